@@ -23,7 +23,7 @@ from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.steps import StepOutput
 from ...models.device import choose_device, choose_dtype
 from ...models.hosted.any_stage import AnyStage, load_any_stage
-from ...models.hosted.hosted_model import INT8
+from ...models.layers.int8_linear import NONE
 from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
@@ -33,7 +33,7 @@ from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, HintSource, build_step, next_batch, take_hints
 from .chain_length import ChainLength
 from .expansion import Expansion
-from .options import FULL, MAX_TOKENS, SEQUOIA, ModelOptions
+from .options import AUTO_WEIGHTS, FULL, MAX_TOKENS, SEQUOIA, ModelOptions
 from .prefix_cache import PrefixCache
 from .sequoia import SequoiaShapes
 from .stopping import DraftCosts
@@ -76,12 +76,11 @@ def load_model_drafter(
             max_requests=options.prefill_chunk,
             graphs=_graphs(info, options),
             compile=options.compile,
-            quantization=INT8 if options.weights == INT8 else "none",
+            quantization=NONE if options.weights == AUTO_WEIGHTS else options.weights,
             output=chosen.output,
         ),
         dtype=choose_dtype(options.dtype, device, info.dtype),
         device=device,
-        weights=options.weights,
         with_trees=options.tree != "chain" or chosen.name == SLRS,
     )
     return ModelDrafter(stage, info, name, options, vocabulary=chosen.vocabulary)

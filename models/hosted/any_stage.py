@@ -12,7 +12,6 @@ from ..load.model_info import ModelInfo
 from ..load.partition import LayerSpan
 from ..stage.options import StageOptions
 from ..stage.stage import load_stage
-from .hosted_model import AUTO, INT8, require_torchao
 from .hosted_stage import load_hosted_stage
 
 
@@ -26,24 +25,22 @@ class AnyStage(Protocol):
 
 def load_any_stage(  # noqa: PLR0913 - one parameter a setting
     info: ModelInfo, num_blocks: int, block_size: int, options: StageOptions, *,
-    dtype: str, device: str, weights: str = AUTO, with_trees: bool = False,
+    dtype: str, device: str, with_trees: bool = False,
 ) -> AnyStage:  # fmt: skip
     """Load a model.
 
-    weights     auto: in `dtype`; int8, or int4 by torchao: those of linear layers are rounded
     with_trees  whether steps will have trees
-    options     of a `Stage`; of a `HostedStage` its output vocabulary alone
+    options     of a `Stage`; of a `HostedStage` its output vocabulary and quantization alone
 
     Raises `CheckpointError`, or `ConfigError` naming the setting.
     """
-    if weights not in (AUTO, INT8):
-        require_torchao()
-    elif info.model_type in SUPPORTED:
+    if info.model_type in SUPPORTED:
         span = LayerSpan(0, info.num_layers, info.num_layers)
         return load_stage(
             info.path, span, num_blocks, block_size, dtype=dtype, device=device, options=options
         )
     return load_hosted_stage(
         info.path, num_blocks, block_size,
-        dtype=dtype, device=device, weights=weights, output=options.output, with_trees=with_trees,
+        dtype=dtype, device=device, quantization=options.quantization, output=options.output,
+        with_trees=with_trees,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from ...core.errors import CheckpointError
 from ...core.steps import StepInput, StepOutput, TreeRows
 from ...core.tree.kernels import unpack
 from ..attention.step_attention import PagedKv
+from ..layers.int8_linear import NONE
 from ..sampling import choose_sampler
 from ..stage.output_vocabulary import LogitsMap, OutputVocabulary
 from ..stage.pending_output import launch_answer, wanted_rows
@@ -31,18 +32,18 @@ from .self_check import check_pieces, check_trees
 
 def load_hosted_stage(  # noqa: PLR0913 - one parameter a setting
     model: str | Path, num_blocks: int, block_size: int, *,
-    dtype: str = "float32", device: str = "cpu", weights: str = "auto",
+    dtype: str = "float32", device: str = "cpu", quantization: str = NONE,
     output: OutputVocabulary | None = None, with_trees: bool = False,
 ) -> HostedStage:  # fmt: skip
     """Load a Hugging Face folder or hub id of any causal language model.
 
-    weights     auto: in `dtype`; int8 or int4: those of linear layers are rounded
-    with_trees  whether steps will have trees
+    quantization  none; int8 or int4: weights of linear layers are rounded
+    with_trees    whether steps will have trees
 
     Raises `CheckpointError` for a folder that cannot be used, and for a model whose passes over
-    pieces of a text, or over trees, are not those over the text; `ConfigError` for `weights`.
+    pieces of a text, or over trees, are not those over the text; `ConfigError` for settings.
     """
-    whole = load_hosted_model(model, dtype, device, weights)
+    whole = load_hosted_model(model, dtype, device, quantization)
     stage = HostedStage(whole, num_blocks, block_size, output)
     try:
         check_pieces(stage, block_size)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
+from .int4_linear import Int4Linear, fits_int4
 
-QUANTIZATIONS = ("none", "int8")
+NONE, INT8, INT4 = QUANTIZATIONS = ("none", "int8", "int4")
 LARGEST = 127
 
 
@@ -38,11 +39,13 @@ class Int8Linear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
-def check_quantization(quantization: str) -> None:
-    """Raise `ConfigError` (`quantization`) for an unknown quantization."""
+def check_quantization(quantization: str, device: str) -> None:
+    """Raise `ConfigError` (`quantization`) for one that is unknown, or not had on this device."""
     if quantization not in QUANTIZATIONS:
         known = " or ".join(QUANTIZATIONS)
         raise ConfigError("quantization", f"must be {known}, not {quantization!r}")
+    if quantization == INT4 and torch.device(device).type != "cpu":
+        raise ConfigError("quantization", f"int4 is for CPUs, and the device is {device}: use int8")
 
 
 def is_quantized(model: nn.Module, name: str) -> bool:
@@ -54,7 +57,18 @@ def is_quantized(model: nn.Module, name: str) -> bool:
     )
 
 
-def put_quantized(model: nn.Module, name: str, weight: Tensor) -> None:
-    """Replace the layer of which `name` is the weight."""
+def put_quantized(model: nn.Module, name: str, weight: Tensor, quantization: str) -> bool:
+    """Replace the layer of which `name` is the weight, unless it must stay as it is."""
+    rounded = rounded_layer(weight, quantization)
+    if rounded is None:
+        return False
     parent, _, child = name.removesuffix(".weight").rpartition(".")
-    setattr(model.get_submodule(parent), child, Int8Linear(weight))
+    setattr(model.get_submodule(parent), child, rounded)
+    return True
+
+
+def rounded_layer(weight: Tensor, quantization: str) -> nn.Module | None:
+    """A layer of a rounded weight, without a bias; None: there is no product for its shape."""
+    if quantization == INT8:
+        return Int8Linear(weight)
+    return Int4Linear(weight) if fits_int4(weight) else None

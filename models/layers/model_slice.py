@@ -25,7 +25,7 @@ from ..load.partition import LayerSpan
 from ..load.quantized.quantized_files import open_weights
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import can_be_fused, make_fused
-from .int8_linear import check_quantization, is_quantized, put_quantized
+from .int8_linear import NONE, check_quantization, is_quantized, put_quantized
 
 # Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
 # may scale or add something between the parts, which calling the layers alone would lose.
@@ -36,13 +36,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_tensors(
     model: PreTrainedModel, span: LayerSpan, files: WeightFiles,
-    dtype: torch.dtype, device: torch.device, *, int8: bool = False,
+    dtype: torch.dtype, device: torch.device, *, quantization: str = NONE,
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device.
 
     Tensor by tensor: the host never holds more than one beside what `device` holds, and of a
-    quantised checkpoint `device` holds the parts of one weight beside. With `int8` the linear
-    layers within the decoder layers become `Int8Linear`.
+    quantised checkpoint `device` holds the parts of one weight beside. With a `quantization` the
+    linear layers within the decoder layers become `Int8Linear` or, where they fit, `Int4Linear`.
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
     """
@@ -56,9 +56,8 @@ def load_tensors(
     for name, tensor in files.read(sorted(set(source_of.values()))):
         _check_tensor(name, tensor, parameters[name], files)
         placed = tensor.to(device, dtype)
-        if int8 and is_quantized(model, name):
-            put_quantized(model, name, placed)
-        else:
+        is_rounded = quantization != NONE and is_quantized(model, name)
+        if not (is_rounded and put_quantized(model, name, placed, quantization)):
             loaded[name] = nn.Parameter(placed, requires_grad=False)
     for name, source in source_of.items():
         if source not in loaded:
@@ -137,7 +136,7 @@ def load_slice(
 
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
-    check_quantization(quantization)
+    check_quantization(quantization, device)
     if dtype not in DTYPES:
         raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = resolve_model_path(model)
@@ -150,9 +149,7 @@ def load_slice(
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
-    load_tensors(
-        whole, span, files, DTYPES[dtype], torch.device(device), int8=quantization == "int8"
-    )
+    load_tensors(whole, span, files, DTYPES[dtype], torch.device(device), quantization=quantization)
     return cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
 
 

@@ -24,6 +24,7 @@ CONFIG = EngineConfig(
     drafters=[DrafterConfig(kind="model", model="demo-drafter", transport="grpc", servers=2)],
     node_budget="full",
     multi_step_ms=0,
+    draft_deadline_ms=200,
 )
 
 
@@ -64,7 +65,7 @@ def slowed(pid: int) -> Iterator[None]:
         thread.join()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine() -> Iterator[Engine]:
     with Engine(CONFIG) as engine:
         yield engine
@@ -75,11 +76,31 @@ def num_moved(engine: Engine) -> int:
     return engine.stats().drafters[0].moved
 
 
+def accepted(outputs: list[RequestOutput]) -> int:
+    return sum(output.metrics.num_accepted_tokens for output in outputs)
+
+
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.002)
+
+
+def generate_beside(
+    engine: Engine, disturbance: contextlib.AbstractContextManager[None]
+) -> tuple[list[RequestOutput], int]:
+    """Answers of all prompts, and how many requests moved while one server was disturbed."""
+    outputs: list[RequestOutput] = []
+    before, steps = num_moved(engine), engine.stats().num_steps
+    thread = threading.Thread(target=lambda: outputs.extend(engine.generate(PROMPTS, PARAMS)))
+    thread.start()
+    until(lambda: engine.stats().num_steps > steps + 10, "decoding does not go on")
+    with disturbance:
+        until(lambda: num_moved(engine) > before or not thread.is_alive(), "no step ends")
+        thread.join(120)
+    assert not thread.is_alive(), "a request is lost"
+    return outputs, num_moved(engine) - before
 
 
 @pytest.mark.net
@@ -89,22 +110,14 @@ def test_texts_stay_as_they_are_and_requests_move(
     engine: Engine, disturbed: Callable[[int], contextlib.AbstractContextManager[None]]
 ) -> None:
     plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
-    until(lambda: len(drafter_pids()) == 2, "a server does not come back")
-    # Both have requests then.
     until(lambda: accepted(engine.generate(PROMPTS, PARAMS)) > 0, "nothing is drafted")
-    outputs: list[RequestOutput] = []
-    before, steps = num_moved(engine), engine.stats().num_steps
-    thread = threading.Thread(target=lambda: outputs.extend(engine.generate(PROMPTS, PARAMS)))
-    thread.start()
-    until(lambda: engine.stats().num_steps > steps + 10, "decoding does not go on")
-    with disturbed(drafter_pids()[0]):
-        until(lambda: num_moved(engine) > before or not thread.is_alive(), "nothing moves")
-        assert num_moved(engine) > before, "the streams ended first"
-        thread.join(120)
-    assert not thread.is_alive(), "a request is lost"
-    assert [one.token_ids for one in outputs] == [one.token_ids for one in plain]
-    assert accepted(outputs) > 0
-
-
-def accepted(outputs: list[RequestOutput]) -> int:
-    return sum(output.metrics.num_accepted_tokens for output in outputs)
+    # On a busy machine all requests may be with one server: then it is the other one's turn.
+    for turn in range(8):
+        until(lambda: len(drafter_pids()) == 2, "a server does not come back")
+        pid = drafter_pids()[turn % 2]
+        outputs, moved = generate_beside(engine, disturbed(pid))
+        assert [one.token_ids for one in outputs] == [one.token_ids for one in plain]
+        if moved:
+            break
+    assert moved
+    until(lambda: accepted(engine.generate(PROMPTS, PARAMS)) > 0, "nothing is drafted any more")

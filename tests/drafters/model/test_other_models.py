@@ -14,8 +14,7 @@ from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.core.sampling.noise import gumbel
 from draftline.drafters.model.drafter import ModelDrafter, load_model_drafter
 from draftline.drafters.model.options import ModelOptions
-from draftline.models.hosted import hosted_model
-from support.tools.tiny_models import save_tiny_model
+from draftline.models.layers.int8_linear import check_quantization
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -170,12 +169,13 @@ def test_what_keeps_other_states_is_refused(tmp_path: Path) -> None:
         drafter_of(saved(config, tmp_path))
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "phi"])
-def test_weights_of_8_bits_draft_about_the_same(kind: str, tmp_path: Path) -> None:
+def test_rounded_weights_draft_about_the_same(kind: str, weights: str, tmp_path: Path) -> None:
     folder = "demo-drafter" if kind == "llama" else saved(CONFIGS[kind](), tmp_path)
     text = [(3 * k) % VOCAB for k in range(12)]
     plain, rounded = (
-        proposed(drafter_of(folder, weights=weights), "r", text) for weights in ("auto", "int8")
+        proposed(drafter_of(folder, weights=one), "r", text) for one in ("auto", weights)
     )
     assert len(rounded.tokens) == 4
     assert rounded.tokens[0] == plain.tokens[0]
@@ -183,10 +183,8 @@ def test_weights_of_8_bits_draft_about_the_same(kind: str, tmp_path: Path) -> No
     assert rounded.log_probs[0] != plain.log_probs[0]
 
 
-def test_4_bits_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save_tiny_model("llama", tmp_path)
-    monkeypatch.setattr(hosted_model, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"weights.*draftline\[quantized\]"):
-        drafter_of(folder, weights="int4")
+def test_what_cannot_be_rounded_so_is_named() -> None:
     with pytest.raises(ConfigError, match="weights"):
         ModelOptions(weights="int2")
+    with pytest.raises(ConfigError, match="int4 is for CPUs"):
+        check_quantization("int4", "cuda")

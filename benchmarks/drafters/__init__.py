@@ -1,0 +1,4 @@
+"""Small models as drafters, by themselves.
+
+Start with `weights.py`.
+"""

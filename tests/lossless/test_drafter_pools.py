@@ -1,0 +1,40 @@
+"""Small models with several servers, prefix caches, rounded weights: texts stay the target's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.request.sampling_params import RequestOptions
+
+# Long enough to share blocks, and alike up to the last line.
+SHARED = "import os\nimport sys\n\n\ndef read_lines(path, limit=100):\n    lines = []\n" * 3
+PROMPTS = [SHARED + end for end in ("    for", "    with", "    return", "    while")]
+POOL: dict[str, Any] = {"transport": "grpc", "servers": 2}
+ROUNDED: dict[str, Any] = {"weights": "int4", "tree": "dynamic"}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [POOL, ROUNDED], ids=["pool", "int4"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_plain_decoding(options: dict[str, Any], temperature: float) -> None:
+    drafter = DrafterConfig(kind="model", model="demo-drafter", **options)
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
+    config = EngineConfig(
+        model="demo", node_budget="full", draft_deadline_ms=5000, drafters=(drafter,)
+    )
+    with Engine(config) as engine:
+        plain = engine.generate(PROMPTS, params, options=RequestOptions(speculative=False))
+        alone = [engine.generate([prompt], params)[0] for prompt in PROMPTS]
+        together = engine.generate(PROMPTS, params)
+        # What a server tells of itself comes with its first answer and then every 32nd.
+        for _ in range(3):
+            engine.generate(PROMPTS, params)
+        [stats] = engine.stats().drafters
+    expected = [output.token_ids for output in plain]
+    assert [output.token_ids for output in alone] == expected
+    assert [output.token_ids for output in together] == expected
+    assert sum(output.metrics.num_accepted_tokens for output in together) > 0
+    assert stats.errors == 0
+    assert stats.prefix.hits > 0
