@@ -78,7 +78,7 @@ def with_suite(
 
 def _chosen(settings: Sequence[Setting], names: str) -> tuple[Setting, ...]:
     """The target alone and the settings of these names. Raises `ConfigError` for others."""
-    wanted = [name.strip() for name in names.split(",")]
+    wanted = [name.strip() for name in names.split(";")]
     known = [setting.name for setting in settings]
     for name in wanted:
         if name not in known:
