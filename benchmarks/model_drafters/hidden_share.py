@@ -109,8 +109,13 @@ async def run(
 
     drafter = DrafterConfig(kind="model", model="demo-drafter", num_tokens=4)
     config = EngineConfig(
-        model="demo", drafters=(drafter,), node_budget="full", trace_steps=trace
-    )  # fmt: skip
+        model="demo",
+        drafters=(drafter,),
+        node_budget="full",
+        trace_steps=trace,
+        # As many times as the profile runs slower here.
+        step_timeout_s=30 * slowdown,
+    )
     engine = AsyncEngine(simulation.config(config), pipelines=simulation.pipelines, links=links)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=case.temperature, seed=1, ignore_eos=True

@@ -159,12 +159,8 @@ def _cascade(recipe: _Recipe) -> Drafter:
         field = f"drafters[{index}]"
         if guesses[index] and config.kind != "model":
             raise ConfigError("vertical", f"{field} is no model, which alone checks guesses")
-        try:
-            most = max(lengths[index], guesses[index - 1] if index else 0)
-            told = with_lengths(config, most, options.distribution_size)
-            drafter = build_drafter(told, recipe.engine)
-        except ConfigError as error:
-            raise ConfigError(f"{field}.{error.field}", error.message) from error
+        most = max(lengths[index], guesses[index - 1] if index else 0)
+        drafter = _member(with_lengths(config, most, options.distribution_size), field, recipe)
         is_model = isinstance(drafter, ModelDrafter)
         if is_model and (index or guesses[index]) and not drafter.has_target_tokens:
             raise ConfigError(
@@ -176,6 +172,14 @@ def _cascade(recipe: _Recipe) -> Drafter:
         if count and isinstance(drafter, ModelDrafter):
             drafter.helper = Helper(guesser, count)
     return CascadeDrafter(recipe.name, drafters, lengths)
+
+
+def _member(config: DrafterConfig, field: str, recipe: _Recipe) -> Drafter:
+    """A drafter of a cascade. Raises `ConfigError` naming it, `CheckpointError`."""
+    try:
+        return build_drafter(config, recipe.engine)
+    except ConfigError as error:
+        raise ConfigError(f"{field}.{error.field}", error.message) from error
 
 
 def _head_options() -> type:

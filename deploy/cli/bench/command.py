@@ -70,6 +70,8 @@ def bench(
     for field, suite in (("profile", "spectra"), ("heads", "heads")):
         if getattr(job, field) is not None and job.suite != suite:
             raise ConfigError(field, f"belongs to a suite: --suite {suite}")
+    if job.suite_rows is not None and job.suite is None:
+        raise ConfigError("suite-rows", "belongs to a suite: give --suite")
     if job.suite is not None:
         job, settings = with_suite(job, settings, console.print)
     sys.exit(run_bench(job, settings, console))

@@ -104,6 +104,13 @@ class BenchJob:
             "otherwise"
         ),
     ] = None
+    suite_rows: Annotated[
+        str | None,
+        Field(
+            description="of a suite: the rows to run, by their names parted by semicolons "
+            "(default: all); fewer engines are in memory then"
+        ),
+    ] = None
     heads: Annotated[
         str | None,
         Field(

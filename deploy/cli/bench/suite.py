@@ -12,7 +12,7 @@ model-drafters  small models: of the target's tokenizer and others, together, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,8 +70,20 @@ def with_suite(
         raise ConfigError("one-engine", "profiles other than draftline need engines of their own")
     if suite.left_out:
         tell(f"left out, for want of a store: {', '.join(suite.left_out)}")
+    if job.suite_rows is not None:
+        suite = replace(suite, settings=_chosen(suite.settings, job.suite_rows))
     suite_settings = engine_settings | dict(settings) | {"drafters": suite.drafters}
     return replace(job, rows=suite.settings), suite_settings
+
+
+def _chosen(settings: Sequence[Setting], names: str) -> tuple[Setting, ...]:
+    """The target alone and the settings of these names. Raises `ConfigError` for others."""
+    wanted = [name.strip() for name in names.split(";")]
+    known = [setting.name for setting in settings]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError("suite-rows", f"no row {name!r}; there are: {'; '.join(known)}")
+    return tuple(one for one in settings if one.name in {TARGET_ONLY, *wanted})
 
 
 def heads_suite(heads: str, store: str | None, *, is_bundled: bool) -> Suite:

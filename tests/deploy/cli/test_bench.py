@@ -193,6 +193,7 @@ def test_a_trace_of_chats_is_asked_as_it_was(tmp_path: Path) -> None:
         (["--dataset", "gsm8k"], "dataset: needs the dataset's file"),
         (["--profile", "paper"], "profile: belongs to a suite"),
         (["--heads", "a=b"], "heads: belongs to a suite: --suite heads"),
+        (["--suite-rows", "a"], "suite-rows: belongs to a suite"),
         (["--cost-profile", "h100"], "cost-profile: cannot read h100"),
         (["--cost-profile", "8b-h100", "--one-engine"], "cost-profile: needs engines of its own"),
         (["--dataset-times"], "dataset-times: the prompts tell no times"),
@@ -254,6 +255,16 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
     speeds = {name: one["output_throughput"] for name, one in content["settings"].items()}
     # A token takes 6.3 ms there.
     assert not profile or speeds["target"] < 160
+
+
+def test_rows_of_a_suite_are_chosen_by_name() -> None:
+    arguments = ["bench", "demo", "--suite", "model-drafters", "--num-prompts", "1"]
+    arguments += ["--max-tokens", "4", "--rounds", "1", "--no-warm-up", "--suite-rows"]
+    result = runner.invoke(cli.app, [*arguments, "cascade, vertical; same chain"])
+    assert result.exit_code == 0, result.output
+    assert "rounds of: target, same chain, cascade, vertical\n" in result.output
+    result = runner.invoke(cli.app, [*arguments, "cascade"])
+    assert "suite-rows: no row 'cascade'; there are: target; same chain" in str(result.exception)
 
 
 @pytest.mark.timeout(300)
