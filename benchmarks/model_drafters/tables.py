@@ -37,7 +37,7 @@ SUITE = "models"
 def tables(folder: Path) -> str:
     """tau; acceptance by depth; expected and measured acceptance; speeds; hidden shares."""
     real = read_columns(folder, suite=SUITE)
-    parts = [table("tau", real, tau_cell)]
+    parts = [table("tau", real, tau_cell)] if real else []
     parts += [depth_table(name, content) for name, content in real.items()]
     expected = folder / "models-acceptance.json"
     if expected.exists():
@@ -50,7 +50,7 @@ def tables(folder: Path) -> str:
     hidden = folder / "hidden_share.json"
     if hidden.exists():
         parts.append(_hidden(json.loads(hidden.read_text("utf-8"))))
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 def _acceptance(content: Mapping[str, Any], real: Columns) -> str:
