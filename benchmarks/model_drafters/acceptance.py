@@ -126,7 +126,7 @@ def said(num_prompts: int, max_tokens: int, temperature: float) -> Iterator[tupl
     with Engine(EngineConfig(model="demo", drafters=())) as engine:
         for prompt in held_out_prompts(num_prompts):
             [output] = engine.generate([prompt.text], params)
-            yield [*output.prompt_ids, *output.token_ids], len(output.prompt_ids)
+            yield [*output.prompt_token_ids, *output.token_ids], len(output.prompt_token_ids)
 
 
 def expected(

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.engine.trace_file import read_trace
-from ...cluster.links.link import DrafterLink
+from ...cluster.links.pool import AnyLink
 from ...core.arrays import Span
 from ...core.request.sampling_params import SamplingParams
 from ...core.step.trace import StepRecord
@@ -99,7 +99,7 @@ async def run(
     simulation = Simulation(profile(slowdown))
     apart: list[ApartLink] = []
 
-    def links(given: Sequence[DrafterLink]) -> list[DrafterLink]:
+    def links(given: Sequence[AnyLink]) -> list[AnyLink]:
         apart[:] = [
             ApartLink(link, "model", simulation.profile, drafts_ahead=case.is_ahead)
             for link in given
