@@ -331,7 +331,6 @@ async def test_a_server_that_stops_gives_its_requests_to_the_other_one_first() -
             assert proposal.tokens.tolist() == session.expected(4)
         await asyncio.sleep(0.01)
     assert [len(drafter.texts) for drafter in drafters] == [0, 4]
-    stats = hub.stats()[0]
-    assert (stats.moved, stats.errors) == (2, 0)
+    assert hub.stats()[0].moved == 2
     await hub.stop()
     await servers[1].stop()
