@@ -223,8 +223,14 @@ class PooledChannel:
         )
 
     def progressed(self) -> None:
-        """Something happened at a server; requests of one that is lost do not wait for a step."""
-        self._tend()
+        """Something happened at a server; requests of one that is lost do not wait for a step.
+
+        Those of one that drains do: what it has just answered is taken first.
+        """
+        well = self._well(self._clock())
+        for member in self._members.values():
+            if well and member.texts and not member.channel.is_up:
+                self._move_all(member, well)
 
     def _own(self, member: Member, queries: Sequence[Query]) -> list[Query]:
         return [query for query in queries if query.request_id in member.texts]

@@ -20,6 +20,8 @@ from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
+from draftline.cluster.links.link import DrafterLink
+from draftline.cluster.links.pool import DrafterPool
 from draftline.cluster.links.tls_files import TlsFiles
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest, Query
@@ -305,3 +307,30 @@ async def test_kill_9_in_the_middle_stops_proposals_until_the_server_is_back(sta
     process.terminate()
     out, err = await process.communicate()
     assert (process.returncode, out, err) == (0, b"", b"")
+
+
+async def test_a_server_that_stops_gives_its_requests_to_the_other_one_first() -> None:
+    drafters = [CountingDrafter("far") for _ in range(2)]
+    servers = [DrafterServer(drafter) for drafter in drafters]
+    links: dict[str, DrafterLink] = {
+        str(number): GrpcLink("far", f"127.0.0.1:{await server.start()}")
+        for number, server in enumerate(servers)
+    }
+    hub = DrafterHub([DrafterPool("far", 256, True, links)], LIMITS, budget_s=5.0)
+    await hub.start()
+    sessions = [HubSession(hub, f"r{number}") for number in range(4)]
+    for session in sessions:
+        (proposal,) = await session.step(1)
+        assert proposal.tokens.tolist() == session.expected(4)
+    assert [server.num_open for server in servers] == [2, 2]
+    stopping = asyncio.ensure_future(servers[0].stop(60.0))
+    while not stopping.done():
+        # No step is without drafts.
+        for session in sessions:
+            (proposal,) = await session.step(1)
+            assert proposal.tokens.tolist() == session.expected(4)
+        await asyncio.sleep(0.01)
+    assert [len(drafter.texts) for drafter in drafters] == [0, 4]
+    assert hub.stats()[0].moved == 2
+    await hub.stop()
+    await servers[1].stop()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.pooled_channel import FIND_PERIOD_S, SILENCE_S
 from draftline.cluster.links.link import DrafterLink
 from draftline.cluster.links.pool import DrafterPool
+from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftCost
 from support.fakes.fake_drafters import CountingDrafter
 from support.fakes.fake_link import FakeClock, FakeLink
@@ -278,3 +281,24 @@ async def test_the_cost_of_a_pool_is_that_of_servers_side_by_side() -> None:
             scene.answer(after_s=0.01)
         costs.append(scene.hub.costs()["far"])
     assert 0 < costs[1].seconds(4) <= costs[0].seconds(4) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"address": []}, "address"),
+        ({"address": ["a:1", "a:1"]}, "address"),
+        ({"address": ["a:1", "b:1"], "servers": 2}, "servers"),
+        ({"transport": "inproc", "servers": 2}, "servers"),
+    ],
+)
+def test_settings_that_name_no_pool_are_refused(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}:"):
+        DrafterConfig(**{"kind": "suffix", "transport": "grpc", **given})
+
+
+def test_addresses_may_be_several() -> None:
+    config = DrafterConfig(kind="suffix", transport="grpc", address=["a:1", "b:1"])
+    assert config.addresses == ("a:1", "b:1")
+    assert DrafterConfig(kind="suffix", transport="grpc", address="a:1").addresses == ("a:1",)
+    assert not config.is_spawned
