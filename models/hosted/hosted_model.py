@@ -26,7 +26,7 @@ def load_hosted_model(model: str | Path, dtype: str, device: str, quantization: 
         raise CheckpointError(f"{folder}: {config.model_type!r} has an encoder; it cannot draft")
     try:
         # Eager attention takes any mask; code of the checkpoint's own is never run.
-        whole = AutoModelForCausalLM.from_pretrained(
+        whole: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation="eager", local_files_only=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -38,7 +38,7 @@ class Int4Linear(nn.Module):
         least = groups.amin(dim=-1)
         steps = (groups.amax(dim=-1) - least).clamp(min=torch.finfo(torch.float32).tiny) / STEPS
         numbers = ((groups - least[..., None]) / steps[..., None]).round().clamp(0, STEPS)
-        packed = torch._convert_weight_to_int4pack_for_cpu(  # noqa: SLF001 - no public name yet
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(  # noqa: SLF001 - no public name yet
             numbers.to(torch.int32).reshape(outputs, inputs), 1
         )
         scales = torch.stack([steps, least + MIDDLE * steps], dim=-1).transpose(0, 1)
@@ -51,7 +51,7 @@ class Int4Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., inputs] -> [..., outputs]."""
         rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
-        out = torch._weight_int4pack_mm_for_cpu(  # noqa: SLF001 - no public name yet
+        out = torch.ops.aten._weight_int4pack_mm_for_cpu(  # noqa: SLF001 - no public name yet
             rows, self.packed, GROUP_SIZE, self.scales
         )
         out = out.to(x.dtype).view(*x.shape[:-1], -1)
