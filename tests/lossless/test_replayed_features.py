@@ -35,6 +35,8 @@ def engine_of(*drafters: DrafterConfig, **settings: Any) -> Engine:
         drafters=drafters,
         node_budget="full",
         prefill_share=1.0,
+        # However busy the machine is.
+        draft_deadline_ms=60_000,
         step_timeout_s=600,
         **settings,
     )
@@ -52,7 +54,7 @@ def token_ids(outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
 
 @contextmanager
 def drafts_noted(monkeypatch: pytest.MonkeyPatch, num_failures: int = 0) -> Iterator[Drafts]:
-    """All that heads draft; the first few times after 12 messages they raise instead."""
+    """All that heads draft; the first few times after 4 messages they raise instead."""
     drafts: Drafts = {}
     propose, calls = HeadDrafter.propose, []
 
@@ -60,7 +62,7 @@ def drafts_noted(monkeypatch: pytest.MonkeyPatch, num_failures: int = 0) -> Iter
         self: HeadDrafter, queries: Sequence[Query], deadline: float | None = None
     ) -> list[Proposal]:
         calls.append(1)
-        if 12 < len(calls) <= 12 + num_failures:
+        if 4 < len(calls) <= 4 + num_failures:
             raise ValueError("it forgets all texts")
         proposals = propose(self, queries, deadline)
         for query, proposal in zip(queries, proposals, strict=True):
@@ -97,7 +99,7 @@ def test_drafts_behind_a_shared_prefix_are_those_without_one(
     assert min(output.metrics.cached_tokens for output in hit) > 0
     share = share_alike(again, first)
     # But for the first step of each text, in which the prefix is computed again.
-    assert share > 0.8 if replays else share < 0.2
+    assert share > 0.8 if replays else share < 0.5
 
 
 @pytest.mark.parametrize("replays", [True, False])
@@ -116,7 +118,7 @@ def test_drafts_of_a_head_that_was_started_anew_are_those_of_one_that_was_not(
         drafted.append(drafts)
     behind = {text: own for text, own in drafted[1].items() if is_late(text, drafted[1])}
     share = share_alike(behind, drafted[0])
-    assert share > 0.8 if replays else share < 0.2
+    assert share > 0.8 if replays else share < 0.5
 
 
 def is_late(text: tuple[int, ...], drafts: Drafts) -> bool:
