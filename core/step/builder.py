@@ -54,15 +54,13 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     `edits`: `edits_for` of each part; none at all where nobody's logits are changed.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
-    the requests' last commits left. Replays stand behind all other chunks.
+    the requests' last commits left.
     """
     states = [*trees.states, *(chunk.state for chunk in chunks)]
-    num_own = len(states) - sum(chunk.replay is not None for chunk in chunks)
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
-    own_tables = [state.block_table() for state in trees.states]
-    tables = block_tables(own_tables + [chunk.block_table for chunk in chunks])
+    tables = _tables(trees, chunks)
     layout = lay_out(
         trees.trees.nodes,
         trees.trees.node_ends,
@@ -77,7 +75,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     starts_of_chunks = starts[len(trees) : -1]
     return StepInput(
         step_id=step_id,
-        moves=_take_moves(states[:num_own]),
+        moves=_take_moves(trees, chunks),
         token_ids=token_ids,
         positions=positions,
         slots=slots,
@@ -97,19 +95,24 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         num_top=max(num or 0 for state in states for num in state.num_tops),
         num_decode_steps=num_decode_steps,
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
-        request_keys=_request_keys(trees, chunks),
-        feature_requests=_wanting_features([*trees.states, *chunks]),
+        # Numbers of arrival.
+        request_keys=_keys(trees, chunks),
+        feature_requests=_places_of_features(trees, chunks),
     )
 
 
-def _wanting_features(parts: Sequence[RequestState | PromptChunk]) -> tuple[int, ...]:
-    """Their places."""
-    return tuple(place for place, part in enumerate(parts) if part.wants_features)
+def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
+    tables = [state.block_table() for state in trees.states]
+    return block_tables([*tables, *(chunk.block_table for chunk in chunks)])
 
 
-def _request_keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    """Numbers of arrival."""
-    return *(state.order[1] for state in trees.states), *(chunk.key for chunk in chunks)
+def _keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
+    return (*(state.order[1] for state in trees.states), *(chunk.key for chunk in chunks))
+
+
+def _places_of_features(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
+    parts = enumerate((*trees.states, *chunks))
+    return tuple(place for place, part in parts if part.wants_features)
 
 
 def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification | None:
@@ -217,7 +220,10 @@ def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
     )
 
 
-def _take_moves(states: Sequence[RequestState]) -> Int32:
+def _take_moves(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
+    # Beside a replay stands its request's tree.
+    own = (chunk.state for chunk in chunks if chunk.replay is None)
+    states = (*trees.states, *own)
     moving = [state for state in states if state.moves is not NO_MOVES]
     if not moving:
         return NO_MOVES

@@ -176,6 +176,9 @@ class LastStageHead:
         """The trees of texts that are drafted for, by place."""
         wanted = dict(zip(task.places, task.max_nodes, strict=True))
         drafted = [text for text in texts if wanted[text.place]]
+        # A step may hold nothing but parts of prompts that go on.
+        if not drafted:
+            return {}
         trees = {}
         ways = _distributions(step, [text.place for text in drafted])
         for text, distribution in zip(drafted, ways, strict=True):

@@ -171,9 +171,11 @@ def test_a_head_that_is_late_changes_no_token() -> None:
     check_equal((REMOTE,), draft_deadline_ms=0.1)
 
 
-def test_with_little_kv_and_short_chunks() -> None:
+def test_with_little_kv_and_short_chunks(caplog: pytest.LogCaptureFixture) -> None:
     """Requests are preempted, and their prompts are computed again, in pieces."""
-    check_equal((HEAD,), kv_cache_tokens=512, max_num_batched_tokens=48, max_num_seqs=3)
+    outputs = check_equal((HEAD,), kv_cache_tokens=512, max_num_batched_tokens=48, max_num_seqs=3)
+    assert accepted_of(outputs, "head")
+    assert "event=head_failed" not in caplog.text
 
 
 def test_a_prefix_that_is_shared_has_no_states() -> None:
