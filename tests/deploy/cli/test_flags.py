@@ -36,7 +36,11 @@ GROUPS = {"serve": (ENGINE, SERVER), "bench": (BENCH, ENGINE), "lossless": (LOSS
 # What a command asks for beside the flag under test.
 NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["--base-url", "http://h"]}
 # Flags that are refused without another.
-BESIDE = {"profile": ["--suite", "spectra"], "heads": ["--suite", "heads"]}
+BESIDE = {
+    "profile": ["--suite", "spectra"],
+    "heads": ["--suite", "heads"],
+    "suite_rows": ["--suite", "model-drafters"],
+}
 # Texts of flags whose form is checked at once.
 FORMS = {"--heads": "name=folder"}
 # More than one flag can hold, or the command's argument.
