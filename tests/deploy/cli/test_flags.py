@@ -42,7 +42,7 @@ BESIDE = {
     "suite_rows": ["--suite", "model-drafters"],
 }
 # Texts of flags whose form is checked at once.
-FORMS = {"--heads": "name=folder"}
+FORMS = {"--heads": "name=folder", "--suite-rows": "TLI chain"}
 # More than one flag can hold, or the command's argument.
 NO_FLAG = {
     EngineConfig: {"drafters"},
