@@ -175,7 +175,7 @@ COPIES = {"kind": "anpd"}
         ({"drafters": [MODEL], "horizontal": [4]}, "drafters: must be 2 to 4"),
         ({"drafters": [MODEL, {"kind": "spectra"}]}, r"drafters\[1\].kind: of a cascade must be"),
         ({"drafters": [MODEL, COPIES]}, "horizontal: must be a number of tokens for each of 2"),
-        ({"drafters": [MODEL, COPIES], "horizontal": [4, 0]}, "drafter 1 would be asked for noth"),
+        ({"drafters": [MODEL, COPIES], "horizontal": [4, 0]}, "drafter 1 would be asked for"),
         ({"drafters": [MODEL, COPIES], "horizontal": [0, 4]}, "horizontal: must begin"),
         ({"drafters": [MODEL, COPIES], "horizontal": 4}, "horizontal: must be a list"),
         (
