@@ -136,8 +136,8 @@ class WrittenVocabulary:
         return TextDistribution(request.temperature, seed, filters, None, None, num_answered=0)
 
     def declared(self, distribution: DraftDistribution) -> DraftDistribution:
-        """Never asked for: text is no draw of the target's ids."""
-        raise NotImplementedError
+        """Never asked for (`is_declared` is off): text is no draw of the target's ids."""
+        raise AssertionError(f"{len(distribution.ids)} tokens of a text are to be declared")
 
     def foreign(self, token: int) -> int | None:  # noqa: ARG002 - there is none
         """Nothing stands for a token that the target does not have."""
