@@ -315,6 +315,7 @@ class DrafterChannel:
         return DrafterStats(
             name=self.link.name,
             connected=self.is_up,
+            servers=int(self.is_up and not self.is_draining),
             circuit_open=not self.is_up and self._clock() < self._breaker.retry_at,
             messages=self._num_messages,
             proposals=self._arrived.num_used,

@@ -218,6 +218,7 @@ class PooledChannel:
         return replace(
             added(self.link.name, [*now, *self._past]),
             connected=any(one.connected for one in now),
+            servers=len(self._well(self._clock())),
             circuit_open=bool(now) and all(one.circuit_open for one in now),
             moved=self._num_moved,
         )

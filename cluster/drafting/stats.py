@@ -13,6 +13,7 @@ class DrafterStats:
     """Totals since start, for metrics.
 
     connected      whether messages can be sent now
+    servers        that requests may go to now: 0 or 1, or more of a pool
     circuit_open   whether it failed and is not tried again before its delay is over
     left_out       it is a head whose drafts are never right: it is not asked any more
     messages       sent
@@ -36,6 +37,7 @@ class DrafterStats:
 
     name: str
     connected: bool
+    servers: int = 0
     circuit_open: bool
     messages: int
     proposals: int

@@ -37,10 +37,14 @@ def test_texts_are_those_of_plain_decoding(
         ]
         # One at a time, and all at once.
         alone = [engine.generate([prompt], params)[0] for prompt in PROMPTS]
-        together = engine.generate(PROMPTS, params)
+        together = [engine.generate(PROMPTS, params)]
+        # What is there in time depends on the machine; the texts never do.
+        while not engine.stats().drafters[0].ahead_used and len(together) < 40:
+            together.append(engine.generate(PROMPTS, params))
         [stats] = engine.stats().drafters
     expected = [output.token_ids for output in plain]
     assert [output.token_ids for output in alone] == expected
-    assert [output.token_ids for output in together] == expected
+    for outputs in together:
+        assert [output.token_ids for output in outputs] == expected
     assert stats.errors == 0
     assert stats.ahead_used > 0

@@ -85,6 +85,7 @@ async def test_requests_are_shared_out_and_stay_where_their_state_is() -> None:
     opened = [request.request_id for message in sent for request in message.opens]
     assert sorted(opened) == [f"r{number}" for number in range(5)]
     assert scene.hub.stats()[0].moved == 0
+    assert scene.hub.stats()[0].servers == 2
 
 
 async def test_what_ends_leaves_its_server() -> None:
@@ -105,6 +106,7 @@ async def test_a_lost_server_s_requests_are_opened_elsewhere_with_all_their_toke
     await scene.step(3)
     lost.is_reachable = False
     lost.lose()
+    assert scene.hub.stats()[0].servers == 1
     # Before the next step: what their prompts take goes on beside the target's step.
     await asyncio.sleep(0)
     other.answer()

@@ -88,6 +88,7 @@ def test_engine_totals() -> None:
     assert value(found, proposals, outcome="in_time") == 25
     assert value(found, proposals, outcome="late_used") == 5
     assert value(found, proposals, outcome="dropped") == 7
+    assert value(found, "draftline:drafter_servers", source="spectra") == 12
     assert value(found, "draftline:drafter_errors_total", source="spectra") == 3
     assert value(found, "draftline:drafter_up") == 1
     assert value(found, "draftline:drafter_circuit_open") == 0
