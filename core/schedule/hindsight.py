@@ -15,7 +15,7 @@ import numpy as np
 
 from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
-from ..tree.acceptance_table import bin_of, record
+from ..tree.acceptance_table import record
 from ..tree.hazards import edge
 from ..tree.kernels import DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN
 from ..tree.tree import TreeBatch
@@ -208,8 +208,8 @@ def _judge_token(  # noqa: PLR0917 - compiled functions take no options by name
         attribution = pending.attributions[slot, place]
         node = nodes[attribution[NODE]]
         if node[PARENT] == at:
-            node_bin = bin_of(pending.log_probs[slot, place], depth, attribution[RANK])
-            record(counts, attribution[DRAFTER], node_bin, node[TOKEN] == token)
+            log_prob, rank = pending.log_probs[slot, place], attribution[RANK]
+            record(counts, attribution[DRAFTER], log_prob, depth, rank, node[TOKEN] == token)
     values = pending.values[slot]
     right, best = -1, -1
     for index in range(len(nodes)):

@@ -19,6 +19,10 @@ PRIOR_NODES = 8.0
 # Beyond this a bin forgets half, so that it follows a change of the texts.
 MAX_NODES = 128.0
 
+MOST_LIKELY = 0.999
+# Columns of the counts.
+ACCEPTED, JUDGED, TOLD = range(3)
+
 _RANKS = MAX_RANK + 1
 _DEPTHS = len(DEPTH_BINS) + 1
 NUM_BINS = (len(LOG_PROB_BINS) + 2) * _DEPTHS * _RANKS
@@ -41,7 +45,7 @@ class AcceptanceTable:
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self.names: tuple[str, ...] = ()
-        self.counts: Float64 = np.zeros((0, NUM_BINS + 1, 2))
+        self.counts: Float64 = np.zeros((0, NUM_BINS + 1, 3))
 
     def source_id(self, name: str) -> int:
         """The id of a drafter, which is new if it has none."""
@@ -49,20 +53,20 @@ class AcceptanceTable:
         if source_id is None:
             source_id = self._ids[name] = len(self.names)
             self.names = (*self.names, name)
-            self.counts = np.concatenate([self.counts, np.zeros((1, NUM_BINS + 1, 2))])
+            self.counts = np.concatenate([self.counts, np.zeros((1, NUM_BINS + 1, 3))])
         return source_id
 
     def estimate(self, source: str, log_prob: float, depth: int, rank: int) -> float:
         """The probability of such a node, above 0 and below 1."""
         source_id = self.source_id(source)
-        return float(estimate(self.counts, source_id, bin_of(log_prob, depth, rank)))
+        return float(estimate(self.counts, source_id, log_prob, depth, rank))
 
     def record(
         self, source: str, log_prob: float, depth: int, rank: int, *, accepted: bool
     ) -> None:
         """Learn from a node whose parent was accepted."""
         source_id = self.source_id(source)
-        record(self.counts, source_id, bin_of(log_prob, depth, rank), accepted)
+        record(self.counts, source_id, log_prob, depth, rank, accepted)
 
 
 @compiled
@@ -80,20 +84,26 @@ def bin_of(log_prob: float, depth: int, rank: int) -> int:
 
 
 @compiled
-def estimate(counts: Float64, source: int, node_bin: int) -> float:
-    """The mean of a bin, with the drafter's mean as its prior."""
-    total, own = counts[source, NUM_BINS], counts[source, node_bin]
-    # Half of the nodes, before any was seen: an optimist finds out, a pessimist never does.
-    mean = (total[0] + 1.0) / (total[1] + 2.0)
-    return (own[0] + PRIOR_NODES * mean) / (own[1] + PRIOR_NODES)
+def estimate(counts: Float64, source: int, log_prob: float, depth: int, rank: int) -> float:
+    """The node's own probability, corrected by what became of others of its bin."""
+    total, own = counts[source, NUM_BINS], counts[source, bin_of(log_prob, depth, rank)]
+    told = min(np.exp(log_prob), 1.0)
+    # Before any was seen: what the drafter says, and half where it says nothing. An optimist finds
+    # out, a pessimist never does.
+    ratio = (total[ACCEPTED] + 1.0) / (total[TOLD] + (1.0 if log_prob < 0 else 2.0))
+    mean_told = (own[TOLD] + PRIOR_NODES * told) / (own[JUDGED] + PRIOR_NODES)
+    mean = (own[ACCEPTED] + PRIOR_NODES * ratio * mean_told) / (own[JUDGED] + PRIOR_NODES)
+    return min(mean * told / mean_told, MOST_LIKELY)
 
 
 @compiled
-def record(counts: Float64, source: int, node_bin: int, accepted: bool) -> None:
+def record(  # noqa: PLR0917 - compiled functions take no options by name
+    counts: Float64, source: int, log_prob: float, depth: int, rank: int, accepted: bool
+) -> None:
     """Count a node in its bin and in its drafter's total."""
-    for row in (counts[source, node_bin], counts[source, NUM_BINS]):
-        row[0] += accepted
-        row[1] += 1.0
-        if row[1] > MAX_NODES:
-            row[0] /= 2.0
-            row[1] /= 2.0
+    for row in (counts[source, bin_of(log_prob, depth, rank)], counts[source, NUM_BINS]):
+        row[ACCEPTED] += accepted
+        row[JUDGED] += 1.0
+        row[TOLD] += min(np.exp(log_prob), 1.0)
+        if row[JUDGED] > MAX_NODES:
+            row /= 2.0

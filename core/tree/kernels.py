@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt8, UInt64
 from ..compiled import compiled
 from ..steps import WORD_BITS
-from .acceptance_table import bin_of, estimate
+from .acceptance_table import estimate
 
 # Stands for the parent of nodes that had no room.
 CUT = ROOT - 1
@@ -119,7 +119,7 @@ def _value(  # noqa: PLR0917 - compiled functions take no options by name
     """The probability that the target goes through a node, `above` being that of its parent."""
     if not len(counts):
         return 1.0
-    return above * estimate(counts, source, bin_of(log_prob, depth, rank))
+    return above * estimate(counts, source, log_prob, depth, rank)
 
 
 @compiled
