@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.arrays import ROOT, Float32, Float64, Int32
+from ..core.arrays import ROOT, Float32, Float64, Int32, Int64
 from ..core.sampling.noise import gumbel
 
 
@@ -64,6 +64,22 @@ def rank_coupled(
     new_index = np.full(len(tokens) + 1, ROOT, dtype=np.int32)
     new_index[kept] = np.arange(len(kept), dtype=np.int32)
     return tokens[kept], new_index[parents[kept]], given_noise[kept].astype(np.float32)
+
+
+def rank_siblings(
+    log_probs: Float32, ids: Int32, depths: Int32, choice: CoupledChoice, count: int
+) -> tuple[Int64, Float32]:
+    """`rank_coupled` of siblings whose noise is that of other ids, at positions of their own.
+
+    log_probs, ids, depths: [n], as in `coupled_scores`. Returns the places of the `count` most
+    likely ones, best first, and their log-probabilities given the noise.
+    """
+    siblings = np.full(len(ids), ROOT, dtype=np.int32)
+    scores = coupled_scores(log_probs, ids, depths, choice)
+    log_q = np.minimum(log_probs.astype(np.float64), 0.0)
+    given = _share_of_siblings(log_q, scores, siblings)
+    kept = np.argsort(-given, kind="stable")[:count]
+    return kept, given[kept].astype(np.float32)
 
 
 def _share_of_siblings(log_q: Float64, scores: Float64, parents: Int32) -> Float64:

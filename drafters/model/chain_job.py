@@ -19,6 +19,7 @@ from .chain_length import ChainLength
 from .stopping import Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
+from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.strategy import DraftVocabulary
 
 
@@ -37,6 +38,7 @@ class ChainJob:
     distribution_size  tokens of the distributions that are drawn from by `rng` and declared; 0:
                        none is, and the request's own noise chooses
     tree               what is grown from the first draw's most probable tokens, in place of a chain
+    heard              the noise of what draws become in the target's tokens, where they are none
     hints              what the next draws may be, at the end of `pending`: while they are right,
                        one pass makes several draws
     drawn              tokens drawn; all but the last have been fed when nothing is pending but it
@@ -60,6 +62,7 @@ class ChainJob:
     log_probs: list[float] = field(default_factory=list)
     best: list[int] = field(default_factory=list)
     distributions: list[DraftDistribution] = field(default_factory=list)
+    heard: HeardNoise | None = None
     hints: list[int] = field(default_factory=list)
     stopped: bool = False
 
@@ -76,7 +79,9 @@ class ChainJob:
     @property
     def num_top(self) -> int:
         """Number of most probable tokens to look at after the text."""
-        return self.distribution_size if self.tree is None else self.tree.num_top
+        if self.tree is not None:
+            return self.tree.num_top
+        return self.distribution_size if self.heard is None else self.heard.num_looked_at
 
     def feed(self, count: int) -> bool:
         """Note that `count` pending tokens were fed. Returns whether a token is drawn next."""
@@ -118,6 +123,8 @@ class ChainJob:
         entropy = 0.0 if output.entropies is None else float(output.entropies[row])
         if self.distribution_size and self.tree is None:
             self.draw_declared(output, row, entropy)
+        elif self.heard is not None and self.tree is None:
+            self.draw_heard(self.heard, output, row, entropy)
         else:
             log_prob = min(float(output.log_probs[row]), 0.0)
             self.draw(int(output.target_tokens[row]), Drawn(log_prob, entropy))
@@ -152,6 +159,16 @@ class ChainJob:
         )
         self.distributions.append(self.vocabulary.declared(distribution))
         self.draw(token, Drawn(log_prob, entropy))
+
+
+    def draw_heard(
+        self, heard: HeardNoise, output: StepOutput, row: int, entropy: float
+    ) -> None:
+        """Draw the token whose text the target most likely chooses."""
+        assert output.top is not None
+        ids, log_probs = output.top.ids[row, : self.num_top], output.top.log_probs[row]
+        [token], [log_prob] = heard.rank(self.drawn, ids, log_probs[: len(ids)], 1)
+        self.draw(int(token), Drawn(float(log_prob), entropy))
 
 
 class HintSource(Protocol):

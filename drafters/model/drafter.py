@@ -41,6 +41,7 @@ from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
+from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.names import SLRS, check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
@@ -274,6 +275,7 @@ class ModelDrafter:
             distribution_size=distribution_size,
             rng=rng,
             tree=self._tree(state, expansion, rng, distribution, len(assumed)) if limit else None,
+            heard=self._heard(state) if limit else None,
         )
 
     def _tree(
@@ -297,8 +299,16 @@ class ModelDrafter:
         draws = self._tree_draws(state, rng)
         return TreeJob(
             expansion, len(state.tokens) + num_assumed, state.next_position + num_assumed,
-            state.blocks, distribution, self._vocabulary, draws,
+            state.blocks, distribution, self._vocabulary, draws, heard=self._heard(state),
         )  # fmt: skip
+
+    def _heard(self, state: CachedText) -> HeardNoise | None:
+        """The noise of what draws become in the target's tokens; None where it decides nothing."""
+        temperature = state.distribution.temperature
+        if temperature == 0 or self._options.distribution_size:
+            return None
+        choice = CoupledChoice(temperature, state.seed, state.committed_len)
+        return self._vocabulary.heard(state.text, choice)
 
     def _distribution_size(self, state: CachedText) -> int:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""

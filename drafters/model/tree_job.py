@@ -19,6 +19,7 @@ from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution
 from .tree_draws import TreeDraws
+from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.strategy import DraftVocabulary
 
 # With a temperature the noise may raise a token that is unlikely: so many times the candidates
@@ -34,6 +35,7 @@ class TreeJob:
     next_position  position of the nodes of the first level as their noise counts
     blocks         KV blocks of the request, with room for every node that is fed
     draws          None: candidates are the most probable tokens, and no draws
+    heard          the noise of what candidates become in the target's tokens, where they are none
     sure           log-probability that what is drafted after a node is accepted, by node, where
                    the model tells it beside its distribution
     weighs_sure    candidates are worth so much less
@@ -49,6 +51,7 @@ class TreeJob:
     distribution: TextDistribution
     vocabulary: DraftVocabulary
     draws: TreeDraws | None = None
+    heard: HeardNoise | None = None
     sure: Mapping[int, float] = field(default_factory=dict)
     weighs_sure: bool = False
     stop_below: float = -inf
@@ -60,6 +63,8 @@ class TreeJob:
         """Number of most probable tokens to look at after a node."""
         if self.draws is not None:
             return self.draws.size
+        if self.heard is not None:
+            return self.heard.num_looked_at
         return self.expansion.num_candidates * (
             OVERSAMPLE if self.distribution.temperature > 0 else 1
         )
@@ -75,7 +80,7 @@ class TreeJob:
                 ids.append([])
                 log_probs.append([])
                 continue
-            tokens, given = self._candidates(output, row, self.expansion.depth(node))
+            tokens, given = self._candidates(output, row, node)
             ids.append(tokens.tolist())
             weight = self.sure.get(node, 0.0) if self.weighs_sure else 0.0
             log_probs.append((given + np.float32(weight)).tolist())
@@ -113,7 +118,7 @@ class TreeJob:
     def _stops(self, node: int) -> bool:
         return self.sure.get(node, 0.0) < self.stop_below
 
-    def _candidates(self, output: StepOutput, row: int, depth: int) -> tuple[Int32, Float32]:
+    def _candidates(self, output: StepOutput, row: int, node: int) -> tuple[Int32, Float32]:
         """The candidates after a node, ranked with the request's noise, and their log-probability.
 
         What the model itself would choose is always among them, however unlikely it was.
@@ -122,17 +127,25 @@ class TreeJob:
         assert output.log_probs is not None
         tokens, log_probs = output.top.ids[row, : self.num_top], output.top.log_probs[row]
         log_probs = log_probs[: len(tokens)]
+        count = self.expansion.num_candidates
+        if self.heard is not None:
+            return self.heard.rank(self._path(node), tokens, log_probs, count)
         chosen = output.target_tokens[row]
         if chosen not in tokens:
             tokens = np.append(tokens, chosen)
             log_probs = np.append(log_probs, output.log_probs[row])
         siblings = np.full(len(tokens), ROOT, dtype=np.int32)
-        choice = CoupledChoice(
-            self.distribution.temperature, self.distribution.seed, self.next_position + depth
-        )
-        count = self.expansion.num_candidates
+        position = self.next_position + self.expansion.depth(node)
+        choice = CoupledChoice(self.distribution.temperature, self.distribution.seed, position)
         tokens, _, given = rank_coupled(tokens, siblings, log_probs, choice, count)
         return tokens, given
+
+    def _path(self, node: int) -> list[int]:
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self.expansion.tokens[node])
+            node = self.expansion.parents[node]
+        return path[::-1]
 
     def feed_frontier(self) -> None:
         """Note that the frontier's KV has been written."""

@@ -65,7 +65,7 @@ class Overlap:
         )
         yield (
             f"slem: {num_draws(num_tokens, self.draws_per_token)} passes write {num_tokens} "
-            "tokens, whatever is in both; they know nothing of the request's noise"
+            "tokens, whatever is in both; they know its noise by what they become"
         )
 
 

@@ -13,7 +13,9 @@ import numpy as np
 
 from ....core.arrays import Float32, Int32
 from ....core.proposals import DraftRequest
+from ...coupled_rank import CoupledChoice
 from ..text_distribution import DraftDistribution, TextDistribution
+from .heard_noise import HeardNoise
 
 
 class DraftText(Protocol):
@@ -84,6 +86,11 @@ class DraftVocabulary(Protocol):
         """How the tokens after the request's text are drawn."""
         ...
 
+    def heard(self, text: DraftText, choice: CoupledChoice) -> HeardNoise | None:
+        """The noise that chooses the text's next tokens, where draws are no target ids and it says
+        something of them."""
+        ...
+
     def declared(self, distribution: DraftDistribution) -> DraftDistribution:
         """A distribution that a token was drawn from, over the target's ids."""
         ...
@@ -133,6 +140,9 @@ class TargetIds:
     def distribution(self, request: DraftRequest) -> TextDistribution:
         """The request's own parameters and noise."""
         return TextDistribution.of(request, self.size)
+
+    def heard(self, text: DraftText, choice: CoupledChoice) -> None:
+        """Nothing beside: the ids' own noise is that of the draws."""
 
     def declared(self, distribution: DraftDistribution) -> DraftDistribution:
         """What was drawn from, as it is."""

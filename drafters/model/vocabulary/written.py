@@ -18,6 +18,8 @@ from ....core.arrays import ROOT, Int32
 from ....core.logits_params import UNSHAPED
 from ....core.proposals import DraftRequest
 from ..text_distribution import DraftDistribution, TextDistribution
+from ...coupled_rank import CoupledChoice
+from .heard_noise import HeardNoise, HeardTokens
 from .mapped import special_ids
 from .retokenizer import Retokenizer, complete_len
 from .strategy import DraftNodes, DraftText
@@ -83,8 +85,8 @@ class WrittenText:
 class WrittenVocabulary:
     """Draws are the drafter's own tokens, whose text is encoded behind the committed ids.
 
-    Draws have noise of their own: positions are the drafter's, and the target's noise says nothing
-    of its tokens. Of the request's parameters temperature and filters apply.
+    Under `coupled` the noise of the target's tokens ranks them, by what their text becomes; else
+    draws have noise of their own. Of the request's parameters temperature and filters apply.
     """
 
     draws_target_ids = False
@@ -105,6 +107,7 @@ class WrittenVocabulary:
         self._target = target
         self._own = Retokenizer(draft)
         self._others = Retokenizer(target)
+        self._heard = HeardTokens(draft, target)
 
     def num_draws(self, num_tokens: int) -> int:
         """Draws that write about so many of the target's tokens."""
@@ -134,6 +137,11 @@ class WrittenVocabulary:
         )
         seed = zlib.crc32(b"text %d" % request.seed)
         return TextDistribution(request.temperature, seed, filters, None, None, num_answered=0)
+
+    def heard(self, text: DraftText, choice: CoupledChoice) -> HeardNoise | None:
+        """The noise of the target's tokens that drafted text becomes."""
+        assert isinstance(text, WrittenText)
+        return HeardNoise(self._heard, text.committed[-1], choice)
 
     def declared(self, distribution: DraftDistribution) -> DraftDistribution:
         """Never asked for (`is_declared` is off): text is no draw of the target's ids."""

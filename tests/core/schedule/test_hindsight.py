@@ -56,7 +56,7 @@ class Judged:
 
     def counted(self, source: str) -> tuple[float, float]:
         """Accepted and judged nodes of a drafter."""
-        accepted, judged = self.table.counts[self.table.source_id(source), -1]
+        accepted, judged, _ = self.table.counts[self.table.source_id(source), -1]
         return float(accepted), float(judged)
 
 
@@ -137,7 +137,7 @@ def test_more_requests_than_there_was_room_for() -> None:
     hindsight.judge(ids, drafted, said([[1]] * count), table.counts.copy(), ratios)
     counts = np.zeros_like(table.counts)
     hindsight.judge(ids, empty_trees(count), said([[2, 3]] * count), counts, ratios)
-    accepted, judged = counts[0, -1]
+    accepted, judged, _ = counts[0, -1]
     assert accepted == judged > 0
 
 

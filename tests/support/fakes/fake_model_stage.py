@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from draftline.core.arrays import Int32
-from draftline.core.steps import StepInput, StepOutput
+from draftline.core.steps import StepInput, StepOutput, TopTokens
 from support.fakes.fake_target import FakeTarget
 
 
@@ -45,10 +45,21 @@ class FakeModelStage(FakeTarget):
         if step.with_entropies:
             assert len(rows) <= 1
             output = replace(output, entropies=np.array([self.entropies.pop(0) for _ in rows]))
+        if step.num_top:
+            output = replace(output, top=self._top(step))
         return replace(
             output,
             target_tokens=np.array([token for token, _ in chosen], dtype=np.int32),
             log_probs=np.array([log_prob for _, log_prob in chosen], dtype=np.float32),
+        )
+
+    def _top(self, step: StepInput) -> TopTokens:
+        texts = [self._visible(step, row) for row in step.logits_rows.tolist()]
+        ids = [self._top_ids(text, step.num_top) for text in texts]
+        falling = np.log(0.5) * np.arange(1, step.num_top + 1, dtype=np.float32)
+        return TopTokens(
+            np.array(ids, dtype=np.int32).reshape(-1, step.num_top),
+            np.broadcast_to(falling, (len(ids), step.num_top)),
         )
 
     def _top_ids(self, text: list[int], top_k: int) -> Int32:
