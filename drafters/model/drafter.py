@@ -8,7 +8,6 @@ draws are. See docs/algorithms/drafters.md, "Model drafter".
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.arrays import ROOT
 from ...core.errors import CapacityError
 from ...core.interfaces import PrefixCounts
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
@@ -30,7 +28,15 @@ from ...models.stage.options import StageOptions
 from ..coupled_rank import CoupledChoice
 from ..open_requests import OpenRequests
 from .cached_text import CachedText
-from .chain_job import ChainBatch, ChainJob, HintSource, build_step, next_batch, take_hints
+from .chain_job import (
+    ChainBatch,
+    ChainJob,
+    HintSource,
+    build_step,
+    chain_nodes,
+    next_batch,
+    take_hints,
+)
 from .chain_length import ChainLength
 from .expansion import Expansion
 from .options import AUTO_WEIGHTS, FULL, MAX_TOKENS, SEQUOIA, ModelOptions
@@ -50,8 +56,6 @@ logger = logging.getLogger(__name__)
 
 # Capture ends after these; passes then use the next larger graph.
 CAPTURE_S = 20.0
-# Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
-LEAST_REST = 1e-6
 
 
 def load_model_drafter(
@@ -378,24 +382,9 @@ class ModelDrafter:
             nodes = DraftNodes(*job.tree.proposed(self._vocabulary.num_draws(max_nodes)))
             declared = stacked(job.tree.declared[: len(nodes.tokens)])
         else:
-            nodes, declared = self._chain(job, max_nodes), stacked(job.distributions)
+            nodes = chain_nodes(job, self._options.branch, max_nodes)
+            declared = stacked(job.distributions)
         if not self._vocabulary.draws_target_ids:
             written = self._vocabulary.nodes(state.text, nodes)
             nodes = written.first(max_nodes)
         return Proposal(self._name, *nodes, distributions=declared)
-
-    def _chain(self, job: ChainJob, max_nodes: int) -> DraftNodes:
-        first_foreign = self._vocabulary.first_foreign
-        known = [token for token in job.best if token < first_foreign] if job.drawn else []
-        rivals = [token for token in known if token != job.drawn[0]][: self._options.branch]
-        rivals = rivals[: max_nodes - len(job.drawn)]
-        parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
-        log_probs = list(job.log_probs)
-        if rivals:
-            rest = max(LEAST_REST, -math.expm1(log_probs[0]))
-            log_probs.extend([math.log(rest)] * len(rivals))
-        return DraftNodes(
-            np.array([*job.drawn, *rivals], dtype=np.int32),
-            np.array(parents, dtype=np.int32),
-            np.array(log_probs, dtype=np.float32),
-        )
