@@ -106,4 +106,4 @@ def record(  # noqa: PLR0917 - compiled functions take no options by name
         row[JUDGED] += 1.0
         row[TOLD] += min(np.exp(log_prob), 1.0)
         if row[JUDGED] > MAX_NODES:
-            row /= 2.0
+            row[:] = row / 2.0

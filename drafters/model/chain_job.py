@@ -173,7 +173,7 @@ class ChainJob:
 
 
 def chain_nodes(job: ChainJob, branch: int, max_nodes: int) -> DraftNodes:
-    """What was drawn, and at most `branch` rivals of its first token, which share what it leaves."""
+    """What was drawn, and at most `branch` rivals of its first token, which share the rest."""
     first_foreign = job.vocabulary.first_foreign
     known = [token for token in job.best if token < first_foreign] if job.drawn else []
     rivals = [token for token in known if token != job.drawn[0]][:branch]

@@ -17,8 +17,8 @@ import numpy as np
 from ....core.arrays import ROOT, Int32
 from ....core.logits_params import UNSHAPED
 from ....core.proposals import DraftRequest
-from ..text_distribution import DraftDistribution, TextDistribution
 from ...coupled_rank import CoupledChoice
+from ..text_distribution import DraftDistribution, TextDistribution
 from .heard_noise import HeardNoise, HeardTokens
 from .mapped import special_ids
 from .retokenizer import Retokenizer, complete_len

@@ -49,8 +49,8 @@ def log_probs(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogProb,
 def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0) -> EngineStats:
     """Stats of an engine with one drafter; no two of its figures are equal."""
     drafter = DrafterStats(
-        name="spectra", connected=True, servers=12, circuit_open=False, messages=40, proposals=30, late=9,
-        late_used=5, dropped=7, errors=3, reconnects=2, latency_sum_s=1.5, latency_count=35,
+        name="spectra", connected=True, servers=12, circuit_open=False, messages=40, proposals=30,
+        late=9, late_used=5, dropped=7, errors=3, reconnects=2, latency_sum_s=1.5, latency_count=35,
         learning={"learned": 13, "off": 6, "credited": 8, "damaged": 2, "made up": 1},
     )  # fmt: skip
     return EngineStats(
