@@ -35,13 +35,13 @@ class TreeJob:
     next_position  position of the nodes of the first level as their noise counts
     blocks         KV blocks of the request, with room for every node that is fed
     draws          None: candidates are the most probable tokens, and no draws
-    heard          the noise of what candidates become in the target's tokens, where they are none
     sure           log-probability that what is drafted after a node is accepted, by node, where
                    the model tells it beside its distribution
     weighs_sure    candidates are worth so much less
     stop_below     no candidates are taken after a node of less
     fed            nodes whose KV stands behind the text's, in the order of their slots
     declared       what each node was drawn from
+    heard          the noise of what candidates become in the target's tokens, where they are none
     """
 
     expansion: Expansion
@@ -51,12 +51,12 @@ class TreeJob:
     distribution: TextDistribution
     vocabulary: DraftVocabulary
     draws: TreeDraws | None = None
-    heard: HeardNoise | None = None
     sure: Mapping[int, float] = field(default_factory=dict)
     weighs_sure: bool = False
     stop_below: float = -inf
     fed: list[int] = field(default_factory=list)
     declared: list[DraftDistribution] = field(default_factory=list)
+    heard: HeardNoise | None = None
 
     @property
     def num_top(self) -> int:
