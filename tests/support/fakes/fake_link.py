@@ -36,7 +36,7 @@ class FakeLink:
         self.drafter = drafter
         self.sent: list[DrafterMessage] = []
         self.waiting: DrafterMessage | None = None
-        self.num_connects = self.num_unanswered = 0
+        self.num_connects = self.num_unanswered = self.num_hurried = 0
         self.is_reachable = True
         self.events: LinkEvents | None = None
 
@@ -52,6 +52,10 @@ class FakeLink:
         assert self.waiting is None, "a second message before the answer"
         self.sent.append(message)
         self.waiting = message
+
+    def hurry(self) -> None:
+        assert self.waiting is not None, "hurried without a message"
+        self.num_hurried += 1
 
     def unanswered(self) -> None:
         self.num_unanswered += 1
