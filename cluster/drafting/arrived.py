@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ...core.errors import ProtocolError
 from ...core.proposals import AheadQuery, Probe, Proposal, Query
 from ...core.tree.merge import reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from .backlog import CommittedText
+
+AnyQuery = TypeVar("AnyQuery", Query, AheadQuery)
 
 
 class ArrivedProposals:

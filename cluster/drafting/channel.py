@@ -7,21 +7,25 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from ...core.errors import DrafterError
 from ...core.proposals import (
-    AheadQuery, DraftCost, Drafted, FeatureRows, Proposal, Query, StepCommit
-)  # fmt: skip
+    AheadQuery,
+    DraftCost,
+    Drafted,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
-from .arrived import AnswerCheck, ArrivedProposals
+from .arrived import AnswerCheck, AnyQuery, ArrivedProposals
 from .backlog import CommittedText, DrafterBacklog
 from .drafter_cost import CostMeter
 from .stats import DrafterStats
 
 logger = logging.getLogger(__name__)
-AnyQuery = TypeVar("AnyQuery", Query, AheadQuery)
 
 # Weight of the newest answer in the running mean of latency; a faster one counts at once.
 LATENCY_WEIGHT = 0.25
@@ -118,9 +122,9 @@ class DrafterChannel:
     def silent_s(self) -> float:
         """For how long a message that opens nothing owes drafts that are wanted now."""
         message = self._message
-        is_wanted = message is not None and (message.queries or self._is_hurried)
-        is_quick = is_wanted and not message.opens
-        return self._clock() - self._sent_at if is_quick else 0.0
+        if message is None or message.opens or not (message.queries or self._is_hurried):
+            return 0.0
+        return self._clock() - self._sent_at
 
     def open(self, request_id: str) -> None:
         """Tell of a request in `texts` before the drafter is asked for it."""
@@ -184,14 +188,12 @@ class DrafterChannel:
 
     def draft_ahead(self, queries: Sequence[AheadQuery]) -> None:
         """Ask what may come next, if the drafter has nothing else to do."""
-        is_idle = self.is_up and self._message is None and not self._queries
-        if is_idle and self.link.drafts_ahead:
+        if self.link.drafts_ahead and self._message is None and not self._queries:
             self._flush(queries)
 
     def _not_ahead(self, queries: Sequence[Query]) -> list[Query]:
         """The queries that nothing drafted ahead answers; what is on its way may still."""
-        ahead = () if self._message is None else self._message.ahead
-        coming = {query.request_id for query in ahead}
+        coming = {query.request_id for query in (self._message.ahead if self._message else ())}
         left: list[Query] = []
         num_settled = 0
         for query in queries:

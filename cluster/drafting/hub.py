@@ -20,8 +20,9 @@ from ...core.proposals import (
 )
 from ..links.link import DrafterLink
 from ..links.pool import AnyLink, DrafterPool
+from .arrived import AnyQuery
 from .backlog import CommittedText
-from .channel import AnyQuery, DrafterChannel, DrafterLimits
+from .channel import DrafterChannel, DrafterLimits
 from .head_watch import HeadWatch
 from .pooled_channel import PooledChannel
 from .stats import DrafterStats

@@ -22,8 +22,9 @@ from ...core.proposals import (
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink
 from ..links.pool import DrafterPool, MemberFinder
+from .arrived import AnyQuery
 from .backlog import CommittedText
-from .channel import AnyQuery, DrafterChannel
+from .channel import DrafterChannel
 from .stats import DrafterStats
 
 logger = logging.getLogger(__name__)

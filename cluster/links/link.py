@@ -274,15 +274,21 @@ class DrafterSession:
         if message.commits:
             drafter.observe([self._named(commit) for commit in message.commits])
         observed = clock()
-        proposals: Sequence[Proposal] = []
+        proposals = self._proposals(message, is_over)
+        return proposals, DraftSeconds(opened - start, observed - opened, clock() - observed)
+
+    def _proposals(
+        self, message: DrafterMessage, is_over: Callable[[], bool]
+    ) -> Sequence[Proposal]:
+        drafter = self._drafter
         if message.queries:
             queries = [self._named(query) for query in message.queries]
-            proposals = drafter.propose(queries, message.deadline)
-        elif message.ahead:
-            if not isinstance(drafter, AssumingDrafter):
-                raise ProtocolError(f"{drafter.name} drafts nothing ahead")
-            proposals = drafter.propose_ahead([*map(self._named, message.ahead)], is_over)
-        return proposals, DraftSeconds(opened - start, observed - opened, clock() - observed)
+            return drafter.propose(queries, message.deadline)
+        if not message.ahead:
+            return []
+        if not isinstance(drafter, AssumingDrafter):
+            raise ProtocolError(f"{drafter.name} drafts nothing ahead")
+        return drafter.propose_ahead([self._named(query) for query in message.ahead], is_over)
 
     def close(self) -> None:
         """Close every request. What the drafter raises is logged: it is given up anyway."""

@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -151,7 +151,9 @@ class DrafterService:
                 # In the worker, which may still be at this session's last message.
                 self._worker.submit(session.close)
 
-    async def _arrivals(self, requests: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+    async def _arrivals(
+        self, requests: AsyncIterator[bytes]
+    ) -> AsyncGenerator[tuple[int, bytes], None]:
         """Messages of a connection, by numbers of their own.
 
         One is read while that before it is at work, so that drafting ahead can end for it; then

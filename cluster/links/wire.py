@@ -222,8 +222,8 @@ def encode_error(sequence: int, error: str) -> bytes:
 
 
 class Answer(NamedTuple):
-    """The proposals that answer what a message asked, one each; the report and seconds that came with them,
-    if any did; whether the server will stop soon."""
+    """The proposals that answer what a message asked, one each; the report and seconds that came
+    with them, if any did; whether the server will stop soon."""
 
     proposals: list[Proposal]
     report: DrafterReport | None

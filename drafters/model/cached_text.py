@@ -110,7 +110,7 @@ class CachedText:
         new = self.tokens[old_len:] if kept == old_len else []
         agreed = num_equal(self._drawn, new)
         self.cached_len = min(self.cached_len + agreed, kept + len(new))
-        # What was drafted ahead stands behind these.
+        # There may be more behind these.
         self._drawn = self._drawn[agreed:] if 0 < agreed == len(new) else []
         self.length.observe(new)
 
@@ -137,6 +137,11 @@ class CachedText:
             text_len = len(self.tokens)
             self.cached_len = min(job.position, text_len)
             self._drawn = [*assumed, *job.fed][: max(0, job.position - text_len)]
+
+    def keep_ahead(self, path: Sequence[int]) -> None:
+        """Note that all of the text is cached, and that these tokens stand behind it."""
+        self.cached_len = len(self.tokens)
+        self._drawn = list(path)
 
     def take_prefix(self, blocks: list[int], block_size: int) -> None:
         """Begin with blocks that hold the first tokens already."""

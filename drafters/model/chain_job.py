@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -9,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...core.arrays import Int32
+from ...core.arrays import ROOT, Int32
 from ...core.proposals import Query
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
@@ -19,7 +20,10 @@ from .chain_length import ChainLength
 from .stopping import Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
-from .vocabulary.strategy import DraftVocabulary
+from .vocabulary.strategy import DraftNodes, DraftVocabulary
+
+# Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
+LEAST_REST = 1e-6
 
 
 @dataclass(slots=True)
@@ -152,6 +156,22 @@ class ChainJob:
         )
         self.distributions.append(self.vocabulary.declared(distribution))
         self.draw(token, Drawn(log_prob, entropy))
+
+
+def chain_nodes(job: ChainJob, num_rivals: int, max_nodes: int) -> DraftNodes:
+    """The chain, then the next best first tokens, which share what its first one leaves."""
+    first_foreign = job.vocabulary.first_foreign
+    known = [token for token in job.best if token < first_foreign] if job.drawn else []
+    rivals = [token for token in known if token != job.drawn[0]][:num_rivals]
+    rivals = rivals[: max_nodes - len(job.drawn)]
+    parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
+    log_probs = list(job.log_probs)
+    if rivals:
+        rest = max(LEAST_REST, -math.expm1(log_probs[0]))
+        log_probs.extend([math.log(rest)] * len(rivals))
+    return DraftNodes(
+        _int32([*job.drawn, *rivals]), _int32(parents), np.array(log_probs, dtype=np.float32)
+    )
 
 
 class HintSource(Protocol):

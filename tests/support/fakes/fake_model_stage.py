@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from draftline.core.arrays import Int32
-from draftline.core.steps import StepInput, StepOutput
+from draftline.core.steps import StepInput, StepOutput, TopTokens
 from support.fakes.fake_target import FakeTarget
 
 
@@ -45,11 +45,19 @@ class FakeModelStage(FakeTarget):
         if step.with_entropies:
             assert len(rows) <= 1
             output = replace(output, entropies=np.array([self.entropies.pop(0) for _ in rows]))
+        if step.num_top:
+            output = replace(output, top=self._top(step))
         return replace(
             output,
             target_tokens=np.array([token for token, _ in chosen], dtype=np.int32),
             log_probs=np.array([log_prob for _, log_prob in chosen], dtype=np.float32),
         )
+
+    def _top(self, step: StepInput) -> TopTokens:
+        """What the next token may be, whatever the seed: each half as probable as the one before."""
+        ids = [self._top_ids(self._visible(step, row), step.num_top) for row in step.logits_rows]
+        log_probs = np.log(0.5) * np.arange(1, step.num_top + 1, dtype=np.float32)
+        return TopTokens(np.array(ids), np.tile(log_probs.astype(np.float32), (len(ids), 1)))
 
     def _top_ids(self, text: list[int], top_k: int) -> Int32:
         first, _ = distribution(text, 0, self._vocab_size)
