@@ -353,15 +353,15 @@ class InprocLink:
         self._events = events
         events.ready()
 
-    def send(self, message: DrafterMessage) -> None:
-        """Run the drafter and report before returning."""
+    def send(self, message: DrafterMessage, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Run the drafter and report before returning. `is_over`: see `DrafterSession.run`."""
         events = self._events
         assert events is not None, "send before connect"
         if message.features and self._columns is not None:
             own = [self._columns.of(rows) for rows in message.features]
             message = replace(message, features=own)
         try:
-            proposals, seconds = self._session.run(message)
+            proposals, seconds = self._session.run(message, is_over)
             report = self._session.report() if is_report_due(message) else None
         except Exception as error:
             # The hub logs what `failed` tells it, and counts what comes again.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from draftline.cluster.links.link import DrafterMessage, LinkEvents
 from draftline.core.errors import DrafterError
-from draftline.core.interfaces import Drafter
+from draftline.core.interfaces import AssumingDrafter, Drafter
 from draftline.core.proposals import Proposal
 
 
@@ -81,7 +81,11 @@ class FakeLink:
         for request in message.opens:
             self.drafter.open(request)
         self.drafter.observe(message.commits)
-        own = self.drafter.propose(message.queries)
+        if message.ahead:
+            assert isinstance(self.drafter, AssumingDrafter)
+            own = self.drafter.propose_ahead(message.ahead, lambda: False)
+        else:
+            own = self.drafter.propose(message.queries)
         self.events.answered(own if proposals is None else proposals)
 
     def lose(self) -> None:

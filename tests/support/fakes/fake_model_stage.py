@@ -54,7 +54,7 @@ class FakeModelStage(FakeTarget):
         )
 
     def _top(self, step: StepInput) -> TopTokens:
-        """What the next token may be, whatever the seed: each half as probable as the one before."""
+        """What may come next, whatever the seed: each half as probable as the one before."""
         ids = [self._top_ids(self._visible(step, row), step.num_top) for row in step.logits_rows]
         log_probs = np.log(0.5) * np.arange(1, step.num_top + 1, dtype=np.float32)
         return TopTokens(np.array(ids), np.tile(log_probs.astype(np.float32), (len(ids), 1)))
