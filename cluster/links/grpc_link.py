@@ -264,8 +264,8 @@ class GrpcLink:
 
 
 def _outbox() -> asyncio.Queue[Iterable[bytes]]:
-    """Where messages wait for the stream: one, and that it is wanted now or that the last was."""
-    return asyncio.Queue(maxsize=2)
+    """Where messages wait for the stream: one, and before and behind it that one is wanted now."""
+    return asyncio.Queue(maxsize=3)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
