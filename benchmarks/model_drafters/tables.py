@@ -83,8 +83,9 @@ def _hidden(content: Mapping[str, Any]) -> str:
 
 
 def _hidden_lines(content: Mapping[str, Any]) -> Iterator[list[str]]:
-    waited = {tuple(one["case"].values()): one["wait_ms"] for one in content["cases"]}
-    for one in content["cases"]:
+    every = [one for run in content.values() for one in run["cases"]]
+    waited = {tuple(one["case"].values()): one["wait_ms"] for one in every}
+    for one in every:
         case = one["case"]
         is_ahead = case["outcomes"] > 0
         without = waited[tuple((case | {"outcomes": 0}).values())]

@@ -85,7 +85,7 @@ class ModelOptions:
     distribution_size: int = 0
     stop: str = "constant"
     ahead: bool = False
-    ahead_outcomes: int = 16
+    ahead_outcomes: int = 32
     confidence_threshold: float = 0.4
     schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
