@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
-from .proposals import Drafted, FeatureRows, Probe, Proposal, Query, StepCommit
+from .proposals import AheadQuery, Drafted, FeatureRows, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
@@ -57,7 +57,7 @@ class Drafting:
         self._budget = budget
         self._clock = clock
         self._commits: list[StepCommit] = []
-        # The last step whose answer drafters were asked to assume.
+        # The last step whose answer drafters were asked to guess.
         self._ahead_of: TreeSteps | None = None
 
     def open(self, state: RequestState) -> None:
@@ -160,8 +160,8 @@ class Drafting:
     def go_ahead(self, trees: TreeSteps, draft_batch: DraftBatch | None) -> None:
         """Let drafters that have nothing else to do go on behind a step that is computed.
 
-        Each assumes that the target goes down a tree's likeliest path (PEARL's post-verify, of
-        trees). Not under acceptance rules that look at how a draft was drawn.
+        Each is told the trees, and guesses where the target will leave them. Not under acceptance
+        rules that look at how a draft was drawn.
         """
         is_new = draft_batch is not None and self._ahead_of is not trees
         if draft_batch is None or not is_new or not self._drafters.drafts_ahead:
@@ -173,12 +173,13 @@ class Drafting:
         most = self._scheduler.nodes_each(len(trees.states))
         queries = []
         for state, tree in zip(trees.states, trees.trees, strict=True):
-            assumed = tree.likeliest_path()
-            # The bonus token comes before what is verified next.
-            size = _most_nodes(state, most, len(assumed) + 1)
+            # The target says a token at least before what is verified next.
+            size = _most_nodes(state, most, 1)
             if size > 0 and not state.has_ended:
                 committed_len = len(state.token_ids)
-                queries.append(Query(state.request_id, committed_len, size + 1, assumed))
+                queries.append(
+                    AheadQuery(state.request_id, committed_len, size, tree.tokens, tree.parents)
+                )
         if queries:
             self._drafters.draft_ahead(queries, asked)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from .arrays import Float32, Int32
 from .proposals import (
+    AheadQuery,
     Commit,
     DraftCost,
     Drafted,
@@ -194,11 +195,19 @@ class AheadDrafter(Protocol):
 
 @runtime_checkable
 class AssumingDrafter(Protocol):
-    """A drafter that may go on behind tokens that the target has not said yet."""
+    """A drafter that may go on behind a tree that the target computes still."""
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether it is to be asked so: `Query.assumed`."""
+        """Whether it is to be asked so."""
+        ...
+
+    def propose_ahead(
+        self, queries: Sequence[AheadQuery], is_over: Callable[[], bool]
+    ) -> Sequence[Proposal]:
+        """One proposal a query, in order: what it has when `is_over`, which it asks before each
+        pass. Changes no later proposal. Raises `DrafterError` as `Drafter.propose`.
+        """
         ...
 
 
@@ -305,9 +314,11 @@ class ProposalSource(Protocol):
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether any drafter drafts behind assumed tokens, while the target computes."""
+        """Whether any drafter drafts behind a tree while the target computes it."""
         ...
 
-    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
+    def draft_ahead(
+        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
+    ) -> None:
         """Ask those for such drafts that were `asked` for these requests last."""
         ...

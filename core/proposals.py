@@ -245,14 +245,33 @@ def cache_key(namespace: str, cache_salt: str) -> str:
 class Query(NamedTuple):
     """Asks for a proposal that continues a request's first `committed_len` tokens.
 
-    assumed  tokens that the target may say next, while it still computes: the proposal is of the
-             text that these end. None: the text is known
+    assumed  tokens that another drafter wrote behind those: the proposal is of the text that these
+             end. None: nobody did
     """
 
     request_id: str
     committed_len: int
     max_nodes: int
     assumed: tuple[int, ...] | None = None
+
+
+class AheadQuery(NamedTuple):
+    """Asks what may be proposed next, while the target computes a tree behind a request's first
+    `committed_len` tokens.
+
+    The answer is one forest behind these tokens: paths that the target may say, each of nodes of
+    the tree and then of a token that the tree does not have there, and drafts behind these. What
+    the committed tokens leave of it is the next draft.
+
+    max_nodes        of each draft
+    tokens, parents  int32 [n] of the tree, as in `Proposal`
+    """
+
+    request_id: str
+    committed_len: int
+    max_nodes: int
+    tokens: Int32
+    parents: Int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ..core.arrays import Int32
 from ..core.errors import DrafterError
-from ..core.proposals import Commit, DraftRequest, Proposal, Query
+from ..core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
 
 
 class Tracked(Protocol):
@@ -61,7 +61,7 @@ class OpenRequests(Generic[S]):
             raise DrafterError(f"{self._source}: request {request_id} opened without a token")
         self._states[request_id] = state
 
-    def of_query(self, query: Query) -> S:
+    def of_query(self, query: Query | AheadQuery) -> S:
         """The state of a query's request.
 
         Raises `DrafterError` for an unknown request or another length.

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +37,11 @@ from ...measure.simulate.apart_link import ApartLink, DraftSpan
 from ...measure.simulate.cost_profile import CostProfile
 from ...measure.simulate.simulation import Simulation
 
+# What drafts, by the name that the results have for it.
+DRAFTERS: Mapping[str, DrafterConfig] = {
+    "demo-drafter": DrafterConfig(kind="model", model="demo-drafter", num_tokens=4),
+    "demo in int8": DrafterConfig(kind="model", model="demo", weights="int8", num_tokens=4),
+}
 RESULTS = Path(__file__).parents[1] / "results"
 STAGES, STEP_S, DRAFT_S = 4, 0.030, 0.003
 # Steps of the picture.
@@ -45,11 +50,34 @@ DRAWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`together` requests at once, at a temperature."""
+    """`together` requests at once, at a temperature.
 
+    drafter   of `DRAFTERS`
+    outcomes  that it drafts ahead behind; 0: it does not
+    """
+
+    drafter: str
     together: int
     temperature: float
-    is_ahead: bool
+    outcomes: int
+
+
+# That of the picture.
+DRAWN_CASE = Case(drafter="demo-drafter", together=1, temperature=0.0, outcomes=32)
+
+
+def every_case(drafter: str) -> Iterator[Case]:
+    """One request at a time behind ever more outcomes; four together, whose steps overlap."""
+    counts = {1: (0, 1, 4, 16, 32, 64), 4: (0, 16)}
+    if drafter != DRAWN_CASE.drafter:
+        # It agrees, so that few outcomes are probable.
+        counts = {1: (0, 1, 4)}
+    for together, every in counts.items():
+        for temperature in (0.0, 1.0):
+            for outcomes in every:
+                yield Case(
+                    drafter=drafter, together=together, temperature=temperature, outcomes=outcomes
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,16 +129,16 @@ async def run(
 
     def links(given: Sequence[AnyLink]) -> list[AnyLink]:
         apart[:] = [
-            ApartLink(link, "model", simulation.profile, drafts_ahead=case.is_ahead)
+            ApartLink(link, "model", simulation.profile, drafts_ahead=case.outcomes > 0)
             for link in given
         ]
         simulation.add_links(apart)
         return [*apart]
 
-    drafter = DrafterConfig(kind="model", model="demo-drafter", num_tokens=4)
+    drafter = DRAFTERS[case.drafter].model_dump() | {"ahead_outcomes": max(case.outcomes, 1)}
     config = EngineConfig(
         model="demo",
-        drafters=(drafter,),
+        drafters=(DrafterConfig(**drafter),),
         node_budget="full",
         trace_steps=trace,
         # As many times as the profile runs slower here.
@@ -177,18 +205,25 @@ def draw(records: Sequence[StepRecord], drafts: Sequence[DraftSpan], png: Path) 
     draw_trace(shown, summarise(shown), png, lanes)
 
 
+def left_of_waiting(one: Found, found: Sequence[Found]) -> float:
+    """What the engine still waits a token, as a share of what it waits without drafts ahead."""
+    off = replace(one.case, outcomes=0)
+    return one.wait_ms / next(other.wait_ms for other in found if other.case == off)
+
+
 def show(found: Sequence[Found], console: Console) -> None:
     """Print a line a case, and what drafting ahead changes."""
     table = Table(
-        "requests", "T", "ahead", "hidden", "waited ms a token", "drafted ms a token", "tau",
-        "tokens/s", "used", "late steps, drafts", box=None,
+        "drafter", "requests", "T", "outcomes", "hidden", "waited ms a token", "of the waiting",
+        "drafted ms a token", "tau", "tokens/s", "used", "late steps, drafts", box=None,
     )  # fmt: skip
     for one in found:
         case = one.case
         table.add_row(
-            str(case.together), f"{case.temperature:g}", "on" if case.is_ahead else "off",
-            f"{one.hidden:.0%}", f"{one.wait_ms:.2f}", f"{one.draft_ms:.2f}", f"{one.tau:.2f}",
-            f"{one.tokens_s:.1f}", f"{one.ahead_used} of {one.ahead}",
+            case.drafter, str(case.together), f"{case.temperature:g}", str(case.outcomes or "off"),
+            f"{one.hidden:.0%}", f"{one.wait_ms:.2f}", f"{left_of_waiting(one, found):.0%}",
+            f"{one.draft_ms:.2f}", f"{one.tau:.2f}", f"{one.tokens_s:.1f}",
+            f"{one.ahead_used} of {one.ahead}",
             ", ".join(f"{share:.1%}" for share in one.late),
         )  # fmt: skip
     console.print(table)
@@ -196,6 +231,9 @@ def show(found: Sequence[Found], console: Console) -> None:
 
 def main(
     *,
+    drafter: Annotated[str, typer.Option(help=f"One of {', '.join(DRAFTERS)}.")] = (
+        DRAWN_CASE.drafter
+    ),
     num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 48,
     slowdown: Annotated[
@@ -205,29 +243,25 @@ def main(
     / "hidden_share.json",
     plot: Annotated[Path | None, typer.Option(help="PNG of the time line.")] = None,
 ) -> None:
-    """Measure, print, write."""
+    """Measure, print, write in place of what the results have of this drafter."""
     quiet_libraries()
-    console = Console(width=110, highlight=False)
+    console = Console(width=150, highlight=False)
     prompts = [prompt.text for prompt in held_out_prompts(num_prompts)]
-    cases = [
-        Case(together=together, temperature=temperature, is_ahead=is_ahead)
-        for together in (1, 4)
-        for temperature in (0.0, 1.0)
-        for is_ahead in (False, True)
-    ]
+    cases = list(every_case(drafter))
     results: list[Found] = []
     with tempfile.TemporaryDirectory() as folder:
         for index, case in enumerate(cases):
             trace = Path(folder) / f"{index}.jsonl"
             found, records, drafts = asyncio.run(run(case, prompts, max_tokens, slowdown, trace))
             results.append(found)
-            if plot is not None and case == Case(together=1, temperature=0.0, is_ahead=True):
+            if plot is not None and case == DRAWN_CASE:
                 draw(records, drafts, plot)
     show(results, console)
     console.print(machine().line())
-    content = {
+    content = json.loads(output.read_text("utf-8")) if output.exists() else {}
+    content[drafter] = {
         "machine": machine().fields(), "stages": STAGES, "step_ms": 1e3 * STEP_S,
-        "draft_ms_a_token": 1e3 * DRAFT_S, "slowdown": slowdown, "num_prompts": num_prompts,
+        "draft_ms_a_pass": 1e3 * DRAFT_S, "slowdown": slowdown, "num_prompts": num_prompts,
         "max_tokens": max_tokens, "cases": [asdict(one) for one in results],
     }  # fmt: skip
     output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

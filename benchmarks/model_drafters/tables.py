@@ -75,19 +75,25 @@ def _first_share(content: Mapping[str, Any], name: str) -> str:
 
 def _hidden(content: Mapping[str, Any]) -> str:
     return markdown_table(
-        ["requests at once", "T", "ahead", "hidden", "waited, ms a token", "drafted, ms a token",
-         "tau", "tokens/s", "drafts ahead used"],
+        ["drafter", "requests at once", "T", "outcomes drafted behind", "hidden",
+         "waited, ms a token", "of what it waits without", "drafted, ms a token", "tau", "tokens/s",
+         "guessed"],
         [*_hidden_lines(content)],
     )  # fmt: skip
 
 
 def _hidden_lines(content: Mapping[str, Any]) -> Iterator[list[str]]:
-    for one in content["cases"]:
+    every = [one for run in content.values() for one in run["cases"]]
+    waited = {tuple(one["case"].values()): one["wait_ms"] for one in every}
+    for one in every:
         case = one["case"]
-        used = f"{one['ahead_used']} of {one['ahead']}" if case["is_ahead"] else ""
+        is_ahead = case["outcomes"] > 0
+        without = waited[tuple((case | {"outcomes": 0}).values())]
+        used = f"{one['ahead_used']} of {one['ahead']}" if is_ahead else ""
         yield [
-            str(case["together"]), f"{case['temperature']:g}", "on" if case["is_ahead"] else "off",
-            f"{one['hidden']:.0%}", f"{one['wait_ms']:.1f}", f"{one['draft_ms']:.1f}",
+            case["drafter"], str(case["together"]), f"{case['temperature']:g}",
+            str(case["outcomes"] or "off"), f"{one['hidden']:.0%}", f"{one['wait_ms']:.1f}",
+            f"{one['wait_ms'] / without:.0%}" if is_ahead else "", f"{one['draft_ms']:.1f}",
             f"{one['tau']:.2f}", f"{one['tokens_s']:.0f}", used,
         ]  # fmt: skip
 

@@ -31,6 +31,7 @@ from ...core.arrays import ROOT
 from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
 from ...core.proposals import (
+    AheadQuery,
     DraftCost,
     Drafted,
     DraftRequest,
@@ -144,7 +145,9 @@ class CountingDrafters:
 
     drafts_ahead = False
 
-    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
+    def draft_ahead(
+        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
+    ) -> None:
         """Nobody does."""
 
     stage_heads: tuple[str, ...] = ()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ...core.errors import ProtocolError
-from ...core.proposals import Probe, Proposal, Query
+from ...core.proposals import AheadQuery, Probe, Proposal, Query
 from ...core.tree.merge import reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from .backlog import CommittedText
+
+AnyQuery = TypeVar("AnyQuery", Query, AheadQuery)
 
 
 class ArrivedProposals:
@@ -23,7 +26,9 @@ class ArrivedProposals:
     def __init__(self) -> None:
         # By request id: the query that was answered, the text it was about, the answers to all
         # queries and the place of its own: of a batch, only what is taken is made an object of.
-        self._arrivals: dict[str, tuple[Query, CommittedText, Sequence[Proposal], int]] = {}
+        self._arrivals: dict[
+            str, tuple[Query | AheadQuery, CommittedText, Sequence[Proposal], int]
+        ] = {}
         self.num_used = 0
         self.num_late = 0
         self.num_late_used = 0
@@ -32,7 +37,11 @@ class ArrivedProposals:
         self.num_dropped = 0
 
     def put(
-        self, query: Query, text: CommittedText, proposals: Sequence[Proposal], place: int
+        self,
+        query: Query | AheadQuery,
+        text: CommittedText,
+        proposals: Sequence[Proposal],
+        place: int,
     ) -> None:
         """Keep the answer at `place` to a query; it replaces an older one that was not used."""
         if query.request_id in self._arrivals:
@@ -44,12 +53,12 @@ class ArrivedProposals:
         self._arrivals.pop(request_id, None)
 
     def settle(self, query: Query) -> bool:
-        """Whether a draft of assumed tokens waits that goes on from the query's text.
+        """Whether something drafted ahead waits that goes on from the query's text.
 
-        It then waits as an answer to the query; one that was assumed wrongly is dropped.
+        It then waits as an answer to the query; what was guessed wrongly is dropped.
         """
         arrival = self._arrivals.get(query.request_id)
-        if arrival is None or arrival[0].assumed is None:
+        if arrival is None or not isinstance(arrival[0], AheadQuery):
             return False
         answered, text, proposals, place = arrival
         if answered.committed_len == query.committed_len:
@@ -75,8 +84,8 @@ class ArrivedProposals:
         answered, text, proposals, place = arrival
         proposal: Proposal | None = proposals[place]
         is_late = answered.committed_len != query.committed_len
-        if answered.assumed is not None and not is_late:
-            # Of a text that the target has not said yet.
+        if isinstance(answered, AheadQuery) and not is_late:
+            # It begins with what the target has not said yet.
             return None
         if is_late:
             self.num_late += 1
@@ -90,14 +99,10 @@ class ArrivedProposals:
 
 
 def left_of(
-    answered: Query, text: CommittedText, committed_len: int, proposal: Proposal
+    answered: Query | AheadQuery, text: CommittedText, committed_len: int, proposal: Proposal
 ) -> Proposal | None:
     """What is left of an answer to an earlier query, now that the text is so long."""
-    said = text.tokens(answered.committed_len, committed_len)
-    assumed = answered.assumed or ()
-    if tuple(said[: len(assumed)].tolist()) != assumed:
-        return None
-    return reroot(proposal, said[len(assumed) :])
+    return reroot(proposal, text.tokens(answered.committed_len, committed_len))
 
 
 def _cut(proposal: Proposal, query: Query) -> Proposal:

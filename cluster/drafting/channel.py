@@ -9,10 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...core.errors import DrafterError
-from ...core.proposals import DraftCost, Drafted, FeatureRows, Proposal, Query, StepCommit
+from ...core.proposals import (
+    AheadQuery,
+    DraftCost,
+    Drafted,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
-from .arrived import AnswerCheck, ArrivedProposals
+from .arrived import AnswerCheck, AnyQuery, ArrivedProposals
 from .backlog import CommittedText, DrafterBacklog
 from .drafter_cost import CostMeter
 from .stats import DrafterStats
@@ -87,8 +95,9 @@ class DrafterChannel:
         self._message_texts: list[CommittedText] = []
         self._sent_at = 0.0
         self._queries: Sequence[Query] = ()
-        # Queries that a draft of assumed tokens, on its way still, may answer.
+        # Queries that something drafted ahead, on its way still, may answer.
         self._hoped: list[Query] = []
+        self._is_hurried = False
         self._budget_s = 0.0
         self._mean_latency_s = 0.0
         self._num_messages = self._num_errors = self._num_connects = 0
@@ -111,10 +120,11 @@ class DrafterChannel:
         return self._message is not None and not self.is_awaited
 
     def silent_s(self) -> float:
-        """For how long a message that asks for drafts, and opens nothing, has had no answer."""
+        """For how long a message that opens nothing owes drafts that are wanted now."""
         message = self._message
-        is_quick = message is not None and message.queries and not message.opens
-        return self._clock() - self._sent_at if is_quick else 0.0
+        if message is None or message.opens or not (message.queries or self._is_hurried):
+            return 0.0
+        return self._clock() - self._sent_at
 
     def open(self, request_id: str) -> None:
         """Tell of a request in `texts` before the drafter is asked for it."""
@@ -169,27 +179,27 @@ class DrafterChannel:
             queries = self._not_ahead(queries)
         self._queries, self._budget_s = queries, budget_s
         self.is_awaited = bool(self._hoped) and self._is_in_time()
-        return bool(queries or self._hoped)
+        is_asked = bool(queries or self._hoped)
+        if is_asked and self._message is not None and self._message.ahead and not self._is_hurried:
+            # The answer is wanted from now on.
+            self._is_hurried, self._sent_at = True, self._clock()
+            self.link.hurry()
+        return is_asked
 
-    def draft_ahead(self, queries: Sequence[Query], budget_s: float) -> None:
-        """Ask for drafts behind what the target may say, if the drafter has nothing else to do."""
-        is_idle = self.is_up and self._message is None and not self._queries
-        if is_idle and self.link.drafts_ahead:
-            self._queries, self._budget_s = queries, budget_s
-            self._flush()
-            self.is_awaited = False
+    def draft_ahead(self, queries: Sequence[AheadQuery]) -> None:
+        """Ask what may come next, if the drafter has nothing else to do."""
+        if self.link.drafts_ahead and self._message is None and not self._queries:
+            self._flush(queries)
 
     def _not_ahead(self, queries: Sequence[Query]) -> list[Query]:
-        """The queries that no draft of assumed tokens answers; those on their way may still."""
-        asked = () if self._message is None else self._message.queries
-        coming = {query.request_id: query for query in asked if query.assumed is not None}
+        """The queries that nothing drafted ahead answers; what is on its way may still."""
+        coming = {query.request_id for query in (self._message.ahead if self._message else ())}
         left: list[Query] = []
         num_settled = 0
         for query in queries:
-            on_way = coming.get(query.request_id)
             if self._arrived.settle(query):
                 num_settled += 1
-            elif on_way is not None and self._may_fit(on_way, query.committed_len):
+            elif query.request_id in coming:
                 self._hoped.append(query)
             else:
                 left.append(query)
@@ -197,11 +207,6 @@ class DrafterChannel:
             # The engine waited for none of them.
             self._meter.record((), num_settled, 0.0, None)
         return left
-
-    def _may_fit(self, ahead: Query, committed_len: int) -> bool:
-        said = self._texts[ahead.request_id].tokens(ahead.committed_len, committed_len).tolist()
-        assumed = ahead.assumed or ()
-        return len(said) > len(assumed) and tuple(said[: len(assumed)]) == assumed
 
     def send(self) -> None:
         """Send what is queued, now or when the drafter has answered or is connected again.
@@ -255,7 +260,7 @@ class DrafterChannel:
         message, self._message = self._message, None
         assert message is not None, "an answer to nothing"
         try:
-            self._check(proposals, len(message.queries), self.link.name)
+            self._check(proposals, len(message.asked), self.link.name)
         except Exception as error:
             # An in-process drafter may return anything, and its use then raise anything.
             logger.debug("drafter=%s event=bad_answer", self.link.name, exc_info=True)
@@ -267,20 +272,21 @@ class DrafterChannel:
             self._seconds += seconds
         self._record_cost(message, seconds)
         if message.queries:
-            self.is_awaited = False
             self._record_latency(message)
+        if message.asked:
+            self.is_awaited = False
             self._keep(message, proposals)
         if not self.link.is_local:
             self._flush()
             self._on_progress()
 
     def _keep(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
-        asked = zip(message.queries, self._message_texts, strict=True)
+        asked = zip(message.asked, self._message_texts, strict=True)
         for place, (query, text) in enumerate(asked):
             if self._texts.get(query.request_id) is text:
                 self._arrived.put(query, text, proposals, place)
         if self._hoped:
-            # What turned out to be assumed wrongly is asked for after all.
+            # What turned out to be guessed wrongly is asked for after all.
             hoped, self._hoped = self._hoped, []
             self._queries = [*self._queries, *self._not_ahead(hoped)]
 
@@ -342,29 +348,25 @@ class DrafterChannel:
         if not (self.link.is_local and self._texts):
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def _flush(self) -> None:
+    def _flush(self, ahead: Sequence[AheadQuery] = ()) -> None:
+        """Send what is queued, or is asked `ahead` where no query is, if it may be sent now."""
         if not self.is_up or self._message is not None:
             return
         texts = self._texts
-        # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
-        queries = [
-            self._capped(query)
-            for query in self._queries
-            if (text := texts.get(query.request_id)) and text.length == query.committed_len
-        ]
-        self._queries = ()
-        if not queries and not self._backlog:
+        queries, ahead = self._current(self._queries), self._current(ahead)
+        self._queries, self._is_hurried = (), False
+        if not queries and not ahead and not self._backlog:
             return
         self._sent_at = now = self._clock()
         self._num_messages += 1
-        asked = [query.request_id for query in queries]
+        asked = [query.request_id for query in queries or ahead]
         closes, opens, commits, last = self._backlog.take(texts, asked)
         message = DrafterMessage(
             self._num_messages, closes, opens, commits, queries, now + self._budget_s, last,
-            self._backlog.take_features(asked),
+            self._backlog.take_features(asked), ahead,
         )  # fmt: skip
         self._message = message
-        self._message_texts = [texts[query.request_id] for query in queries]
+        self._message_texts = [texts[request_id] for request_id in asked]
         self.is_awaited = bool(queries) and self._is_in_time()
         self.link.send(message)
 
@@ -372,14 +374,18 @@ class DrafterChannel:
         """Whether to wait for it: proposals of one slower than the budget are used re-rooted."""
         return self._mean_latency_s <= self._budget_s or self._num_messages % PATIENCE == 0
 
-    def _capped(self, query: Query) -> Query:
-        most = self.link.max_nodes
-        return query if query.max_nodes <= most else query._replace(max_nodes=most)
+    def _current(self, queries: Sequence[AnyQuery]) -> list[AnyQuery]:
+        # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
+        most, texts = self.link.max_nodes, self._texts
+        return [
+            query if query.max_nodes <= most else query._replace(max_nodes=most)
+            for query in queries
+            if (text := texts.get(query.request_id)) and text.length == query.committed_len
+        ]
 
     def _record_cost(self, message: DrafterMessage, seconds: DraftSeconds | None) -> None:
-        is_ahead = any(query.assumed is not None for query in message.queries)
         # Heads of the last stage draft in its time; nobody waits for what is drafted ahead.
-        if self.link.ahead is None and not is_ahead:
+        if self.link.ahead is None and not message.ahead:
             took_s = self._clock() - self._sent_at
             self._meter.record(message.opens, len(message.queries), took_s, seconds)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...core.proposals import (
+    AheadQuery,
     DraftCost,
     Drafted,
     DraftRequest,
@@ -19,6 +20,7 @@ from ...core.proposals import (
 )
 from ..links.link import DrafterLink
 from ..links.pool import AnyLink, DrafterPool
+from .arrived import AnyQuery
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
 from .head_watch import HeadWatch
@@ -201,16 +203,18 @@ class DrafterHub:
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether any drafter drafts behind what the target may say, while it computes."""
+        """Whether any drafter drafts behind a tree while the target computes it."""
         return any(channel.link.drafts_ahead for channel in self._remote)
 
-    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
-        """Ask those for drafts of assumed tokens that were `asked` for these requests last, and
-        have nothing else to do. What they say is used where the target says these tokens.
+    def draft_ahead(
+        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
+    ) -> None:
+        """Ask those what may come next that were `asked` for these requests last, and have nothing
+        else to do. Where they guess what the target says, they need not be asked for it.
         """
         for channel in self._remote:
             if channel.link.drafts_ahead and (own := _wanted(channel, queries, asked)):
-                channel.draft_ahead(own, self._budget_s)
+                channel.draft_ahead(own)
 
     def costs(self) -> dict[str, DraftCost]:
         """Seconds that each drafter takes, by name; 0 before it has answered.
@@ -324,9 +328,9 @@ class DrafterHub:
 
 def _wanted(
     channel: Channel,
-    queries: Sequence[Query],
+    queries: Sequence[AnyQuery],
     asked: Mapping[str, Collection[str]] | None,
-) -> Sequence[Query]:
+) -> Sequence[AnyQuery]:
     """The queries that a drafter is asked."""
     if asked is None:
         return queries

@@ -10,10 +10,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ...core.interfaces import PrefixCounts
-from ...core.proposals import DraftCost, Drafted, FeatureRows, Proposal, Query, StepCommit
+from ...core.proposals import (
+    AheadQuery,
+    DraftCost,
+    Drafted,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink
 from ..links.pool import DrafterPool, MemberFinder
+from .arrived import AnyQuery
 from .backlog import CommittedText
 from .channel import DrafterChannel
 from .stats import DrafterStats
@@ -184,12 +193,12 @@ class PooledChannel:
         # Where no server is up, `send` connects.
         return any(asked) or (bool(queries) and not self.is_up)
 
-    def draft_ahead(self, queries: Sequence[Query], budget_s: float) -> None:
-        """Ask for drafts behind what the target may say; see `DrafterChannel.draft_ahead`."""
+    def draft_ahead(self, queries: Sequence[AheadQuery]) -> None:
+        """Ask what may come next; see `DrafterChannel.draft_ahead`."""
         for member in self._members.values():
             own = self._own(member, queries)
             if own:
-                member.channel.draft_ahead(own, budget_s)
+                member.channel.draft_ahead(own)
 
     def send(self) -> None:
         """Send what is queued; see `DrafterChannel.send`."""
@@ -233,7 +242,7 @@ class PooledChannel:
             if well and member.texts and not member.channel.is_up:
                 self._move_all(member, well)
 
-    def _own(self, member: Member, queries: Sequence[Query]) -> list[Query]:
+    def _own(self, member: Member, queries: Sequence[AnyQuery]) -> list[AnyQuery]:
         return [query for query in queries if query.request_id in member.texts]
 
     def _well(self, now: float) -> list[Member]:

@@ -21,8 +21,9 @@ class DrafterStats:
     late           came after their step's deadline
     late_used      of these, how many still fitted the text
     dropped        late ones that fit the text no more, or were replaced by a newer one
-    ahead          drafts of assumed tokens that were there when the text was known
-    ahead_used     of these, how many fitted it
+    ahead          answers about a tree that was computed still, which were there when the text
+                   was known
+    ahead_used     of these, how many had guessed it
     errors         failures of any kind: raised, broke the contract, never answered, lost
     reconnects     connections after the first
     memory_bytes   what it takes now for requests and learned texts; 0 before it has told

@@ -126,21 +126,31 @@ class Features(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., values: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("request_id", "committed_len", "max_nodes", "is_ahead", "assumed")
+    __slots__ = ("request_id", "committed_len", "max_nodes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    IS_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    ASSUMED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     committed_len: int
     max_nodes: int
-    is_ahead: bool
-    assumed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., is_ahead: _Optional[bool] = ..., assumed: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+
+class AheadQuery(_message.Message):
+    __slots__ = ("request_id", "committed_len", "max_nodes", "tokens", "parents")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    committed_len: int
+    max_nodes: int
+    tokens: Array
+    parents: Array
+    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits", "features")
+    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits", "features", "ahead")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +159,7 @@ class Step(_message.Message):
     BUDGET_S_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     closes: _containers.RepeatedScalarFieldContainer[str]
     opens: _containers.RepeatedCompositeFieldContainer[DraftRequest]
@@ -157,7 +168,12 @@ class Step(_message.Message):
     budget_s: float
     last_commits: _containers.RepeatedCompositeFieldContainer[Commit]
     features: _containers.RepeatedCompositeFieldContainer[Features]
-    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ..., last_commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ...) -> None: ...
+    ahead: _containers.RepeatedCompositeFieldContainer[AheadQuery]
+    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ..., last_commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., ahead: _Optional[_Iterable[_Union[AheadQuery, _Mapping]]] = ...) -> None: ...
+
+class Hurry(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class MoreFeatures(_message.Message):
     __slots__ = ("features",)
@@ -239,14 +255,16 @@ class Answer(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ..., open_s: _Optional[float] = ..., observe_s: _Optional[float] = ..., propose_s: _Optional[float] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class ToDrafter(_message.Message):
-    __slots__ = ("hello", "step", "more_features")
+    __slots__ = ("hello", "step", "more_features", "hurry")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MORE_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    HURRY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
     more_features: MoreFeatures
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., more_features: _Optional[_Union[MoreFeatures, _Mapping]] = ...) -> None: ...
+    hurry: Hurry
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., more_features: _Optional[_Union[MoreFeatures, _Mapping]] = ..., hurry: _Optional[_Union[Hurry, _Mapping]] = ...) -> None: ...
 
 class FromDrafter(_message.Message):
     __slots__ = ("hello", "answer")

@@ -35,6 +35,7 @@ from .wire import (
     decode_answer,
     decode_hello,
     encode_hello,
+    encode_hurry,
     encode_more_features,
     encode_step,
 )
@@ -113,14 +114,14 @@ class GrpcLink:
         self._task: asyncio.Task[None] | None = None
         self._events: LinkEvents | None = None
         self._message: DrafterMessage | None = None
-        self._outbox: asyncio.Queue[Iterable[bytes]] = asyncio.Queue(maxsize=1)
+        self._outbox = _outbox()
 
     def connect(self, events: LinkEvents) -> None:
         """Connect in a task of the running loop."""
         assert self._task is None, "connected already"
         self._events = events
         self._message = None
-        self._outbox = asyncio.Queue(maxsize=1)
+        self._outbox = _outbox()
         self._task = asyncio.get_running_loop().create_task(self._run(events))
 
     def send(self, message: DrafterMessage) -> None:
@@ -135,6 +136,10 @@ class GrpcLink:
             return
         self._message = message
         self._outbox.put_nowait(parts)
+
+    def hurry(self) -> None:
+        """See `DrafterLink`; the server ends for whatever comes."""
+        self._outbox.put_nowait((encode_hurry(),))
 
     def unanswered(self) -> None:
         """See `DrafterLink`; after too many in a row the next connection is to a new server."""
@@ -256,6 +261,11 @@ class GrpcLink:
         while True:
             for part in await self._outbox.get():
                 await call.write(part)
+
+
+def _outbox() -> asyncio.Queue[Iterable[bytes]]:
+    """Where messages wait for the stream: one, and before and behind it that one is wanted now."""
+    return asyncio.Queue(maxsize=3)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

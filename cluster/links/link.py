@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from ...core.errors import DrafterError
+from ...core.errors import DrafterError, ProtocolError
 from ...core.interfaces import (
     AheadDrafter,
     AssumingDrafter,
@@ -21,7 +21,15 @@ from ...core.interfaces import (
     PassCounter,
     PrefixCounts,
 )
-from ...core.proposals import Commit, DraftRequest, FeatureLayers, FeatureRows, Proposal, Query
+from ...core.proposals import (
+    AheadQuery,
+    Commit,
+    DraftRequest,
+    FeatureLayers,
+    FeatureRows,
+    Proposal,
+    Query,
+)
 from .failures import FailureLog, failure_reason
 from .features import feature_columns
 
@@ -30,7 +38,7 @@ REPORT_EVERY = 32
 # Of a link that is given no limit of its own: that of the settings.
 MAX_NODES = 256
 logger = logging.getLogger(__name__)
-NamedT = TypeVar("NamedT", Commit, Query, FeatureRows)
+NamedT = TypeVar("NamedT", Commit, Query, AheadQuery, FeatureRows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +51,8 @@ class DrafterMessage:
     deadline  seconds of the hub's clock; proposals after it are late but not lost
     features  of the requests that are asked for; it hears of them before the commits. A link cuts
               from what is handed out what its drafter reads
+    ahead     asked in place of queries, about trees that the target computes still: the drafter
+              ends with what it has as soon as anything else waits for it
     """
 
     sequence: int
@@ -53,6 +63,12 @@ class DrafterMessage:
     deadline: float
     last_commits: Sequence[Commit] = ()
     features: Sequence[FeatureRows] = ()
+    ahead: Sequence[AheadQuery] = ()
+
+    @property
+    def asked(self) -> Sequence[Query | AheadQuery]:
+        """What is answered by a proposal each."""
+        return self.queries or self.ahead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +174,7 @@ class DrafterLink(Protocol):
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether it drafts behind assumed tokens, beside the engine; known when connected."""
+        """Whether it drafts ahead, beside the engine; known when connected."""
         ...
 
     def connect(self, events: LinkEvents) -> None:
@@ -167,6 +183,10 @@ class DrafterLink(Protocol):
 
     def send(self, message: DrafterMessage) -> None:
         """Send after `ready` and after the former answer; `answered` or `failed` follows."""
+        ...
+
+    def hurry(self) -> None:
+        """What the message on its way asks ahead is wanted now, as far as it is there; once."""
         ...
 
     def unanswered(self) -> None:
@@ -191,7 +211,7 @@ def features_read(drafter: Drafter) -> FeatureLayers | None:
 
 
 def drafts_ahead(drafter: Drafter) -> bool:
-    """Whether a drafter drafts behind assumed tokens."""
+    """Whether a drafter drafts behind trees that the target computes still."""
     return isinstance(drafter, AssumingDrafter) and drafter.drafts_ahead
 
 
@@ -230,8 +250,13 @@ class DrafterSession:
         prefix = drafter.prefix_counts if isinstance(drafter, CachingDrafter) else PrefixCounts()
         return DrafterReport(drafter.memory_bytes, self.learning_counts, prefix)
 
-    def run(self, message: DrafterMessage) -> tuple[Sequence[Proposal], DraftSeconds]:
-        """Do what one message says; also how long that took. Raises what the drafter raises."""
+    def run(
+        self, message: DrafterMessage, is_over: Callable[[], bool] = lambda: False
+    ) -> tuple[Sequence[Proposal], DraftSeconds]:
+        """Do what one message says; also how long that took. Raises what the drafter raises.
+
+        is_over  whether drafting ahead shall end
+        """
         drafter, clock = self._drafter, self._clock
         start = clock()
         if message.last_commits:
@@ -249,11 +274,21 @@ class DrafterSession:
         if message.commits:
             drafter.observe([self._named(commit) for commit in message.commits])
         observed = clock()
-        proposals: Sequence[Proposal] = []
+        proposals = self._proposals(message, is_over)
+        return proposals, DraftSeconds(opened - start, observed - opened, clock() - observed)
+
+    def _proposals(
+        self, message: DrafterMessage, is_over: Callable[[], bool]
+    ) -> Sequence[Proposal]:
+        drafter = self._drafter
         if message.queries:
             queries = [self._named(query) for query in message.queries]
-            proposals = drafter.propose(queries, message.deadline)
-        return proposals, DraftSeconds(opened - start, observed - opened, clock() - observed)
+            return drafter.propose(queries, message.deadline)
+        if not message.ahead:
+            return []
+        if not isinstance(drafter, AssumingDrafter):
+            raise ProtocolError(f"{drafter.name} drafts nothing ahead")
+        return drafter.propose_ahead([self._named(query) for query in message.ahead], is_over)
 
     def close(self) -> None:
         """Close every request. What the drafter raises is logged: it is given up anyway."""
@@ -318,15 +353,15 @@ class InprocLink:
         self._events = events
         events.ready()
 
-    def send(self, message: DrafterMessage) -> None:
-        """Run the drafter and report before returning."""
+    def send(self, message: DrafterMessage, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Run the drafter and report before returning. `is_over`: see `DrafterSession.run`."""
         events = self._events
         assert events is not None, "send before connect"
         if message.features and self._columns is not None:
             own = [self._columns.of(rows) for rows in message.features]
             message = replace(message, features=own)
         try:
-            proposals, seconds = self._session.run(message)
+            proposals, seconds = self._session.run(message, is_over)
             report = self._session.report() if is_report_due(message) else None
         except Exception as error:
             # The hub logs what `failed` tells it, and counts what comes again.
@@ -334,6 +369,9 @@ class InprocLink:
             events.failed(DrafterError(f"it raised {failure_reason(error)}"))
             return
         events.answered(proposals, report, seconds)
+
+    def hurry(self) -> None:
+        """Does not happen, as `unanswered`."""
 
     def unanswered(self) -> None:
         """Does not happen: `send` answers before it returns."""

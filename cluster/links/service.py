@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -31,6 +31,7 @@ from .wire import (
     encode_answer,
     encode_error,
     encode_hello,
+    is_ahead,
 )
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class DrafterService:
         self._numbers = itertools.count()
         self._sessions: set[DrafterSession] = set()
         self._is_draining = False
+        # Messages that arrived and are not begun, but for those that ask ahead.
+        self._waiting: set[int] = set()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -132,13 +135,13 @@ class DrafterService:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
             greeting = Greeting(self._drafter.name, read, drafts_ahead(self._drafter))
             yield encode_hello(greeting, pb.FromDrafter)
-            # The next message is read after this one is answered: gRPC holds the sender back.
-            async for data in requests:
-                answer = await loop.run_in_executor(
-                    self._worker, self._answer, session, inbox, data
-                )
-                if answer is not None:
-                    yield answer
+            async with contextlib.aclosing(self._arrivals(requests)) as arrivals:
+                async for number, data in arrivals:
+                    answer = await loop.run_in_executor(
+                        self._worker, self._answer, session, inbox, number, data
+                    )
+                    if answer is not None:
+                        yield answer
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
@@ -148,18 +151,56 @@ class DrafterService:
                 # In the worker, which may still be at this session's last message.
                 self._worker.submit(session.close)
 
-    def _answer(self, session: DrafterSession, inbox: FeatureInbox, data: bytes) -> bytes | None:
+    async def _arrivals(
+        self, requests: AsyncIterator[bytes]
+    ) -> AsyncGenerator[tuple[int, bytes], None]:
+        """Messages of a connection, by numbers of their own.
+
+        One is read while that before it is at work, so that drafting ahead can end for it; then
+        gRPC holds the sender back.
+        """
+        own: set[int] = set()
+
+        async def read() -> tuple[int, bytes | None]:
+            data = await anext(requests, None)
+            number = next(self._numbers)
+            if data is not None and drafts_ahead(self._drafter) and not is_ahead(data):
+                own.add(number)
+                self._waiting.add(number)
+            return number, data
+
+        coming = asyncio.create_task(read())
+        try:
+            while True:
+                number, data = await coming
+                if data is None:
+                    return
+                coming = asyncio.create_task(read())
+                yield number, data
+                own.discard(number)
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+            # What was not begun will not be.
+            self._waiting -= own
+
+    def _answer(
+        self, session: DrafterSession, inbox: FeatureInbox, number: int, data: bytes
+    ) -> bytes | None:
         """Do what one message says; features before one wait, and have no answer.
 
         Raises `ProtocolError` if it is no message.
         """
+        self._waiting.discard(number)
         part = decode_part(data, self._clock())
+        if part is None:
+            return None
         if not isinstance(part, DrafterMessage):
             inbox.add(part)
             return None
         message = inbox.put_into(part)
         try:
-            proposals, seconds = session.run(message)
+            proposals, seconds = session.run(message, lambda: bool(self._waiting))
             report = session.report() if is_report_due(message) else None
             return encode_answer(
                 message, proposals, self._max_bytes, report, seconds, is_draining=self._is_draining

@@ -9,14 +9,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
-from ...core.arrays import PackedArray, pack, unpack
+from ...core.arrays import ROOT, PackedArray, pack, unpack
 from ...core.errors import DrafterError, ProtocolError, RequestError
 from ...core.interfaces import PrefixCounts
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
+    MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
+    AheadQuery,
     Commit,
     DraftRequest,
     FeatureLayers,
@@ -47,7 +50,7 @@ NUMBERS = (
 
 class Greeting(NamedTuple):
     """What a side says of itself: its name, what its drafter reads of the target's states, and
-    whether it drafts behind assumed tokens."""
+    whether it drafts ahead."""
 
     name: str
     features: FeatureLayers | None = None
@@ -104,8 +107,14 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
             request_id=query.request_id,
             committed_len=query.committed_len,
             max_nodes=query.max_nodes,
-            is_ahead=query.assumed is not None,
-            assumed=query.assumed or (),
+        )
+    for ahead in message.ahead:
+        step.ahead.add(
+            request_id=ahead.request_id,
+            committed_len=ahead.committed_len,
+            max_nodes=ahead.max_nodes,
+            tokens=encode_array(ahead.tokens, INT32),
+            parents=encode_array(ahead.parents, INT32),
         )
     return _within(pb.ToDrafter(step=step).SerializeToString(), max_bytes)
 
@@ -116,9 +125,25 @@ def encode_more_features(rows: Sequence[FeatureRows], max_bytes: int) -> bytes:
     return _within(pb.ToDrafter(more_features=more).SerializeToString(), max_bytes)
 
 
-def decode_part(data: bytes, now: float) -> DrafterMessage | list[FeatureRows]:
-    """A message to a drafter, or features that go before it; `now` as in `decode_step`."""
+def encode_hurry() -> bytes:
+    """Asks for what is drafted ahead, as far as it is there."""
+    return pb.ToDrafter(hurry=pb.Hurry()).SerializeToString()
+
+
+def is_ahead(data: bytes) -> bool:
+    """Whether a message to a drafter only asks ahead, so that all others go before it."""
+    try:
+        return bool(_parse(data, pb.ToDrafter).step.ahead)
+    except ProtocolError:
+        return False
+
+
+def decode_part(data: bytes, now: float) -> DrafterMessage | list[FeatureRows] | None:
+    """A message to a drafter, or features that go before it; `now` as in `decode_step`. None:
+    nothing but that it came counts."""
     message = _parse(data, pb.ToDrafter)
+    if message.WhichOneof("body") == "hurry":
+        return None
     if message.WhichOneof("body") == "more_features":
         return [_decode_features(features) for features in message.more_features.features]
     if message.WhichOneof("body") != "step":
@@ -135,6 +160,8 @@ def decode_step(data: bytes, now: float) -> DrafterMessage:
 
 
 def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
+    if step.queries and step.ahead:
+        raise ProtocolError("wire: a step that asks ahead has no queries")
     return DrafterMessage(
         step.sequence,
         tuple(step.closes),
@@ -144,12 +171,25 @@ def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
         now + step.budget_s,
         [_decode_commit(commit) for commit in step.last_commits],
         [_decode_features(features) for features in step.features],
+        [_decode_ahead(query) for query in step.ahead],
     )
 
 
 def _decode_query(query: pb.Query) -> Query:
-    assumed = tuple(query.assumed) if query.is_ahead else None
-    return Query(query.request_id, query.committed_len, query.max_nodes, assumed)
+    return Query(query.request_id, query.committed_len, query.max_nodes)
+
+
+def _decode_ahead(query: pb.AheadQuery) -> AheadQuery:
+    count = max(query.tokens.shape, default=0)
+    if count > MAX_PROPOSAL_NODES:
+        raise ProtocolError(f"wire: a tree of {count} nodes; at most {MAX_PROPOSAL_NODES}")
+    tokens = decode_array(query.tokens, "ahead.tokens")
+    parents = decode_array(query.parents, "ahead.parents")
+    if len(tokens) != len(parents) or tokens.min(initial=0) < 0:
+        raise ProtocolError("wire: a tree's token is negative or has no parent")
+    if parents.min(initial=ROOT) < ROOT or not (parents < np.arange(len(parents))).all():
+        raise ProtocolError("wire: a tree's parent does not precede its child")
+    return AheadQuery(query.request_id, query.committed_len, query.max_nodes, tokens, parents)
 
 
 def encode_answer(
@@ -171,7 +211,7 @@ def encode_answer(
         answer.open_s = seconds.open_s
         answer.observe_s = seconds.observe_s
         answer.propose_s = seconds.propose_s
-    for query, proposal in zip(message.queries, proposals, strict=True):
+    for query, proposal in zip(message.asked, proposals, strict=True):
         encode_proposal(answer.proposals.add(request_id=query.request_id), proposal)
     return _within(pb.FromDrafter(answer=answer).SerializeToString(), max_bytes)
 
@@ -182,8 +222,8 @@ def encode_error(sequence: int, error: str) -> bytes:
 
 
 class Answer(NamedTuple):
-    """The proposals that answer a message, one a query; the report and seconds that came with them,
-    if any did; whether the server will stop soon."""
+    """The proposals that answer what a message asked, one each; the report and seconds that came
+    with them, if any did; whether the server will stop soon."""
 
     proposals: list[Proposal]
     report: DrafterReport | None
@@ -203,7 +243,7 @@ def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
     if parsed.answer.error:
         raise DrafterError(f"its server reports: {parsed.answer.error}")
     proposals = parsed.answer.proposals
-    asked = [query.request_id for query in message.queries]
+    asked = [query.request_id for query in message.asked]
     if len(proposals) != len(asked):
         raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
     if [proposal.request_id for proposal in proposals] != asked:

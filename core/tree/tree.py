@@ -76,17 +76,6 @@ class TokenTree:
         (tree,) = TreeBatch.of([self]).keep(kept)
         return tree
 
-    def likeliest_path(self) -> tuple[int, ...]:
-        """Tokens from the root's child to the leaf that the target's path most probably reaches."""
-        is_leaf = np.ones(len(self), dtype=np.bool_)
-        is_leaf[self.parents[self.parents != ROOT]] = False
-        path: list[int] = []
-        node = int(np.argmax(np.where(is_leaf, self.values, -1.0))) if len(self) else ROOT
-        while node != ROOT:
-            path.append(int(self.tokens[node]))
-            node = int(self.parents[node])
-        return tuple(reversed(path))
-
     def check(self) -> None:
         """Assert the invariants above."""
         count, num_attributions = len(self), len(self.attribution_log_probs)

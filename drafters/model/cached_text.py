@@ -9,6 +9,7 @@ import numpy as np
 from ...core.arrays import Int32
 from ...core.proposals import DraftRequest
 from ...core.request.request import PrefixKeys
+from ..coupled_rank import CoupledChoice
 from .chain_job import ChainJob
 from .chain_length import ChainLength, num_equal
 from .vocabulary.strategy import DraftVocabulary, SameText
@@ -90,6 +91,11 @@ class CachedText:
         return self.committed_len if self._vocabulary.draws_target_ids else len(self.tokens)
 
     @property
+    def choice(self) -> CoupledChoice:
+        """How the target chooses the token after the text."""
+        return CoupledChoice(self.distribution.temperature, self.seed, self.committed_len)
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of its list of tokens, the integers included."""
         return len(self.tokens) * TOKEN_BYTES
@@ -110,7 +116,7 @@ class CachedText:
         new = self.tokens[old_len:] if kept == old_len else []
         agreed = num_equal(self._drawn, new)
         self.cached_len = min(self.cached_len + agreed, kept + len(new))
-        # What was drafted ahead stands behind these.
+        # There may be more behind these.
         self._drawn = self._drawn[agreed:] if 0 < agreed == len(new) else []
         self.length.observe(new)
 
@@ -137,6 +143,11 @@ class CachedText:
             text_len = len(self.tokens)
             self.cached_len = min(job.position, text_len)
             self._drawn = [*assumed, *job.fed][: max(0, job.position - text_len)]
+
+    def keep_ahead(self, path: Sequence[int]) -> None:
+        """Note that all of the text is cached, and that these tokens stand behind it."""
+        self.cached_len = len(self.tokens)
+        self._drawn = list(path)
 
     def take_prefix(self, blocks: list[int], block_size: int) -> None:
         """Begin with blocks that hold the first tokens already."""

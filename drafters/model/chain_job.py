@@ -172,11 +172,11 @@ class ChainJob:
         self.draw(int(token), Drawn(float(log_prob), entropy))
 
 
-def chain_nodes(job: ChainJob, branch: int, max_nodes: int) -> DraftNodes:
-    """What was drawn, and at most `branch` rivals of its first token, which share the rest."""
+def chain_nodes(job: ChainJob, num_rivals: int, max_nodes: int) -> DraftNodes:
+    """The chain, then the next best first tokens, which share what its first one leaves."""
     first_foreign = job.vocabulary.first_foreign
     known = [token for token in job.best if token < first_foreign] if job.drawn else []
-    rivals = [token for token in known if token != job.drawn[0]][:branch]
+    rivals = [token for token in known if token != job.drawn[0]][:num_rivals]
     rivals = rivals[: max_nodes - len(job.drawn)]
     parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
     log_probs = list(job.log_probs)

@@ -42,7 +42,7 @@ class ChainLength:
 
     def __init__(self, rule: Stopping) -> None:
         self._rule = rule
-        # The one that is verified, and one that was drafted ahead of it.
+        # The one that is verified, and those that were drafted ahead of it.
         self._chains: list[Chain] = []
 
     def begin(self, most: int, num_requests: int, assumed: Sequence[int] | None = None) -> int:
@@ -57,9 +57,18 @@ class ChainLength:
         self._chains.append(Chain(list(assumed or ()), assumed is not None))
         return self._rule.num_tokens(most, num_requests)
 
-    def ends_with(self, token: int, drawn: Drawn) -> bool:
-        """Whether the chain is over with the token that was just drawn."""
-        chain = self._chains[-1]
+    def begin_ahead(
+        self, most: int, num_requests: int, paths: Sequence[Sequence[int]]
+    ) -> tuple[int, list[Chain]]:
+        """Begin a chain behind each of these tokens: the most tokens that they may have, and what
+        `ends_with` takes. At most one of them will be verified."""
+        chains = [Chain(list(path), is_ahead=True) for path in paths]
+        self._chains = [*(chain for chain in self._chains if not chain.is_ahead), *chains]
+        return self._rule.num_tokens(most, num_requests), chains
+
+    def ends_with(self, token: int, drawn: Drawn, chain: Chain | None = None) -> bool:
+        """Whether a chain, by default the last that began, is over with the token just drawn."""
+        chain = chain or self._chains[-1]
         chain.tokens.append(token)
         chain.drawn.append(drawn)
         return self._rule.stops_after(drawn)

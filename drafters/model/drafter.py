@@ -17,16 +17,16 @@ import numpy as np
 
 from ...core.errors import CapacityError
 from ...core.interfaces import PrefixCounts
-from ...core.proposals import Commit, DraftRequest, Proposal, Query
-from ...core.steps import StepOutput
+from ...core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
+from ...core.steps import StepInput, StepOutput
 from ...models.device import choose_device, choose_dtype
 from ...models.hosted.any_stage import AnyStage, load_any_stage
 from ...models.layers.int8_linear import NONE
 from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
-from ..coupled_rank import CoupledChoice
 from ..open_requests import OpenRequests
+from .ahead.drafts import DraftsAhead
 from .cached_text import CachedText
 from .chain_job import (
     ChainBatch,
@@ -39,10 +39,9 @@ from .chain_job import (
 )
 from .chain_length import ChainLength
 from .expansion import Expansion
-from .options import AUTO_WEIGHTS, FULL, MAX_TOKENS, SEQUOIA, ModelOptions
+from .options import AUTO_WEIGHTS, MAX_TOKENS, ModelOptions
 from .prefix_cache import PrefixCache
-from .sequoia import SequoiaShapes
-from .stopping import DraftCosts
+from .stopping import SVIP, DraftCosts
 from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
@@ -86,7 +85,7 @@ def load_model_drafter(
         ),
         dtype=choose_dtype(options.dtype, device, info.dtype),
         device=device,
-        with_trees=options.tree != "chain" or chosen.name == SLRS,
+        with_trees=options.tree != "chain" or chosen.name == SLRS or options.ahead,
     )
     return ModelDrafter(stage, info, name, options, vocabulary=chosen.vocabulary)
 
@@ -138,15 +137,17 @@ class ModelDrafter:
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
-        is_full = self._options.tree_size == FULL
-        self._sequoia = (
-            SequoiaShapes(self._costs, is_full=is_full) if self._options.tree == SEQUOIA else None
-        )
+        self._sequoia = self._options.sequoia_shapes(self._costs)
         self._expansions = self._options.expansions(self._sequoia)
+        self._ahead = DraftsAhead(
+            self._options, self._vocabulary, self._cache, run=self._pass,
+            max_context_len=info.max_context_len, expansions=self._expansions,
+        )  # fmt: skip
         # When the last drafts were done, and of which requests: what is between the drafts of one
         # request is a verification, anything else may be idleness.
         self._proposed_at = 0.0
         self._drafted: frozenset[str] = frozenset()
+        self._was_asked_ahead = False
         # Of each request in the last proposals, on average.
         self._num_nodes = 0.0
         self._told_full = False
@@ -158,12 +159,12 @@ class ModelDrafter:
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether it drafts behind assumed tokens: one whose tokens are the target's may."""
+        """Whether it drafts behind trees in flight: one whose tokens are the target's may."""
         return self._options.ahead and self.has_target_tokens
 
     @property
     def has_target_tokens(self) -> bool:
-        """Whether its tokens are the target's: it may then be asked behind assumed ones."""
+        """Whether its tokens are the target's: it may then be asked behind others'."""
         return isinstance(self._vocabulary, SameVocabulary)
 
     @property
@@ -189,9 +190,9 @@ class ModelDrafter:
         Empty also for a request that does not fit in the KV cache or the model's context.
         """
         states = [self._requests.of_query(query) for query in queries]
-        is_ahead = any(query.assumed is not None for query in queries)
+        is_behind = any(query.assumed is not None for query in queries)
         start = self._clock()
-        if not is_ahead and not self._drafted.isdisjoint(query.request_id for query in queries):
+        if not is_behind and not self._drafted.isdisjoint(query.request_id for query in queries):
             self._costs.note_verify(start - self._proposed_at)
             if self._sequoia is not None:
                 self._sequoia.note_verify(self._num_nodes, start - self._proposed_at)
@@ -212,8 +213,9 @@ class ModelDrafter:
             before, start = start, self._clock()
             self._costs.note_draw(start - before)
         self._proposed_at = start
-        # What is drafted ahead is verified later than next.
-        self._drafted = frozenset(() if is_ahead else (query.request_id for query in queries))
+        self._was_asked_ahead = False
+        # Those before it know how long a verification takes.
+        self._drafted = frozenset(() if is_behind else (query.request_id for query in queries))
         for state, query, job in zip(states, queries, jobs, strict=True):
             state.keep_cache(job, query.assumed or ())
             self._cache.register(state)
@@ -221,11 +223,22 @@ class ModelDrafter:
             self._proposal(state, job, query.max_nodes)
             for state, job, query in zip(states, jobs, queries, strict=True)
         ]
-        if self._sequoia is not None and not is_ahead:
+        if self._sequoia is not None and not is_behind:
             self._num_nodes = sum(len(one.tokens) for one in proposals) / max(len(proposals), 1)
             for state, proposal in zip(states, proposals, strict=True):
                 state.proposed = proposal.tokens, proposal.parents
         return proposals
+
+    def propose_ahead(
+        self, queries: Sequence[AheadQuery], is_over: Callable[[], bool]
+    ) -> list[Proposal]:
+        """Drafts behind the likeliest outcomes of each query's tree; see `AssumingDrafter`."""
+        if self._was_asked_ahead:
+            # The drafts between were those ahead: how long their verification took is not known.
+            self._drafted = frozenset()
+        self._was_asked_ahead = True
+        asked = [(query, self._requests.of_query(query)) for query in queries]
+        return self._ahead.propose(self._name, asked, is_over)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Follow the committed tokens; keeps the KV of drawn tokens that were accepted."""
@@ -246,9 +259,7 @@ class ModelDrafter:
         assumed = query.assumed or ()
         room = self._info.max_context_len - len(state.tokens) - len(assumed)
         max_draws = self._vocabulary.num_draws(query.max_nodes)
-        # The first token of what is drafted ahead is the target's own next one.
-        num_tokens = self._options.num_tokens + (query.assumed is not None)
-        most = max(0, min(max_draws, num_tokens, room))
+        most = max(0, min(max_draws, self._options.num_tokens, room))
         limit = state.length.begin(most, num_requests, query.assumed)
         expansion = None
         num_fed = limit - 1
@@ -293,9 +304,7 @@ class ModelDrafter:
         """The tree that grows behind a text; None: a chain does."""
         if isinstance(self._vocabulary, StringVocabulary):
             return self._vocabulary.tree(
-                state.text,
-                CoupledChoice(distribution.temperature, state.seed, state.committed_len),
-                state.blocks, state.distribution,
+                state.text, state.choice, state.blocks, state.distribution,
                 rng=rng, num_declared=self._distribution_size(state),
             )  # fmt: skip
         if expansion is None:
@@ -308,11 +317,9 @@ class ModelDrafter:
 
     def _heard(self, state: CachedText) -> HeardNoise | None:
         """The noise of what draws become in the target's tokens; None where it decides nothing."""
-        temperature = state.distribution.temperature
-        if temperature == 0 or self._options.distribution_size:
+        if state.distribution.temperature == 0 or self._options.distribution_size:
             return None
-        choice = CoupledChoice(temperature, state.seed, state.committed_len)
-        return self._vocabulary.heard(state.text, choice)
+        return self._vocabulary.heard(state.text, state.choice)
 
     def _distribution_size(self, state: CachedText) -> int:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""
@@ -344,13 +351,18 @@ class ModelDrafter:
             return False
         return True
 
-    def _run(self, batch: ChainBatch) -> None:
-        top_k = min(self._options.branch + 1, self._vocabulary.size)
-        with_entropies = self._options.stop == "svip"
-        step = build_step(batch, self._options.block_size, top_k, with_entropies=with_entropies)
+    def _pass(self, step: StepInput) -> StepOutput:
         output = self._stage.run(step, None)
         assert isinstance(output, StepOutput), "the stage does not hold the whole model"
         self.num_passes += 1
+        return output
+
+    def _run(self, batch: ChainBatch) -> None:
+        top_k = min(self._options.branch + 1, self._vocabulary.size)
+        with_entropies = self._options.stop == SVIP
+        output = self._pass(
+            build_step(batch, self._options.block_size, top_k, with_entropies=with_entropies)
+        )
         for job, count in zip(batch.jobs, batch.counts, strict=True):
             job.feed(count)
         best, row = iter(output.probe_ids.tolist()), 0
@@ -365,9 +377,7 @@ class ModelDrafter:
         active = [job for job in jobs if job.expansion.frontier]
         if not active:
             return []
-        output = self._stage.run(build_tree_step(active, self._options.block_size), None)
-        assert isinstance(output, StepOutput)
-        self.num_passes += 1
+        output = self._pass(build_tree_step(active, self._options.block_size))
         first = 0
         for job in active:
             count = len(job.expansion.frontier)
@@ -377,7 +387,7 @@ class ModelDrafter:
         return active
 
     def _proposal(self, state: CachedText, job: ChainJob, max_nodes: int) -> Proposal:
-        """The tree; or the chain, then the first token's rivals, which share what it leaves."""
+        """The tree; or the chain, then the first token's rivals."""
         if job.tree is not None:
             nodes = DraftNodes(*job.tree.proposed(self._vocabulary.num_draws(max_nodes)))
             declared = stacked(job.tree.declared[: len(nodes.tokens)])

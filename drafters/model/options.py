@@ -54,8 +54,9 @@ class ModelOptions:
                           stand beside the chain's first
     stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
                           heuristic, confidence, svip, schedule or goodput
-    ahead                 drafts go on below the likeliest leaf of a step that the target computes
-                          still (PEARL); of drafters with a process of their own, and `coupled`
+    ahead                 it drafts behind the likeliest outcomes of a step that the target computes
+                          still; of drafters with a process of their own, and `coupled`
+    ahead_outcomes        how many outcomes of a request it drafts behind, in one pass a level
     distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
                           most probable tokens, which is declared, as acceptance rules other than
                           `coupled` need it
@@ -84,6 +85,7 @@ class ModelOptions:
     distribution_size: int = 0
     stop: str = "constant"
     ahead: bool = False
+    ahead_outcomes: int = 32
     confidence_threshold: float = 0.4
     schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
@@ -101,6 +103,7 @@ class ModelOptions:
         require_whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
+        require_whole("ahead_outcomes", self.ahead_outcomes, 1, 256)
         require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_one_of("tree_size", self.tree_size, (FASTEST, FULL))
         if self.tree_size != FASTEST and self.tree != SEQUOIA:
@@ -121,6 +124,12 @@ class ModelOptions:
         self.stop_rule(DraftCosts())
         for field in ("num_blocks", "block_size", "prefill_chunk"):
             require_whole(field, getattr(self, field), 1)
+
+    def sequoia_shapes(self, costs: DraftCosts) -> SequoiaShapes | None:
+        """The shapes of `tree: sequoia`; None for other trees."""
+        if self.tree != SEQUOIA:
+            return None
+        return SequoiaShapes(costs, is_full=self.tree_size == FULL)
 
     def expansions(self, shapes: SequoiaShapes | None = None) -> Expansions | None:
         """A factory of trees by their most levels and nodes; None for chains.

@@ -23,6 +23,8 @@ MIN_PAIRS = 6
 # A wrong stop costs a token, a missed one a row.
 FALSE_NEGATIVE_COST = 3.0
 WEIGHT = 0.1
+# The rule that asks for entropies.
+SVIP = "svip"
 
 
 class Drawn(NamedTuple):

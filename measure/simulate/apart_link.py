@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from ...cluster.links.pool import AnyLink
@@ -25,7 +25,8 @@ class DraftSpan:
 
 class ApartLink(SlowedLink):
     """Drafts in this process and at once; the answer comes when the profile's drafter would have
-    given it, and the engine goes on meanwhile.
+    given it, and the engine goes on meanwhile. What is hurried is drafted again, of as many passes
+    as the profile's drafter would have begun.
 
     spans  of the drafts so far
     """
@@ -36,7 +37,9 @@ class ApartLink(SlowedLink):
         super().__init__(link, kind, profile)
         self._drafts_ahead = drafts_ahead
         self._answer: asyncio.TimerHandle | None = None
-        self._is_ahead = False
+        self._message: DrafterMessage | None = None
+        # Of the last answer, were it not hurried.
+        self._num_passes, self._total_s = 0, 0.0
         self.spans: list[DraftSpan] = []
 
     @property
@@ -51,8 +54,26 @@ class ApartLink(SlowedLink):
 
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
-        self._is_ahead = any(query.assumed is not None for query in message.queries)
+        self._message = message
         super().send(message)
+
+    def hurry(self) -> None:
+        """See `DrafterLink`."""
+        assert self._answer is not None
+        assert self._message is not None
+        if not self._num_passes:
+            return
+        share = (time.perf_counter() - self._sent_at) / self._total_s
+        begun = 1 + int(share * self._num_passes)
+        if begun < self._num_passes:
+            self._answer.cancel()
+            self.spans.pop()
+            self.num_drafts -= 1
+            self._passes_before = self._link.num_passes or 0
+            left = iter(range(begun))
+            # It heard of the rest with the first time.
+            again = replace(self._message, closes=(), opens=(), commits=(), last_commits=())
+            self._link.send(again, lambda: next(left, None) is None)
 
     def disconnect(self) -> None:
         """See `DrafterLink`."""
@@ -68,11 +89,14 @@ class ApartLink(SlowedLink):
     ) -> None:
         """Pass the answer on when the profile's drafter has it."""
         assert self._events is not None
+        assert self._message is not None
         waited = max(self._left_to_wait(proposals), 0.0)
+        took = time.perf_counter() - self._sent_at
+        self._num_passes = (self._link.num_passes or 0) - self._passes_before
+        self._total_s = took + waited
         if proposals:
-            took = time.perf_counter() - self._sent_at
             now = time.time()
-            self.spans.append(DraftSpan((now - took, now + waited), self._is_ahead))
+            self.spans.append(DraftSpan((now - took, now + waited), bool(self._message.ahead)))
         seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
         loop = asyncio.get_running_loop()
         self._answer = loop.call_later(waited, self._events.answered, proposals, report, seconds)

@@ -89,6 +89,10 @@ class SlowedLink:
         self._passes_before = self._link.num_passes or 0
         self._link.send(message)
 
+    def hurry(self) -> None:
+        """See `DrafterLink`."""
+        self._link.hurry()
+
     def unanswered(self) -> None:
         """See `DrafterLink`."""
         self._link.unanswered()

@@ -9,10 +9,9 @@ from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 
 PROMPTS = ["def read(path):\n", "class Tree:\n    def __init__(self", "import os\n\nfor name in"]
-# Short ones are accepted to their leaves now and then.
-COMMON: dict[str, Any] = {"transport": "grpc", "ahead": True, "num_tokens": 2}
+COMMON: dict[str, Any] = {"transport": "grpc", "ahead": True}
 AHEAD = DrafterConfig(kind="model", model="demo-drafter", **COMMON)
-TREES = DrafterConfig(kind="model", model="demo-drafter", tree="dynamic", **COMMON)
+TREES = DrafterConfig(kind="model", model="demo-drafter", tree="dynamic", num_tokens=2, **COMMON)
 
 
 @pytest.mark.timeout(300)

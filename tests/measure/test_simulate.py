@@ -14,7 +14,7 @@ from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import DrafterMessage, InprocLink
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.proposals import Proposal, Query, chain_proposal
+from draftline.core.proposals import AheadQuery, Proposal, Query, chain_proposal
 from draftline.core.steps import StepInput, StepOutput, prompt_step
 from draftline.measure.records.record import Arrival, Record
 from draftline.measure.records.run_metrics import run_metrics
@@ -29,7 +29,12 @@ from draftline.measure.simulate.cost_profile import (
 from draftline.measure.simulate.scaled_runs import faster
 from draftline.measure.simulate.simulation import Simulation, kind_of
 from draftline.measure.simulate.slowed_link import SlowedLink
-from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter, following
+from support.fakes.fake_drafters import (
+    CountingDrafter,
+    GuessingDrafter,
+    ScriptedDrafter,
+    following,
+)
 from support.servers.hub_session import LIMITS, HubSession
 
 # A memory of 1,000 bytes and a processor of 100 operations a second, both half used.
@@ -179,9 +184,8 @@ async def test_a_draft_takes_the_passes_that_its_model_took() -> None:
 
 @pytest.mark.parametrize("is_ahead", [False, True])
 async def test_the_engine_goes_on_while_a_drafter_of_its_own_device_works(is_ahead: bool) -> None:
-    link = ApartLink(
-        InprocLink(CountingDrafter("model", 4)), "griffin", PROFILE, drafts_ahead=is_ahead
-    )
+    drafter = GuessingDrafter("model", 4)
+    link = ApartLink(InprocLink(drafter), "griffin", PROFILE, drafts_ahead=is_ahead)
     assert not link.is_local
     hub = DrafterHub([link], LIMITS)
     await hub.start()
@@ -195,10 +199,35 @@ async def test_the_engine_goes_on_while_a_drafter_of_its_own_device_works(is_ahe
     assert first.span[1] - first.span[0] >= 0.9 * draft_s
     assert not first.is_ahead
     assert hub.drafts_ahead is is_ahead
-    assumed = tuple(proposal.tokens[:2].tolist())
-    query = session.query()._replace(assumed=assumed)
+    drafter.guesses = [following(session.text[-1], 2).tolist()]
+    query = AheadQuery("r", len(session.text), 8, proposal.tokens, proposal.parents)
     hub.draft_ahead([query], {"model": ["r"]})
     assert [one.is_ahead for one in link.spans] == [False, True][: 1 + is_ahead]
+    await hub.stop()
+
+
+async def test_what_is_hurried_has_the_passes_that_were_begun() -> None:
+    class Passing(GuessingDrafter):
+        num_passes = 0
+
+    drafter = Passing("model", 2)
+    drafter.on_pass = lambda: setattr(drafter, "num_passes", drafter.num_passes + 1)
+    link = ApartLink(InprocLink(drafter), "griffin", PROFILE, drafts_ahead=True)
+    hub = DrafterHub([link], LIMITS)
+    await hub.start()
+    session = HubSession(hub)
+    drafter.guesses = [following(session.text[-1], 2).tolist(), *([40, n] for n in range(49))]
+    hub.draft_ahead([AheadQuery("r", 5, 8, *2 * [following(0, 0)])], {"model": ["r"]})
+    # Fifty passes were simulated at once, and would take three seconds.
+    assert drafter.num_passes == 50
+    began_at = time.monotonic()
+    [proposal] = await session.step(2)
+    assert proposal.tokens.tolist() == session.expected(2)
+    assert time.monotonic() - began_at < 1.5
+    assert 50 < drafter.num_passes < 75
+    assert (link.num_drafts, len(link.spans)) == (1, 1)
+    [stats] = hub.stats()
+    assert (stats.ahead_used, stats.errors) == (1, 0)
     await hub.stop()
 
 

@@ -41,12 +41,6 @@ class Bench:
         [proposal] = self.drafter.propose([Query("r", len(self.text), max_nodes)], deadline)
         return proposal
 
-    def go_ahead(self, *assumed: int) -> list[int]:
-        """What is drafted behind tokens that are not committed."""
-        self.stage.steps.clear()
-        [proposal] = self.drafter.propose([Query("r", len(self.text), 20, assumed)])
-        return proposal.tokens.tolist()
-
     def commit(self, tokens: list[int]) -> None:
         base = len(self.text)
         self.drafter.observe([Commit("r", base, np.array(tokens, dtype=np.int32))])
@@ -116,51 +110,6 @@ def test_proposing_again_changes_nothing() -> None:
     assert bench.propose().tokens.tolist() == first.tokens.tolist()
     bench.commit([*first.tokens.tolist(), 7])
     assert bench.propose().tokens.tolist() == bench.chain(4)
-
-
-def test_ahead_it_drafts_what_it_will_draft_when_the_tokens_are_said() -> None:
-    bench = Bench(TEXT)
-    drawn = bench.propose().tokens.tolist()
-    # The last one was not fed yet; one token more, for the target's own comes first.
-    ahead = bench.go_ahead(*drawn)
-    assert ahead == plain_chain([*TEXT, *drawn], SEED, VOCAB, 5)
-    assert bench.rows() == [1, 1, 1, 1, 1]
-    bench.commit([*drawn, ahead[0]])
-    # All but the last are in the cache.
-    again = bench.go_ahead(*ahead[1:])
-    assert again == plain_chain([*bench.text, *ahead[1:]], SEED, VOCAB, 5)
-    assert bench.rows() == [1, 1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("num_said", [0, 2, 4])
-def test_what_was_assumed_wrongly_is_fed_anew(num_said: int) -> None:
-    bench = Bench(TEXT)
-    drawn = bench.propose().tokens.tolist()
-    path = [*drawn, *bench.go_ahead(*drawn)]
-    bench.commit([*path[:num_said], (path[num_said] + 1) % VOCAB])
-    assert bench.propose().tokens.tolist() == bench.chain(4)
-    assert bench.rows() == [1, 1, 1, 1]
-
-
-def test_it_goes_ahead_of_tokens_that_others_drafted() -> None:
-    bench = Bench(TEXT)
-    bench.propose()
-    assert bench.go_ahead(7, 8, 9) == plain_chain([*TEXT, 7, 8, 9], SEED, VOCAB, 5)
-    assert bench.go_ahead(VOCAB + 1) == []
-    bench.commit([7, 8])
-    assert bench.propose().tokens.tolist() == bench.chain(4)
-
-
-def test_chains_that_were_drafted_ahead_are_judged_where_they_are_verified() -> None:
-    bench = Bench(TEXT, stop="heuristic")
-    assert len(bench.propose().tokens) == 4
-    drawn = bench.propose().tokens.tolist()
-    ahead = bench.go_ahead(*drawn)
-    # The first chain was right to its end; nothing is known of the second one but its first token.
-    bench.commit([*drawn, ahead[0]])
-    wrong = (ahead[2] + 1) % VOCAB
-    bench.commit([ahead[1], wrong])
-    assert len(bench.propose().tokens) == 3
 
 
 def test_prompts_are_fed_in_chunks() -> None:

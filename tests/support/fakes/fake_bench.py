@@ -13,6 +13,7 @@ from draftline.core.arrays import ROOT
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
 from draftline.core.proposals import (
+    AheadQuery,
     DraftCost,
     Drafted,
     DraftRequest,
@@ -127,7 +128,9 @@ class RandomDrafters:
 
     drafts_ahead = False
 
-    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
+    def draft_ahead(
+        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
+    ) -> None:
         raise AssertionError("nobody drafts ahead")
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:

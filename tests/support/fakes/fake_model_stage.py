@@ -54,12 +54,12 @@ class FakeModelStage(FakeTarget):
         )
 
     def _top(self, step: StepInput) -> TopTokens:
-        texts = [self._visible(step, row) for row in step.logits_rows.tolist()]
-        ids = [self._top_ids(text, step.num_top) for text in texts]
-        falling = np.log(0.5) * np.arange(1, step.num_top + 1, dtype=np.float32)
+        """What may come next, whatever the seed: each half as probable as the one before."""
+        ids = [self._top_ids(self._visible(step, row), step.num_top) for row in step.logits_rows]
+        log_probs = np.log(0.5) * np.arange(1, step.num_top + 1, dtype=np.float32)
         return TopTokens(
             np.array(ids, dtype=np.int32).reshape(-1, step.num_top),
-            np.broadcast_to(falling, (len(ids), step.num_top)),
+            np.tile(log_probs.astype(np.float32), (len(ids), 1)),
         )
 
     def _top_ids(self, text: list[int], top_k: int) -> Int32:
