@@ -14,6 +14,7 @@ from ...core.interfaces import (
     AheadDrafter,
     AssumingDrafter,
     CachingDrafter,
+    ChatReader,
     Drafter,
     FeatureDrafter,
     LearningDrafter,
@@ -193,6 +194,11 @@ def features_read(drafter: Drafter) -> FeatureLayers | None:
 def drafts_ahead(drafter: Drafter) -> bool:
     """Whether a drafter drafts behind assumed tokens."""
     return isinstance(drafter, AssumingDrafter) and drafter.drafts_ahead
+
+
+def reads_chat(drafter: Drafter) -> bool:
+    """Whether a drafter asks for the chats that prompts were made of."""
+    return isinstance(drafter, ChatReader) and drafter.reads_chat
 
 
 class DrafterSession:

@@ -62,7 +62,9 @@ def load_model_drafter(
     """
     options = options or ModelOptions()
     info = read_model_info(model)
-    chosen = choose_vocabulary(options.vocabulary, info, target, options.num_tokens)
+    chosen = choose_vocabulary(
+        options.vocabulary, info, target, options.num_tokens, options.chat_template
+    )
     check_tree(chosen.name, options.tree)
     draws = chosen.vocabulary.num_draws(options.num_tokens)
     options = replace(options, num_tokens=min(draws, MAX_TOKENS))
@@ -160,6 +162,11 @@ class ModelDrafter:
     def has_target_tokens(self) -> bool:
         """Whether its tokens are the target's: it may then be asked behind assumed ones."""
         return isinstance(self._vocabulary, SameVocabulary)
+
+    @property
+    def reads_chat(self) -> bool:
+        """Whether it makes prompts of chats by a template of its own; see `ChatReader`."""
+        return self._vocabulary.reads_chat
 
     @property
     def memory_bytes(self) -> int:

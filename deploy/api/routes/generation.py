@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastapi import Request, Response
 
 from ....cluster.loop_calls import off_loop
+from ....core.chat_turns import ChatTurn
 from ....core.request.input_checks import answer_room
 from ....core.request.sampling_params import MAX_SEED, SamplingParams
 from ...settings.settings import ServerConfig
@@ -81,13 +82,15 @@ class GenerationRoutes:
                 include_reasoning=body.include_reasoning,
             )
         prompt = body.cut_prompt(plan.prompt, self._engine_client.max_model_len)
-        return await self._answer(request, body, [prompt], form, shape=plan.shape)
+        chat = plan.chat_of(prompt)
+        return await self._answer(request, body, [prompt], form, shape=plan.shape, chat=chat)
 
     async def plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
         output = body.structured_output_form()
         planner = ChatPlanner(self._engine_client.codec, self._config)
-        return await planner.plan(body, body.messages, output)
+        wants = self._model.reads_chat and body.speculative.enabled
+        return await planner.plan(body, body.messages, output, with_chat=wants)
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
@@ -101,9 +104,12 @@ class GenerationRoutes:
         echo: Sequence[str] = (),
         *,
         shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        chat: tuple[ChatTurn, ...] = (),
     ) -> Response:
         response_id = form.heading.response_id
-        job = await self.job(request, body, prompts, response_id, echo=echo, shape=shape)
+        job = await self.job(
+            request, body, prompts, response_id, echo=echo, shape=shape, chat=chat
+        )
         if body.stream:
             events = answer_events(
                 self._engine_client, job, form, self._metrics, include_usage=body.include_usage
@@ -123,8 +129,9 @@ class GenerationRoutes:
         *,
         echo: Sequence[str] = (),
         shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        chat: tuple[ChatTurn, ...] = (),
     ) -> Job:
-        """What a body asks of the engine. Raises `ApiError` 400 or `RequestError`."""
+        """What a body asks of the engine, whose one prompt was made of `chat`. Raises `ApiError` 400 or `RequestError`."""
         timeout = self._config.request_timeout_s
         each = body.num_choices
         params = shape(self._params(body, prompts))
@@ -133,13 +140,14 @@ class GenerationRoutes:
         )
         # Each of them is checked, with all lists of tokens in it.
         choices = [params] if each == 1 else await off_loop(_choices, params, each)
+        options = caller_of(request).with_tenant(body.request_options())
         return Job(
             request_id=response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
             params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=caller_of(request).with_tenant(body.request_options()),
+            options=replace(options, chat=chat) if chat else options,
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,
