@@ -2,10 +2,9 @@
 
     python -m draftline.benchmarks.drafters.weights
 
-Texts are the bundled held-out prompts; each draft's time is the median of twenty, tokens are
-compared with those of the plain weights, which also run on draftline's own operators, as they do
-where nothing is asked. The bundled models are small: what 8 and 4 bits save in time shows with
-larger ones.
+Texts are the bundled held-out prompts; a draft's time is the median of twenty, of one thread's
+processor time, which does not count what other programs take. Tokens are compared with those of
+the plain weights, which also run on draftline's own operators, as they do where nothing is asked.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Row:
 
     compile       own operators where it is `auto`
     bytes         of all weights, and of those of the decoder layers alone
-    ms            of a draft for all streams
+    ms            of processor time, of a draft for all streams
     equal         share of drafted tokens that plain weights draft, too
     """
 
@@ -79,7 +78,7 @@ def rows(model: str, num_streams: int) -> Iterator[Row]:
 
 
 def drafted(drafter: ModelDrafter, model: str, num_streams: int) -> tuple[list[list[int]], float]:
-    """Drafts behind growing texts, which are the same for all weights, and ms of one message."""
+    """Drafts behind growing texts, which are the same for all weights, and processor ms of one."""
     tokenizer = load_tokenizer(model)
     texts = [tokenizer.encode(prompt.text) for prompt in held_out_prompts(num_streams)]
     lengths = [len(text) // 2 for text in texts]
@@ -88,11 +87,11 @@ def drafted(drafter: ModelDrafter, model: str, num_streams: int) -> tuple[list[l
         drafter.open(DraftRequest(str(name), ids, length, 0.0, 1))
     drafts, seconds = [], []
     for number in range(ROUNDS):
-        start = time.perf_counter()
+        start = time.process_time()
         queries = [Query(str(name), length, MAX_NODES) for name, length in enumerate(lengths)]
         proposals = drafter.propose(queries)
         if number >= WARM:
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
         drafts += [proposal.tokens.tolist() for proposal in proposals]
         for name, text in enumerate(texts):
             token = np.array([text[lengths[name] % len(text)]], dtype=np.int32)

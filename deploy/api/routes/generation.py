@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import Request, Response
 
 from ....cluster.loop_calls import off_loop
-from ....core.chat_turns import ChatTurn
 from ....core.request.input_checks import answer_room
 from ....core.request.sampling_params import MAX_SEED, SamplingParams
 from ...settings.settings import ServerConfig
@@ -82,8 +81,7 @@ class GenerationRoutes:
                 include_reasoning=body.include_reasoning,
             )
         prompt = body.cut_prompt(plan.prompt, self._engine_client.max_model_len)
-        chat = plan.chat_of(prompt)
-        return await self._answer(request, body, [prompt], form, shape=plan.shape, chat=chat)
+        return await self._answer(request, body, [prompt], form, plan=plan)
 
     async def plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
@@ -103,13 +101,10 @@ class GenerationRoutes:
         form: CompletionFormat | ChatFormat,
         echo: Sequence[str] = (),
         *,
-        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
-        chat: tuple[ChatTurn, ...] = (),
+        plan: ChatPlan | None = None,
     ) -> Response:
         response_id = form.heading.response_id
-        job = await self.job(
-            request, body, prompts, response_id, echo=echo, shape=shape, chat=chat
-        )
+        job = await self.job(request, body, prompts, response_id, echo=echo, plan=plan)
         if body.stream:
             events = answer_events(
                 self._engine_client, job, form, self._metrics, include_usage=body.include_usage
@@ -128,26 +123,31 @@ class GenerationRoutes:
         response_id: str,
         *,
         echo: Sequence[str] = (),
-        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
-        chat: tuple[ChatTurn, ...] = (),
+        plan: ChatPlan | None = None,
     ) -> Job:
-        """What a body asks of the engine, whose one prompt was made of `chat`. Raises `ApiError` 400 or `RequestError`."""
+        """What a body asks of the engine; a chat's as its plan says.
+
+        Raises `ApiError` 400 or `RequestError`.
+        """
         timeout = self._config.request_timeout_s
         each = body.num_choices
-        params = shape(self._params(body, prompts))
+        params = self._params(body, prompts)
+        options = caller_of(request).with_tenant(body.request_options())
+        if plan is not None:
+            params = plan.shape(params)
+            options = replace(options, chat=plan.chat_of(prompts[0]))
         check_logprobs(
             params, prompts, each, self._engine_client.max_model_len, self._config.limits
         )
         # Each of them is checked, with all lists of tokens in it.
         choices = [params] if each == 1 else await off_loop(_choices, params, each)
-        options = caller_of(request).with_tenant(body.request_options())
         return Job(
             request_id=response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
             params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=replace(options, chat=chat) if chat else options,
+            options=options,
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,

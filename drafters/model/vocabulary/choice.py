@@ -139,7 +139,8 @@ def choose_vocabulary(
     if target is None or has_same_tokenizer(draft.path, target.path):
         if chat_template not in (CHAT_AUTO, CHAT_TARGET):
             raise ConfigError(
-                "chat_template", f"{draft.path.name} reads the served model's own tokens: leave it out"
+                "chat_template",
+                f"{draft.path.name} reads the served model's own tokens: leave it out",
             )
         return ChosenVocabulary(SAME, SameVocabulary(draft.vocab_size))
     if option == SAME:
@@ -158,23 +159,23 @@ def choose_vocabulary(
     return _made(option, pair, overlap, read_own_chat(chat_template, draft))
 
 
-def _made(
-    name: str, pair: _Pair, overlap: Overlap, chat: OwnChat | None
-) -> ChosenVocabulary:
+def _made(name: str, pair: _Pair, overlap: Overlap, chat: OwnChat | None) -> ChosenVocabulary:
     if name == SLEM:
         return ChosenVocabulary(
             name,
             WrittenVocabulary(
-                pair.draft, pair.target, pair.draft_size, pair.target_size,
-                overlap.draws_per_token, chat,
-            ),  # fmt: skip
+                pair.draft,
+                pair.target,
+                pair.draft_size,
+                pair.target_size,
+                overlap.draws_per_token,
+                chat=chat,
+            ),
         )
     if name == SLRS:
         return ChosenVocabulary(
             name,
-            StringVocabulary(
-                pair.draft, pair.target, pair.draft_size, pair.target_size, chat=chat
-            ),
+            StringVocabulary(pair.draft, pair.target, pair.draft_size, pair.target_size, chat=chat),
         )
     kind = UnionVocabulary if name == UNION else IntersectionVocabulary
     vocabulary = kind(overlap.shared, pair.draft, pair.target, chat)

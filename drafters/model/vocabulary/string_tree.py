@@ -87,7 +87,7 @@ class StringVocabulary(WrittenVocabulary):
 
     def __init__(
         self, draft: Vocabulary, target: Vocabulary, size: int, target_size: int,
-        limits: StringLimits | None = None, chat: OwnChat | None = None,
+        limits: StringLimits | None = None, *, chat: OwnChat | None = None,
     ) -> None:  # fmt: skip
         """Raises `ConfigError` for a drafter whose texts have several spellings."""
         check_prefix_code(draft)

@@ -32,7 +32,8 @@ REMEMBERED = 16
 class WrittenText:
     """A text in the drafter's tokens, as its tokenizer writes it.
 
-    The last of them may change with what follows, but not those of a chat's prompt. Bytes of an incomplete character are held back.
+    The last of them may change with what follows, but not those of a chat's prompt. Bytes of an
+    incomplete character are held back.
 
     committed  the last target ids
     held       bytes of the character that the text ends in, if it is incomplete
@@ -99,7 +100,7 @@ class WrittenVocabulary:
 
     def __init__(
         self, draft: Vocabulary, target: Vocabulary, size: int, target_size: int,
-        draws_per_token: float = 1.0, chat: OwnChat | None = None,
+        draws_per_token: float = 1.0, *, chat: OwnChat | None = None,
     ) -> None:  # fmt: skip
         """`size` and `target_size`: ids of the drafter's model and of the target's.
 

@@ -181,7 +181,9 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         other_drafter(chat_template=str(broken))
     with pytest.raises(ConfigError, match="served model's own tokens"):
         load_model_drafter(
-            "demo-drafter", options=ModelOptions(chat_template="own"), target=read_model_info("demo")
+            "demo-drafter",
+            options=ModelOptions(chat_template="own"),
+            target=read_model_info("demo"),
         )
 
 
