@@ -81,19 +81,23 @@ def with_lengths(member: DrafterConfig, num_tokens: int, size: int) -> DrafterCo
 def may_read_chat(config: DrafterConfig, target: str) -> bool:
     """Whether a drafter may ask for the chats that prompts were made of (`ChatReader`).
 
-    Where only its server can tell, it may; `target` is the served model.
+    Where only its server can tell, it may. `target` is the served model. Raises `ConfigError` as
+    `cascade_members`.
     """
-    from ...drafters.model.vocabulary.names import CHAT_TARGET  # noqa: PLC0415
-    from ...models.text.fingerprint import tokenizer_hash  # noqa: PLC0415 - takes seconds
-
-    if config.kind not in ("model", CASCADE):
-        return False
     if config.address is not None:
-        return True
+        return config.kind in ("model", CASCADE)
     if config.kind == CASCADE:
         return any(may_read_chat(member, target) for member in cascade_members(config))
-    model = config.options.get("model")
-    if not isinstance(model, str) or config.options.get("chat_template") == CHAT_TARGET:
+    return config.kind == "model" and _may_have_chat(config.options, target)
+
+
+def _may_have_chat(options: Mapping[str, Any], target: str) -> bool:
+    """Whether a model of such options reads chats by a template of its own."""
+    from ...drafters.model.vocabulary.names import CHAT_TARGET  # noqa: PLC0415 - takes seconds
+    from ...models.text.fingerprint import tokenizer_hash  # noqa: PLC0415
+
+    model = options.get("model")
+    if not isinstance(model, str) or options.get("chat_template") == CHAT_TARGET:
         return False
     try:
         return tokenizer_hash(model) != tokenizer_hash(target)
