@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
+from draftline.benchmarks.lossless.matrix import OF_MODELS
 from draftline.benchmarks.lossless.sampling_matrix import PARAMETERS
 from draftline.benchmarks.peers.transformers_peer import TransformersPeer
 from draftline.cluster.engine.assembly import plan_model
@@ -30,15 +31,10 @@ from support.servers.processes import drafter_pids
 NUM_CASES = 40
 MAX_WAITING = 48
 SYSTEM_TOKENS = 48
-OTHER = "demo-drafter-other-vocab"
 MODELS = [
     # Two servers, which go on while the target computes.
     DrafterConfig(kind="model", model="demo-drafter", transport="grpc", servers=2, ahead=True),
-    DrafterConfig(kind="model", name="tli", model=OTHER, vocabulary="tli"),
-    DrafterConfig(kind="model", name="slem", model=OTHER, vocabulary="slem", tree="dynamic"),
-    DrafterConfig(
-        kind="cascade", drafters=[{"kind": "model", "model": "demo-drafter"}, {"kind": "anpd"}]
-    ),
+    *(OF_MODELS[name] for name in ("tli", "slem", "cascade")),
 ]
 CONFIG = EngineConfig(
     model="demo",

@@ -83,7 +83,7 @@ class OwnChat:
         """
         timeout_s = RENDER_TIMEOUT_S if len(messages) > MANY_TURNS else None
         text = self._template.render(messages, self._options, timeout_s=timeout_s)
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if not ids or max(ids) >= self._size:
             raise RequestError("messages", "the template writes nothing, or tokens without a row")
         return ids
