@@ -30,6 +30,7 @@ from .request.request import Request, RequestState
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
+from .schedule.wakeup import Wakeup
 from .step.ask_plan import DraftBatch, nobody_asked
 from .step.builder import build_step
 from .step.edits import edits_of_parts
@@ -40,7 +41,6 @@ from .step.trace import StepTrace
 from .step.tree_steps import NO_TREE_STEPS, TreeSteps
 from .verify.rules import COUPLED
 from .verify.walk import Walk, walks_along
-from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 

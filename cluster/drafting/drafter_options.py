@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ...core.errors import ConfigError
+from ...core.errors import CheckpointError, ConfigError
 from ..checked_settings import unknown_key
-from ..config import DrafterConfig
+from ..config import CASCADE, DrafterConfig
 
 # A key of every drafter: which defaults its options have.
 PROFILE = "profile"
@@ -76,6 +76,34 @@ def with_lengths(member: DrafterConfig, num_tokens: int, size: int) -> DrafterCo
     """A member that writes chains of so many tokens; a model declares distributions of `size`."""
     declared = {"distribution_size": size} if member.kind == "model" else {}
     return DrafterConfig(**{**member.model_dump(), **declared, "num_tokens": num_tokens})
+
+
+def may_read_chat(config: DrafterConfig, target: str) -> bool:
+    """Whether a drafter may ask for the chats that prompts were made of (`ChatReader`).
+
+    Where only its server can tell, it may. `target` is the served model. Raises `ConfigError` as
+    `cascade_members`.
+    """
+    if config.address is not None:
+        return config.kind in ("model", CASCADE)
+    if config.kind == CASCADE:
+        return any(may_read_chat(member, target) for member in cascade_members(config))
+    return config.kind == "model" and _may_have_chat(config.options, target)
+
+
+def _may_have_chat(options: Mapping[str, Any], target: str) -> bool:
+    """Whether a model of such options reads chats by a template of its own."""
+    from ...drafters.model.vocabulary.names import CHAT_TARGET  # noqa: PLC0415 - takes seconds
+    from ...models.text.fingerprint import tokenizer_hash  # noqa: PLC0415
+
+    model = options.get("model")
+    if not isinstance(model, str) or options.get("chat_template") == CHAT_TARGET:
+        return False
+    try:
+        return tokenizer_hash(model) != tokenizer_hash(target)
+    except CheckpointError:
+        # It may be of another machine.
+        return True
 
 
 def _check_member(member: DrafterConfig, index: int) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63luster/links/drafter.proto\x12\x11\x64raftline.drafter\"3\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\rFeatureLayers\x12\x0e\n\x06layers\x18\x01 \x03(\x11\x12\r\n\x05width\x18\x02 \x01(\r\"y\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x32\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32 .draftline.drafter.FeatureLayers\x12\x14\n\x0c\x64rafts_ahead\x18\x04 \x01(\x08\"\x83\x04\n\x0cLogitsParams\x12\x12\n\x05top_k\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05min_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\ttypical_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x08 \x03(\x0b\x32..draftline.drafter.LogitsParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\n \x03(\r\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokens\"\x85\x02\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\tnamespace\x18\x06 \x01(\t\x12\x36\n\rlogits_params\x18\x07 \x01(\x0b\x32\x1f.draftline.drafter.LogitsParams\x12\x0f\n\x07\x65nd_ids\x18\x08 \x03(\x05\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\r\n\x05store\x18\n \x01(\x08\"`\n\rTopNextTokens\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12%\n\x03ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\"\xc0\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tprobe_ids\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x39\n\x0ftop_next_tokens\x18\x05 \x01(\x0b\x32 .draftline.drafter.TopNextTokens\"Z\n\x08\x46\x65\x61tures\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12(\n\x06values\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\"E\n\x05Query\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\x9f\x01\n\nAheadQuery\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Array\"\xcf\x02\n\x04Step\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x63loses\x18\x02 \x03(\t\x12.\n\x05opens\x18\x03 \x03(\x0b\x32\x1f.draftline.drafter.DraftRequest\x12*\n\x07\x63ommits\x18\x04 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12)\n\x07queries\x18\x05 \x03(\x0b\x32\x18.draftline.drafter.Query\x12\x10\n\x08\x62udget_s\x18\x06 \x01(\x01\x12/\n\x0clast_commits\x18\x07 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12-\n\x08\x66\x65\x61tures\x18\x08 \x03(\x0b\x32\x1b.draftline.drafter.Features\x12,\n\x05\x61head\x18\t \x03(\x0b\x32\x1d.draftline.drafter.AheadQuery\"\x07\n\x05Hurry\"=\n\x0cMoreFeatures\x12-\n\x08\x66\x65\x61tures\x18\x01 \x03(\x0b\x32\x1b.draftline.drafter.Features\"\xbd\x01\n\x05Probe\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07offsets\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12&\n\x04mask\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\r\n\x05top_k\x18\x05 \x01(\r\"_\n\rDistributions\x12%\n\x03ids\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probs\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\"\x9f\x02\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tlog_probs\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probe\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Probe\x12\x1b\n\x13num_top_next_tokens\x18\x06 \x01(\r\x12\x37\n\rdistributions\x18\x07 \x01(\x0b\x32 .draftline.drafter.Distributions\"\x9f\x03\n\x06\x41nswer\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\tproposals\x18\x02 \x03(\x0b\x32\x1b.draftline.drafter.Proposal\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x19\n\x0cmemory_bytes\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x39\n\x08learning\x18\x05 \x03(\x0b\x32\'.draftline.drafter.Answer.LearningEntry\x12\x13\n\x06open_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tobserve_s\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tpropose_s\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x16\n\x0eprefix_queries\x18\t \x01(\x04\x12\x13\n\x0bprefix_hits\x18\n \x01(\x04\x12\x13\n\x0bis_draining\x18\x0b \x01(\x08\x1a/\n\rLearningEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0f\n\r_memory_bytesB\t\n\x07_open_sB\x0c\n\n_observe_sB\x0c\n\n_propose_s\"\xcc\x01\n\tToDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.draftline.drafter.StepH\x00\x12\x38\n\rmore_features\x18\x03 \x01(\x0b\x32\x1f.draftline.drafter.MoreFeaturesH\x00\x12)\n\x05hurry\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.HurryH\x00\x42\x06\n\x04\x62ody\"m\n\x0b\x46romDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x19.draftline.drafter.AnswerH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63luster/links/drafter.proto\x12\x11\x64raftline.drafter\"3\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\rFeatureLayers\x12\x0e\n\x06layers\x18\x01 \x03(\x11\x12\r\n\x05width\x18\x02 \x01(\r\"\x8d\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x32\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32 .draftline.drafter.FeatureLayers\x12\x14\n\x0c\x64rafts_ahead\x18\x04 \x01(\x08\x12\x12\n\nreads_chat\x18\x05 \x01(\x08\"\x83\x04\n\x0cLogitsParams\x12\x12\n\x05top_k\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05min_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\ttypical_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x08 \x03(\x0b\x32..draftline.drafter.LogitsParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\n \x03(\r\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokens\")\n\x08\x43hatTurn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xb0\x02\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\tnamespace\x18\x06 \x01(\t\x12\x36\n\rlogits_params\x18\x07 \x01(\x0b\x32\x1f.draftline.drafter.LogitsParams\x12\x0f\n\x07\x65nd_ids\x18\x08 \x03(\x05\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\r\n\x05store\x18\n \x01(\x08\x12)\n\x04\x63hat\x18\x0b \x03(\x0b\x32\x1b.draftline.drafter.ChatTurn\"`\n\rTopNextTokens\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12%\n\x03ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\"\xc0\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tprobe_ids\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x39\n\x0ftop_next_tokens\x18\x05 \x01(\x0b\x32 .draftline.drafter.TopNextTokens\"Z\n\x08\x46\x65\x61tures\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12(\n\x06values\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\"E\n\x05Query\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\x9f\x01\n\nAheadQuery\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Array\"\xcf\x02\n\x04Step\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x63loses\x18\x02 \x03(\t\x12.\n\x05opens\x18\x03 \x03(\x0b\x32\x1f.draftline.drafter.DraftRequest\x12*\n\x07\x63ommits\x18\x04 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12)\n\x07queries\x18\x05 \x03(\x0b\x32\x18.draftline.drafter.Query\x12\x10\n\x08\x62udget_s\x18\x06 \x01(\x01\x12/\n\x0clast_commits\x18\x07 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12-\n\x08\x66\x65\x61tures\x18\x08 \x03(\x0b\x32\x1b.draftline.drafter.Features\x12,\n\x05\x61head\x18\t \x03(\x0b\x32\x1d.draftline.drafter.AheadQuery\"\x07\n\x05Hurry\"=\n\x0cMoreFeatures\x12-\n\x08\x66\x65\x61tures\x18\x01 \x03(\x0b\x32\x1b.draftline.drafter.Features\"\xbd\x01\n\x05Probe\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07offsets\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12&\n\x04mask\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\r\n\x05top_k\x18\x05 \x01(\r\"_\n\rDistributions\x12%\n\x03ids\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probs\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\"\x9f\x02\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tlog_probs\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probe\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Probe\x12\x1b\n\x13num_top_next_tokens\x18\x06 \x01(\r\x12\x37\n\rdistributions\x18\x07 \x01(\x0b\x32 .draftline.drafter.Distributions\"\x9f\x03\n\x06\x41nswer\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\tproposals\x18\x02 \x03(\x0b\x32\x1b.draftline.drafter.Proposal\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x19\n\x0cmemory_bytes\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x39\n\x08learning\x18\x05 \x03(\x0b\x32\'.draftline.drafter.Answer.LearningEntry\x12\x13\n\x06open_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tobserve_s\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tpropose_s\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x16\n\x0eprefix_queries\x18\t \x01(\x04\x12\x13\n\x0bprefix_hits\x18\n \x01(\x04\x12\x13\n\x0bis_draining\x18\x0b \x01(\x08\x1a/\n\rLearningEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0f\n\r_memory_bytesB\t\n\x07_open_sB\x0c\n\n_observe_sB\x0c\n\n_propose_s\"\xcc\x01\n\tToDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.draftline.drafter.StepH\x00\x12\x38\n\rmore_features\x18\x03 \x01(\x0b\x32\x1f.draftline.drafter.MoreFeaturesH\x00\x12)\n\x05hurry\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.HurryH\x00\x42\x06\n\x04\x62ody\"m\n\x0b\x46romDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x19.draftline.drafter.AnswerH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,42 +39,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRAY']._serialized_end=101
   _globals['_FEATURELAYERS']._serialized_start=103
   _globals['_FEATURELAYERS']._serialized_end=149
-  _globals['_HELLO']._serialized_start=151
-  _globals['_HELLO']._serialized_end=272
-  _globals['_LOGITSPARAMS']._serialized_start=275
-  _globals['_LOGITSPARAMS']._serialized_end=790
-  _globals['_LOGITSPARAMS_LOGITBIASENTRY']._serialized_start=617
-  _globals['_LOGITSPARAMS_LOGITBIASENTRY']._serialized_end=665
-  _globals['_DRAFTREQUEST']._serialized_start=793
-  _globals['_DRAFTREQUEST']._serialized_end=1054
-  _globals['_TOPNEXTTOKENS']._serialized_start=1056
-  _globals['_TOPNEXTTOKENS']._serialized_end=1152
-  _globals['_COMMIT']._serialized_start=1155
-  _globals['_COMMIT']._serialized_end=1347
-  _globals['_FEATURES']._serialized_start=1349
-  _globals['_FEATURES']._serialized_end=1439
-  _globals['_QUERY']._serialized_start=1441
-  _globals['_QUERY']._serialized_end=1510
-  _globals['_AHEADQUERY']._serialized_start=1513
-  _globals['_AHEADQUERY']._serialized_end=1672
-  _globals['_STEP']._serialized_start=1675
-  _globals['_STEP']._serialized_end=2010
-  _globals['_HURRY']._serialized_start=2012
-  _globals['_HURRY']._serialized_end=2019
-  _globals['_MOREFEATURES']._serialized_start=2021
-  _globals['_MOREFEATURES']._serialized_end=2082
-  _globals['_PROBE']._serialized_start=2085
-  _globals['_PROBE']._serialized_end=2274
-  _globals['_DISTRIBUTIONS']._serialized_start=2276
-  _globals['_DISTRIBUTIONS']._serialized_end=2371
-  _globals['_PROPOSAL']._serialized_start=2374
-  _globals['_PROPOSAL']._serialized_end=2661
-  _globals['_ANSWER']._serialized_start=2664
-  _globals['_ANSWER']._serialized_end=3079
-  _globals['_ANSWER_LEARNINGENTRY']._serialized_start=2976
-  _globals['_ANSWER_LEARNINGENTRY']._serialized_end=3023
-  _globals['_TODRAFTER']._serialized_start=3082
-  _globals['_TODRAFTER']._serialized_end=3286
-  _globals['_FROMDRAFTER']._serialized_start=3288
-  _globals['_FROMDRAFTER']._serialized_end=3397
+  _globals['_HELLO']._serialized_start=152
+  _globals['_HELLO']._serialized_end=293
+  _globals['_LOGITSPARAMS']._serialized_start=296
+  _globals['_LOGITSPARAMS']._serialized_end=811
+  _globals['_LOGITSPARAMS_LOGITBIASENTRY']._serialized_start=638
+  _globals['_LOGITSPARAMS_LOGITBIASENTRY']._serialized_end=686
+  _globals['_CHATTURN']._serialized_start=813
+  _globals['_CHATTURN']._serialized_end=854
+  _globals['_DRAFTREQUEST']._serialized_start=857
+  _globals['_DRAFTREQUEST']._serialized_end=1161
+  _globals['_TOPNEXTTOKENS']._serialized_start=1163
+  _globals['_TOPNEXTTOKENS']._serialized_end=1259
+  _globals['_COMMIT']._serialized_start=1262
+  _globals['_COMMIT']._serialized_end=1454
+  _globals['_FEATURES']._serialized_start=1456
+  _globals['_FEATURES']._serialized_end=1546
+  _globals['_QUERY']._serialized_start=1548
+  _globals['_QUERY']._serialized_end=1617
+  _globals['_AHEADQUERY']._serialized_start=1620
+  _globals['_AHEADQUERY']._serialized_end=1779
+  _globals['_STEP']._serialized_start=1782
+  _globals['_STEP']._serialized_end=2117
+  _globals['_HURRY']._serialized_start=2119
+  _globals['_HURRY']._serialized_end=2126
+  _globals['_MOREFEATURES']._serialized_start=2128
+  _globals['_MOREFEATURES']._serialized_end=2189
+  _globals['_PROBE']._serialized_start=2192
+  _globals['_PROBE']._serialized_end=2381
+  _globals['_DISTRIBUTIONS']._serialized_start=2383
+  _globals['_DISTRIBUTIONS']._serialized_end=2478
+  _globals['_PROPOSAL']._serialized_start=2481
+  _globals['_PROPOSAL']._serialized_end=2768
+  _globals['_ANSWER']._serialized_start=2771
+  _globals['_ANSWER']._serialized_end=3186
+  _globals['_ANSWER_LEARNINGENTRY']._serialized_start=3083
+  _globals['_ANSWER_LEARNINGENTRY']._serialized_end=3130
+  _globals['_TODRAFTER']._serialized_start=3189
+  _globals['_TODRAFTER']._serialized_end=3393
+  _globals['_FROMDRAFTER']._serialized_start=3395
+  _globals['_FROMDRAFTER']._serialized_end=3504
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,7 @@ from ...core.interfaces import (
     AheadDrafter,
     AssumingDrafter,
     CachingDrafter,
+    ChatReader,
     Drafter,
     FeatureDrafter,
     LearningDrafter,
@@ -213,6 +214,11 @@ def features_read(drafter: Drafter) -> FeatureLayers | None:
 def drafts_ahead(drafter: Drafter) -> bool:
     """Whether a drafter drafts behind trees that the target computes still."""
     return isinstance(drafter, AssumingDrafter) and drafter.drafts_ahead
+
+
+def reads_chat(drafter: Drafter) -> bool:
+    """Whether a drafter asks for the chats that prompts were made of."""
+    return isinstance(drafter, ChatReader) and drafter.reads_chat
 
 
 class DrafterSession:

@@ -21,7 +21,14 @@ from ..transport.stage_failure import is_device_lost
 from . import drafter_pb2 as pb
 from .failures import FailureLog, failure_reason
 from .features import MAX_FEATURE_BYTES, feature_bytes
-from .link import DrafterMessage, DrafterSession, drafts_ahead, features_read, is_report_due
+from .link import (
+    DrafterMessage,
+    DrafterSession,
+    drafts_ahead,
+    features_read,
+    is_report_due,
+    reads_chat,
+)
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
@@ -133,7 +140,9 @@ class DrafterService:
         loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
-            greeting = Greeting(self._drafter.name, read, drafts_ahead(self._drafter))
+            greeting = Greeting(
+                self._drafter.name, read, drafts_ahead(self._drafter), reads_chat(self._drafter)
+            )
             yield encode_hello(greeting, pb.FromDrafter)
             async with contextlib.aclosing(self._arrivals(requests)) as arrivals:
                 async for number, data in arrivals:

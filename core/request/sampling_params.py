@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..chat_turns import ChatTurn, check_turns
 from ..errors import RequestError, are_token_ids, is_number, is_whole, require
 from ..logits_params import LogitsParams
 from ..proposals import cache_key
@@ -127,6 +128,9 @@ class RequestOptions:
     max_nodes    most nodes of its tree; None: the engine's limit
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:
                  everyone's
+    chat         the chat that its prompt was made of, for drafters with a chat template of their
+                 own; none: they read the prompt's text. Its answer must be opened at the prompt's
+                 end
 
     Raises `RequestError` naming the field.
     """
@@ -138,6 +142,7 @@ class RequestOptions:
     speculative: bool = True
     max_nodes: int | None = None
     drafters: tuple[str, ...] | None = None
+    chat: tuple[ChatTurn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if abs(self.priority) > MAX_PRIORITY:
@@ -146,6 +151,8 @@ class RequestOptions:
             raise RequestError("speculative.max_tokens", "must be 0 or more")
         if len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError("cache_salt", f"must have at most {MAX_SALT_CHARS} characters")
+        if self.chat:
+            check_turns(self.chat)
 
     @property
     def salt(self) -> str:

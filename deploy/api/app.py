@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from ... import __version__
 from ...cluster.config import EngineConfig
+from ...cluster.drafting.drafter_options import may_read_chat
 from ...core.errors import DraftlineError
 from ..settings.settings import ServerConfig
 from .engine_client import EngineClient
@@ -79,8 +80,11 @@ def create_app(  # noqa: PLR0913 - most are keywords
             await engine_client.close()
 
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
-    drafters = [] if engine is None else [drafter.source for drafter in engine.drafters]
-    model = ServedModel(model_name, drafters)
+    model = ServedModel(model_name)
+    if engine is not None:
+        sources = [drafter.source for drafter in engine.drafters]
+        reads_chat = any(may_read_chat(drafter, engine.model) for drafter in engine.drafters)
+        model = ServedModel(model_name, sources, reads_chat=reads_chat)
     metrics = metrics or ServerMetrics(model_name)
     _add_text_routes(app, engine_client, config, metrics, model)
     _add_model_routes(app, engine_client, model)

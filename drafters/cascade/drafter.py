@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.interfaces import Drafter, PassCounter
+from ...core.interfaces import ChatReader, Drafter, PassCounter
 from ...core.proposals import (
     Commit,
     DraftDistributions,
@@ -44,6 +44,11 @@ class CascadeDrafter:
     def memory_bytes(self) -> int:
         """About the bytes that all of its drafters keep."""
         return sum(drafter.memory_bytes for drafter in self._drafters)
+
+    @property
+    def reads_chat(self) -> bool:
+        """Whether any of its drafters makes prompts of chats by a template of its own."""
+        return any(one.reads_chat for one in self._drafters if isinstance(one, ChatReader))
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request with each. Raises `DrafterError` without a token."""

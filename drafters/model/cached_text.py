@@ -60,10 +60,11 @@ class CachedText:
     ) -> None:
         self._vocabulary = vocabulary
         self._is_known = vocabulary.knows(request.token_ids)
-        ids = request.token_ids.tolist()
-        self.committed_len = len(ids)
+        self.committed_len = len(request.token_ids)
         # What cannot be read has no text either, and nothing is fed of it.
-        self.text = vocabulary.text(ids) if self._is_known else SameText(ids)
+        self.text = (
+            vocabulary.text(request) if self._is_known else SameText(request.token_ids.tolist())
+        )
         self.blocks: list[int] = []
         self.keys = PrefixKeys(request.salt, block_size)
         self.num_final_blocks = 0

@@ -7,7 +7,6 @@ draws are. See docs/algorithms/drafters.md, "Model drafter".
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import CapacityError
 from ...core.interfaces import PrefixCounts
 from ...core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
 from ...core.steps import StepInput, StepOutput
@@ -51,8 +49,6 @@ from .vocabulary.names import SLRS, check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
 
-logger = logging.getLogger(__name__)
-
 # Capture ends after these; passes then use the next larger graph.
 CAPTURE_S = 20.0
 
@@ -66,7 +62,9 @@ def load_model_drafter(
     """
     options = options or ModelOptions()
     info = read_model_info(model)
-    chosen = choose_vocabulary(options.vocabulary, info, target, options.num_tokens)
+    chosen = choose_vocabulary(
+        options.vocabulary, info, target, options.num_tokens, options.chat_template
+    )
     check_tree(chosen.name, options.tree)
     draws = chosen.vocabulary.num_draws(options.num_tokens)
     options = replace(options, num_tokens=min(draws, MAX_TOKENS))
@@ -150,7 +148,6 @@ class ModelDrafter:
         self._was_asked_ahead = False
         # Of each request in the last proposals, on average.
         self._num_nodes = 0.0
-        self._told_full = False
 
     @property
     def name(self) -> str:
@@ -166,6 +163,11 @@ class ModelDrafter:
     def has_target_tokens(self) -> bool:
         """Whether its tokens are the target's: it may then be asked behind others'."""
         return isinstance(self._vocabulary, SameVocabulary)
+
+    @property
+    def reads_chat(self) -> bool:
+        """Whether it makes prompts of chats by a template of its own; see `ChatReader`."""
+        return self._vocabulary.reads_chat
 
     @property
     def memory_bytes(self) -> int:
@@ -269,7 +271,8 @@ class ModelDrafter:
             expansion = self._expansions(limit, max_draws)
             limit, num_fed = min(1, limit), expansion.most_fed
         num_fed += len(assumed)
-        if limit < 1 or not state.may_follow(assumed) or not self._reserve(state, num_fed):
+        may_draft = limit >= 1 and state.may_follow(assumed)
+        if not may_draft or not self._cache.has_reserved(state, num_fed, self._name):
             limit = 0
         position = state.rewind(assumed)
         distribution = state.distribution.copy()
@@ -335,21 +338,6 @@ class ModelDrafter:
             self._options.draws == WITH_REPLACEMENT,
             rng,
         )
-
-    def _reserve(self, state: CachedText, num_fed: int) -> bool:
-        """Whether there are blocks for the text and so many drafted tokens that are fed."""
-        try:
-            self._cache.reserve(state, num_fed)
-        except CapacityError:
-            if not self._told_full:
-                self._told_full = True
-                logger.warning(
-                    "drafter KV cache is full, some requests get no drafts "
-                    "drafter=%s num_blocks=%d open_requests=%d",
-                    self._name, self._options.num_blocks, len(self._requests),
-                )  # fmt: skip
-            return False
-        return True
 
     def _pass(self, step: StepInput) -> StepOutput:
         output = self._stage.run(step, None)

@@ -6,10 +6,14 @@ tokens up to their end, among requests of one namespace and cache salt only.
 
 from __future__ import annotations
 
+import logging
+
 from ...core.errors import CapacityError
 from ...core.interfaces import PrefixCounts
 from ...core.schedule.block_pool import BlockPool
 from .cached_text import CachedText
+
+logger = logging.getLogger(__name__)
 
 
 class PrefixCache:
@@ -22,6 +26,7 @@ class PrefixCache:
         self._pool = BlockPool(num_blocks, block_size)
         self._is_shared = is_shared
         self.counts = PrefixCounts()
+        self._told_full = False
 
     @property
     def num_free(self) -> int:
@@ -47,6 +52,22 @@ class PrefixCache:
         if is_new and self._is_shared:
             queries, hits = self.counts
             self.counts = PrefixCounts(queries + len(text.tokens), hits + text.cached_len)
+
+    def has_reserved(self, text: CachedText, num_fed: int, drafter: str) -> bool:
+        """Whether `reserve` found room; that it did not is logged once, under the drafter's name."""
+        try:
+            self.reserve(text, num_fed)
+        except CapacityError:
+            if not self._told_full:
+                self._told_full = True
+                logger.warning(
+                    "drafter KV cache is full, some requests get no drafts "
+                    "drafter=%s num_blocks=%d",
+                    drafter,
+                    self._pool.num_blocks,
+                )
+            return False
+        return True
 
     def has_room(self, text: CachedText, num_fed: int) -> bool:
         """Whether a text that has blocks can have more for so many tokens behind it."""

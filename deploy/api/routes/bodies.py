@@ -104,10 +104,17 @@ def _spell(name: str) -> str:
 
 
 class ServedModel:
-    """The one model of a server. `drafters`: names that requests may give."""
+    """The one model of a server.
 
-    def __init__(self, name: str, drafters: Sequence[str] = ()) -> None:
+    drafters    names that requests may give
+    reads_chat  whether any of them may ask for the chats that prompts were made of
+    """
+
+    def __init__(
+        self, name: str, drafters: Sequence[str] = (), *, reads_chat: bool = False
+    ) -> None:
         self.name = name
+        self.reads_chat = reads_chat
         self._drafters = list(drafters)
         self._created = int(time.time())
 

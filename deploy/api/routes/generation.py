@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import Request, Response
@@ -81,13 +81,14 @@ class GenerationRoutes:
                 include_reasoning=body.include_reasoning,
             )
         prompt = body.cut_prompt(plan.prompt, self._engine_client.max_model_len)
-        return await self._answer(request, body, [prompt], form, shape=plan.shape)
+        return await self._answer(request, body, [prompt], form, plan=plan)
 
     async def plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
         output = body.structured_output_form()
         planner = ChatPlanner(self._engine_client.codec, self._config)
-        return await planner.plan(body, body.messages, output)
+        wants = self._model.reads_chat and body.speculative.enabled
+        return await planner.plan(body, body.messages, output, with_chat=wants)
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
@@ -100,10 +101,10 @@ class GenerationRoutes:
         form: CompletionFormat | ChatFormat,
         echo: Sequence[str] = (),
         *,
-        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        plan: ChatPlan | None = None,
     ) -> Response:
         response_id = form.heading.response_id
-        job = await self.job(request, body, prompts, response_id, echo=echo, shape=shape)
+        job = await self.job(request, body, prompts, response_id, echo=echo, plan=plan)
         if body.stream:
             events = answer_events(
                 self._engine_client, job, form, self._metrics, include_usage=body.include_usage
@@ -122,12 +123,19 @@ class GenerationRoutes:
         response_id: str,
         *,
         echo: Sequence[str] = (),
-        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        plan: ChatPlan | None = None,
     ) -> Job:
-        """What a body asks of the engine. Raises `ApiError` 400 or `RequestError`."""
+        """What a body asks of the engine; a chat's as its plan says.
+
+        Raises `ApiError` 400 or `RequestError`.
+        """
         timeout = self._config.request_timeout_s
         each = body.num_choices
-        params = shape(self._params(body, prompts))
+        params = self._params(body, prompts)
+        options = caller_of(request).with_tenant(body.request_options())
+        if plan is not None:
+            params = plan.shape(params)
+            options = replace(options, chat=plan.chat_of(prompts[0]))
         check_logprobs(
             params, prompts, each, self._engine_client.max_model_len, self._config.limits
         )
@@ -139,7 +147,7 @@ class GenerationRoutes:
             params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=caller_of(request).with_tenant(body.request_options()),
+            options=options,
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,

@@ -80,7 +80,7 @@ class ResponsesRoutes:
         chat = body.chat()
         plan = await self._generation.plan(chat)
         prompt = chat.cut_prompt(plan.prompt, self._engine_client.max_model_len)
-        job = await self._generation.job(request, chat, [prompt], response_id, shape=plan.shape)
+        job = await self._generation.job(request, chat, [prompt], response_id, plan=plan)
         return job, PlainParser() if plan.new_parser is None else plan.new_parser()
 
 

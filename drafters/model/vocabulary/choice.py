@@ -12,8 +12,9 @@ from ....models.load.model_info import ModelInfo
 from ....models.stage.output_vocabulary import OutputVocabulary
 from ....models.text.fingerprint import tokenizer_hash
 from .mapped import IntersectionVocabulary, UnionVocabulary
-from .names import SAME, SLEM, SLRS, TLI, UNION, VOCABULARY_AUTO
+from .names import CHAT_AUTO, CHAT_TARGET, SAME, SLEM, SLRS, TLI, UNION, VOCABULARY_AUTO
 from .overlap import VocabularyMap, map_vocabularies
+from .own_chat import OwnChat, read_own_chat
 from .strategy import DraftVocabulary, SameVocabulary
 from .string_tree import StringVocabulary
 from .surfaces import Vocabulary, read_vocabulary
@@ -124,16 +125,23 @@ def _pair(draft: ModelInfo, target: ModelInfo) -> _Pair:
 
 
 def choose_vocabulary(
-    option: str, draft: ModelInfo, target: ModelInfo | None, num_tokens: int
-) -> ChosenVocabulary:
+    option: str, draft: ModelInfo, target: ModelInfo | None, num_tokens: int,
+    chat_template: str = CHAT_AUTO,
+) -> ChosenVocabulary:  # fmt: skip
     """The drafter's way of drafting by its option `vocabulary`; `auto` says what it picks and why.
 
-    target      of unknown tokenizer where it is None: the drafter's is taken to be the same
-    num_tokens  draws of a draft
+    target         of unknown tokenizer where it is None: the drafter's is taken to be the same
+    num_tokens     draws of a draft
+    chat_template  how it reads chats: the option of that name
 
     Raises `ConfigError`, `CheckpointError`.
     """
     if target is None or has_same_tokenizer(draft.path, target.path):
+        if chat_template not in (CHAT_AUTO, CHAT_TARGET):
+            raise ConfigError(
+                "chat_template",
+                f"{draft.path.name} reads the served model's own tokens: leave it out",
+            )
         return ChosenVocabulary(SAME, SameVocabulary(draft.vocab_size))
     if option == SAME:
         raise ConfigError(
@@ -148,21 +156,27 @@ def choose_vocabulary(
         for line in overlap.describe(num_tokens):
             logger.info("drafter=%s %s", draft.path.name, line)
         logger.info("drafter=%s vocabulary=%s", draft.path.name, option)
-    return _made(option, pair, overlap)
+    return _made(option, pair, overlap, read_own_chat(chat_template, draft))
 
 
-def _made(name: str, pair: _Pair, overlap: Overlap) -> ChosenVocabulary:
+def _made(name: str, pair: _Pair, overlap: Overlap, chat: OwnChat | None) -> ChosenVocabulary:
     if name == SLEM:
         return ChosenVocabulary(
             name,
             WrittenVocabulary(
-                pair.draft, pair.target, pair.draft_size, pair.target_size, overlap.draws_per_token
+                pair.draft,
+                pair.target,
+                pair.draft_size,
+                pair.target_size,
+                overlap.draws_per_token,
+                chat=chat,
             ),
         )
     if name == SLRS:
         return ChosenVocabulary(
-            name, StringVocabulary(pair.draft, pair.target, pair.draft_size, pair.target_size)
+            name,
+            StringVocabulary(pair.draft, pair.target, pair.draft_size, pair.target_size, chat=chat),
         )
     kind = UnionVocabulary if name == UNION else IntersectionVocabulary
-    vocabulary = kind(overlap.shared, pair.draft, pair.target)
+    vocabulary = kind(overlap.shared, pair.draft, pair.target, chat)
     return ChosenVocabulary(name, vocabulary, vocabulary.output)

@@ -14,12 +14,13 @@ import numpy as np
 
 from ....core.arrays import Int64
 from ....core.errors import ConfigError
+from ....core.proposals import DraftRequest
 from ....models.stage.output_vocabulary import OutputVocabulary
 from ..text_distribution import DraftDistribution
 from .overlap import NO_ID, VocabularyMap
-from .spelling import Speller
+from .own_chat import NO_PROMPT, OwnChat, OwnPrompt, own_prompt
 from .strategy import DraftText, TargetIds
-from .surfaces import Vocabulary
+from .surfaces import Speller, Vocabulary
 
 
 class Translation:
@@ -56,14 +57,16 @@ def special_ids(token: int, draft: Vocabulary, target: Vocabulary) -> tuple[int,
 
 
 class MappedText:
-    """A text in the drafter's tokens, target id by target id."""
+    """A text in the drafter's tokens, target id by target id; a chat's prompt by its template."""
 
     __slots__ = ("_translation", "tokens")
 
-    def __init__(self, translation: Translation, token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, translation: Translation, token_ids: Sequence[int], prompt: OwnPrompt = NO_PROMPT
+    ) -> None:
         self._translation = translation
-        self.tokens: list[int] = []
-        self.extend(token_ids)
+        self.tokens = list(prompt.tokens)
+        self.extend(token_ids[prompt.num_target :])
 
     def extend(self, committed: Sequence[int]) -> int:
         """Append committed target ids; all tokens before stay as they were."""
@@ -76,12 +79,17 @@ class MappedText:
 class IntersectionVocabulary(TargetIds):
     """Draws are target ids of the intersection."""
 
-    def __init__(self, shared: VocabularyMap, draft: Vocabulary, target: Vocabulary) -> None:
-        """Raises `ConfigError` where nothing is shared."""
+    def __init__(
+        self, shared: VocabularyMap, draft: Vocabulary, target: Vocabulary,
+        chat: OwnChat | None = None,
+    ) -> None:  # fmt: skip
+        """Raises `ConfigError` where nothing is shared. `chat` makes prompts of chats."""
         if not shared.num_shared:
             raise ConfigError("vocabulary", "tli and union need shared tokens; take slem")
         super().__init__(len(shared.to_draft), len(shared.to_draft))
         self._map = shared
+        self._chat = chat
+        self.reads_chat = chat is not None
         self._translation = Translation(shared, draft, target)
 
     @property
@@ -89,9 +97,10 @@ class IntersectionVocabulary(TargetIds):
         """The ids that the model's logits are for."""
         return OutputVocabulary(self._map.draft_ids, self._map.target_ids, self.size)
 
-    def text(self, token_ids: Sequence[int]) -> DraftText:
-        """The text of a request that opens with these target ids."""
-        return MappedText(self._translation, token_ids)
+    def text(self, request: DraftRequest) -> DraftText:
+        """The text of a request that opens."""
+        prompt = own_prompt(self._chat, request)
+        return MappedText(self._translation, request.token_ids.tolist(), prompt)
 
     def fed(self, token: int) -> int:
         """The drafter's own id of a drawn token."""
@@ -106,9 +115,12 @@ class UnionVocabulary(IntersectionVocabulary):
     of them: it has their probability together, so that the rule stays exact.
     """
 
-    def __init__(self, shared: VocabularyMap, draft: Vocabulary, target: Vocabulary) -> None:
+    def __init__(
+        self, shared: VocabularyMap, draft: Vocabulary, target: Vocabulary,
+        chat: OwnChat | None = None,
+    ) -> None:  # fmt: skip
         """Raises `ConfigError` where nothing is shared, or the drafter has all target ids."""
-        super().__init__(shared, draft, target)
+        super().__init__(shared, draft, target, chat)
         unshared = np.flatnonzero(shared.to_draft == NO_ID)
         self._outside: Int64 = shared.outside
         if len(self._outside) and not len(unshared):

@@ -22,8 +22,7 @@ from ...coupled_rank import CoupledChoice, rank_coupled
 from ..expansion import GrownNodes
 from ..text_distribution import DraftDistribution, draw_index, weights_of
 from .retokenizer import Retokenizer
-from .spelling import Speller
-from .surfaces import Vocabulary
+from .surfaces import Speller, Vocabulary
 from .written import WrittenText
 
 MOST_TOKENS = 512

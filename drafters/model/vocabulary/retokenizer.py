@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from .spelling import Speller
-from .surfaces import Vocabulary
+from .surfaces import Speller, Vocabulary
 
 LOOKBEHIND = 10
 # A byte of UTF-8 that goes on with a character: 10xxxxxx.

@@ -52,6 +52,7 @@ class DraftVocabulary(Protocol):
     first_foreign     draws from this id on are tokens that the target does not have
     draws_target_ids  whether draws are the target's ids, so that its noise and processors apply
     is_declared       whether what was drawn from can be told, as rules other than `coupled` ask
+    reads_chat        whether prompts of chats are made by a template of the drafter's own
     """
 
     @property
@@ -66,12 +67,15 @@ class DraftVocabulary(Protocol):
     @property
     def is_declared(self) -> bool: ...  # noqa: D102
 
+    @property
+    def reads_chat(self) -> bool: ...  # noqa: D102
+
     def num_draws(self, num_tokens: int) -> int:
         """Draws that make about so many of the target's tokens."""
         ...
 
-    def text(self, token_ids: Sequence[int]) -> DraftText:
-        """The text of a request that opens with these target ids."""
+    def text(self, request: DraftRequest) -> DraftText:
+        """The text of a request that opens, whose ids are known."""
         ...
 
     def knows(self, tokens: Int32) -> bool:
@@ -124,6 +128,7 @@ class TargetIds:
 
     draws_target_ids = True
     is_declared = True
+    reads_chat = False
 
     def __init__(self, size: int, first_foreign: int) -> None:
         self.size = size
@@ -163,9 +168,9 @@ class SameVocabulary(TargetIds):
     def __init__(self, size: int) -> None:
         super().__init__(size, size)
 
-    def text(self, token_ids: Sequence[int]) -> SameText:
-        """The text of a request that opens with these ids."""
-        return SameText(token_ids)
+    def text(self, request: DraftRequest) -> SameText:
+        """The text of a request that opens."""
+        return SameText(request.token_ids.tolist())
 
     def fed(self, token: int) -> int:
         """The id itself."""

@@ -21,6 +21,7 @@ from ...coupled_rank import CoupledChoice
 from ..text_distribution import DraftDistribution, TextDistribution
 from .heard_noise import HeardNoise, HeardTokens
 from .mapped import special_ids
+from .own_chat import NO_PROMPT, OwnChat, OwnPrompt, own_prompt
 from .retokenizer import Retokenizer, complete_len
 from .strategy import DraftNodes, DraftText
 from .surfaces import Vocabulary
@@ -33,13 +34,14 @@ REMEMBERED = 16
 class WrittenText:
     """A text in the drafter's tokens, as its tokenizer writes it.
 
-    The last of them may change with what follows. Bytes of an incomplete character are held back.
+    The last of them may change with what follows, but not those of a chat's prompt. Bytes of an
+    incomplete character are held back.
 
     committed  the last target ids
     held       bytes of the character that the text ends in, if it is incomplete
     """
 
-    __slots__ = ("_draft", "_retokenizer", "_target", "committed", "held", "tokens")
+    __slots__ = ("_draft", "_num_fixed", "_retokenizer", "_target", "committed", "held", "tokens")
 
     def __init__(
         self,
@@ -47,14 +49,16 @@ class WrittenText:
         target: Vocabulary,
         retokenizer: Retokenizer,
         token_ids: Sequence[int],
+        prompt: OwnPrompt = NO_PROMPT,
     ) -> None:
         self._draft = draft
         self._target = target
         self._retokenizer = retokenizer
-        self.committed: list[int] = []
         self.held = b""
-        self.tokens: list[int] = []
-        self.extend(token_ids)
+        self.tokens = list(prompt.tokens)
+        self._num_fixed = len(self.tokens)
+        self.committed = list(token_ids[: prompt.num_target][-REMEMBERED:])
+        self.extend(token_ids[prompt.num_target :])
 
     def extend(self, committed: Sequence[int]) -> int:
         """Append committed target ids; returns how many of the tokens before stay as they were."""
@@ -78,6 +82,10 @@ class WrittenText:
         if not text:
             return len(self.tokens)
         kept, following = self._retokenizer.rewritten(self.tokens, text)
+        if kept < self._num_fixed:
+            kept = self._num_fixed
+            whole = self._draft.bytes_of(self.tokens[kept:]) + text
+            following = self._retokenizer.continuation(self.tokens[:kept], whole)
         self.tokens[kept:] = following
         return kept
 
@@ -94,12 +102,15 @@ class WrittenVocabulary:
 
     def __init__(
         self, draft: Vocabulary, target: Vocabulary, size: int, target_size: int,
-        draws_per_token: float = 1.0,
+        draws_per_token: float = 1.0, *, chat: OwnChat | None = None,
     ) -> None:  # fmt: skip
         """`size` and `target_size`: ids of the drafter's model and of the target's.
 
         draws_per_token  tokens of the drafter that write one of the target's, about
+        chat             makes prompts of chats
         """
+        self._chat = chat
+        self.reads_chat = chat is not None
         self._draws_per_token = draws_per_token
         self.size = self.first_foreign = size
         self._target_size = target_size
@@ -113,9 +124,10 @@ class WrittenVocabulary:
         """Draws that write about so many of the target's tokens."""
         return num_draws(num_tokens, self._draws_per_token)
 
-    def text(self, token_ids: Sequence[int]) -> DraftText:
-        """The text of a request that opens with these target ids."""
-        return WrittenText(self._draft, self._target, self._own, token_ids)
+    def text(self, request: DraftRequest) -> DraftText:
+        """The text of a request that opens."""
+        ids, prompt = request.token_ids.tolist(), own_prompt(self._chat, request)
+        return WrittenText(self._draft, self._target, self._own, ids, prompt)
 
     def knows(self, tokens: Int32) -> bool:
         """Whether all are ids of the target's vocabulary."""

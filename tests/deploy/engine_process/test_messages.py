@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from draftline.core.chat_turns import ChatTurn
 from draftline.core.errors import (
     CapacityError,
     DeviceLost,
@@ -52,7 +53,10 @@ PARAMS = SamplingParams(
     logit_bias={3: -1.5, 70_000: 2.0}, allowed_token_ids=(4, 5), bad_words=("x y",), logprobs=3,
     min_tokens=0, structured_output=StructuredOutput(kind="regex", value="a+"),
 )  # fmt: skip
-OPTIONS = RequestOptions(namespace="acme", priority=-3, cache_salt="s", drafters=("spectra",))
+OPTIONS = RequestOptions(
+    namespace="acme", priority=-3, cache_salt="s", drafters=("spectra",),
+    chat=(ChatTurn("user", "h\u00e9"),),
+)  # fmt: skip
 LOG_PROBS = (TokenLogProb(7, -0.25, (7, 8), (-0.25, -3.0)),)
 METRICS = RequestMetrics(
     prompt_tokens=3, generated_tokens=2, num_steps=1, num_draft_tokens=4,
@@ -120,6 +124,14 @@ def test_parameters_are_checked_again() -> None:
     data = msgspec.msgpack.decode(encode_messages(FROM_API[:1]))
     data[0][4]["temperature"] = -1.0
     # What was in the frame is nobody's to read.
+    with pytest.raises(ProtocolError, match=r"^not a message between the engine and its API$"):
+        decode_from_api(msgspec.msgpack.encode(data))
+
+
+@pytest.mark.parametrize("turn", [["tool", "a"], ["user", 5], ["user"], "user"])
+def test_a_chat_that_cannot_be_is_refused(turn: Any) -> None:
+    data = msgspec.msgpack.decode(encode_messages(FROM_API[:1]))
+    data[0][5]["chat"] = [turn]
     with pytest.raises(ProtocolError, match=r"^not a message between the engine and its API$"):
         decode_from_api(msgspec.msgpack.encode(data))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Float64
 from draftline.core.errors import ConfigError
+from draftline.core.proposals import DraftRequest
 from draftline.core.verify.candidates import Candidate
 from draftline.core.verify.rejection import verify_rejection
 from draftline.drafters.model.text_distribution import DraftDistribution
@@ -104,7 +105,7 @@ def test_the_theorem_holds_in_expectation_over_many_pairs() -> None:
 def test_tokens_are_fed_as_the_drafter_s_and_texts_are_spelled() -> None:
     assert {token: INTERSECTION.fed(token) for token in (0, 1, 3)} == {0: 3, 1: 0, 3: 4}
     assert [UNION.fed(token) for token in range(UNION.first_foreign, UNION.size)] == [1, 2]
-    text = INTERSECTION.text([2, 0])
+    text = INTERSECTION.text(DraftRequest("r", np.array([2, 0], dtype=np.int32), 2, 0.0, 1))
     assert text.tokens == [3, 0, 3]
     assert text.extend([2, 3]) == 3
     assert text.tokens == [3, 0, 3, 3, 0, 4]

@@ -25,9 +25,13 @@ def nodes(tokens: list[int], parents: list[int], probs: list[float]) -> DraftNod
     )
 
 
+def opened(committed: list[int]) -> DraftRequest:
+    return DraftRequest("r", np.array(committed, dtype=np.int32), len(committed), 0.0, 1)
+
+
 def written(drafted: DraftNodes, committed: list[int]) -> list[tuple[int, int, float]]:
     own = WrittenVocabulary(DRAFT, TARGET, 6, 7)
-    result = own.nodes(own.text(committed), drafted)
+    result = own.nodes(own.text(opened(committed)), drafted)
     probs = [round(math.exp(log_prob), 4) for log_prob in result.log_probs.tolist()]
     return list(zip(result.tokens.tolist(), result.parents.tolist(), probs, strict=True))
 
@@ -56,7 +60,7 @@ def test_a_draft_goes_on_within_a_character() -> None:
     target, draft = vocabulary(single_bytes()), vocabulary(unigram())
     own = WrittenVocabulary(draft, target, len(draft.surfaces), len(target.surfaces))
     first, second = target.encode("é")
-    text = own.text([*target.encode("h"), first])
+    text = own.text(opened([*target.encode("h"), first]))
     spelled = [draft.byte_ids[byte] for byte in "é!".encode()]
     other = [draft.byte_ids[byte] for byte in "ö".encode()]
     chain = nodes(spelled, [ROOT, 0, 1], [0.5, 0.5, 0.5])
