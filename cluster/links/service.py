@@ -32,6 +32,7 @@ from .wire import (
     encode_error,
     encode_hello,
 )
+from .work import Work, WorkMeter
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class DrafterService:
         self._numbers = itertools.count()
         self._sessions: set[DrafterSession] = set()
         self._is_draining = False
+        self._meter = WorkMeter(clock)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -102,7 +104,12 @@ class DrafterService:
     @property
     def num_open(self) -> int:
         """Requests that are open, of all coordinators."""
-        return sum(session.num_open for session in self._sessions)
+        # A copy: the worker asks, too, while connections come and go.
+        return sum(session.num_open for session in tuple(self._sessions))
+
+    def read_work(self) -> Work:
+        """What there was to do since this was last asked."""
+        return self._meter.read()
 
     async def drain(self, timeout_s: float) -> None:
         """Say with every answer that requests had better be opened elsewhere; wait until none is
@@ -134,9 +141,13 @@ class DrafterService:
             yield encode_hello(greeting, pb.FromDrafter)
             # The next message is read after this one is answered: gRPC holds the sender back.
             async for data in requests:
-                answer = await loop.run_in_executor(
-                    self._worker, self._answer, session, inbox, data
-                )
+                self._meter.enter()
+                try:
+                    answer = await loop.run_in_executor(
+                        self._worker, self._answer, session, inbox, data
+                    )
+                finally:
+                    self._meter.leave()
                 if answer is not None:
                     yield answer
         except ProtocolError as error:
@@ -162,7 +173,13 @@ class DrafterService:
             proposals, seconds = session.run(message)
             report = session.report() if is_report_due(message) else None
             return encode_answer(
-                message, proposals, self._max_bytes, report, seconds, is_draining=self._is_draining
+                message,
+                proposals,
+                self._max_bytes,
+                report,
+                seconds,
+                is_draining=self._is_draining,
+                num_others=self.num_open - session.num_open,
             )
         except Exception as error:
             logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)

@@ -152,7 +152,7 @@ def _decode_query(query: pb.Query) -> Query:
     return Query(query.request_id, query.committed_len, query.max_nodes, assumed)
 
 
-def encode_answer(
+def encode_answer(  # noqa: PLR0913 - most are keywords with defaults
     message: DrafterMessage,
     proposals: Sequence[Proposal],
     max_bytes: int,
@@ -160,9 +160,10 @@ def encode_answer(
     seconds: DraftSeconds | None = None,
     *,
     is_draining: bool = False,
+    num_others: int = 0,
 ) -> bytes:
     """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
-    answer = pb.Answer(sequence=message.sequence, is_draining=is_draining)
+    answer = pb.Answer(sequence=message.sequence, is_draining=is_draining, num_others=num_others)
     if report is not None:
         answer.memory_bytes = report.memory_bytes
         answer.learning.update(report.learning)
@@ -183,12 +184,13 @@ def encode_error(sequence: int, error: str) -> bytes:
 
 class Answer(NamedTuple):
     """The proposals that answer a message, one a query; the report and seconds that came with them,
-    if any did; whether the server will stop soon."""
+    if any did; whether the server will stop soon, and how many requests it has of others."""
 
     proposals: list[Proposal]
     report: DrafterReport | None
     seconds: DraftSeconds | None
     is_draining: bool = False
+    num_others: int = 0
 
 
 def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
@@ -210,7 +212,13 @@ def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
         raise ProtocolError("wire: proposals for other requests than those asked about")
     decoded = [decode_proposal(proposal, source) for proposal in proposals]
     answer = parsed.answer
-    return Answer(decoded, _decode_report(answer), _decode_seconds(answer), answer.is_draining)
+    return Answer(
+        decoded,
+        _decode_report(answer),
+        _decode_seconds(answer),
+        answer.is_draining,
+        answer.num_others,
+    )
 
 
 def _decode_report(answer: pb.Answer) -> DrafterReport | None:

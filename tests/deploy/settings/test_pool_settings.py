@@ -1,0 +1,72 @@
+"""Settings of a pool, and of the drafters that use one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from draftline.cluster.config import DrafterConfig
+from draftline.core.errors import ConfigError
+from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.settings import build_serve_args
+
+GIVEN: dict[str, Any] = {"target": "demo", "drafter": {"kind": "suffix"}}
+ROOT = Path(__file__).parents[3]
+
+
+def test_its_drafter_is_built_for_the_target_s_engines_on_ray() -> None:
+    config = PoolConfig(**GIVEN, gpus_per_drafter=2)
+    assert config.drafter.transport == "grpc"
+    assert (config.engine.model, config.engine.backend) == ("demo", "ray")
+    assert config.engine.gpus_per_drafter == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"max_replicas": 1, "min_replicas": 2}, "max_replicas"),
+        ({"min_replicas": 0}, "min_replicas"),
+        ({"target_utilization": 1.5}, "target_utilization"),
+        ({"replicas": 2}, "replicas"),
+        ({"drafter": "suffix"}, "drafter"),
+        ({"drafter": {"kind": "suffix", "servers": 2}}, r"drafter\.servers"),
+        ({"drafter": {"kind": "suffix", "address": "a:1"}}, r"drafter\.address"),
+        ({"drafter": {"kind": "suffix", "max_nodes": 0}}, r"drafter\.max_nodes"),
+    ],
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}:"):
+        PoolConfig(**{**GIVEN, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"transport": "inproc"}, "drafter_pool"),
+        ({"address": "a:1"}, "drafter_pool"),
+        ({"servers": 2}, "servers"),
+        ({"drafter_pool": ""}, "drafter_pool"),
+        ({"token_env": "TOKEN"}, "token_env"),
+    ],
+)
+def test_drafters_that_cannot_use_a_pool_are_refused(given: dict[str, Any], field: str) -> None:
+    values = {"kind": "suffix", "transport": "grpc", "drafter_pool": "drafters", **given}
+    with pytest.raises(ConfigError, match=f"^{field}:"):
+        DrafterConfig(**values)
+
+
+def test_the_engine_starts_no_server_where_a_pool_is_named() -> None:
+    config = DrafterConfig(
+        kind="suffix", transport="grpc", drafter_pool="drafters", tls_ca="ca.pem"
+    )
+    assert not config.is_spawned
+
+
+def test_the_example_names_its_own_pool() -> None:
+    file = yaml.safe_load((ROOT / "deploy" / "pool.yaml").read_text("utf-8"))
+    pool, server = file["applications"]
+    PoolConfig(**pool["args"])
+    args = build_serve_args(server["args"])
+    assert [one.drafter_pool for one in args.engine.drafters] == [pool["name"], None, None]
