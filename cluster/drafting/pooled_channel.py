@@ -21,8 +21,9 @@ from .stats import DrafterStats
 logger = logging.getLogger(__name__)
 
 # A server whose answer is out for so long gives up its requests, if another one answers.
-SILENCE_S = 0.5
-# And one that was too late so many times in a row, and is so many times slower than another.
+SILENCE_S = 0.4
+# And one that was too late so many times in a row, and is so many times slower than another. Both
+# together take less than a second, a step and the openings elsewhere included.
 MAX_OVERDUE = 2
 SLOWER = 3.0
 # How long it gets no requests then, longer each time.

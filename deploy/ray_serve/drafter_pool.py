@@ -21,8 +21,9 @@ from ..settings.pool_settings import PoolConfig
 from .pool_policy import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 
 POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
-# Ray Serve looks whether calls are left, of which there are none, before it lets a server drain.
-CALLS_LEFT_S = 0.1
+# Of a server that Ray Serve stops, engines find within a second that it is none of the pool's any
+# more. So long it is left alone, and then told to drain.
+NOTICE_S = 2.0
 # Beyond the time of its requests: what it takes to end the rest.
 STOP_SLACK_S = 5.0
 
@@ -57,8 +58,8 @@ def pool_options(config: PoolConfig) -> dict[str, Any]:
         },
         "health_check_period_s": config.health_check_period_s,
         "health_check_timeout_s": config.health_check_timeout_s,
-        "graceful_shutdown_wait_loop_s": CALLS_LEFT_S,
-        "graceful_shutdown_timeout_s": config.drain_s + STOP_SLACK_S,
+        "graceful_shutdown_wait_loop_s": NOTICE_S,
+        "graceful_shutdown_timeout_s": NOTICE_S + config.drain_s + STOP_SLACK_S,
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.drafting.pooled_channel import FIND_PERIOD_S, SILENCE_S
+from draftline.cluster.drafting.pooled_channel import BELIEVED_S, FIND_PERIOD_S, SILENCE_S
 from draftline.cluster.links.link import DrafterLink
 from draftline.cluster.links.pool import DrafterPool
 from draftline.core.errors import ConfigError
@@ -216,6 +216,26 @@ async def test_without_any_server_steps_go_on_and_requests_come_when_one_is_back
     scene.links[1].is_reachable = True
     scene.clock.now += 1.0
     assert await scene.settled() == scene.expected()
+
+
+async def test_requests_of_others_count_for_as_long_as_their_news_is_new() -> None:
+    scene = Scene()
+    await scene.begin(2)
+    full, other = scene.links
+    assert full.events is not None
+    full.events.told(6, is_draining=False)
+    for name in ("a", "b", "c"):
+        scene.sessions.append(HubSession(scene.hub, name))
+    assert await scene.settled() == scene.expected()
+    assert (len(scene.has(full)), len(scene.has(other))) == (1, 4)
+    scene.answer()
+    # Nothing is heard of it any more, which may be because it has nothing to say.
+    scene.clock.now += BELIEVED_S + 1.0
+    for name in ("d", "e", "f"):
+        scene.sessions.append(HubSession(scene.hub, name))
+    assert await scene.settled() == scene.expected()
+    assert (len(scene.has(full)), len(scene.has(other))) == (4, 4)
+    assert scene.hub.stats()[0].moved == 0
 
 
 class Finder:

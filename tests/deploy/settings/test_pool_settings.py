@@ -64,6 +64,29 @@ def test_the_engine_starts_no_server_where_a_pool_is_named() -> None:
     assert not config.is_spawned
 
 
+def test_a_server_s_pools_are_for_its_model() -> None:
+    pools = {"drafters": {"drafter": {"kind": "suffix"}, "max_replicas": 2}}
+    args = build_serve_args({"backend": "ray", "model": "demo", "pools": pools})
+    assert [(name, pool.target) for name, pool in args.pools.items()] == [("drafters", "demo")]
+    assert args.pools["drafters"].max_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"backend": "local", "pools": {"p": GIVEN}}, r"pools\.p"),
+        ({"pools": {"draftline": GIVEN}}, r"pools\.draftline"),
+        ({"pools": {"p": "suffix"}}, r"pools\.p"),
+        ({"pools": {"p": {}}}, r"pools\.p\.drafter"),
+        ({"pools": {"p": {"drafter": {"kind": "suffix", "name": 3}}}}, r"pools\.p\.drafter\.name"),
+        ({"pools": ["p"]}, "pools"),
+    ],
+)
+def test_pools_that_cannot_be_are_named(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}:"):
+        build_serve_args({"backend": "ray", **given})
+
+
 def test_the_example_names_its_own_pool() -> None:
     file = yaml.safe_load((ROOT / "deploy" / "pool.yaml").read_text("utf-8"))
     pool, server = file["applications"]
