@@ -3,8 +3,9 @@
     python -m draftline.benchmarks.serving.pool_moves [--rounds 3] [--requests 8]
 
 An engine of this process drafts with two servers. While requests run, one server is disturbed; for
-each request that it has, the time until the first proposal of the other one counts, and for every
-step since, how long it waited for drafts. Prints a table and writes JSON.
+each request that it has, the time until the first answer of the other one counts, which has the
+whole text by then, and for every step since, how long it waited for drafts. Prints a table and
+writes JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ STOPPED_S, GOING_S = 0.25, 0.005
 class Case:
     """One disturbance. Seconds; None: no request was there to move.
 
-    moved_s    until each request of the server had a proposal of the other, ascending
+    moved_s    until each request of the server had drafts of the other, ascending
     waits_s    the longest wait of a step for drafts since, and the mean
     same       whether all texts are those of plain decoding
     """
@@ -70,10 +71,10 @@ class Case:
 
 @dataclass(slots=True)
 class Watch:
-    """Which server has which request, and when each proposed something for it last."""
+    """Which server has which request, and when each drafted for it first."""
 
     holders: dict[str, str] = field(default_factory=dict)
-    proposed_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    drafted_at: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 class WatchedLink:
@@ -119,9 +120,8 @@ class WatchedLink:
     ) -> None:
         """See `LinkEvents`."""
         now = time.monotonic()
-        for request_id, proposal in zip(self._asked, proposals, strict=True):
-            if len(proposal.tokens):
-                self._watch.proposed_at.setdefault((request_id, self._key), now)
+        for request_id in self._asked:
+            self._watch.drafted_at.setdefault((request_id, self._key), now)
         self._told.answered(proposals, report, seconds)
 
     @property
@@ -169,6 +169,7 @@ class Servers:
 
     def __init__(self, drafter: dict[str, Any]) -> None:
         self.token = new_token()
+        self.kind: str = drafter["kind"]
         self._settings = json.dumps(drafter)
         self._ports: dict[str, int] = {}
         self._children: dict[str, ChildServer] = {}
@@ -212,7 +213,10 @@ class Run:
         self._params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         os.environ[TOKEN_VARIABLE] = servers.token
         drafter = DrafterConfig(
-            kind="model", transport="grpc", address=servers.addresses, token_env=TOKEN_VARIABLE
+            kind=servers.kind,
+            transport="grpc",
+            address=servers.addresses,
+            token_env=TOKEN_VARIABLE,
         )
         self.config = EngineConfig(
             model="demo",
@@ -238,20 +242,20 @@ class Run:
 
     async def _case(self, fault: str) -> Case:
         self._watch.holders.clear()
-        self._watch.proposed_at.clear()
+        self._watch.drafted_at.clear()
         texts = asyncio.ensure_future(self._texts(RequestOptions()))
         watch = self._watch
         await self._until(
-            lambda: len({request for request, _ in watch.proposed_at}) == len(self._prompts)
+            lambda: len({request for request, _ in watch.drafted_at}) == len(self._prompts)
         )
         begun_at, since = time.time(), time.monotonic()
         moving = [name for name, key in watch.holders.items() if key == VICTIM]
         with FAULTS[fault](self._servers.victim):
             await self._until(
-                lambda: texts.done() or all((name, OTHER) in watch.proposed_at for name in moving)
+                lambda: texts.done() or all((name, OTHER) in watch.drafted_at for name in moving)
             )
             same = await texts == self._plain
-        moved = [watch.proposed_at[name, OTHER] - since for name in moving]
+        moved = [watch.drafted_at[name, OTHER] - since for name in moving]
         steps = [one for one in read_trace(self._trace) if one.planned_at >= begun_at]
         waits = [step.draft_wait_s for step in steps]
         return Case(

@@ -104,8 +104,11 @@ class DrafterService:
     @property
     def num_open(self) -> int:
         """Requests that are open, of all coordinators."""
+        return self._num_open_beside(None)
+
+    def _num_open_beside(self, own: DrafterSession | None) -> int:
         # A copy: the worker asks, too, while connections come and go.
-        return sum(session.num_open for session in tuple(self._sessions))
+        return sum(one.num_open for one in tuple(self._sessions) if one is not own)
 
     def read_work(self) -> Work:
         """What there was to do since this was last asked."""
@@ -179,7 +182,7 @@ class DrafterService:
                 report,
                 seconds,
                 is_draining=self._is_draining,
-                num_others=self.num_open - session.num_open,
+                num_others=self._num_open_beside(session),
             )
         except Exception as error:
             logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)

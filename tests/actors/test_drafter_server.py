@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -363,3 +365,29 @@ async def test_requests_go_to_the_server_with_the_fewest_of_all_engines() -> Non
         await hub.stop()
     for server in servers:
         await server.stop()
+
+
+async def test_an_answer_to_a_coordinator_that_has_gone_is_no_failure(serve, caplog) -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    class WaitingDrafter(CountingDrafter):
+        def propose(self, queries: Sequence[Query], deadline: float | None = None) -> Any:
+            is_asked.set()
+            assert may_answer.wait(60)
+            return super().propose(queries, deadline)
+
+    drafter = WaitingDrafter("far")
+    hub = DrafterHub([GrpcLink("far", await serve(drafter))], LIMITS)
+    await hub.start()
+    await HubSession(hub).step(budget_s=0.05)
+    await asyncio.to_thread(is_asked.wait, 60)
+    await hub.stop()
+    # The server hears of it while the drafter works.
+    await asyncio.sleep(0.2)
+    may_answer.set()
+
+    async def is_forgotten() -> bool:
+        return not drafter.texts
+
+    await until(is_forgotten)
+    assert "event=raised" not in caplog.text

@@ -9,8 +9,10 @@ import pytest
 import yaml
 from draftline.cluster.config import DrafterConfig
 from draftline.core.errors import ConfigError
+from draftline.deploy.cli.serve.command import run_server
 from draftline.deploy.settings.pool_settings import PoolConfig
 from draftline.deploy.settings.settings import build_serve_args
+from rich.console import Console
 
 GIVEN: dict[str, Any] = {"target": "demo", "drafter": {"kind": "suffix"}}
 ROOT = Path(__file__).parents[3]
@@ -85,6 +87,16 @@ def test_a_server_s_pools_are_for_its_model() -> None:
 def test_pools_that_cannot_be_are_named(given: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field}:"):
         build_serve_args({"backend": "ray", **given})
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
+def test_a_cluster_of_the_command_s_own_has_only_the_pools_that_it_starts() -> None:
+    drafter = {"kind": "suffix", "transport": "grpc", "drafter_pool": "far"}
+    settings = {"model": "demo", "backend": "ray", "drafters": [drafter]}
+    with pytest.raises(
+        ConfigError, match=r"^drafters\[0\]\.drafter_pool: 'far' is not under pools"
+    ):
+        run_server(settings, None, Console(quiet=True))
 
 
 def test_the_example_names_its_own_pool() -> None:
