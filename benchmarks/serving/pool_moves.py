@@ -47,19 +47,20 @@ RESULTS = Path(__file__).parents[1] / "results" / "pool_moves.json"
 TOKEN_VARIABLE = "DRAFTLINE_POOL_MOVES_TOKEN"
 VICTIM, OTHER = "0", "1"
 START_TIMEOUT_S = 300.0
-# Moves that take longer are told as None.
-CASE_TIMEOUT_S = 30.0
+CASE_TIMEOUT_S = 60.0
+# A server that was slow is given nothing for a while, longer each time.
+WELL_TIMEOUT_S = 60.0 + SHUNNED.max_delay_s
 # A fiftieth of the time is left to a server that is slowed.
 STOPPED_S, GOING_S = 0.25, 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One disturbance. Seconds; None: no request was there to move.
+    """One disturbance, in seconds.
 
-    moved_s    until each request of the server had drafts of the other, ascending
-    waits_s    the longest wait of a step for drafts since, and the mean
-    same       whether all texts are those of plain decoding
+    moved_s  until each request of the server had drafts of the other, ascending
+    longest_wait_s, mean_wait_s  of a step for drafts, since
+    same     whether all texts are those of plain decoding
     """
 
     fault: str
@@ -234,11 +235,19 @@ class Run:
         try:
             self._plain = await self._texts(RequestOptions(speculative=False))
             for fault in faults:
-                await self._until(lambda: self._engine.stats().drafters[0].servers == 2)
+                await self._both_well()
                 note(await self._case(fault))
                 await asyncio.to_thread(self._servers.start, VICTIM)
         finally:
             await self._engine.close()
+
+    async def _both_well(self) -> None:
+        """Wait until requests may go to both servers; an idle engine does not connect."""
+        short = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        async with asyncio.timeout(WELL_TIMEOUT_S):
+            while self._engine.stats().drafters[0].servers < len(self._servers.addresses):
+                await self._engine.generate(self._prompts[0], short)
+                await asyncio.sleep(0.1)
 
     async def _case(self, fault: str) -> Case:
         self._watch.holders.clear()
@@ -271,7 +280,7 @@ class Run:
         return [output.token_ids for output in await asyncio.gather(*running)]
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(CASE_TIMEOUT_S + SHUNNED.max_delay_s):
+        async with asyncio.timeout(CASE_TIMEOUT_S):
             while not condition():  # noqa: ASYNC110 - links tell nobody
                 await asyncio.sleep(0.01)
 

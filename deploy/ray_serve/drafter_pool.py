@@ -1,9 +1,9 @@
 """The Ray Serve application of a pool: drafter servers that engines of the same cluster share.
 
-`deploy/pool.yaml` deploys one beside an application that drafts with it; `draftline pool` does the
-same in a command. Drafts do not pass Ray Serve: each server has a port of its own, which engines
-learn of by the application's name (`actors/pool_members.py`), and Ray Serve starts, watches and
-scales the servers (`pool_policy.py`).
+`serve run deploy/pool.yaml` deploys one beside an application that drafts with it, and `draftline
+serve` those under `pools` of its settings. Drafts do not pass Ray Serve: each server has a port of
+its own, which engines learn of by the application's name (`actors/pool_members.py`), and Ray Serve
+starts, watches and scales the servers (`pool_policy.py`).
 """
 
 from __future__ import annotations
