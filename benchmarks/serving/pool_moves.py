@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -33,7 +33,13 @@ from ...actors.server.child_server import ChildServer
 from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.drafting.pooled_channel import SHUNNED
 from ...cluster.engine.trace_file import read_trace
-from ...cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds, LinkEvents
+from ...cluster.links.link import (
+    DrafterLink,
+    DrafterMessage,
+    DrafterReport,
+    DraftSeconds,
+    LinkEvents,
+)
 from ...cluster.links.pool import AnyLink, DrafterPool
 from ...cluster.links.tokens import new_token
 from ...core.errors import DrafterError
@@ -288,7 +294,8 @@ class Run:
         [pool] = links
         assert isinstance(pool, DrafterPool)
         for key, link in pool.links.items():
-            pool.links[key] = WatchedLink(link, key, self._watch)
+            # What it does not note itself is the link's own.
+            pool.links[key] = cast("DrafterLink", WatchedLink(link, key, self._watch))
         return links
 
 
