@@ -37,7 +37,8 @@ class DrafterProcess:
         restart_timeout_s: float = RESTART_TIMEOUT_S,
     ) -> None:
         self.token = token or new_token()
-        self._settings = json.dumps(config.model_dump(exclude={"transport", "address", "servers"}))
+        left_out = {"transport", "address", "drafter_pool", "servers"}
+        self._settings = json.dumps(config.model_dump(exclude=left_out))
         self._target = engine.model
         self._name = config.source
         self._timeout_s = start_timeout_s

@@ -15,6 +15,7 @@ from ..cluster.links.service import DrafterService
 from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access
 from ..cluster.links.wire import DEFAULT_MAX_BYTES
+from ..cluster.links.work import Work
 from ..cluster.transport.stage_failure import end_process
 from ..core.errors import ConfigError
 from ..core.interfaces import Drafter
@@ -61,6 +62,10 @@ class DrafterServer:
     def num_open(self) -> int:
         """Requests that are open, of all coordinators."""
         return self._service.num_open
+
+    def read_work(self) -> Work:
+        """What there was to do since this was last asked."""
+        return self._service.read_work()
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """End every connection, once no request is open or `drain_s` is over."""

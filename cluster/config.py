@@ -42,6 +42,11 @@ class DrafterConfig(Settings):
         description="host:port of a running drafter server, or a list of several that share its "
         "requests; grpc starts one where it is null",
     )
+    drafter_pool: str | None = Field(
+        None,
+        description="Ray Serve application whose drafter servers share its requests with those of "
+        "other engines; with grpc",
+    )
     servers: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="how many servers of it grpc starts, which share its requests"
     )
@@ -52,7 +57,7 @@ class DrafterConfig(Settings):
     tls_ca: str | None = Field(
         None,
         description="PEM file that certificates of its gRPC servers are checked with: of the "
-        "server at address, of retrieval servers (server), of its actor on Ray",
+        "server at address or of a pool, of retrieval servers (server), of its actor on Ray",
     )
     tls_certificate: str | None = Field(
         None,
@@ -66,7 +71,7 @@ class DrafterConfig(Settings):
     token_env: str | None = Field(
         None,
         description="environment variable with the token that is shown to the server at address "
-        "or to retrieval servers; servers that the engine starts have one of their own",
+        "or to retrieval servers; those that the engine starts and those of a pool have their own",
     )
     token_file: str | None = Field(None, description="file with that token")
 
@@ -86,14 +91,21 @@ class DrafterConfig(Settings):
         return self
 
     def _check_servers(self) -> None:
-        if self.address is not None and self.transport != "grpc":
-            raise ConfigError("address", "needs transport: grpc")
+        for field in ("address", "drafter_pool"):
+            if getattr(self, field) is not None and self.transport != "grpc":
+                raise ConfigError(field, "needs transport: grpc")
+        if self.drafter_pool is not None and self.address is not None:
+            raise ConfigError("drafter_pool", "address is given, too; leave one of them out")
+        if self.drafter_pool is not None and not self.drafter_pool:
+            raise ConfigError("drafter_pool", "is empty; name an application, or leave it out")
         if self.address is not None and not self.addresses:
             raise ConfigError("address", "is an empty list; name a server, or leave it out")
         if len(set(self.addresses)) < len(self.addresses):
             raise ConfigError("address", "names a server twice")
         if self.servers > 1 and not self.is_spawned:
-            raise ConfigError("servers", "are started by transport: grpc without an address")
+            raise ConfigError(
+                "servers", "are started by transport: grpc without address or drafter_pool"
+            )
 
     @property
     def has_tls(self) -> bool:
@@ -114,8 +126,8 @@ class DrafterConfig(Settings):
 
     @property
     def is_spawned(self) -> bool:
-        """Whether the engine starts a server for it."""
-        return self.transport == "grpc" and self.address is None
+        """Whether the engine starts servers for it."""
+        return self.transport == "grpc" and self.address is None and self.drafter_pool is None
 
     @property
     def options(self) -> dict[str, Any]:

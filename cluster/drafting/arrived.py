@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...core.errors import ProtocolError
 from ...core.proposals import AheadQuery, Probe, Proposal, Query
@@ -35,6 +35,17 @@ class ArrivedProposals:
         self.num_ahead = 0
         self.num_ahead_used = 0
         self.num_dropped = 0
+
+    def counts(self) -> dict[str, Any]:
+        """Totals so far, by their names in `DrafterStats`."""
+        return {
+            "proposals": self.num_used,
+            "late": self.num_late,
+            "late_used": self.num_late_used,
+            "dropped": self.num_dropped,
+            "ahead": self.num_ahead,
+            "ahead_used": self.num_ahead_used,
+        }
 
     def put(
         self,

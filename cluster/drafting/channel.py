@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class DrafterChannel:
         self.is_connecting = False
         self.is_awaited = False
         self.is_draining = False
+        self.num_others, self.told_at = 0, -math.inf
         # Answers in a row that came after their deadlines; those to openings do not count.
         self.num_overdue = 0
         self._texts = texts
@@ -246,9 +248,10 @@ class DrafterChannel:
             logger.info("drafter=%s event=connected count=%d", self.link.name, self._num_connects)
             self._on_progress()
 
-    def draining(self) -> None:
-        """Its server will stop: see `PooledChannel`."""
-        self.is_draining = True
+    def told(self, num_others: int, *, is_draining: bool) -> None:
+        """What its server says of itself: see `PooledChannel`."""
+        self.num_others, self.is_draining = num_others, is_draining
+        self.told_at = self._clock()
 
     def answered(
         self,
@@ -324,12 +327,7 @@ class DrafterChannel:
             servers=int(self.is_up and not self.is_draining),
             circuit_open=not self.is_up and self._clock() < self._breaker.retry_at,
             messages=self._num_messages,
-            proposals=self._arrived.num_used,
-            late=self._arrived.num_late,
-            late_used=self._arrived.num_late_used,
-            dropped=self._arrived.num_dropped,
-            ahead=self._arrived.num_ahead,
-            ahead_used=self._arrived.num_ahead_used,
+            **self._arrived.counts(),
             errors=self._num_errors,
             reconnects=max(0, self._num_connects - 1),
             latency_sum_s=self._latency_sum_s,

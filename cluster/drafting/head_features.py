@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from ...core.errors import ConfigError
 from ...core.proposals import FeatureLayers
 from ...models.load.bundled import BUNDLED_HEADS
-from ...models.load.checkpoint import resolve_head_path
-from ...models.load.model_info import ModelInfo, read_model_info
 from ..config import HEAD, DrafterConfig, EngineConfig
 from .drafter_options import drafter_options
 
 if TYPE_CHECKING:
     from ...drafters.heads.last_stage import LastStageHeadSpec
+    from ...models.load.model_info import ModelInfo
 
 # A key of head drafters: where they run.
 PLACEMENT = "placement"
@@ -46,6 +45,9 @@ def features_of_target(config: EngineConfig) -> FeatureLayers | None:
     """What stages hand out; None where there is no head. Raises as `feature_layers_of`."""
     if all(drafter.kind != HEAD for drafter in config.drafters):
         return None
+    # It needs transformers, which the servers of other drafters do without.
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+
     target = read_model_info(config.model)
     return FeatureLayers(feature_layers_of(config, target), target.hidden_size)
 
@@ -103,6 +105,8 @@ def head_folder(config: DrafterConfig) -> Path:
             "model",
             f"must be given: a trained head's folder or hub id, or {', '.join(BUNDLED_HEADS)}",
         )
+    from ...models.load.checkpoint import resolve_head_path  # noqa: PLC0415 - as above
+
     return resolve_head_path(folder)
 
 

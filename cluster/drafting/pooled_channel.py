@@ -30,14 +30,17 @@ from .stats import DrafterStats
 logger = logging.getLogger(__name__)
 
 # A server whose answer is out for so long gives up its requests, if another one answers.
-SILENCE_S = 0.5
-# And one that was too late so many times in a row, and is so many times slower than another.
+SILENCE_S = 0.4
+# And one that was too late so many times in a row, and is so many times slower than another. Both
+# together take less than a second, a step and the openings elsewhere included.
 MAX_OVERDUE = 2
 SLOWER = 3.0
 # How long it gets no requests then, longer each time.
 SHUNNED = RetryPolicy(tolerated=0, first_delay_s=4.0, max_delay_s=60.0)
 # How often a finder is asked.
 FIND_PERIOD_S = 1.0
+# How long a server's word of what it has of others counts. One that is given nothing says nothing.
+BELIEVED_S = 3.0
 
 MakeChannel = Callable[[DrafterLink, Mapping[str, CommittedText]], DrafterChannel]
 
@@ -47,19 +50,17 @@ class Member:
     """One server of a pool.
 
     texts      of the requests that it has
-    others     requests of other coordinators that it has, about
     shunned    until when it is given none, since it was slow
     """
 
     channel: DrafterChannel
     texts: dict[str, CommittedText]
     shunned: CircuitBreaker
-    others: float = 0.0
 
-    @property
-    def load(self) -> float:
-        """Requests that it has open."""
-        return self.others + len(self.texts)
+    def load(self, now: float) -> int:
+        """Requests that it has open, of all coordinators as far as is known."""
+        is_new = now - self.channel.told_at <= BELIEVED_S
+        return len(self.texts) + (self.channel.num_others if is_new else 0)
 
     def may_take(self, now: float) -> bool:
         """Whether requests are well with it."""
@@ -291,7 +292,9 @@ class PooledChannel:
             up = well or [one for one in self._members.values() if one.channel.is_up]
             if not up:
                 return None
-            member = min(up, key=lambda one: one.load)
+            now = self._clock()
+            # Coordinators that see the same do not all choose the same.
+            member = min(up, key=lambda one: (one.load(now), self._rng.random()))
             self._places[request_id] = member
             member.texts[request_id] = self._texts[request_id]
         return member
@@ -313,17 +316,18 @@ class PooledChannel:
                 self._failures.log("not_found", failure_reason(error))
             await asyncio.sleep(FIND_PERIOD_S)
 
-    async def _follow(self, loads: Mapping[str, float], finder: MemberFinder) -> None:
+    async def _follow(self, loads: Mapping[str, int], finder: MemberFinder) -> None:
         for key, load in loads.items():
             if key not in self._members:
                 self.link.links[key] = finder.link(key)
                 self._add(key, self.link.links[key])
                 self._members[key].channel.connect(self._clock())
             member = self._members[key]
-            member.others = max(0.0, load - len(member.texts))
+            channel = member.channel
+            channel.told(max(0, load - len(member.texts)), is_draining=channel.is_draining)
         gone = self._members.keys() - loads.keys()
         for key in gone:
-            self._members[key].channel.draining()
+            self._members[key].channel.is_draining = True
         self._tend()
         for key in gone:
             if not self._members[key].texts:

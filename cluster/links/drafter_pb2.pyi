@@ -234,7 +234,7 @@ class Proposal(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_top_next_tokens: _Optional[int] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("sequence", "proposals", "error", "memory_bytes", "learning", "open_s", "observe_s", "propose_s", "prefix_queries", "prefix_hits", "is_draining")
+    __slots__ = ("sequence", "proposals", "error", "memory_bytes", "learning", "open_s", "observe_s", "propose_s", "prefix_queries", "prefix_hits", "is_draining", "num_others")
     class LearningEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class Answer(_message.Message):
     PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_OTHERS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     error: str
@@ -264,7 +265,8 @@ class Answer(_message.Message):
     prefix_queries: int
     prefix_hits: int
     is_draining: bool
-    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ..., open_s: _Optional[float] = ..., observe_s: _Optional[float] = ..., propose_s: _Optional[float] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    num_others: int
+    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ..., open_s: _Optional[float] = ..., observe_s: _Optional[float] = ..., propose_s: _Optional[float] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., is_draining: _Optional[bool] = ..., num_others: _Optional[int] = ...) -> None: ...
 
 class ToDrafter(_message.Message):
     __slots__ = ("hello", "step", "more_features", "hurry")

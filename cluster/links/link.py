@@ -130,8 +130,12 @@ class LinkEvents(Protocol):
         """The last message, or the connection, is lost; the drafter's state is unknown."""
         ...
 
-    def draining(self) -> None:
-        """The server will stop soon; it answers still. Comes before each `answered`."""
+    def told(self, num_others: int, *, is_draining: bool) -> None:
+        """What the server says of itself; before each `answered`, where there is a server.
+
+        num_others   requests that other coordinators have open there
+        is_draining  it will stop soon; it answers still
+        """
         ...
 
 

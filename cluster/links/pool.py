@@ -12,14 +12,14 @@ from .link import DrafterLink
 class MemberFinder(Protocol):
     """Knows the servers of a pool that grows and shrinks."""
 
-    async def find(self) -> Mapping[str, float]:
-        """The servers that take requests now, by address, each with the requests that it has open
-        for all coordinators. Raises what the system raises that it asks.
+    async def find(self) -> Mapping[str, int]:
+        """The servers that take requests now, by a name that no other one ever gets, each with the
+        requests that it has open for all coordinators. Raises what the system raises that it asks.
         """
         ...
 
-    def link(self, address: str) -> DrafterLink:
-        """A link to one of them."""
+    def link(self, key: str) -> DrafterLink:
+        """A link to one of those that `find` gave last."""
         ...
 
 
@@ -27,7 +27,7 @@ class MemberFinder(Protocol):
 class DrafterPool:
     """A drafter with several servers: what a hub asks of a link, without the sending.
 
-    links   to the servers, by address or number; those of a `finder` come and go
+    links   to the servers, by number or name; those of a `finder` come and go
     finder  where the servers are; None: the links are all there are
     reads_features  whether it goes on from the target's features
     """

@@ -40,6 +40,7 @@ from .wire import (
     encode_hello,
     is_ahead,
 )
+from .work import Work, WorkMeter
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class DrafterService:
         self._is_draining = False
         # Messages that arrived and are not begun, but for those that ask ahead.
         self._waiting: set[int] = set()
+        self._meter = WorkMeter(clock)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -112,7 +114,15 @@ class DrafterService:
     @property
     def num_open(self) -> int:
         """Requests that are open, of all coordinators."""
-        return sum(session.num_open for session in self._sessions)
+        return self._num_open_beside(None)
+
+    def _num_open_beside(self, own: DrafterSession | None) -> int:
+        # A copy: the worker asks, too, while connections come and go.
+        return sum(one.num_open for one in tuple(self._sessions) if one is not own)
+
+    def read_work(self) -> Work:
+        """What there was to do since this was last asked."""
+        return self._meter.read()
 
     async def drain(self, timeout_s: float) -> None:
         """Say with every answer that requests had better be opened elsewhere; wait until none is
@@ -137,7 +147,6 @@ class DrafterService:
         read = features_read(self._drafter)
         inbox = FeatureInbox(read)
         self._sessions.add(session)
-        loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
             greeting = Greeting(
@@ -146,9 +155,7 @@ class DrafterService:
             yield encode_hello(greeting, pb.FromDrafter)
             async with contextlib.aclosing(self._arrivals(requests)) as arrivals:
                 async for number, data in arrivals:
-                    answer = await loop.run_in_executor(
-                        self._worker, self._answer, session, inbox, number, data
-                    )
+                    answer = await self._work(session, inbox, number, data)
                     if answer is not None:
                         yield answer
         except ProtocolError as error:
@@ -159,6 +166,21 @@ class DrafterService:
             with contextlib.suppress(RuntimeError):
                 # In the worker, which may still be at this session's last message.
                 self._worker.submit(session.close)
+
+    async def _work(
+        self, session: DrafterSession, inbox: FeatureInbox, number: int, data: bytes
+    ) -> bytes | None:
+        """`_answer` in the worker; what gives way to all others counts as no work."""
+        answer = asyncio.get_running_loop().run_in_executor(
+            self._worker, self._answer, session, inbox, number, data
+        )
+        if is_ahead(data):
+            return await answer
+        self._meter.enter()
+        try:
+            return await answer
+        finally:
+            self._meter.leave()
 
     async def _arrivals(
         self, requests: AsyncIterator[bytes]
@@ -212,7 +234,13 @@ class DrafterService:
             proposals, seconds = session.run(message, lambda: bool(self._waiting))
             report = session.report() if is_report_due(message) else None
             return encode_answer(
-                message, proposals, self._max_bytes, report, seconds, is_draining=self._is_draining
+                message,
+                proposals,
+                self._max_bytes,
+                report,
+                seconds,
+                is_draining=self._is_draining,
+                num_others=self._num_open_beside(session),
             )
         except Exception as error:
             logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)

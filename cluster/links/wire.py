@@ -19,7 +19,6 @@ from ...core.interfaces import PrefixCounts
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
     MAX_PROPOSAL_NODES,
-    MAX_TOP_NEXT_TOKENS,
     AheadQuery,
     Commit,
     DraftRequest,
@@ -27,12 +26,19 @@ from ...core.proposals import (
     FeatureRows,
     Proposal,
     Query,
-    TopNextTokens,
 )
 from . import drafter_pb2 as pb
 from .features import from_bfloat16, to_bfloat16
 from .link import DrafterMessage, DrafterReport, DraftSeconds
-from .wire_proposals import INT32, decode_array, decode_proposal, encode_array, encode_proposal
+from .wire_proposals import (
+    INT32,
+    decode_array,
+    decode_proposal,
+    decode_top_next_tokens,
+    encode_array,
+    encode_proposal,
+    encode_top_next_tokens,
+)
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
 PROTOCOL_VERSION = 1
@@ -201,7 +207,7 @@ def _decode_ahead(query: pb.AheadQuery) -> AheadQuery:
     return AheadQuery(query.request_id, query.committed_len, query.max_nodes, tokens, parents)
 
 
-def encode_answer(
+def encode_answer(  # noqa: PLR0913 - most are keywords with defaults
     message: DrafterMessage,
     proposals: Sequence[Proposal],
     max_bytes: int,
@@ -209,9 +215,10 @@ def encode_answer(
     seconds: DraftSeconds | None = None,
     *,
     is_draining: bool = False,
+    num_others: int = 0,
 ) -> bytes:
     """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
-    answer = pb.Answer(sequence=message.sequence, is_draining=is_draining)
+    answer = pb.Answer(sequence=message.sequence, is_draining=is_draining, num_others=num_others)
     if report is not None:
         answer.memory_bytes = report.memory_bytes
         answer.learning.update(report.learning)
@@ -232,12 +239,14 @@ def encode_error(sequence: int, error: str) -> bytes:
 
 class Answer(NamedTuple):
     """The proposals that answer what a message asked, one each; the report and seconds that came
-    with them, if any did; whether the server will stop soon."""
+    with them, if any did; whether the server will stop soon, and how many requests it has of
+    others."""
 
     proposals: list[Proposal]
     report: DrafterReport | None
     seconds: DraftSeconds | None
     is_draining: bool = False
+    num_others: int = 0
 
 
 def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
@@ -259,7 +268,13 @@ def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
         raise ProtocolError("wire: proposals for other requests than those asked about")
     decoded = [decode_proposal(proposal, source) for proposal in proposals]
     answer = parsed.answer
-    return Answer(decoded, _decode_report(answer), _decode_seconds(answer), answer.is_draining)
+    return Answer(
+        decoded,
+        _decode_report(answer),
+        _decode_seconds(answer),
+        answer.is_draining,
+        answer.num_others,
+    )
 
 
 def _decode_report(answer: pb.Answer) -> DrafterReport | None:
@@ -346,7 +361,7 @@ def _decode_commit(commit: pb.Commit) -> Commit:
     )
     tokens = decode_array(commit.tokens, "commit.tokens")
     top_next_tokens = (
-        _decode_top_next_tokens(commit.top_next_tokens)
+        decode_top_next_tokens(commit.top_next_tokens)
         if commit.HasField("top_next_tokens")
         else None
     )
@@ -376,22 +391,5 @@ def _encode_commit(commit: Commit) -> pb.Commit:
     if commit.probe_ids is not None:
         encoded.probe_ids.CopyFrom(encode_array(commit.probe_ids, INT32))
     if commit.top_next_tokens is not None:
-        encoded.top_next_tokens.CopyFrom(_encode_top_next_tokens(commit.top_next_tokens))
+        encoded.top_next_tokens.CopyFrom(encode_top_next_tokens(commit.top_next_tokens))
     return encoded
-
-
-def _encode_top_next_tokens(top_next_tokens: TopNextTokens) -> pb.TopNextTokens:
-    return pb.TopNextTokens(
-        tokens=encode_array(top_next_tokens.tokens, INT32),
-        ids=encode_array(top_next_tokens.ids, INT32),
-    )
-
-
-def _decode_top_next_tokens(message: pb.TopNextTokens) -> TopNextTokens:
-    tokens = decode_array(message.tokens, "top_next_tokens.tokens")
-    ids = decode_array(message.ids, "top_next_tokens.ids", dims=2)
-    if len(tokens) != len(ids) or ids.shape[1] > MAX_TOP_NEXT_TOKENS:
-        raise ProtocolError("wire: top next tokens: not a row for each token, or rows too long")
-    if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
-        raise ProtocolError("wire: top next tokens: a token id is negative")
-    return TopNextTokens(tokens, ids)

@@ -1,4 +1,4 @@
-"""Arrays and proposals as parts of a drafter's messages (`wire.py`)."""
+"""Arrays, proposals and top next tokens as parts of a drafter's messages (`wire.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from numpy.typing import NDArray
 
 from ...core.arrays import PackedArray, pack, unpack
 from ...core.errors import ProtocolError
-from ...core.proposals import MAX_PROPOSAL_NODES, DraftDistributions, Probe, Proposal
+from ...core.proposals import (
+    MAX_PROPOSAL_NODES,
+    MAX_TOP_NEXT_TOKENS,
+    DraftDistributions,
+    Probe,
+    Proposal,
+    TopNextTokens,
+)
 from . import drafter_pb2 as pb
 
 INT32, FLOAT32, BOOL = "<i4", "<f4", "|b1"
@@ -83,3 +90,22 @@ def _decode_distributions(distributions: pb.Distributions) -> DraftDistributions
         decode_array(distributions.ids, "distributions.ids", dims=2),
         decode_array(distributions.probs, "distributions.probs", FLOAT32, dims=2),
     )
+
+
+def encode_top_next_tokens(top_next_tokens: TopNextTokens) -> pb.TopNextTokens:
+    """What the target told of the tokens that may come next."""
+    return pb.TopNextTokens(
+        tokens=encode_array(top_next_tokens.tokens, INT32),
+        ids=encode_array(top_next_tokens.ids, INT32),
+    )
+
+
+def decode_top_next_tokens(message: pb.TopNextTokens) -> TopNextTokens:
+    """The reverse. Raises `ProtocolError`."""
+    tokens = decode_array(message.tokens, "top_next_tokens.tokens")
+    ids = decode_array(message.ids, "top_next_tokens.ids", dims=2)
+    if len(tokens) != len(ids) or ids.shape[1] > MAX_TOP_NEXT_TOKENS:
+        raise ProtocolError("wire: top next tokens: not a row for each token, or rows too long")
+    if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
+        raise ProtocolError("wire: top next tokens: a token id is negative")
+    return TopNextTokens(tokens, ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...cluster.config import HEAD, DrafterConfig, EngineConfig
@@ -12,8 +13,8 @@ from ...cluster.drafting.factory import build_drafter, keeps_answers
 from ...cluster.drafting.head_features import features_of_target, is_in_last_stage
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
-from ...cluster.links.link import InprocLink
-from ...cluster.links.pool import AnyLink, DrafterPool
+from ...cluster.links.link import DrafterLink, InprocLink
+from ...cluster.links.pool import AnyLink, DrafterPool, MemberFinder
 from ...cluster.links.tls_files import drafter_tls
 from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
@@ -90,6 +91,9 @@ class Placement:
             elif drafter.address is not None:
                 with _naming(index):
                     links.append(self._link_to_others(drafter))
+            elif drafter.drafter_pool is not None:
+                with _naming(index):
+                    links.append(self._link_to_pool(drafter, drafter.drafter_pool))
             else:
                 spawned = [await self._spawn(drafter) for _ in range(drafter.servers)]
                 links.append(self._pooled(drafter, [link for link, _ in spawned]))
@@ -138,16 +142,43 @@ class Placement:
         ]
         return self._pooled(drafter, links)
 
+    def _link_to_pool(self, drafter: DrafterConfig, application: str) -> DrafterPool:
+        """The way to the servers of a Ray Serve application. Raises `ConfigError`."""
+        # Ray takes seconds to import, which other engines need not wait for.
+        from ...actors.pool_members import PoolMember, ServeMembers, join_cluster  # noqa: PLC0415
+
+        options = _options_of_other(drafter)
+
+        def link_to(member: PoolMember) -> GrpcLink:
+            return GrpcLink(
+                drafter.source,
+                member.address,
+                replace(options, token=member.token),
+                **self._told(drafter),
+            )
+
+        join_cluster()
+        return self._pool(drafter, {}, ServeMembers(application, link_to))
+
     def _pooled(self, drafter: DrafterConfig, links: Sequence[GrpcLink]) -> AnyLink:
         """The only link, or a pool of several."""
         if len(links) == 1:
             return links[0]
+        return self._pool(drafter, {str(number): link for number, link in enumerate(links)})
+
+    def _pool(
+        self,
+        drafter: DrafterConfig,
+        links: dict[str, DrafterLink],
+        finder: MemberFinder | None = None,
+    ) -> DrafterPool:
         told = self._told(drafter)
         return DrafterPool(
             drafter.source,
             told["max_nodes"],
             told["keeps_answers"],
-            {str(number): link for number, link in enumerate(links)},
+            links,
+            finder,
             reads_features=told["features"] is not None,
         )
 

@@ -10,16 +10,16 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
 from ...core.errors import DraftlineError
-from ..settings.settings import ServeArgs, ServerConfig
+from ..settings.settings import APP_NAME, ServeArgs, ServerConfig
 from .deployment_plan import placement_bundles
 
 logger = logging.getLogger(__name__)
 
-APP_NAME = "draftline"
 # Ray gives a node 30 seconds to come up, which a busy machine may need more than once.
 START_ATTEMPTS = 3
 # Beyond the time of the requests: what it takes to end the rest and to hear of it.
@@ -53,7 +53,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
-    """Deploys the application and keeps it for as long as the context lasts.
+    """Deploys the application and its pools, and keeps them for as long as the context lasts.
 
     `address` names a running cluster (`auto`: the one of this machine); None starts one here, which
     ends with the context. Raises `ConfigError` and what deploying raises.
@@ -64,8 +64,6 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
     from ray import serve  # noqa: PLC0415
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
 
-    from .serve_app import build_app  # noqa: PLC0415
-
     quiet_libraries()
     logs = LoggingConfig(log_level="ERROR", enable_access_log=False)
     is_deployed = False
@@ -75,7 +73,7 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
             proxy_location="HeadOnly", http_options=http_options(args.server), logging_config=logs
         )
         try:
-            serve.run(build_app(args), name=APP_NAME, logging_config=logs)
+            _deploy(args, logs)
         except RuntimeError as error:
             raise DraftlineError(f"Ray Serve could not deploy: {_reason(error)}") from error
         is_deployed = True
@@ -85,8 +83,21 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
             _drain(args.server.drain_timeout_s)
         # A cluster of our own ends with all that is in it; there, only what is up stops in order.
         if is_deployed or (address is not None and ray.is_initialized()):
-            serve.delete(APP_NAME)
+            for name in (APP_NAME, *args.pools):
+                serve.delete(name)
         ray.shutdown()
+
+
+def _deploy(args: ServeArgs, logs: Any) -> None:
+    """Start the pools, then the application, whose engines look for them."""
+    from ray import serve  # noqa: PLC0415
+
+    from .drafter_pool import build_pool  # noqa: PLC0415
+    from .serve_app import build_app  # noqa: PLC0415
+
+    for name, pool in args.pools.items():
+        serve.run(build_pool(pool), name=name, route_prefix=None, logging_config=logs)
+    serve.run(build_app(replace(args, pools={})), name=APP_NAME, logging_config=logs)
 
 
 def http_options(config: ServerConfig) -> dict[str, Any]:
@@ -159,6 +170,7 @@ def _num_cpus(args: ServeArgs) -> int:
     bundles = placement_bundles(args.engine, args.deployment)
     needed = sum(bundle["CPU"] for bundle in bundles) * args.deployment.num_replicas
     needed += args.deployment.ingress_cpus * args.deployment.num_ingress_replicas
+    needed += sum(pool.cpus_per_drafter * pool.max_replicas for pool in args.pools.values())
     return max(os.cpu_count() or 1, math.ceil(needed))
 
 

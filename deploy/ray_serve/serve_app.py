@@ -22,6 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import spare_collector
 from ...cluster.pipeline.bundle import cluster_has_gpus
+from ...core.errors import ConfigError
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
@@ -53,6 +54,10 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     Raises `ConfigError` naming the field.
     """
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
+    if checked.pools:
+        raise ConfigError(
+            "pools", "are applications of their own in a file of Ray Serve's: deploy/pool.yaml"
+        )
     require_keys(checked.server, serve_host() or checked.server.host)
     checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
     options = engine_options(checked) | _keeper_options(checked)

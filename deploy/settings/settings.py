@@ -1,14 +1,14 @@
 """Settings of a server: YAML files and overrides; unknown keys are refused.
 
-A file holds the engine's settings at its top (`cluster/config.py`), and those of the HTTP server
-and of the Ray Serve deployments under `server` and `deployment`.
+A file holds the engine's settings at its top (`cluster/config.py`), and those of the HTTP server,
+of the Ray Serve deployments and of pools of drafters under `server`, `deployment` and `pools`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,10 +19,13 @@ from ...cluster.checked_settings import Settings, unknown_key
 from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from .limits import RequestLimits
+from .pool_settings import PoolConfig
 from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
+# The server's application on Ray Serve.
+APP_NAME = "draftline"
 DEMO_FILE = Path(__file__).parents[1] / "demo.yaml"
 # What drafts where nobody says what: they need no training and are not asked where they do not pay.
 DEFAULT_DRAFTERS = ({"kind": "suffix"}, {"kind": "prompt_lookup"})
@@ -245,11 +248,12 @@ class DeploymentConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeArgs:
-    """Everything that a served model is started with."""
+    """Everything that a served model is started with; `pools` by their applications' names."""
 
     engine: EngineConfig
     server: ServerConfig
     deployment: DeploymentConfig
+    pools: Mapping[str, PoolConfig] = field(default_factory=dict)
 
     @property
     def model_name(self) -> str:
@@ -278,7 +282,7 @@ def read_settings(file: Path | str) -> dict[str, Any]:
 
 
 def build_serve_args(settings: Mapping[str, Any]) -> ServeArgs:
-    """Validated settings: those of the engine at the top, `server` and `deployment` below.
+    """Validated settings: the engine's at the top, `server`, `deployment` and `pools` below.
 
     Without `drafters` they are the `DEFAULT_DRAFTERS`; an empty list asks for plain decoding.
     Raises `ConfigError` naming the field, with the nearest known key for an unknown one.
@@ -286,14 +290,17 @@ def build_serve_args(settings: Mapping[str, Any]) -> ServeArgs:
     engine = {"drafters": DEFAULT_DRAFTERS, **settings}
     server = _section(engine, "server")
     deployment = _section(engine, "deployment")
-    known = [*EngineConfig.model_fields, "server", "deployment"]
+    pools = _section(engine, "pools")
+    known = [*EngineConfig.model_fields, "server", "deployment", "pools"]
     for key in engine:
         if key not in known:
             raise unknown_key(key, key, known)
+    config = EngineConfig(**engine)
     args = ServeArgs(
-        engine=EngineConfig(**engine),
+        engine=config,
         server=_build(ServerConfig, "server", server),
         deployment=_build(DeploymentConfig, "deployment", deployment),
+        pools={name: _pool(config, name, values) for name, values in pools.items()},
     )
     replicas = args.deployment
     if args.engine.trace_steps and (replicas.num_replicas > 1 or replicas.autoscaling_config):
@@ -327,6 +334,18 @@ def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise ConfigError(name, "must be a mapping")
     return section
+
+
+def _pool(engine: EngineConfig, name: str, values: Any) -> PoolConfig:
+    """A pool for this engine's model."""
+    field = f"pools.{name}"
+    if engine.backend != "ray":
+        raise ConfigError(field, "needs backend: ray")
+    if name in {"", APP_NAME}:
+        raise ConfigError(field, f"is no name for a pool: {APP_NAME!r} is the server's application")
+    if not isinstance(values, dict):
+        raise ConfigError(field, "must be a mapping")
+    return _build(PoolConfig, field, {"target": engine.model, **values})
 
 
 def _build(kind: type[Any], name: str, values: dict[str, Any]) -> Any:

@@ -54,7 +54,7 @@ class PrefixCache:
             self.counts = PrefixCounts(queries + len(text.tokens), hits + text.cached_len)
 
     def has_reserved(self, text: CachedText, num_fed: int, drafter: str) -> bool:
-        """Whether `reserve` found room; that it did not is logged once, under the drafter's name."""
+        """Whether `reserve` found room; the first time that it did not is logged."""
         try:
             self.reserve(text, num_fed)
         except CapacityError:

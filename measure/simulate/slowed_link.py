@@ -129,10 +129,10 @@ class SlowedLink:
             seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
         self._events.answered(proposals, report, seconds)
 
-    def draining(self) -> None:
+    def told(self, num_others: int, *, is_draining: bool) -> None:
         """See `LinkEvents`."""
         assert self._events is not None
-        self._events.draining()
+        self._events.told(num_others, is_draining=is_draining)
 
     def _left_to_wait(self, proposals: Sequence[Proposal]) -> float:
         """Seconds that the profile's drafter would still work, now that the real one is done."""

@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -334,3 +336,58 @@ async def test_a_server_that_stops_gives_its_requests_to_the_other_one_first() -
     assert hub.stats()[0].moved == 2
     await hub.stop()
     await servers[1].stop()
+
+
+async def test_requests_go_to_the_server_with_the_fewest_of_all_engines() -> None:
+    drafters = [CountingDrafter("far") for _ in range(2)]
+    servers = [DrafterServer(drafter) for drafter in drafters]
+    addresses = [f"127.0.0.1:{await server.start()}" for server in servers]
+    alone = DrafterHub([GrpcLink("far", addresses[0])], LIMITS, budget_s=5.0)
+    links: dict[str, DrafterLink] = {one: GrpcLink("far", one) for one in addresses}
+    shared = DrafterHub([DrafterPool("far", 256, True, links)], LIMITS, budget_s=5.0)
+    for hub in (alone, shared):
+        await hub.start()
+    for number in range(4):
+        await HubSession(alone, f"r{number}").step(1)
+    # One at each: only answers tell what others have there.
+    sessions = [HubSession(shared, f"r{number}") for number in range(2)]
+    for _ in range(3):
+        for session in sessions:
+            await session.step(1)
+    assert [server.num_open for server in servers] == [5, 1]
+    for number in range(2, 5):
+        sessions.append(HubSession(shared, f"r{number}"))
+        (proposal,) = await sessions[-1].step(1)
+        assert proposal.tokens.tolist() == sessions[-1].expected(4)
+    assert [server.num_open for server in servers] == [5, 4]
+    assert servers[0].read_work().busy > 0
+    for hub in (alone, shared):
+        await hub.stop()
+    for server in servers:
+        await server.stop()
+
+
+async def test_an_answer_to_a_coordinator_that_has_gone_is_no_failure(serve, caplog) -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    class WaitingDrafter(CountingDrafter):
+        def propose(self, queries: Sequence[Query], deadline: float | None = None) -> Any:
+            is_asked.set()
+            assert may_answer.wait(60)
+            return super().propose(queries, deadline)
+
+    drafter = WaitingDrafter("far")
+    hub = DrafterHub([GrpcLink("far", await serve(drafter))], LIMITS)
+    await hub.start()
+    await HubSession(hub).step(budget_s=0.05)
+    await asyncio.to_thread(is_asked.wait, 60)
+    await hub.stop()
+    # The server hears of it while the drafter works.
+    await asyncio.sleep(0.2)
+    may_answer.set()
+
+    async def is_forgotten() -> bool:
+        return not drafter.texts
+
+    await until(is_forgotten)
+    assert "event=raised" not in caplog.text

@@ -87,3 +87,17 @@ def test_the_public_names_resolve() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = draftline.no_such_name
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        # The servers of drafters that copy text start in a fraction of the time.
+        ("actors.drafter_server", {"torch", "transformers"}),
+        # Ray Serve's controller imports it.
+        ("deploy.ray_serve.pool_policy", {"torch", "transformers", "numba", "grpc", "pydantic"}),
+    ],
+)
+def test_what_starts_often_imports_little(module: str, heavy: set[str], tmp_path: Path) -> None:
+    code = f"import sys, draftline.{module}; print(*{heavy!r} & sys.modules.keys())"
+    assert run_python(code, tmp_path).split() == []

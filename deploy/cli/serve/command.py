@@ -17,6 +17,7 @@ from rich.console import Console
 
 from .... import __version__
 from ....cluster.engine.assembly import plan_model
+from ....core.errors import ConfigError
 from ...api.engine_client import LocalEngineClient
 from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
@@ -138,6 +139,13 @@ def _serve_split(args: ServeArgs, console: Console) -> None:
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:
+    for index, drafter in enumerate(args.engine.drafters):
+        pool = drafter.drafter_pool
+        if ray_address is None and pool is not None and pool not in args.pools:
+            raise ConfigError(
+                f"drafters[{index}].drafter_pool",
+                f"{pool!r} is not under pools; or --ray-address names a cluster that has it",
+            )
     bound = with_port(args, free_port(args.server))
     console.print("starting Ray and the stages (about half a minute on a small machine)")
     # A signal ends the start, too, wherever it stands.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.drafting.pooled_channel import FIND_PERIOD_S, SILENCE_S
+from draftline.cluster.drafting.pooled_channel import BELIEVED_S, FIND_PERIOD_S, SILENCE_S
 from draftline.cluster.links.link import DrafterLink
 from draftline.cluster.links.pool import DrafterPool
 from draftline.core.errors import ConfigError
@@ -180,7 +180,7 @@ async def test_a_server_that_drains_gives_up_its_requests_and_gets_no_new_ones()
     leaving, other = scene.links
     await scene.step(1)
     assert leaving.events is not None
-    leaving.events.draining()
+    leaving.events.told(0, is_draining=True)
     scene.answer()
     await scene.step()
     scene.answer()
@@ -197,7 +197,7 @@ async def test_the_last_server_keeps_its_requests_whatever_it_is() -> None:
     await scene.begin(2)
     [only] = scene.links
     assert only.events is not None
-    only.events.draining()
+    only.events.told(0, is_draining=True)
     scene.clock.now += 10 * SILENCE_S
     await scene.step(1)
     scene.answer()
@@ -218,23 +218,43 @@ async def test_without_any_server_steps_go_on_and_requests_come_when_one_is_back
     assert await scene.settled() == scene.expected()
 
 
+async def test_requests_of_others_count_for_as_long_as_their_news_is_new() -> None:
+    scene = Scene()
+    await scene.begin(2)
+    full, other = scene.links
+    assert full.events is not None
+    full.events.told(6, is_draining=False)
+    for name in ("a", "b", "c"):
+        scene.sessions.append(HubSession(scene.hub, name))
+    assert await scene.settled() == scene.expected()
+    assert (len(scene.has(full)), len(scene.has(other))) == (1, 4)
+    scene.answer()
+    # Nothing is heard of it any more, which may be because it has nothing to say.
+    scene.clock.now += BELIEVED_S + 1.0
+    for name in ("d", "e", "f"):
+        scene.sessions.append(HubSession(scene.hub, name))
+    assert await scene.settled() == scene.expected()
+    assert (len(scene.has(full)), len(scene.has(other))) == (4, 4)
+    assert scene.hub.stats()[0].moved == 0
+
+
 class Finder:
     """Servers that the test starts and ends."""
 
     def __init__(self) -> None:
-        self.loads: dict[str, float] = {}
+        self.loads: dict[str, int] = {}
         self.links: dict[str, FakeLink] = {}
         self.num_asked = 0
 
-    async def find(self) -> Mapping[str, float]:
+    async def find(self) -> Mapping[str, int]:
         self.num_asked += 1
         if not self.loads:
             raise RuntimeError("the cluster is busy")
         return dict(self.loads)
 
-    def link(self, address: str) -> DrafterLink:
-        self.links[address] = FakeLink(CountingDrafter("far", 8))
-        return self.links[address]
+    def link(self, key: str) -> DrafterLink:
+        self.links[key] = FakeLink(CountingDrafter("far", 8))
+        return self.links[key]
 
     async def again(self) -> None:
         """Wait until it was asked another time."""
@@ -252,11 +272,11 @@ async def test_found_servers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> Non
     assert FIND_PERIOD_S <= 1.0, "requests of one that is gone wait for it"
     scene, finder = Scene(0), Finder()
     scene.pool.finder = finder
-    finder.loads = {"a": 10.0, "b": 0.0}
+    finder.loads = {"a": 10, "b": 0}
     await scene.begin(3)
     # Others have ten requests there.
     assert scene.has(finder.links["a"]) | {"r0"} == {"r0"}
-    finder.loads = {"a": 10.0, "c": 0.0}
+    finder.loads = {"a": 10, "c": 0}
     for _ in range(3):
         await finder.again()
         await scene.step()

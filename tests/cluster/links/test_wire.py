@@ -303,13 +303,15 @@ def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
     message = DrafterMessage(7, (), (), [], [query for query, _ in pairs], 0.0)
     answered = [proposal for _, proposal in pairs]
     told = DrafterReport(9, {"learned": 3}, PrefixCounts(20, 16))
-    data = wire.encode_answer(message, answered, LIMIT, told, SECONDS, is_draining=True)
-    decoded, report, seconds, is_draining = wire.decode_answer(data, message, "s")
+    data = wire.encode_answer(
+        message, answered, LIMIT, told, SECONDS, is_draining=True, num_others=6
+    )
+    decoded, report, seconds, is_draining, num_others = wire.decode_answer(data, message, "s")
     assert same(decoded, answered)
     assert report is not None
     assert (report.memory_bytes, report.learning) == (9, {"learned": 3})
     assert report.prefix == (20, 16)
-    assert is_draining
+    assert (is_draining, num_others) == (True, 6)
     assert seconds == SECONDS
 
 
@@ -402,10 +404,11 @@ def test_messages_of_those_who_know_nothing_of_top_next_tokens_mean_none():
     answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
     message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
     data = pb.FromDrafter(answer=answer).SerializeToString()
-    decoded, report, seconds, is_draining = wire.decode_answer(data, message, "s")
+    decoded, report, seconds, is_draining, num_others = wire.decode_answer(data, message, "s")
     assert decoded[0].is_empty
     assert report is None
     assert not is_draining
+    assert num_others == 0
     assert seconds is None
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from draftline.cluster.checked_settings import Settings
 from draftline.cluster.config import DrafterConfig, EngineConfig
+from draftline.deploy.settings.pool_settings import PoolConfig
 from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
 
 
-@pytest.mark.parametrize("settings", [EngineConfig, DrafterConfig, ServerConfig, DeploymentConfig])
+@pytest.mark.parametrize(
+    "settings", [EngineConfig, DrafterConfig, ServerConfig, DeploymentConfig, PoolConfig]
+)
 def test_every_setting_has_a_row(settings: type[Settings]) -> None:
     rows = [line.split(" | ", 2) for line in PAGE.read_text(encoding="utf-8").splitlines()]
     told = {(row[0], row[2].removesuffix(" |")) for row in rows if len(row) == 3}

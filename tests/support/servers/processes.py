@@ -22,6 +22,11 @@ def coordinator_pids() -> list[int]:
     return _actor_pids(b"ray::ServeReplica:draftline:engine")
 
 
+def pool_server_pids(pool: str) -> list[int]:
+    """Processes of this process's drafter servers in a pool on Ray Serve, oldest first."""
+    return _actor_pids(b"ray::ServeReplica:%b:drafter" % pool.encode())
+
+
 def drafter_actor_pids() -> list[int]:
     """Processes of drafter actors, oldest first."""
     return sorted(pid for pid, command in _commands() if command.startswith(b"ray::DrafterActor"))

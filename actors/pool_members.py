@@ -1,0 +1,93 @@
+"""Finds the drafter servers of a Ray Serve application (`MemberFinder`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import ActorDiedError
+from ray.serve.handle import DeploymentHandle
+
+from ..cluster.links.link import DrafterLink
+from ..cluster.loop_calls import in_daemon_thread
+from ..core.errors import ConfigError
+
+# The deployment of servers in a pool's application, and their method that gives a `PoolMember`.
+SERVER_NAME = "drafter"
+MEMBER_METHOD = "member"
+# A server that says nothing holds up the news of others for so long.
+ANSWER_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """What a drafter server of a pool says of itself.
+
+    key       of this server alone: one that is started in its place has another
+    address   host:port
+    token     that its calls must show
+    num_open  requests that it has open, of all coordinators
+    """
+
+    key: str
+    address: str
+    token: str = field(repr=False)
+    num_open: int
+
+
+class ServeMembers:
+    """The servers that a pool's application runs now; those that Ray Serve stops are none.
+
+    application  its name
+    make_link    to one server
+    """
+
+    def __init__(self, application: str, make_link: Callable[[PoolMember], DrafterLink]) -> None:
+        self._application = application
+        self._make_link = make_link
+        self._handle: DeploymentHandle[Any] | None = None
+        self._members: dict[str, PoolMember] = {}
+
+    async def find(self) -> Mapping[str, int]:
+        """See `MemberFinder`. Raises what Ray raises, such as `TimeoutError` for a silent server:
+        those that are known are kept then.
+        """
+        if self._handle is None:
+            # It waits for Ray Serve's controller.
+            await in_daemon_thread(self._get_handle)
+        assert self._handle is not None
+        asking = self._handle.broadcast(MEMBER_METHOD)
+        answers = await asking.results_async(timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True)
+        members: dict[str, PoolMember] = {}
+        for answer in answers:
+            if isinstance(answer, PoolMember):
+                members[answer.key] = answer
+            elif not isinstance(answer, ActorDiedError):
+                raise answer
+        self._members = members
+        return {key: member.num_open for key, member in members.items()}
+
+    def link(self, key: str) -> DrafterLink:
+        """See `MemberFinder`."""
+        return self._make_link(self._members[key])
+
+    def _get_handle(self) -> None:
+        self._handle = serve.get_deployment_handle(SERVER_NAME, self._application)
+
+
+def join_cluster() -> None:
+    """Connect to the Ray cluster of this machine, if this process is in none yet.
+
+    Raises `ConfigError`.
+    """
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address="auto", log_to_driver=False)
+    except ConnectionError as error:
+        raise ConfigError(
+            "drafter_pool", "there is no Ray cluster here to find it in: ray start"
+        ) from error

@@ -1,0 +1,106 @@
+"""The Ray Serve application of a pool: drafter servers that engines of the same cluster share.
+
+`serve run deploy/pool.yaml` deploys one beside an application that drafts with it, and `draftline
+serve` those under `pools` of its settings. Drafts do not pass Ray Serve: each server has a port of
+its own, which engines learn of by the application's name (`actors/pool_members.py`), and Ray Serve
+starts, watches and scales the servers (`pool_policy.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from ...actors.pool_members import SERVER_NAME, PoolMember
+from ..settings.pool_settings import PoolConfig
+from .pool_policy import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
+
+POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
+# Of a server that Ray Serve stops, engines find within a second that it is none of the pool's any
+# more. So long it is left alone, and then told to drain.
+NOTICE_S = 2.0
+# Beyond the time of its requests: what it takes to end the rest.
+STOP_SLACK_S = 5.0
+
+
+def build_pool(args: Mapping[str, Any] | PoolConfig) -> Application:
+    """The application for `serve run` and `serve deploy`; `args` are the fields of `PoolConfig`.
+
+    Raises `ConfigError` naming the field.
+    """
+    config = args if isinstance(args, PoolConfig) else PoolConfig(**args)
+    return PoolServer.options(**pool_options(config)).bind(config)
+
+
+def pool_options(config: PoolConfig) -> dict[str, Any]:
+    """Options of the deployment, by Ray Serve's names."""
+    targets = {
+        "target_open_requests": config.target_open_requests,
+        "target_utilization": config.target_utilization,
+    }
+    return {
+        "ray_actor_options": {
+            "num_cpus": config.cpus_per_drafter,
+            "num_gpus": config.gpus_per_drafter,
+        },
+        "autoscaling_config": {
+            "min_replicas": config.min_replicas,
+            "max_replicas": config.max_replicas,
+            "look_back_period_s": config.look_back_period_s,
+            "upscale_delay_s": config.upscale_delay_s,
+            "downscale_delay_s": config.downscale_delay_s,
+            "policy": {"policy_function": POLICY, "policy_kwargs": targets},
+        },
+        "health_check_period_s": config.health_check_period_s,
+        "health_check_timeout_s": config.health_check_timeout_s,
+        "graceful_shutdown_wait_loop_s": NOTICE_S,
+        "graceful_shutdown_timeout_s": NOTICE_S + config.drain_s + STOP_SLACK_S,
+    }
+
+
+@serve.deployment(name=SERVER_NAME, max_constructor_retry_count=2)
+class PoolServer:
+    """One drafter server, with a token of its own that Ray hands to the engines."""
+
+    async def __init__(self, config: PoolConfig) -> None:
+        # Whoever only deploys it needs none of these.
+        from ...actors.drafter_actor import actor_tls  # noqa: PLC0415
+        from ...actors.drafter_server import DrafterServer  # noqa: PLC0415
+        from ...cluster.drafting.factory import build_drafter  # noqa: PLC0415
+        from ...cluster.links.tokens import Access, new_token  # noqa: PLC0415
+        from ...cluster.transport.stage_failure import end_process  # noqa: PLC0415
+
+        self._drain_s = config.drain_s
+        self._key = serve.get_replica_context().replica_id.unique_id
+        self._token = new_token()
+        drafter = await asyncio.to_thread(build_drafter, config.drafter, config.engine)
+        host = ray.util.get_node_ip_address()
+        server = DrafterServer(
+            drafter,
+            host,
+            tls=actor_tls(config.drafter),
+            access=Access.single(self._token),
+            # Ray Serve starts another.
+            on_device_lost=end_process,
+        )
+        self._address = f"{host}:{await server.start()}"
+        self._server = server
+
+    async def member(self) -> PoolMember:
+        """Where it is, and what it has to do."""
+        return PoolMember(self._key, self._address, self._token, self._server.num_open)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray Serve asks for now and then, for `PoolPolicy`."""
+        work = self._server.read_work()
+        return {OPEN_REQUESTS: self._server.num_open, BUSY: work.busy, WAITING: work.waiting}
+
+    async def __del__(self) -> None:
+        """Ray Serve calls and awaits it when the server stops: its requests move first."""
+        if hasattr(self, "_server"):
+            await self._server.stop(self._drain_s)

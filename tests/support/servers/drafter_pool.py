@@ -1,0 +1,52 @@
+"""A pool of drafter servers on a small Ray Serve without HTTP, for tests and engines in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from draftline import DrafterConfig
+from support.servers.processes import pool_server_pids
+from support.servers.ray_cluster import ray_cluster
+
+POOL = "drafters"
+# Ray Serve hears of the servers' work so often, where it would every ten seconds. And servers start
+# as quickly as this process would: Ray gives its workers what others leave.
+RAY_VARIABLES = {
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+    "RAY_worker_niceness": "0",
+}
+DRAFTER = DrafterConfig(kind="prompt_lookup", name="far", transport="grpc", drafter_pool=POOL)
+
+
+@contextmanager
+def drafter_pool(**settings: Any) -> Iterator[None]:
+    """A pool of prompt lookup with these settings beside its own; quick to grow and to shrink."""
+    # Ray Serve warns when it is imported: in tests that expect it.
+    from draftline.deploy.ray_serve.drafter_pool import build_pool
+    from ray import serve
+
+    given = {
+        "target": "demo",
+        "drafter": {"kind": "prompt_lookup", "name": "far"},
+        "cpus_per_drafter": 0.2,
+        "look_back_period_s": 2,
+        "upscale_delay_s": 0.5,
+        "downscale_delay_s": 1,
+        **settings,
+    }
+    with mock.patch.dict(os.environ, RAY_VARIABLES), ray_cluster(num_cpus=4):
+        serve.start(proxy_location="Disabled")
+        try:
+            serve.run(build_pool(given), name=POOL, route_prefix=None)
+            yield
+        finally:
+            serve.shutdown()
+
+
+def pool_pids() -> list[int]:
+    """Processes of the pool's servers, oldest first."""
+    return pool_server_pids(POOL)
