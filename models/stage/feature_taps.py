@@ -72,8 +72,8 @@ class FeatureTaps:
         states, before, *sums = states.split(self._inputs, dim=-1)
         noted, first = [before], 0
         if self.input_size > self._inputs[0]:
-            # Own operators read rows one behind the other. Not `contiguous`, which a compiler
-            # would ask for one row, of which there is nothing to copy.
+            # Own operators read rows one behind the other. `contiguous` copies nothing of the one
+            # row that a graph is compiled with, and would not in the graph.
             states = states.clone(memory_format=torch.contiguous_format)
         for layer, stop in zip(self._own, self._stops, strict=True):
             states = run_layers(states, slice(first, stop))
@@ -82,9 +82,7 @@ class FeatureTaps:
                 noted.append(states)
             sums = self._with_shares(sums, layer, states)
         states = run_layers(states, slice(first, None))
-        # A compiled graph takes the rows of what has no columns for a constant.
-        parts = [part for part in (states, *noted, *sums) if part.shape[-1]]
-        return torch.cat(parts, dim=-1)
+        return torch.cat([states, *noted, *sums], dim=-1)
 
     def features(self, states: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
         """float32 [rows, width]: what drafters get of the last stage's states of some rows: those
