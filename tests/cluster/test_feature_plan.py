@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ def has_sums(plan: ModelPlan) -> bool:
 
 
 def drafted(specs: tuple[StageSpec, ...]) -> list[HeadDrafts]:
-    """What heads draft behind a prompt, and behind one that goes on."""
-    stages, found = [spec.build() for spec in specs], []
+    """What heads draft behind a prompt, of stages that are built as workers build them."""
+    stages, found = [pickle.loads(pickle.dumps(spec)).build() for spec in specs], []
     names = [spec.name for spec in specs[-1].heads]
     tokens = np.array([(7 * row) % VOCAB_SIZE for row in range(NUM_ROWS)], dtype=np.int32)
     tasks = tuple(HeadTask(name, (0,), (NUM_NODES,)) for name in names)
