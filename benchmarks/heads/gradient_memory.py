@@ -41,7 +41,7 @@ def learn_naively(
     """The same loss, of all drafts' logits at once."""
     features = batch.features[:, :-1]
     places = torch.arange(features.shape[1]).expand(features.shape[:2])
-    context = drafter.context(features, places, _causal)
+    context = drafter.context(drafter.project(features), places, _causal)
     logits = lm_head(norm(drafter.drafts(context)))
     losses = []
     for index in range(logits.shape[2]):

@@ -4,8 +4,9 @@ of them that draft in the last stage, as its process loads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...core.errors import ConfigError
@@ -26,12 +27,15 @@ REPLAY = "replay_features"
 HEAD_KEYS = ("model", PLACEMENT, REPLAY)
 
 
-def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
-    """Layers of the target whose outputs stages hand out, ascending; those of all heads together.
+def feature_layers_of(
+    config: EngineConfig, target: ModelInfo, *, without: Collection[str] = ()
+) -> tuple[int, ...]:
+    """Layers of the target whose outputs all heads together read, ascending; but for the heads
+    named `without`.
 
     Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target.
     """
-    heads = [drafter for drafter in config.drafters if drafter.kind == HEAD]
+    heads = [one for one in config.drafters if one.kind == HEAD and one.source not in without]
     if not heads:
         return ()
     # As other drafters' code that needs torch.
@@ -111,9 +115,13 @@ def head_folder(config: DrafterConfig) -> Path:
 
 
 def last_stage_heads(
-    config: EngineConfig, target: ModelInfo, layers: Sequence[int]
+    config: EngineConfig,
+    target: ModelInfo,
+    layers: Sequence[int],
+    sum_columns: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[LastStageHeadSpec, ...]:
-    """The heads of the last stage, which hands out states of `layers`.
+    """The heads of the last stage, which has states of `layers` and, of some heads by name, sums in
+    these columns.
 
     Raises `CheckpointError`; `ConfigError` that names the drafter and the key.
     """
@@ -136,7 +144,7 @@ def last_stage_heads(
             folder = head_folder(drafter)
         except ConfigError as error:
             raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
-        heads.append(
-            LastStageHeadSpec(drafter.source, folder, target, given, options, drafter.max_nodes)
-        )
+        name, max_nodes = drafter.source, drafter.max_nodes
+        columns = sum_columns.get(name)
+        heads.append(LastStageHeadSpec(name, folder, target, given, options, max_nodes, columns))
     return tuple(heads)

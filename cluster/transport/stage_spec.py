@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import torch
 
     from ...drafters.heads.last_stage import LastStageHeadSpec
+    from ...models.heads.layer_projection import LayerProjection
     from ...models.load.partition import LayerSpan
-    from ...models.stage.options import StageOptions
+    from ...models.stage.options import FeatureSum, StageOptions
     from ...models.stage.pending_output import PendingOutput
 
 logger = logging.getLogger(__name__)
@@ -86,13 +87,14 @@ class StageSpec:
         return self._carried_size(self.span.last)
 
     def _carried_size(self, before: int) -> int:
-        layers = () if self.options is None else self.options.feature_layers
-        if not layers:
+        options = self.options
+        if options is None or not (options.feature_layers or options.feature_sums):
             return self.hidden_size
         # As in `build`.
-        from ...models.stage.feature_taps import carried_size  # noqa: PLC0415
+        from ...models.stage.feature_taps import carried_sizes  # noqa: PLC0415
 
-        return carried_size(layers, before, self.span.num_layers, self.hidden_size)
+        layers, sums = options.feature_layers, options.feature_sums
+        return sum(carried_sizes(layers, sums, before, self.span.num_layers, self.hidden_size))
 
     @property
     def computes_apart(self) -> bool:
@@ -121,7 +123,17 @@ class StageSpec:
             device=self.device,
             options=self.options,
             make_heads=make_heads,
+            load_projections=_load_projections,
         )
+
+
+def _load_projections(
+    one: FeatureSum, wanted: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> dict[int, LayerProjection]:
+    # As in `build`.
+    from ...models.heads.layer_projection import load_layer_projections  # noqa: PLC0415
+
+    return load_layer_projections(one.folder, one.layers, wanted, dtype, device)
 
 
 class Pipeline(Protocol):

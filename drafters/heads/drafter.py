@@ -199,7 +199,8 @@ class HeadDrafter:
         )
         counts = [len(rows[1]) for _, rows in taken]
         kept = [text.kept for text, _ in taken]
-        said = self._network.read(values, tokens.long(), positions.long(), kept, counts)
+        projected = self._network.project(values)
+        said = self._network.read(projected, tokens.long(), positions.long(), kept, counts)
         for (text, _), end in zip(taken, accumulate(counts), strict=True):
             text.note_rows(said[end - 1 : end], self._max_tokens)
 

@@ -58,12 +58,16 @@ class DFlash(nn.Module):
             # Offsets: draft token j is token j + d2t[j] of the target.
             self.d2t = nn.Buffer(torch.zeros(config.draft_vocab_size, dtype=torch.int64))
 
+    def project(self, features: Tensor) -> Tensor:
+        """[..., rows, hidden_size] of [..., rows, num_features * feature_size]."""
+        return self.fc(features)
+
     def context(self, features: Tensor) -> Tensor:
         """What all layers read of the target's features, once a token.
 
         [..., rows, hidden_size] of [..., rows, num_features * feature_size]
         """
-        return self.hidden_norm(self.fc(features))
+        return self.hidden_norm(self.project(features))
 
     def context_keys(self, context: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [..., rows, kv_heads, head_dim] of `context` in each layer.

@@ -122,16 +122,19 @@ class SpecFormer(nn.Module):
         )
         self.rotation = HeadRotation(config.head_dim, config.max_positions, config.rope)
 
-    def context(self, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[..., rows, hidden_size]: what each row knows of the text so far.
-
-        features   [..., rows, 4 * hidden_size]  of the target's layers, side by side, each normed
-                   by itself
-        positions  int64 [..., rows]
-        """
+    def project(self, features: Tensor) -> Tensor:
+        """[..., rows, hidden_size] of the target's layers, [..., rows, 4 * hidden_size], side by
+        side, each normed by itself."""
         parts = features.split(self.config.hidden_size, dim=-1)
         normed = [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
-        state = self.down_samp(torch.cat(normed, dim=-1))
+        return self.down_samp(torch.cat(normed, dim=-1))
+
+    def context(self, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[..., rows, hidden_size]: what each row knows of the text so far.
+
+        state      [..., rows, hidden_size]  of `project`
+        positions  int64 [..., rows]
+        """
         queries, keys, values = self._heads(self.decoder_att, self.decoder_input_norm(state))
         rotation = self.rotation(state, positions)
         queries, keys = self.rotation.turned(rotation, queries, keys)

@@ -28,6 +28,8 @@ from .model_slice import ModelSlice
 
 # torch's own variable of where compiled graphs are kept.
 GRAPH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+# Runs layers by spans, given hidden states and a function that does: what is noted between them.
+AroundLayers = Callable[[Tensor, Callable[[Tensor, slice], Tensor]], Tensor]
 BACKEND: str | Callable[..., Any] = "inductor"
 
 
@@ -71,22 +73,27 @@ class CompiledLayers:
         self._run = _compiled(cpp_wrapper)
         self._is_compiled = False
 
-    def __call__(self, states: Tensor, rotations: dict[str | None, Rotation]) -> Tensor:
-        """Hidden states [rows, hidden_size], in and out; within `attending`.
+    def __call__(
+        self, states: Tensor, rotations: dict[str | None, Rotation], around: AroundLayers
+    ) -> Tensor:
+        """What `around`, which is compiled with the layers, makes of hidden states; within
+        `attending`. It is the same in all calls.
 
         Raises `ConfigError` where the compiler fails.
         """
         if self._is_compiled:
-            return self._run(self._layers, self._layer_types, states, rotations)
-        return self._first_run(states, rotations)
+            return self._run(self._layers, self._layer_types, states, rotations, around)
+        return self._first_run(states, rotations, around)
 
-    def _first_run(self, states: Tensor, rotations: dict[str | None, Rotation]) -> Tensor:
+    def _first_run(
+        self, states: Tensor, rotations: dict[str | None, Rotation], around: AroundLayers
+    ) -> Tensor:
         for tensor in (states, *(half for pair in rotations.values() for half in pair)):
             mark_dynamic(tensor, 0)
         try:
             # One row is a number of rows like any other, and not a graph of its own.
             with shape_config.patch(backed_size_oblivious=True):  # pyright: ignore[reportAttributeAccessIssue]
-                out = self._run(self._layers, self._layer_types, states, rotations)
+                out = self._run(self._layers, self._layer_types, states, rotations, around)
         except TorchDynamoException as error:
             reason = " ".join(str(error).strip().split("\n")[:2])
             raise ConfigError("compile", f"on failed: {reason}; {FIX}") from error
@@ -109,13 +116,16 @@ def _compiled(cpp_wrapper: bool) -> Callable[..., Tensor]:
 
 def _forward(
     layers: tuple[nn.Module, ...], layer_types: tuple[str | None, ...], states: Tensor,
-    rotations: dict[str | None, Rotation],
+    rotations: dict[str | None, Rotation], around: AroundLayers,
 ) -> Tensor:  # fmt: skip
-    for layer, kind in zip(layers, layer_types, strict=True):
-        states = layer.forward(
-            states,
-            attention_mask=None,
-            position_embeddings=rotations[kind if kind in rotations else None],
-            position_ids=None,
-        )
-    return states
+    def run(states: Tensor, span: slice) -> Tensor:
+        for layer, kind in zip(layers[span], layer_types[span], strict=True):
+            states = layer.forward(
+                states,
+                attention_mask=None,
+                position_embeddings=rotations[kind if kind in rotations else None],
+                position_ids=None,
+            )
+        return states
+
+    return around(states, run)

@@ -20,6 +20,7 @@ from ...kernels.attention.step_layout import StepLayout
 from ..attention.kernel_attention import KernelBackend
 from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, run_layers
+from .feature_taps import FeatureTaps
 from .options import GraphOptions
 
 Work = Callable[[], None]
@@ -96,19 +97,20 @@ class GraphRunner:
     next step runs.
     """
 
-    def __init__(
-        self, part: ModelSlice, rotary: RotaryTable, backend: KernelBackend,
+    def __init__(  # noqa: PLR0917 - parts of one stage
+        self, part: ModelSlice, rotary: RotaryTable, backend: KernelBackend, taps: FeatureTaps,
         options: GraphOptions, capture: Capture,
     ) -> None:  # fmt: skip
+        self._taps = taps
         self._part, self._rotary, self._backend = part, rotary, backend
         self._options, self._capture = options, capture
         self.rows = rows_of_graphs(options.max_rows)
         rotary.reserve(options.max_positions)
         # Graphs read these very tensors, which the table would give up if it grew.
         self._tables = rotary.tables
-        size = (self.rows[-1], part.config.hidden_size)
-        self._hidden = torch.zeros(size, dtype=part.dtype, device=part.device)
-        self._out = torch.zeros_like(self._hidden)
+        like = torch.empty(self.rows[-1], 0, dtype=part.dtype, device=part.device)
+        self._hidden = like.new_zeros(self.rows[-1], taps.input_size)
+        self._out = like.new_zeros(self.rows[-1], taps.output_size)
         # Zeros at first, so that rows of no request never hold what was never computed.
         self._attended = backend.empty_out(self.rows[-1], part.dtype)
         # Smallest first.
@@ -136,7 +138,7 @@ class GraphRunner:
         return report
 
     def run(self, step: StepInput, hidden: Tensor | None) -> Tensor | None:
-        """Hidden states [rows, hidden_size] after the layers; None: no graph holds the step.
+        """Hidden states [rows, output_size] of the taps; None: no graph holds the step.
 
         `hidden` is that of the stage before; None on the first. KV moves are not done here.
         """
@@ -165,7 +167,14 @@ class GraphRunner:
             embed = part.embed
             states = self._hidden[:rows] if embed is None else embed(layout.token_ids)
             rotations = self._rotary.look_up(self._tables, layout.positions)
-            self._out[:rows].copy_(run_layers(part, states, layout.positions, rotations, attention))
+            self._out[:rows].copy_(
+                self._taps.run(
+                    states,
+                    lambda states, span: run_layers(
+                        part, states, layout.positions, rotations, attention, span=span
+                    ),
+                )
+            )
 
         return _StepGraph(layout, self._capture(work))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, load_slice, run_layers
 from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
-from .feature_taps import FeatureTaps
+from .feature_taps import FeatureTaps, LoadProjections, layers_of
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .invariance import invariant_options, invariant_slice
 from .memory import CudaMemory, fitting_blocks, make_kv
@@ -44,15 +43,16 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
     attention: str = "auto", options: StageOptions | None = None,
-    make_heads: MakeHeads | None = None,
+    make_heads: MakeHeads | None = None, load_projections: LoadProjections | None = None,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
     Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
     options that say nothing else. With `compile: on` the layers become one compiled graph with
     attention of its own, and run once; with `auto` own operators run them where they can, from
-    the first step if they are built, else as soon as they are. `make_heads` of the last stage.
-    Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
+    the first step if they are built, else as soon as they are. `make_heads` of the last stage,
+    `load_projections` where the options have sums. Raises `CheckpointError` for a folder that
+    cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
     _check_taps(options, span)
@@ -63,10 +63,11 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     fused = uses_fused_modules(device, options.attention) and not is_compiled
     part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
     part = with_pruned_head(part, options.output)
+    taps = _taps(part, options, span, load_projections)
     if is_compiled:
         assert num_blocks is not None
         stage = _compiled_stage(part, num_blocks, block_size, options)
-        stage.use_taps(options.feature_layers, span)
+        stage.taps = taps
         stage.use_heads(make_heads)
         stage.use_output(options.output)
         warm_up(stage)
@@ -83,7 +84,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
             kv, part.dtype, block_size, num_heads, options.attention, tiles=tiles
         )
         stage = Stage(part, kv, block_size, attention=backend)
-        stage.use_taps(options.feature_layers, span)
+        stage.taps = taps
         stage.use_heads(make_heads)
         stage.use_output(options.output)
         return stage
@@ -94,9 +95,8 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     switch = begin_switch(part, options)
     if switch is not None:
         stage.use_own_operators(switch)
-    is_captured = options.graphs is not None and not stage.taps.needs_layers
-    if is_captured and part.device.type == "cuda" and stage.can_be_captured:
-        assert options.graphs is not None
+    is_cuda = part.device.type == "cuda"
+    if options.graphs is not None and is_cuda and stage.can_be_captured:
         capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
     return stage
 
@@ -112,16 +112,22 @@ def _compiled_stage(
 
 
 def _check_taps(options: StageOptions, span: LayerSpan) -> None:
-    layers = options.feature_layers
+    layers = set(options.feature_layers).union(*(one.layers for one in options.feature_sums))
     if any(not -1 <= layer < span.num_layers for layer in layers):
         raise ConfigError(
-            "feature_layers", f"{layers} are not layers of a model that has {span.num_layers}"
+            "feature_layers",
+            f"{sorted(layers)} are not layers of a model that has {span.num_layers}",
         )
-    if options.compile == "on" and any(layer < span.num_layers - 1 for layer in layers):
-        raise ConfigError(
-            "compile", "on: a compiled graph hands out no states of layers before the last one, "
-            "which a drafter reads; set compile: auto"
-        )  # fmt: skip
+
+
+def _taps(
+    part: ModelSlice, options: StageOptions, span: LayerSpan, load: LoadProjections | None
+) -> FeatureTaps:
+    sums = options.feature_sums
+    assert load is not None or not sums
+    projections = [load(one, layers_of(one, span), part.dtype, part.device) for one in sums if load]
+    hidden_size = part.config.hidden_size
+    return FeatureTaps(options.feature_layers, span, hidden_size, sums, projections)
 
 
 class Stage:
@@ -149,11 +155,9 @@ class Stage:
         self._heads: StageHeads | None = None
         self._logits_map: LogitsMap | None = None
         num_layers = len(part.layers)
-        self.use_taps((), LayerSpan(0, num_layers, num_layers))
-
-    def use_taps(self, layers: Sequence[int], span: LayerSpan) -> None:
-        """Note the outputs of these layers of the model, of which the stage holds `span`."""
-        self.taps = FeatureTaps(layers, span, self._part.config.hidden_size)
+        whole = LayerSpan(0, num_layers, num_layers)
+        # Replaced before the first step and before graphs are captured.
+        self.taps = FeatureTaps((), whole, part.config.hidden_size)
 
     def use_heads(self, make: MakeHeads | None) -> None:
         """These draft at the end of its steps, from features of its taps; None: nobody does.
@@ -196,7 +200,9 @@ class Stage:
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
         """The runner of steps that fit, from now on; the caller captures its graphs."""
         assert isinstance(self._attention, KernelBackend)
-        self._graphs = GraphRunner(self._part, self._rotary, self._attention, options, capture)
+        self._graphs = GraphRunner(
+            self._part, self._rotary, self._attention, self.taps, options, capture
+        )
         return self._graphs
 
     @property
@@ -320,7 +326,7 @@ class Stage:
         states = hidden.to(part.device, non_blocking=True)
         if self._compiled is not None:
             with attending(step, self.kv, self.block_size):
-                return self._compiled(states, rotations)
+                return self._compiled(states, rotations, self.taps.run)
         attention = self._attention.begin(step)
         return self.taps.run(
             states,

@@ -38,7 +38,8 @@ def test_gradients_are_those_of_all_logits_at_once() -> None:
     found = {name: parameter.grad.clone() for name, parameter in drafter.named_parameters()}
     drafter.zero_grad()
     positions = torch.arange(LENGTH).expand(TEXTS, LENGTH)
-    logits = lm_head(norm(drafter.drafts(drafter.context(batch.features, positions, causal))))
+    context = drafter.context(drafter.project(batch.features), positions, causal)
+    logits = lm_head(norm(drafter.drafts(context)))
     expected = []
     for draft in range(DRAFTS):
         # Row t's draft i is token t + 2 + i.
@@ -56,7 +57,8 @@ def test_gradients_are_those_of_all_logits_at_once() -> None:
 def test_drafts_count_behind_accepted_ones() -> None:
     drafter, norm, lm_head, batch = parts()
     positions = torch.arange(LENGTH).expand(TEXTS, LENGTH)
-    said = lm_head(norm(drafter.drafts(drafter.context(batch.features, positions, causal))))
+    context = drafter.context(drafter.project(batch.features), positions, causal)
+    said = lm_head(norm(drafter.drafts(context)))
     best = said.argmax(-1)
     # The first text is what row 4 drafts, but for its last draft.
     batch.tokens[0, 6:9] = best[0, 4, :3]

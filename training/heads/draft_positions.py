@@ -137,7 +137,7 @@ def _states(drafter: SpecFormer, batch: TextBatch) -> Tensor:
     """[texts, rows, draft_length, hidden_size]; the last row drafts nothing that is known."""
     features = batch.features[:, :-1]
     positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
-    return drafter.drafts(drafter.context(features, positions, _causal))
+    return drafter.drafts(drafter.context(drafter.project(features), positions, _causal))
 
 
 def _wanted(batch: TextBatch, index: int) -> tuple[Tensor, Tensor]:

@@ -33,13 +33,17 @@ class DFlashNetwork:
         # Rows of the target's embedding as they stand: a target that scales them does so itself.
         self._embedding = head.embed_tokens.weight if config.has_embedding else _table(shared)
 
+    def project(self, features: Tensor) -> Tensor:
+        """What all layers read, once it is normed."""
+        return self._head.project(features.to(self._head.fc.weight.dtype))
+
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
         counts: Sequence[int],
     ) -> Tensor:  # fmt: skip
         """The rows' contexts, of features alone."""
         del tokens
-        context = self._head.context(features.to(self._head.fc.weight.dtype))
+        context = self._head.hidden_norm(features)
         for index, (keys, values) in enumerate(self._head.context_keys(context, positions)):
             parts = zip(texts, keys.split(list(counts)), values.split(list(counts)), strict=True)
             for text, own_keys, own_values in parts:

@@ -68,13 +68,18 @@ class HeadNetwork(Protocol):
         """Whether a level's nodes have one distribution, whatever is drafted before them."""
         ...
 
+    def project(self, features: Tensor) -> Tensor:
+        """[rows, width] of features of the target [rows, features' width]: what `read` takes, and
+        what stages may have summed up (`FeatureSum`)."""
+        ...
+
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
         counts: Sequence[int],
     ) -> Tensor:  # fmt: skip
         """What rows say, [rows, width], whose keys and values are kept with their texts.
 
-        features   [rows, features' width]  of the target
+        features   [rows, width]  of `project`
         tokens     int64 [rows]  behind the features' own
         positions  int64 [rows]  of the features
         counts     rows of each text
@@ -99,15 +104,17 @@ class FeatureNetwork:
         self.num_layers = head.config.num_layers
         self.device = next(head.parameters()).device
 
+    def project(self, features: Tensor) -> Tensor:
+        """What the first layer reads beside the tokens."""
+        return self._head.project(features.to(next(self._head.parameters()).dtype))
+
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
         counts: Sequence[int],
     ) -> Tensor:  # fmt: skip
         """What predicts and what goes on, side by side."""
         attention = SegmentAttention(causal_segments(texts, counts, features.device))
-        embeddings = self._embeddings(tokens)
-        features = self._head.project(features.to(embeddings.dtype))
-        return self._said(features, embeddings, positions, attention)
+        return self._said(features, self._embeddings(tokens), positions, attention)
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """The root's row is read with the text; nodes are read here."""
@@ -178,6 +185,10 @@ class SpecFormerNetwork:
         self.most_levels = head.config.draft_length
         self.device = next(head.parameters()).device
 
+    def project(self, features: Tensor) -> Tensor:
+        """What enters the context's attention."""
+        return self._head.project(features.to(self._head.down_samp.weight.dtype))
+
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
         counts: Sequence[int],
@@ -185,8 +196,7 @@ class SpecFormerNetwork:
         """The rows' contexts, of features alone."""
         del tokens
         attention = SegmentAttention(causal_segments(texts, counts, features.device))
-        weight = self._head.down_samp.weight
-        context = self._head.context(features.to(weight.dtype), positions, attention)
+        context = self._head.context(features, positions, attention)
         attention.keep()
         return context
 

@@ -40,14 +40,15 @@ class PagedKeys(KeptKeys):
         return super().append(index, keys, values)
 
 
-def paged_kv_of(network: HeadNetwork, num_slots: int, width: int, dtype: torch.dtype) -> PagedKv:
-    """An empty cache for what a head keeps of texts. `width` of the features that it reads."""
+def paged_kv_of(
+    network: HeadNetwork, num_slots: int, projected: Tensor, dtype: torch.dtype
+) -> PagedKv:
+    """An empty cache for what a head keeps of texts. `projected`: of any row, [1, width]."""
     device = network.device
     tried = KeptKeys(network.num_layers)
-    features = torch.zeros(1, width, device=device)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():
-        network.read(features, zero, zero, [tried], [1])
+        network.read(projected, zero, zero, [tried], [1])
     kept = tried.layer(0) if network.num_layers else None
     # Parallel heads keep nothing.
     shape = (0, 0) if kept is None else (kept.shape[2], kept.shape[3])

@@ -31,13 +31,17 @@ class ParallelNetwork:
         first = next(heads.parameters())
         self.device, self._dtype = first.device, first.dtype
 
+    def project(self, features: Tensor) -> Tensor:
+        """The states as they are."""
+        return features.to(self._dtype)
+
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
         counts: Sequence[int],
     ) -> Tensor:  # fmt: skip
-        """The states as they are."""
+        """What the heads read: the states."""
         del tokens, positions, texts, counts
-        return features.to(self._dtype)
+        return features
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """All levels are told with the first."""

@@ -65,13 +65,14 @@ class HeadTensors:
             self._stored[renamed] = stored[name]
         self.shapes = {renamed: self.shapes[name] for name, renamed in names.items()}
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, as stored, by their plain names."""
+    def read(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, or those of some plain names, as stored."""
+        wanted = self._stored if names is None else {name: self._stored[name] for name in names}
         if self._files is None:
             read = _read_torch(self.folder, _torch_tensors)
-            yield from ((name, read[stored]) for name, stored in self._stored.items())
+            yield from ((name, read[stored]) for name, stored in wanted.items())
             return
-        plain = {stored: name for name, stored in self._stored.items()}
+        plain = {stored: name for name, stored in wanted.items()}
         for stored, tensor in self._files.read(plain):
             yield plain[stored], tensor
 

@@ -97,7 +97,7 @@ class Pair:
         head = load_head(self.folder)
         features = torch.from_numpy(self.features(tokens[:-1]))
         if isinstance(head, SpecFormer):
-            context = head.context(features, torch.arange(len(features)), causal)
+            context = head.context(head.project(features), torch.arange(len(features)), causal)
             draft = head.drafts(context[-1:])[0, len(drafted)]
             return self.model.lm_head(self.model.base_model.norm(draft))
         if isinstance(head, Medusa | Blockwise):

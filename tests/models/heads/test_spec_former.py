@@ -58,7 +58,7 @@ def test_drafts_see_each_other(tmp_path: Path, *, is_bidirectional: bool) -> Non
     weights = drafter.state_dict()
     states, _ = features()
     # The same position everywhere turns nothing against anything.
-    context = drafter.context(states, torch.zeros(ROWS, dtype=torch.int64), causal)
+    context = drafter.context(drafter.project(states), torch.zeros(ROWS, dtype=torch.int64), causal)
     normed = torch.cat(
         [rms(part, weights[f"norms.{index}.weight"])
          for index, part in enumerate(states.split(HIDDEN, -1))], -1,
@@ -86,17 +86,18 @@ def test_drafts_see_each_other(tmp_path: Path, *, is_bidirectional: bool) -> Non
 def test_the_context_is_turned_by_positions(tmp_path: Path) -> None:
     drafter = spec_former(tmp_path)
     states, rows = features()
-    near = drafter.context(states, rows, causal)
-    assert (near - drafter.context(states, 0 * rows, causal)).abs().max() > 1e-3
+    state = drafter.project(states)
+    near = drafter.context(state, rows, causal)
+    assert (near - drafter.context(state, 0 * rows, causal)).abs().max() > 1e-3
     torch.testing.assert_close(
-        near, drafter.context(states, rows + 50, causal), atol=1e-4, rtol=1e-4
+        near, drafter.context(state, rows + 50, causal), atol=1e-4, rtol=1e-4
     )
 
 
 def test_only_the_last_row_needs_drafts(tmp_path: Path) -> None:
     drafter = spec_former(tmp_path)
     states, rows = features()
-    context = drafter.context(states, rows, causal)
+    context = drafter.context(drafter.project(states), rows, causal)
     torch.testing.assert_close(drafter.drafts(context)[-1:], drafter.drafts(context[-1:]))
 
 

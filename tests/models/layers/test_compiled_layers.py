@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch
 from draftline.core.errors import ConfigError
 from draftline.core.steps import StepOutput
 from draftline.models.layers import compiled_layers
-from draftline.models.load.partition import LayerSpan
+from draftline.models.load.partition import LayerSpan, partition_layers
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
+from support.inputs.feature_sums import NOTED, SUMS, WIDTH, load_matrices
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
 from torch._dynamo.utils import counters
@@ -157,6 +159,45 @@ def test_stages_of_one_process_do_not_share_a_graph(
     rows = np.arange(9, dtype=np.int32)
     logits = [last.logits(step, first.run(step, None), rows) for first, last in pipelines]
     torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [1, 3])
+def test_states_between_layers_are_handed_out(
+    count: int, backend: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States of layers and sums of them: what is noted is part of the one graph."""
+    monkeypatch.setattr(compiled_layers, "BACKEND", backend)
+    save_tiny_model("llama", tmp_path)
+    before = counters["stats"]["unique_graphs"]
+    eager, compiled = (
+        [
+            load_stage(
+                tmp_path, span, 30, BLOCK_SIZE, load_projections=load_matrices,
+                options=StageOptions(
+                    feature_layers=NOTED, feature_sums=SUMS, compile=mode, compile_cache=str(cache)
+                ),
+            )
+            for span in partition_layers(tmp_path, count)
+        ]
+        for mode in ("off", "on")
+    )  # fmt: skip
+    assert counters["stats"]["unique_graphs"] == before + count
+    request = PagedRequest(range(3, 9))
+    for rows in (request.chunk(TOKENS[:9], 0), request.tree(NODES, PARENTS, 9)):
+        ours, theirs = (features_of(stages, rows) for stages in (compiled, eager))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def features_of(stages: list[Stage], rows: Rows) -> np.ndarray:
+    step, hidden = replace(make_step([rows]), feature_requests=(0,)), None
+    for stage in stages:
+        assert not isinstance(hidden, StepOutput)
+        hidden = stage.run(step, hidden)
+    assert isinstance(hidden, StepOutput)
+    assert hidden.features is not None
+    assert hidden.features.shape[1] == len(NOTED) * WIDTH + sum(one.size for one in SUMS)
+    return hidden.features
 
 
 def test_a_number_format_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from draftline.models.stage.graph_runner import (
     rows_of_graphs,
 )
 from draftline.models.stage.memory import make_kv
+from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
 from support.fakes.recorded_graph import RecordedGraphs
+from support.inputs.feature_sums import NOTED, SUMS, load_matrices
 from support.inputs.steps import PagedRequest, Rows, make_step
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch.utils._pytree import tree_leaves
@@ -157,6 +159,56 @@ def test_stages_hand_hidden_states_on(tmp_path: Path, graphs: RecordedGraphs) ->
                 torch.testing.assert_close(found, expected, rtol=0, atol=BOUND)
         hidden = [one if isinstance(one, torch.Tensor) else None for one in results]
     assert sum(graphs.num_replays) == len(stages) * len(steps)
+
+
+def noting_stages(folder: Path, device: str = "cpu") -> list[Stage]:
+    """Three stages that note states of layers, and sums of them."""
+    options = StageOptions(feature_layers=NOTED, feature_sums=SUMS, attention="triton")
+    return [
+        load_stage(
+            folder, LayerSpan(first, last, 4), NUM_BLOCKS, BLOCK_SIZE, device=device,
+            options=options, load_projections=load_matrices,
+        )
+        for first, last in ((0, 1), (1, 3), (3, 4))
+    ]  # fmt: skip
+
+
+def compare_noting_stages(stages: list[Stage], peers: list[Stage], bound: float) -> int:
+    """Replays against eager steps; gives the number of steps."""
+    steps = [replace(step, feature_requests=(0,)) for step in random_steps(3, seed=1)]
+    for step in steps:
+        hidden, expected = None, None
+        for stage, peer in zip(stages, peers, strict=True):
+            assert not isinstance(hidden, StepOutput)
+            assert not isinstance(expected, StepOutput)
+            hidden, expected = stage.run(step, hidden), peer.run(step, expected)
+            if isinstance(hidden, torch.Tensor):
+                torch.testing.assert_close(hidden, expected, rtol=0, atol=bound)
+        assert isinstance(hidden, StepOutput)
+        assert isinstance(expected, StepOutput)
+        assert hidden.features is not None
+        assert expected.features is not None
+        np.testing.assert_allclose(hidden.features, expected.features, rtol=0, atol=bound)
+    return len(steps)
+
+
+@on_cpus
+def test_states_between_layers_are_noted_in_a_graph(tmp_path: Path, graphs: RecordedGraphs) -> None:
+    folder = save_tiny_model("llama", tmp_path)
+    stages, peers = noting_stages(folder), noting_stages(folder)
+    for stage in stages:
+        captured(stage, graphs)
+    num_steps = compare_noting_stages(stages, peers, BOUND)
+    assert sum(graphs.num_replays) == len(stages) * num_steps
+
+
+@pytest.mark.gpu
+def test_states_between_layers_are_noted_in_a_cuda_graph(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path)
+    stages, peers = noting_stages(folder, "cuda"), noting_stages(folder, "cuda")
+    for stage in stages:
+        stage.use_graphs(OPTIONS, CudaCapture(torch.device("cuda"))).capture_all(lambda: 0.0)
+    compare_noting_stages(stages, peers, 1e-2)
 
 
 @on_cpus
