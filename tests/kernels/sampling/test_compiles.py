@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROGRAM = Path(__file__).parents[2] / "support" / "tools" / "compile_sampling_kernels.py"
 KERNELS = {
-    "find_bests", "find_winners", "pick_tokens", "add_up", "gather", "find_thresholds",
+    "find_bests", "find_winners", "pick_tokens", "add_up", "find_doubt", "gather", "find_thresholds",
     "copy_allowed", "change_tokens", "normalise", "turn_heads", "gate",
 }  # fmt: skip
 

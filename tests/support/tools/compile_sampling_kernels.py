@@ -28,7 +28,7 @@ TYPES = (
     dict.fromkeys(("logits", "bests", "winners", "temperatures", "top_p", "floors"), "*fp32")
     | dict.fromkeys(("biases", "factors", "scale", "out"), "*fp32")
     | dict.fromkeys(
-        ("best_ids", "winner_ids", "histogram", "num_gathered", "top_k", "rows"), "*i32"
+        ("best_ids", "winner_ids", "histogram", "doubt", "num_gathered", "top_k", "rows"), "*i32"
     )
     | dict.fromkeys(("masks", "bias_tokens", "tokens", "times", "path"), "*i32")
     | dict.fromkeys(("sums", "candidates", "thresholds", "keys"), "*i64")
@@ -80,6 +80,7 @@ def main() -> None:
     compiled(sampling.pick_tokens, EXACT | {"num_warps": 1}, out="*i32")
     for kernel in (filters.add_up, filters.gather):
         assert "div.rn.f32" in compiled(kernel, LAUNCH, scale="fp32").asm["ptx"]
+    compiled(filters.find_doubt, EXACT, scale="fp32")
     for is_gathered in (True, False):
         compiled(
             threshold_kernels.find_thresholds,
