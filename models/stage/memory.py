@@ -12,14 +12,16 @@ from torch import Tensor
 
 from ...core.errors import ConfigError
 from ...core.steps import StepInput, prompt_step
+from ...kernels.recent_tables import MOST_TABLE_BYTES, NUM_KINDS
 from ..attention.step_attention import PagedKv
 from ..layers.model_slice import ModelSlice
 from ..load.model_info import head_dim, num_kv_heads
 from .options import StageOptions
 
 GIB = 2**30
-# What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's.
-SLACK_BYTES = GIB // 2
+# What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's. And
+# tables of sizes that the largest step alone does not need.
+SLACK_BYTES = GIB // 2 + NUM_KINDS * MOST_TABLE_BYTES
 
 logger = logging.getLogger(__name__)
 KvCacheDtype = Literal["auto", "fp8"]
