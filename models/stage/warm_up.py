@@ -30,7 +30,7 @@ def warm_up(stage: TrialStage) -> None:
 def capture(runner: GraphRunner) -> GraphReport:
     """Capture the CUDA graphs of a stage, the largest first."""
     with _progress() as progress:
-        task = progress.add_task("capturing", total=len(runner.rows))
+        task = progress.add_task("capturing", total=len(runner.rows) + len(runner.narrow_rows))
 
         def show(rows: int) -> None:
             progress.update(task, advance=1, description=f"captured at {rows} rows")

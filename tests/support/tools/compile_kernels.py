@@ -76,7 +76,7 @@ def attention(
     *, plain: bool = False, capability: int = 90,
 ) -> str:  # fmt: skip
     dims = triton.next_power_of_2(head_dim)
-    options = paged_attention.tile_options(dims, dtype)
+    options = paged_attention.tile_options(dims, dtype, lines)
     pointers = dict.fromkeys(
         (
             "item_count",
@@ -95,7 +95,7 @@ def attention(
         "ancestors": "*i64", "scaling": "fp32", "softcap": "fp32",
     }  # fmt: skip
     constants = {
-        "BLOCK_SIZE": 16, "SHARE": 4, "NUM_WORDS": 4, "HEAD_DIM": head_dim, "DIMS": dims,
+        "BLOCK_SIZE": 16, "SHARE": 4, "HEAD_DIM": head_dim, "DIMS": dims,
         "LINES": lines, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
         "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
         "KEEP": triton_type(dtype),
