@@ -123,6 +123,15 @@ def load_invariant_linear(name: str) -> Callable[..., Tensor]:
     return product.invariant_linear
 
 
+def load_few_rows_linear(name: str) -> Callable[..., Tensor]:
+    """The `few_rows_linear` of `triton` or `reference`, in `kernels/linear/reference.py`."""
+    if name == "reference":
+        from .linear import reference as product  # noqa: PLC0415
+    else:
+        from .linear import few_rows as product  # noqa: PLC0415
+    return product.few_rows_linear
+
+
 def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
     """The backend for a KV cache of FP8 numbers, which the Triton kernels alone read.
 

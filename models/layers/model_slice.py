@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ...core.errors import CheckpointError, ConfigError
-from ...kernels.elementwise.dispatch import load_elementwise
 from ..attention.backend import NAME as ATTENTION
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
@@ -24,7 +23,8 @@ from ..load.checkpoint import WeightFiles, listed, read_config, resolve_model_pa
 from ..load.partition import LayerSpan
 from ..load.quantized.quantized_files import open_weights
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
-from .fused_modules import can_be_fused, make_fused
+from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
+from .gpu_linear import GpuHead, sum_exactly
 from .int8_linear import NONE, check_quantization, is_quantized, put_quantized
 
 # Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
@@ -163,11 +163,14 @@ def cut_slice(
         layer.self_attn.draftline_layer = index
     fused = fused and can_be_fused(layers[0])
     fast = not fused and can_be_fast(layers[0], dtype, device)
+    fused_ops = FusedOps.load("triton") if fused else None
+    if device.type == "cuda":
+        sum_exactly()
 
     def ready(module: nn.Module) -> nn.Module:
         module = module.to(device)
-        if fused:
-            return make_fused(module, load_elementwise("triton"))
+        if fused_ops is not None:
+            return make_fused(module, fused_ops)
         return make_fast(module) if fast else module
 
     types = getattr(whole.config, "layer_types", None) or [None] * span.num_layers
@@ -180,12 +183,14 @@ def cut_slice(
         rotary=inner.rotary_emb.to(device),
         embed=inner.embed_tokens.to(device) if span.is_first else None,
         norm=ready(inner.norm) if span.is_last else None,
-        head=_head(whole.lm_head.to(device), fast) if span.is_last else None,
+        head=_head(whole.lm_head.to(device), fused_ops, fast=fast) if span.is_last else None,
         fast=fast or fused,
     )
 
 
-def _head(linear: nn.Linear, fast: bool) -> Projection:
+def _head(linear: nn.Linear, fused_ops: FusedOps | None, *, fast: bool) -> Projection:
+    if fused_ops is not None:
+        return GpuHead(fused_ops.few_rows, linear)
     return FastLinear(linear) if fast else linear
 
 
@@ -233,11 +238,19 @@ def run_layers(
     """
     if not part.fast:
         states = states.unsqueeze(0)
+    addend: Tensor | None = None
     for layer, kind in zip(part.layers[span], part.layer_types[span], strict=True):
-        states = layer.forward(
-            states,
-            attention_mask=attention,
-            position_embeddings=rotations[kind if kind in rotations else None],
-            position_ids=positions[None],
-        )
+        options = {
+            "attention_mask": attention,
+            "position_embeddings": rotations[kind if kind in rotations else None],
+            "position_ids": positions[None],
+        }
+        if isinstance(layer, FusedLayer):
+            states, addend = layer.run(states, addend, **options)
+            continue
+        if addend is not None:
+            states, addend = states.add_(addend), None
+        states = layer.forward(states, **options)
+    if addend is not None:
+        states = states.add_(addend)
     return states if part.fast else states[0]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...core.arrays import Int64
 from ..layers.fast_modules import FastLinear
+from ..layers.gpu_linear import GpuHead
 from ..layers.model_slice import ModelSlice
 
 
@@ -35,6 +36,9 @@ def with_pruned_head(part: ModelSlice, output: OutputVocabulary | None) -> Model
     if output is None:
         return part
     head = part.head
+    if isinstance(head, GpuHead):
+        rows = torch.from_numpy(output.rows).to(head.weight.device)
+        return replace(part, head=head.of_rows(rows))
     assert isinstance(head, FastLinear | nn.Linear)
     is_fast = isinstance(head, FastLinear)
     weight = head.weight.t() if is_fast else head.weight
