@@ -1,8 +1,8 @@
 """A part of the benchmark in a process of its own, within a time limit.
 
 What ends a process or hangs in it (a fault of the device, a driver that answers no more) costs the
-part's last figure, and no other part. Processes are forked from one that has imported everything and
-touched no device.
+part's last figure, and no other part. Processes are forked from one that has imported everything
+and touched no device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,16 +72,15 @@ class PartProcesses:
         self._context = multiprocessing.get_context(method)
         self._context.set_forkserver_preload([f"{__package__}.parts"])
 
-    def run(
-        self, name: str, part: Part, findings: Findings, on_figure: Callable[[], None]
-    ) -> None:
+    def run(self, name: str, part: Part, findings: Findings, on_figure: Callable[[], None]) -> None:
         """Add what the part finds; how the process ended, if not by itself, is a failure of it.
 
         `on_figure` is called whenever there is more in `findings`.
         """
         save_findings(self._state, findings)
         written = self._state.stat().st_mtime_ns
-        process = self._context.Process(
+        context: Any = self._context
+        process = context.Process(
             target=_run_part, args=(name, part, self._facts, self._state, self._limit_s)
         )
         process.start()

@@ -106,8 +106,8 @@ def _host_line(host: dict[str, Any]) -> str:
     return (
         f"{host['what']}: {host['step_ms']:.2f} ms a step, {host['ahead_ms']:.2f} launched ahead; "
         f"all is enqueued after {host['enqueue_ms']:.2f} ms and done in {host['span_ms']:.2f} ms; "
-        f"{host['device_ms']:.2f} ms on the device where the host is ahead ({seen}), which waits for "
-        f"the host for {host['between_share']:.1%} of the step"
+        f"{host['device_ms']:.2f} ms on the device where the host is ahead ({seen}), which waits "
+        f"for the host for {host['between_share']:.1%} of the step"
     )
 
 

@@ -24,9 +24,9 @@ from .step_layout import StepLayout
 FUSED = {"enable_fp_fusion": True}
 # tl.dot takes no fewer.
 LEAST_DIM = LEAST_COLUMNS = 16
-# Bytes of the keys in a tile of columns. With as many of values, the next tile of both under way and
-# the queries they fit the 99 KiB of shared memory that consumer GPUs have (Ada); and with the results
-# of 64 lines, the registers that a thread has.
+# Bytes of the keys in a tile of columns. With as many of values, the next tile of both under way
+# and the queries they fit the 99 KiB of shared memory that consumer GPUs have (Ada); and with the
+# results of 64 lines, the registers that a thread has.
 KEY_BYTES, KEY_BYTES_OF_MANY_LINES = 16384, 8192
 MANY_LINES = 64
 # Two tiles of keys and values: one is copied while the other is multiplied.

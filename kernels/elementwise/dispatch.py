@@ -27,6 +27,4 @@ def load_elementwise(name: str) -> ElementwiseOps:
         from . import reference as ops  # noqa: PLC0415
     else:
         from . import ops  # noqa: PLC0415
-    return ElementwiseOps(
-        ops.rms_norm, ops.rotate, ops.turn_and_store, ops.gated, ops.log_softmax
-    )
+    return ElementwiseOps(ops.rms_norm, ops.rotate, ops.turn_and_store, ops.gated, ops.log_softmax)

@@ -184,9 +184,7 @@ class FusedLayer(nn.Module):
         self.before_attention: FusedRmsNorm = layer.input_layernorm
         self.before_mlp: FusedRmsNorm = layer.post_attention_layernorm
 
-    def run(
-        self, states: Tensor, addend: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, states: Tensor, addend: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
         """Hidden states [rows, hidden_size] in two parts, in and out, that are still to be added.
 
         Those that come in are added by the first norm, which leaves the sum in `addend`; without

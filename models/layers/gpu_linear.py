@@ -98,9 +98,7 @@ class GpuHead:
         return GpuHead(self._few_rows, pruned)
 
 
-def gpu_linear(
-    few_rows: FewRows, *linears: nn.Linear | Int8Linear
-) -> GpuLinear | GpuInt8Linear:
+def gpu_linear(few_rows: FewRows, *linears: nn.Linear | Int8Linear) -> GpuLinear | GpuInt8Linear:
     """One layer of several of the same input, all of one kind."""
     if isinstance(linears[0], Int8Linear):
         return GpuInt8Linear(*linears)  # pyright: ignore[reportArgumentType] - of one kind

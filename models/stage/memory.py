@@ -19,8 +19,8 @@ from ..load.model_info import head_dim, num_kv_heads
 from .options import StageOptions
 
 GIB = 2**30
-# What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's. And
-# tables of sizes that the largest step alone does not need.
+# What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's.
+# And tables of sizes that the largest step alone does not need.
 SLACK_BYTES = GIB // 2 + NUM_KINDS * MOST_TABLE_BYTES
 
 logger = logging.getLogger(__name__)
