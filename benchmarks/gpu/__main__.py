@@ -54,7 +54,10 @@ def main(  # noqa: PLR0913 - one parameter a flag
     together: Annotated[
         bool, typer.Option("--together", help="All parts in this process, without limits.")
     ] = False,
-    part_seconds: Annotated[float, typer.Option(help="A part's process ends after them.")] = 240,
+    part_seconds: Annotated[
+        float | None,
+        typer.Option(help="A part's process ends after them; default: 240, with --tiny 1800."),
+    ] = None,
     attention: Annotated[str, typer.Option(help="Backend of attention.")] = "auto",
     block_size: Annotated[int, typer.Option(help="KV slots a block.")] = 16,
     seconds: Annotated[float, typer.Option(help="Nothing is begun after them.")] = 400,
@@ -91,8 +94,10 @@ def main(  # noqa: PLR0913 - one parameter a flag
         print(f"measured: {part}", flush=True)
 
     budget = TimeBudget(seconds, start=facts.start)
+    # Where loops are compiled and kernels interpreted, nothing is quick.
+    limit = part_seconds or (1800 if tiny else 240)
     with TemporaryDirectory() as folder:
-        processes = PartProcesses(facts, Path(folder) / "findings.json", part_seconds)
+        processes = PartProcesses(facts, Path(folder) / "findings.json", limit)
 
         def run_apart(name: str, part: Part, findings: Findings) -> None:
             processes.run(name, part, findings, keep)

@@ -54,14 +54,14 @@ def with_pruned_head(part: ModelSlice, output: OutputVocabulary | None) -> Model
 class LogitsMap:
     """Puts the logits of a pruned head at the ids of the other vocabulary."""
 
-    __slots__ = ("_columns", "_size")
+    __slots__ = ("_columns", "size")
 
     def __init__(self, output: OutputVocabulary, device: torch.device) -> None:
         self._columns = torch.from_numpy(output.columns).to(device)
-        self._size = output.size
+        self.size = output.size
 
     def __call__(self, logits: Tensor) -> Tensor:
         """[rows, n] -> [rows, size], minus infinity where no row of the head stands."""
-        mapped = logits.new_full((len(logits), self._size), -torch.inf)
+        mapped = logits.new_full((len(logits), self.size), -torch.inf)
         mapped[:, self._columns] = logits
         return mapped

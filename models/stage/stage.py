@@ -33,7 +33,7 @@ from .options import GraphOptions, StageOptions
 from .output_vocabulary import LogitsMap, OutputVocabulary, with_pruned_head
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
-from .warm_up import capture, warm_up
+from .warm_up import capture, warm_kernels, warm_up
 
 if TYPE_CHECKING:
     from ..layers.compiled_layers import CompiledLayers
@@ -94,6 +94,8 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     switch = begin_switch(part, options)
     if switch is not None:
         stage.use_own_operators(switch)
+    if part.device.type == "cuda":
+        stage.compile_kernels()
     is_captured = options.graphs is not None and not stage.taps.needs_layers
     if is_captured and part.device.type == "cuda" and stage.can_be_captured:
         assert options.graphs is not None
@@ -198,6 +200,16 @@ class Stage:
         assert isinstance(self._attention, KernelBackend)
         self._graphs = GraphRunner(self._part, self._rotary, self._attention, options, capture)
         return self._graphs
+
+    def compile_kernels(self) -> None:
+        """Compile every kernel that serving can come to; nothing where it has none of draftline's.
+
+        The KV cache must be empty, and is so afterwards.
+        """
+        if isinstance(self._attention, KernelBackend):
+            logits_map = self._logits_map
+            size = self._part.config.vocab_size if logits_map is None else logits_map.size
+            warm_kernels(self, self._attention.share, size)
 
     @property
     def can_be_captured(self) -> bool:
