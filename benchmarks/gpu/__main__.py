@@ -7,8 +7,8 @@ Measures the device's bandwidth and its rate of products first; then attention a
 steps of random weights in the shapes of Llama-3-8B and of a stage of a 70B, what the host adds,
 and the bundled model end to end. Every time stands beside its floor: the least bytes and
 operations at the measured rates. Prints a table, writes JSON after every figure and a roofline
-plot. Each part has a process of its own, which ends when it hangs. Needs no network, Ray, Redis or gRPC;
-`scripts/from_source.sh python -m ...` needs no install, either.
+plot. Each part has a process of its own, which ends when it hangs. Needs no network, Ray, Redis or
+gRPC; `scripts/from_source.sh python -m ...` needs no install, either.
 """
 
 from __future__ import annotations

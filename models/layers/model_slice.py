@@ -19,7 +19,13 @@ from ...core.errors import CheckpointError, ConfigError
 from ..attention.backend import NAME as ATTENTION
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
-from ..load.checkpoint import WeightFiles, listed, read_config, resolve_model_path
+from ..load.checkpoint import (
+    WeightFiles,
+    listed,
+    one_ahead,
+    read_config,
+    resolve_model_path,
+)
 from ..load.partition import LayerSpan
 from ..load.quantized.quantized_files import open_weights
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
@@ -40,9 +46,10 @@ def load_tensors(
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device.
 
-    Tensor by tensor: the host never holds more than one beside what `device` holds, and of a
-    quantised checkpoint `device` holds the parts of one weight beside. With a `quantization` the
-    linear layers within the decoder layers become `Int8Linear` or, where they fit, `Int4Linear`.
+    Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
+    that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
+    holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
+    layers become `Int8Linear` or, where they fit, `Int4Linear`.
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
     """
@@ -53,7 +60,8 @@ def load_tensors(
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
     loaded = {}
-    for name, tensor in files.read(sorted(set(source_of.values()))):
+    tensors = files.read(sorted(set(source_of.values())))
+    for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
         _check_tensor(name, tensor, parameters[name], files)
         placed = tensor.to(device, dtype)
         is_rounded = quantization != NONE and is_quantized(model, name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
@@ -22,6 +24,7 @@ INDEX_FILE = "model.safetensors.index.json"
 DERIVED = "rotary_emb.inv_freq"
 # Most names that an error lists.
 MAX_LISTED = 8
+PAGE_BYTES = 4096
 
 
 def resolve_model_path(model: str | Path) -> Path:
@@ -96,6 +99,23 @@ class WeightFiles(Protocol):
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """The named tensors, one after the other, in any order. Raises `CheckpointError`."""
         ...
+
+
+def one_ahead(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same, of which the next is read from its file while one is worked on: two on the host."""
+    with ThreadPoolExecutor(1, thread_name_prefix="draftline-weights") as reader:
+        following = reader.submit(_next_read, tensors)
+        while (found := following.result()) is not None:
+            following = reader.submit(_next_read, tensors)
+            yield found
+
+
+def _next_read(tensors: Iterator[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
+    found = next(tensors, None)
+    if found is not None and found[1].device.type == "cpu":
+        # Files are mapped: a byte of each page has to be asked for to read it.
+        found[1].reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()
+    return found
 
 
 def listed(names: Sequence[str]) -> str:

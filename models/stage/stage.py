@@ -95,12 +95,15 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     if switch is not None:
         stage.use_own_operators(switch)
     if part.device.type == "cuda":
-        stage.compile_kernels()
-    is_captured = options.graphs is not None and not stage.taps.needs_layers
-    if is_captured and part.device.type == "cuda" and stage.can_be_captured:
-        assert options.graphs is not None
-        capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
+        _prepare_gpu(stage, options.graphs, part.device)
     return stage
+
+
+def _prepare_gpu(stage: Stage, graphs: GraphOptions | None, device: torch.device) -> None:
+    """Compile what serving can come to, and capture graphs where the stage can have them."""
+    stage.compile_kernels()
+    if graphs is not None and not stage.taps.needs_layers and stage.can_be_captured:
+        capture(stage.use_graphs(graphs, CudaCapture(device)))
 
 
 def _compiled_stage(

@@ -30,11 +30,13 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="records inter
 
 
 class Variants:
-    """Kernels that were launched, each with its constants and the types of its tensors."""
+    """Kernels that would be launched, each with its constants and the types of its tensors.
+
+    None runs: the interpreter would take minutes, and what comes out does not matter here.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.seen: set[tuple[Any, ...]] = set()
-        launch = GridExecutor.__call__
 
         def noting(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
             given = dict(zip(executor.arg_names, args, strict=False)) | kwargs
@@ -44,7 +46,8 @@ class Variants:
                 if name in given and (name.isupper() or isinstance(given[name], torch.Tensor))
             )
             self.seen.add((executor.fn.__name__, facts))
-            launch(executor, *args, **kwargs)
+            if executor.fn.__name__ == "pick_tokens":
+                given["out"].zero_()
 
         patch.setattr(GridExecutor, "__call__", noting)
 
