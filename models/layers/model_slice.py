@@ -6,7 +6,7 @@ The tensors come from safetensors into a model that is built on the meta device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -26,6 +26,8 @@ from ..load.checkpoint import (
     read_config,
     resolve_model_path,
 )
+from ..load.kv_scales import read_kv_scales
+from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
 from ..load.quantized.quantized_files import open_weights
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
@@ -117,6 +119,8 @@ class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
 
     layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
+    kv_scales    float32 [layers, 2, kv_heads]  what the checkpoint divides stored keys and values by,
+                 in a cache of FP8; None: it says nothing
     fast         the modules are those of `fast_modules.py` or `fused_modules.py`: no batch
                  dimension, flat rotations
     """
@@ -131,6 +135,7 @@ class ModelSlice:
     norm: nn.Module | None
     head: Projection | None
     fast: bool
+    kv_scales: Tensor | None = None
 
 
 def load_slice(
@@ -158,7 +163,11 @@ def load_slice(
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
     load_tensors(whole, span, files, DTYPES[dtype], torch.device(device), quantization=quantization)
-    return cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
+    scales = read_kv_scales(
+        files, whole.base_model_prefix, span.first, span.last, num_kv_heads(config)
+    )
+    part = cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
+    return replace(part, kv_scales=None if scales is None else scales.to(device))
 
 
 def cut_slice(

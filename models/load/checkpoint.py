@@ -22,6 +22,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Recomputed from the config; checkpoints of old exporters still carry it.
 DERIVED = "rotary_emb.inv_freq"
+# Of keys and values, for a cache of FP8 numbers: nothing else reads them.
+KV_SCALES = ("k_scale", "v_scale")
 # Most names that an error lists.
 MAX_LISTED = 8
 PAGE_BYTES = 4096
@@ -170,7 +172,9 @@ class TensorFiles:
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor that the model has no place for changes nothing."""
-        return name.endswith(DERIVED)
+        owner, _, last = name.rpartition(".")
+        is_scale = last in KV_SCALES and owner.endswith(".self_attn")
+        return is_scale or name.endswith(DERIVED)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors, by name, without reading them."""

@@ -148,7 +148,7 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
 def make_kv(
     part: ModelSlice, num_blocks: int, block_size: int, kv_cache_dtype: str = "auto"
 ) -> PagedKv:
-    """An empty cache, in the stage's own number format or in FP8 at a scale of 1.
+    """An empty cache, in the stage's own number format or in FP8, at the checkpoint's scales or 1.
 
     Raises `ConfigError` (`kv_cache_dtype`).
     """
@@ -157,8 +157,9 @@ def make_kv(
     heads, dim = num_kv_heads(part.config), head_dim(part.config)
     dtype, scales = part.dtype, None
     if kv_cache_dtype == "fp8":
-        dtype = FP8
-        scales = torch.ones(len(part.layers), 2, heads, device=part.device)
+        dtype, scales = FP8, part.kv_scales
+        if scales is None:
+            scales = torch.ones(len(part.layers), 2, heads, device=part.device)
     return PagedKv(
         len(part.layers), num_blocks * block_size, heads, dim,
         dtype=dtype, device=str(part.device), scales=scales,
