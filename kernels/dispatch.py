@@ -45,7 +45,7 @@ class Machine:
         return cls(
             torch.cuda.get_device_capability(device) if is_gpu else None,
             has_triton,
-            is_gpu and flash_version() is not None and flash_version() in FLASH_VERSIONS,
+            is_gpu and (flash_version() or "0") in FLASH_VERSIONS,
             has_triton and INTERPRET in os.environ and _is_interpreting(),
         )
 
