@@ -11,6 +11,7 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LEAST_CAPABILITY = (9, 0)
@@ -30,7 +31,8 @@ def await_inputs(DEPENDS: tl.constexpr):  # noqa: N803 - constants of kernels ar
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
     """Constant and launch option of kernels that call `await_inputs`."""
-    depends = device.type == "cuda" and _capability(device.index) >= LEAST_CAPABILITY
+    is_compiled = device.type == "cuda" and not knobs.runtime.interpret
+    depends = is_compiled and _capability(device.index) >= LEAST_CAPABILITY
     return {"DEPENDS": depends, "launch_pdl": depends}
 
 

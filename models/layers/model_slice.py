@@ -119,8 +119,8 @@ class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
 
     layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
-    kv_scales    float32 [layers, 2, kv_heads]  what the checkpoint divides stored keys and values by,
-                 in a cache of FP8; None: it says nothing
+    kv_scales    float32 [layers, 2, kv_heads]  what the checkpoint divides keys and values by in a
+                 cache of FP8; None: it says nothing
     fast         the modules are those of `fast_modules.py` or `fused_modules.py`: no batch
                  dimension, flat rotations
     """
