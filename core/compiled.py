@@ -3,25 +3,42 @@
 Compiled code knows arrays by their type and count. Where one call is to work on the arrays of any
 number of requests or segments, these go in as rows of addresses and sizes (`address_of`), and
 `int32_at` and its like make arrays of them again. Whoever holds the rows must hold the arrays, too.
+
+Without numba, or beside a numpy that it does not know, the same functions run as they are written,
+a hundred times slower: enough to measure and test kernels on a machine that lacks it.
 """
+
+# Names of numba are used where it is there.
+# pyright: reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils, config
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
 
 from .arrays import Int32, Int64
+
+try:
+    import numba
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils, config
+    from numba.extending import intrinsic
+    from numba.np.numpy_support import carray as compiled_carray
+except ImportError as error:
+    HAS_NUMBA = False
+    logging.getLogger(__name__).warning(
+        "event=not_compiled reason=%s; loops run in plain Python, far too slow to serve", error
+    )
+else:
+    HAS_NUMBA = True
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +46,8 @@ R = TypeVar("R")
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, compiled by numba at its first call and kept on disk for the next process."""
+    if not HAS_NUMBA:
+        return _plain(function)
     settings: Any = config
     given = settings.CACHE_DIR
     settings.CACHE_DIR = given or _own_folder()
@@ -49,9 +68,20 @@ def _own_folder() -> str:
     digest = hashlib.sha256()
     for file in sorted(package.glob("*/**/*.py")):
         source = file.read_bytes()
-        if b"import compiled" in source or file == Path(__file__):
+        if b"compiled import" in source or file == Path(__file__):
             digest.update(source)
     return str(Path(__file__).parent / "__pycache__" / f"compiled-{digest.hexdigest()[:16]}")
+
+
+def _plain(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as it is; numbers of fixed width wrap as compiled ones do, without a warning."""
+
+    @wraps(function)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(over="ignore"):
+            return function(*args, **kwargs)
+
+    return plain
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -70,9 +100,6 @@ def _typed_pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(address), build
 
 
-pointer = cast("Callable[[int], Any]", intrinsic(_typed_pointer))
-
-
 def _prefetching(_context: Any, address: Any) -> Any:
     """The processor's hint that the line of memory at an address will be read soon."""
 
@@ -89,7 +116,27 @@ def _prefetching(_context: Any, address: Any) -> Any:
     return types.none(address), build
 
 
-prefetch = cast("Callable[[int], None]", intrinsic(_prefetching))
+def plain_carray(address: int, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """The array of this shape at an address; a view, as numba's."""
+    sizes = shape if isinstance(shape, tuple) else (shape,)
+    kind = np.dtype(dtype)
+    num_bytes = int(np.prod(sizes, dtype=np.int64)) * kind.itemsize
+    raw: Any = (ctypes.c_char * num_bytes).from_address(int(address))
+    return np.frombuffer(raw, dtype=kind).reshape(sizes)
+
+
+def _plain_pointer(address: int) -> Any:
+    return address
+
+
+def _plain_prefetch(_address: int) -> None:
+    pass
+
+
+Carray = Callable[..., np.ndarray[Any, Any]]
+carray: Carray = compiled_carray if HAS_NUMBA else plain_carray
+pointer: Any = intrinsic(_typed_pointer) if HAS_NUMBA else _plain_pointer
+prefetch: Any = intrinsic(_prefetching) if HAS_NUMBA else _plain_prefetch
 
 
 @compiled

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
+from packaging.specifiers import SpecifierSet
 from torch import Tensor
 
 from ..core.errors import ConfigError
@@ -21,6 +23,8 @@ LEAST_CAPABILITY = (8, 0)
 FLASH_BLOCK = 256
 # Ada: the first that converts e4m3.
 LEAST_FP8_CAPABILITY = (8, 9)
+# From the first that bounds logits, to before the first of another interface.
+FLASH_VERSIONS = SpecifierSet(">=2.6.3,<3")
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -41,7 +45,7 @@ class Machine:
         return cls(
             torch.cuda.get_device_capability(device) if is_gpu else None,
             has_triton,
-            is_gpu and find_spec("flash_attn") is not None,
+            is_gpu and (flash_version() or "0") in FLASH_VERSIONS,
             has_triton and INTERPRET in os.environ and _is_interpreting(),
         )
 
@@ -76,7 +80,7 @@ def choose_attention(
     obstacles = {
         "sdpa": None,
         "triton": triton_obstacle(machine),
-        "flash_attn": _against_flash(machine, dtype, block_size),
+        "flash_attn": flash_obstacle(machine, dtype, block_size),
     }
     if wanted == "auto":
         return _best(machine, obstacles)
@@ -88,6 +92,14 @@ def choose_attention(
     return AttentionChoice(wanted, "asked for")
 
 
+def flash_version() -> str | None:
+    """The version of flash-attn that is installed."""
+    try:
+        return version("flash-attn")
+    except PackageNotFoundError:
+        return None
+
+
 def triton_obstacle(machine: Machine) -> str | None:
     """Why the Triton kernels cannot run on the machine; None where they can."""
     if not machine.has_triton:
@@ -97,6 +109,26 @@ def triton_obstacle(machine: Machine) -> str | None:
         return None if machine.is_interpreting else on_cpu
     if machine.capability < LEAST_CAPABILITY:
         return "the GPU's compute capability is below 8.0"
+    return None
+
+
+def flash_obstacle(machine: Machine, dtype: torch.dtype, block_size: int) -> str | None:
+    """Why FlashAttention does not run on the machine for such a stage; None where it does."""
+    # Trees are attended by Triton beside it.
+    obstacle = triton_obstacle(machine)
+    if machine.capability is None:
+        return "it needs a GPU"
+    if obstacle is not None:
+        return obstacle
+    if not machine.has_flash_attn:
+        return (
+            f"the package flash-attn is not installed, or not of {FLASH_VERSIONS}; "
+            "pip install draftline[flash-attn]"
+        )
+    if dtype not in FLASH_DTYPES:
+        return "it computes in float16 and bfloat16 only"
+    if block_size % FLASH_BLOCK:
+        return f"block_size is no multiple of {FLASH_BLOCK}"
     return None
 
 
@@ -121,6 +153,15 @@ def load_invariant_linear(name: str) -> Callable[..., Tensor]:
     else:
         from .linear import product  # noqa: PLC0415
     return product.invariant_linear
+
+
+def load_few_rows_linear(name: str) -> Callable[..., Tensor]:
+    """The `few_rows_linear` of `triton` or `reference`, in `kernels/linear/reference.py`."""
+    if name == "reference":
+        from .linear import reference as product  # noqa: PLC0415
+    else:
+        from .linear import few_rows as product  # noqa: PLC0415
+    return product.few_rows_linear
 
 
 def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
@@ -157,22 +198,6 @@ def _best(machine: Machine, obstacles: dict[str, str | None]) -> AttentionChoice
     if obstacles["flash_attn"] is None:
         return AttentionChoice("flash_attn", "it is installed, and pages are long enough")
     return AttentionChoice("triton", f"a GPU; not flash_attn: {obstacles['flash_attn']}")
-
-
-def _against_flash(machine: Machine, dtype: torch.dtype, block_size: int) -> str | None:
-    # Trees are attended by Triton beside it.
-    obstacle = triton_obstacle(machine)
-    if machine.capability is None:
-        return "it needs a GPU"
-    if obstacle is not None:
-        return obstacle
-    if not machine.has_flash_attn:
-        return "the package flash-attn is not installed"
-    if dtype not in FLASH_DTYPES:
-        return "it computes in float16 and bfloat16 only"
-    if block_size % FLASH_BLOCK:
-        return f"block_size is no multiple of {FLASH_BLOCK}"
-    return None
 
 
 def _is_interpreting() -> bool:

@@ -21,6 +21,11 @@ class StagedBuffer:
         self._copied = [torch.cuda.Event() for _ in self._pinned] if is_gpu else []
         self._turn = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return self.device.nbytes
+
     def next(self) -> Int32:
         """The copy to write next, int32 [size]; it holds what was sent the time before last.
 

@@ -14,6 +14,7 @@ from ..core.steps import LogitEdits, SamplingRows
 from ..kernels.cpu.build import are_loaded
 from ..kernels.dispatch import Machine
 from ..kernels.elementwise.dispatch import load_elementwise
+from ..kernels.recent_tables import RecentTables
 from ..kernels.sampling.dispatch import choose_sampling, load_sampling, takes
 from ..kernels.sampling.edit_tables import EditCapacity, EditTables
 from ..kernels.sampling.reference import (
@@ -122,13 +123,13 @@ class TorchSampler:
 
 
 class KernelSampler:
-    """Triton kernels; keeps the tables of each size of steps, and one scratch for all."""
+    """Triton kernels; keeps the tables of the sizes of steps that were last, and one scratch."""
 
     def __init__(self) -> None:
         self._ops = load_sampling()
         self._log_softmax = load_elementwise("triton").log_softmax
-        self._tables: dict[tuple[int, int], SamplingTables] = {}
-        self._edits: dict[tuple[EditCapacity, int], EditTables] = {}
+        self._tables: RecentTables[tuple[int, int], SamplingTables] = RecentTables()
+        self._edits: RecentTables[tuple[EditCapacity, int], EditTables] = RecentTables()
         self._scratch: tuple[tuple[int, int], SamplingScratch] | None = None
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
@@ -137,11 +138,10 @@ class KernelSampler:
             return logits
         num_rows, vocab_size = logits.shape
         key = EditCapacity.of(edits, num_rows), vocab_size
-        if key not in self._edits:
-            self._edits[key] = EditTables(*key, logits.device)
-        self._edits[key].refill(edits)
+        tables = self._edits.get(key, lambda: EditTables(*key, logits.device))
+        tables.refill(edits)
         out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        self._ops.edit_logits(logits, self._edits[key], out)
+        self._ops.edit_logits(logits, tables, out)
         return out
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
@@ -150,12 +150,11 @@ class KernelSampler:
             return choose_tokens(logits, sampling)
         num_rows, vocab_size = logits.shape
         key = 1 << max(num_rows - 1, 0).bit_length(), vocab_size
-        if key not in self._tables:
-            self._tables[key] = SamplingTables(*key, logits.device)
-        self._tables[key].refill(sampling)
+        tables = self._tables.get(key, lambda: SamplingTables(*key, logits.device))
+        tables.refill(sampling)
         out = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
         scratch = self._scratch_of(*key, logits.device)
-        self._ops.choose_tokens(logits, self._tables[key], scratch, out)
+        self._ops.choose_tokens(logits, tables, scratch, out)
         return out
 
     def log_softmax(self, logits: Tensor) -> Tensor:

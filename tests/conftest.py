@@ -7,6 +7,7 @@ Fixtures of a wider scope than the test (a server for a whole module) are not gu
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -22,8 +23,25 @@ from hypothesis import settings
 # processes on few cores slow one another down many times over.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
+
+
+def device_answers() -> bool:
+    """Whether the driver counts a device: a container may have its files and none of it.
+
+    By NVML, which leaves CUDA to whoever uses it: once begun, it does not survive a fork.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count = ctypes.c_uint()
+        return not (
+            nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) or not count.value
+        )
+    except (OSError, AttributeError):
+        return False
+
+
 # Triton decides at its import whether it compiles kernels or interprets them.
-if not Path("/dev/nvidiactl").exists():
+if not device_answers():
     os.environ["TRITON_INTERPRET"] = "1"
 
 # Time is not what the properties are about. With CI set, hypothesis loads its own profile, which

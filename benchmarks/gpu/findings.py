@@ -70,6 +70,7 @@ class Findings:
     """Filled part by part.
 
     rates    known first; without them nothing has a floor
+    on_change  called whenever there is something new
     facts    what is no time beside a floor, by name
     skipped  names by reason
     failed   what went wrong: names by what was said
@@ -80,6 +81,7 @@ class Findings:
     facts: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, list[str]] = field(default_factory=dict)
     failed: dict[str, list[str]] = field(default_factory=dict)
+    on_change: Callable[[], None] = lambda: None
 
     def add(  # noqa: PLR0913 - one parameter a fact
         self, group: str, name: str, seconds: Sequence[float], work: Work, *,
@@ -100,19 +102,23 @@ class Findings:
             order=order,
         )
         self.figures.append(figure)
+        self.on_change()
         return figure
 
     def note(self, name: str, fact: dict[str, Any] | str) -> None:
         """Note a fact: its parts, or a text."""
         self.facts[name] = fact
+        self.on_change()
 
     def skip(self, what: str, why: str) -> None:
         """Note what is not measured."""
         self.skipped.setdefault(why, []).append(what)
+        self.on_change()
 
     def fail(self, what: str, why: str) -> None:
         """Note what went wrong."""
         self.failed.setdefault(why, []).append(what)
+        self.on_change()
 
     def find(self, group: str, name: str) -> Figure | None:
         """The figure of that name."""

@@ -79,9 +79,9 @@ def _kernel_goals(plan: Plan, findings: Findings) -> Iterator[Goal]:
 
 def _idle_goal(plan: Plan, findings: Findings) -> Goal:
     host = findings.facts.get(f"host, {plan.whole.name}", {})
-    share = host.get("idle_share")
+    share = host.get("between_share")
     return Goal(
-        "idle device in a one-token step",
+        "idle device between graphs of one-token steps",
         f"under {MOST_IDLE_SHARE:.0%}",
         None if share is None else f"{share:.1%}",
         share is not None and share < MOST_IDLE_SHARE,

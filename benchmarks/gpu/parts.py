@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .findings import Findings, free_memory
+from .instruments.clock import TimeBudget
 from .measure.attention import measure_attention
 from .measure.products import measure_products
 from .measure.rates import measure_rates
@@ -13,38 +14,57 @@ from .measure.steps import measure_part, measure_whole
 from .setting import Setting
 
 Part = Callable[[Setting, Findings], None]
+# Measures one part, somewhere, and adds what it finds.
+RunPart = Callable[[str, Part, Findings], None]
+RATES = "rates"
 
 
-def measure_all(setting: Setting, findings: Findings, after_each: Callable[[str], None]) -> None:
-    """Fill `findings`; `after_each` hears the name of every part that has ended.
+def measure_all(
+    wanted: Sequence[str], budget: TimeBudget, findings: Findings, run: RunPart,
+    after_each: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Fill `findings` by the parts that are wanted; `after_each` hears every part that has ended.
 
-    Raises what measuring the rates raises: nothing has a floor without them.
+    The rates come first, wanted or not: nothing has a floor without them.
     """
-    measure_rates(setting, findings)
-    free_memory()
-    after_each("rates")
-    parts: dict[str, Part] = {
-        "attention": measure_attention,
-        "sampling": measure_sampling,
-        "products": measure_products,
-        "steps": measure_whole,
-        "steps of a stage": measure_part,
-        "demo": _demo,
-    }
-    for name, part in parts.items():
-        if setting.budget.is_over():
-            findings.skip(name, "the time was used up")
+    for name, part in PARTS.items():
+        if name != RATES and name not in wanted:
             continue
-        findings.attempt(name, lambda part=part: part(setting, findings))
+        if name != RATES and findings.rates is None:
+            findings.skip(name, "the rates of the device are not known")
+        elif name != RATES and budget.is_over():
+            findings.skip(name, "the time was used up")
+        else:
+            run(name, part, findings)
+            after_each(name)
+
+
+def run_here(setting: Setting) -> RunPart:
+    """Measures parts in this process."""
+
+    def run(name: str, part: Part, findings: Findings) -> None:
+        findings.attempt(name, lambda: part(setting, findings))
         free_memory()
-        after_each(name)
+
+    return run
 
 
-def _demo(setting: Setting, findings: Findings) -> None:
+def measure_demo(setting: Setting, findings: Findings) -> None:
+    """The bundled model end to end, where the packages that the engine needs are installed."""
     try:
-        # The engine needs packages that kernels do not.
-        from .measure.demo import measure_demo  # noqa: PLC0415
+        from .measure.demo import measure_demo as measure  # noqa: PLC0415
     except ModuleNotFoundError as error:
         findings.skip("demo", f"{error}; pip install draftline")
         return
-    measure_demo(setting, findings)
+    measure(setting, findings)
+
+
+PARTS: dict[str, Part] = {
+    RATES: measure_rates,
+    "attention": measure_attention,
+    "sampling": measure_sampling,
+    "products": measure_products,
+    "steps": measure_whole,
+    "stage": measure_part,
+    "demo": measure_demo,
+}

@@ -42,12 +42,11 @@ def print_report(console: Console, findings: Findings, goals: Sequence[Goal]) ->
 
 def write_json(path: Path, found: dict[str, Any], findings: Findings, goals: list[Goal]) -> None:
     """Everything that was found, after what `found` holds already."""
-    assert findings.rates is not None
+    rates = findings.rates
     content = found | {
-        "rates": {
-            "bytes_per_s": findings.rates.num_bytes,
-            "flops_per_s": findings.rates.flops,
-        },
+        "rates": None
+        if rates is None
+        else {"bytes_per_s": rates.num_bytes, "flops_per_s": rates.flops},
         "goals": [goal.fields() for goal in goals],
         "facts": findings.facts,
         "figures": [figure.fields() for figure in findings.figures],
@@ -100,14 +99,15 @@ def _short(fact: dict[str, Any]) -> str:
 
 
 def _host_line(host: dict[str, Any]) -> str:
-    busy, idle = host["busy_ms"], host["idle_share"]
+    busy = host["busy_ms"]
     seen = "the profiler saw no device work"
     if busy is not None:
-        seen = f"busy for {busy:.2f} ms, idle for {idle:.1%} of the step"
+        seen = f"{busy:.2f} ms of kernels, {host['inside_share']:.1%} gaps between them"
     return (
         f"{host['what']}: {host['step_ms']:.2f} ms a step, {host['ahead_ms']:.2f} launched ahead; "
-        f"all is enqueued after {host['enqueue_ms']:.2f} ms and done in {host['span_ms']:.2f} ms "
-        f"on the device; {seen}"
+        f"all is enqueued after {host['enqueue_ms']:.2f} ms and done in {host['span_ms']:.2f} ms; "
+        f"{host['device_ms']:.2f} ms on the device where the host is ahead ({seen}), which waits "
+        f"for the host for {host['between_share']:.1%} of the step"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -32,6 +33,23 @@ HINTS: dict[Backend, str] = {
 }
 
 
+class SideStream:
+    """A stream of a device beside the current one; where the device is a CPU, there is none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """What is begun within waits for nothing that the current stream was given."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def hand_over(self, *tensors: torch.Tensor) -> None:
+        """The current stream uses these from now on: their memory is not another's before."""
+        if self._stream is not None:
+            for tensor in tensors:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 class HiddenLink:
     """One stage's end; the stages before and behind it are its neighbours in the group.
 
@@ -53,6 +71,7 @@ class HiddenLink:
         # Pinned, so that copies to the device of the stage wait for nothing.
         self._pinned = backend == "gloo" and device.type == "cuda"
         self._backend: Backend = backend
+        self._receiving = SideStream(self._device)
         self._sending: deque[list[tuple[Work, torch.Tensor]]] = deque()
 
     @property
@@ -61,15 +80,24 @@ class HiddenLink:
         return self._device
 
     def try_out(self) -> None:
-        """Pass one number along all stages. Raises `StageLost` if it does not come in time.
+        """Send a number to every neighbour. Raises `StageLost` if one does not come in time.
 
-        NCCL connects neighbours only now, which takes seconds.
+        NCCL connects neighbours only now, which takes seconds a pair: all pairs that begin with a
+        stage of even index at once, then all others.
         """
         number = torch.zeros(1, device=self._device)
-        if self._index:
-            self._try(lambda: self._group.recv([number], self._index - 1, 0), self._index - 1)
-        if not self._is_last:
-            self._try(lambda: self._group.send([number], self._index + 1, 0), self._index + 1)
+
+        def from_before() -> None:
+            if self._index:
+                self._try(lambda: self._group.recv([number], self._index - 1, 0), self._index - 1)
+
+        def to_behind() -> None:
+            if not self._is_last:
+                self._try(lambda: self._group.send([number], self._index + 1, 0), self._index + 1)
+
+        is_odd = self._index % 2 == 1
+        for meet in (from_before, to_behind) if is_odd else (to_behind, from_before):
+            meet()
 
     def receive(
         self, num_rows: int, hidden_size: int, dtype: torch.dtype, num_spans: int
@@ -79,11 +107,17 @@ class HiddenLink:
         Raises `StageLost`.
         """
         like = {"device": self._device, "pin_memory": self._pinned}
-        hidden = torch.empty(num_rows, hidden_size, dtype=dtype, **like)
-        spans = torch.empty(num_spans, 2, dtype=torch.float64, **like)
+        # NCCL begins behind what the current stream was given before: on one of its own the tensors
+        # come while the device computes the step before.
+        with self._receiving.beside():
+            hidden = torch.empty(num_rows, hidden_size, dtype=dtype, **like)
+            spans = torch.empty(num_spans, 2, dtype=torch.float64, **like)
         for tensor in (hidden, spans):
             if len(tensor):
-                self._wait(self._group.recv([tensor], self._index - 1, 0), self._index - 1)
+                with self._receiving.beside():
+                    work = self._group.recv([tensor], self._index - 1, 0)
+                self._wait(work, self._index - 1)
+        self._receiving.hand_over(hidden, spans)
         return hidden, tuple((begin, end) for begin, end in spans.tolist()) if num_spans else ()
 
     def send(self, hidden: torch.Tensor, spans: Spans, max_under_way: int) -> None:

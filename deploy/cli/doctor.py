@@ -225,7 +225,7 @@ def _choices() -> Iterator[Finding]:
 
     has_gpu = torch.cuda.is_available()
     device, reason = ("cuda", "torch sees a GPU") if has_gpu else ("cpu", "no GPU")
-    from ...kernels.dispatch import Machine, choose_attention  # noqa: PLC0415
+    from ...kernels.dispatch import Machine, choose_attention, flash_obstacle  # noqa: PLC0415
     from ...models.device import choose_dtype  # noqa: PLC0415
 
     dtype = choose_dtype("auto", device, checkpoint_dtype="bfloat16")
@@ -236,6 +236,8 @@ def _choices() -> Iterator[Finding]:
     block_size = EngineConfig.model_fields["block_size"].default
     attention = choose_attention(Machine.of(device), getattr(torch, dtype), block_size)
     yield Finding("attention: auto", f"picks {attention.name}: {attention.reason}")
+    against = flash_obstacle(Machine.of(device), getattr(torch, dtype), block_size)
+    yield Finding("flash-attn", "is taken for prompts" if against is None else f"no: {against}")
     yield _own_operators(has_gpu=has_gpu)
     yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
     cache = "fills the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"

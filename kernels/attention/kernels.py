@@ -80,16 +80,20 @@ def _over_context(
     lines, position, is_line = queries
     begin, end = bounds
     logit_scale, window, softcap = scoring
-    for start in range(begin, end, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
+    column = begin + tl.arange(0, COLUMNS)
+    block = tl.load(table + column // BLOCK_SIZE, mask=column < end, other=0)
+    for _ in range(begin, end, COLUMNS):
         seen = column < end
-        block = tl.load(table + column // BLOCK_SIZE, mask=seen, other=0)
         slots = block.to(tl.int64) * BLOCK_SIZE + column % BLOCK_SIZE
         keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
+        # Blocks are read a turn ahead: copies of keys that wait for them could not be, too.
+        following = column + COLUMNS
+        block = tl.load(table + following // BLOCK_SIZE, mask=following < end, other=0)
         visible = seen[None, :] & is_line[:, None]
         if HAS_WINDOW:
             visible = visible & (position[:, None] - column[None, :] < window)
         state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
+        column = following
     return state
 
 
@@ -202,15 +206,16 @@ def _store_partial(
     tl.store(at_out, result, mask=is_line[:, None] & dim_ok[None, :])
 
 
-@triton.jit
+# One kernel for trees of any size.
+@triton.jit(do_not_specialize=["num_words"])
 def attend_tiles(
     query, pairs, out, log_sums, scales, partial_out, partial_sums, item_count,
     items, requests, positions, ancestors, own_slots, own_positions, first_blocks, blocks,
-    scaling, window, softcap,
+    num_words, scaling, window, softcap,
     stride_query_row, stride_query_head, stride_slot, stride_value, stride_kv_head,
     stride_out_row, stride_out_head, stride_sums_row,
-    BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, NUM_WORDS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    LINES: tl.constexpr, COLUMNS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -241,7 +246,7 @@ def attend_tiles(
         )  # fmt: skip
         first_own = tl.load(facts + 3)
         own_columns = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
-        bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * NUM_WORDS)
+        bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * num_words)
         state = _over_own(
             state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
             COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,

@@ -24,9 +24,13 @@ from .step_layout import StepLayout
 FUSED = {"enable_fp_fusion": True}
 # tl.dot takes no fewer.
 LEAST_DIM = LEAST_COLUMNS = 16
-# Columns of a tile by the most bytes of a key; with the queries they fit the 99 KiB of shared
-# memory that consumer GPUs have (Ada).
-COLUMNS = ((256, COLUMN_STEP), (512, 32))
+# Bytes of the keys in a tile of columns. With as many of values, the next tile of both under way
+# and the queries they fit the 99 KiB of shared memory that consumer GPUs have (Ada); and with the
+# results of 64 lines, the registers that a thread has.
+KEY_BYTES, KEY_BYTES_OF_MANY_LINES = 16384, 8192
+MANY_LINES = 64
+# Two tiles of keys and values: one is copied while the other is multiplied.
+NUM_STAGES = 3
 
 
 def paged_attention(
@@ -42,6 +46,7 @@ def paged_attention(
     assert query.stride(2) == out.stride(2) == pairs.stride(3) == 1
     sums = out if log_sums is None else log_sums
     dims = max(triton.next_power_of_2(shape.head_dim), LEAST_DIM)
+    lines = max(layout.tile_lines, LEAST_DIM)
     shared = {
         "SHARE": shape.share, "HEAD_DIM": shape.head_dim, "DIMS": dims,
         "HAS_SUMS": log_sums is not None, "KEEP": triton_type(out.dtype),
@@ -51,14 +56,13 @@ def paged_attention(
         partials.out, partials.sums, layout.item_count,
         layout.items, layout.requests, layout.positions, layout.ancestors,
         layout.own_slots, layout.own_positions, layout.first_blocks, layout.blocks,
-        spec.scaling, spec.window or 0, spec.softcap or 0.0,
+        layout.capacity.num_words, spec.scaling, spec.window or 0, spec.softcap or 0.0,
         query.stride(0), query.stride(1), pairs.stride(0), pairs.stride(1), pairs.stride(2),
         out.stride(0), out.stride(1), sums.stride(0),
-        BLOCK_SIZE=layout.block_size, NUM_WORDS=layout.capacity.num_words,
-        LINES=max(layout.tile_lines, LEAST_DIM),
+        BLOCK_SIZE=layout.block_size, LINES=lines,
         HAS_WINDOW=spec.window is not None, HAS_SOFTCAP=spec.softcap is not None,
         HAS_SCALES=spec.scales is not None,
-        **shared, **tile_options(dims, query.dtype), **FUSED,
+        **shared, **tile_options(dims, query.dtype, lines), **FUSED,
     )  # fmt: skip
     if layout.has_partials:
         merge_partials[layout.launch_rows, shape.num_heads](
@@ -67,12 +71,16 @@ def paged_attention(
         )  # fmt: skip
 
 
-def tile_options(dims: int, dtype: torch.dtype) -> dict[str, object]:
-    """Constants and launch options for heads of `dims` numbers: few columns where keys are long."""
+def tile_options(dims: int, dtype: torch.dtype, lines: int) -> dict[str, object]:
+    """Constants and launch options for tiles of `lines` lines and heads of `dims` numbers.
+
+    Few columns where keys are long or lines many.
+    """
     row_bytes = dims * dtype.itemsize
+    key_bytes = KEY_BYTES_OF_MANY_LINES if lines >= MANY_LINES else KEY_BYTES
     return {
-        "COLUMNS": next((count for most, count in COLUMNS if row_bytes <= most), LEAST_COLUMNS),
+        "COLUMNS": min(max(key_bytes // row_bytes, LEAST_COLUMNS), COLUMN_STEP),
         "DOT": dot_type(dtype),
-        "num_warps": 8 if row_bytes > 256 else 4,
-        "num_stages": 1 if row_bytes > 512 else 2,
+        "num_warps": 8 if row_bytes > 256 or dtype.itemsize == 4 else 4,
+        "num_stages": NUM_STAGES,
     }

@@ -19,6 +19,8 @@ LEAST_SPLIT, LEAST_SPLIT_OF_ONE_TILE = 256, 128
 # `merge_partials` holds so many at once.
 MOST_SPLITS = 32
 TILE_LINES = (16, 32, 64)
+# Where keys are longer, registers hold the results of no more lines.
+MOST_KEY_BYTES, LINES_OF_LONG_KEYS = 512, 32
 # Of the partial results of all requests together, and of one.
 PARTIAL_BYTES = 256 * 2**20
 LEAST_SPLIT_LINES, MOST_SPLIT_LINES = 256, 1024
@@ -30,22 +32,36 @@ class SplitRule:
 
     share        query heads of a key/value head: a row has as many lines
     split_lines  lines of partial results that a request has at most, over all its splits
+    most_lines   lines of a tile at most, but for rows that have more
     """
 
     share: int
     split_lines: int
+    most_lines: int = TILE_LINES[-1]
 
     @classmethod
-    def of(cls, shape: AttentionShape, max_requests: int) -> SplitRule:
-        """The rule where steps have up to `max_requests` requests."""
+    def of(cls, shape: AttentionShape, max_requests: int, itemsize: int = 2) -> SplitRule:
+        """The rule where steps have up to `max_requests` requests; `itemsize` of a number."""
         line_bytes = 4 * shape.num_kv_heads * shape.head_dim
         lines = PARTIAL_BYTES // (line_bytes * max(max_requests, 1))
-        return cls(shape.share, min(max(lines, LEAST_SPLIT_LINES), MOST_SPLIT_LINES))
+        is_long = shape.head_dim * itemsize > MOST_KEY_BYTES
+        return cls(
+            shape.share, min(max(lines, LEAST_SPLIT_LINES), MOST_SPLIT_LINES),
+            LINES_OF_LONG_KEYS if is_long else TILE_LINES[-1],
+        )  # fmt: skip
 
     @property
     def tile_lines(self) -> int:
         """Lines of the largest tile."""
-        return lines_of_tiles(self.share, TILE_LINES[-1])
+        return self.lines_of_tiles(TILE_LINES[-1])
+
+    def lines_of_tiles(self, most_rows: int) -> int:
+        """Lines (rows times `share`) of a tile when the largest request has `most_rows` rows."""
+        wanted = min(max(most_rows, 1) * self.share, self.most_lines)
+        lines = next(count for count in TILE_LINES if count >= wanted)
+        while lines < self.share:
+            lines *= 2
+        return lines
 
     def most_items(self, num_rows: int, num_requests: int) -> int:
         """Items of any step of so many rows and requests at most, with tiles of any size.
@@ -53,18 +69,9 @@ class SplitRule:
         A request that is split has no more than a tile beyond `split_lines` in all its splits; one
         that is not has a tile a row at most.
         """
-        tile_rows = lines_of_tiles(self.share, 1) // self.share
+        tile_rows = self.lines_of_tiles(1) // self.share
         of_split = MOST_SPLITS + self.split_lines // (tile_rows * self.share)
         return min(num_rows * MOST_SPLITS, num_rows + num_requests * of_split)
-
-
-def lines_of_tiles(share: int, most_rows: int) -> int:
-    """Lines (rows times `share`) of a tile when the largest request has `most_rows` rows."""
-    wanted = max(most_rows, 1) * share
-    lines = next((count for count in TILE_LINES if count >= wanted), TILE_LINES[-1])
-    while lines < share:
-        lines *= 2
-    return lines
 
 
 @compiled

@@ -19,7 +19,6 @@ from ...core.steps import StepInput
 from ..staged_buffer import StagedBuffer
 from .layout_capacity import LayoutCapacity, PartialResults
 from .spec import AttentionShape
-from .split_rule import lines_of_tiles
 from .tile_plan import ITEM_FIELDS, REQUEST_FIELDS, RequestRows, plan_tiles
 
 NOTHING = np.empty(0, dtype=np.int32)
@@ -53,7 +52,7 @@ class StepLayout:
         self.shape, self.capacity, self.block_size = shape, capacity, block_size
         self.partials = partials
         self._fixed_lines, self._programs = tile_lines, programs
-        self.tile_lines = tile_lines or lines_of_tiles(shape.share, 1)
+        self.tile_lines = tile_lines or partials.rule.lines_of_tiles(1)
         self.max_items = partials.rule.most_items(capacity.num_rows, capacity.num_requests)
         self.num_items, self.num_rows, self.num_lines = 0, 0, 0
         self._sections = self._make_sections()
@@ -70,6 +69,11 @@ class StepLayout:
         self.positions, self.slots = self._view("positions"), self._view("slots")
         self.own_positions, self.own_slots = self._view("own_positions"), self._view("own_slots")
         self.slots.fill_(-1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return self._buffer.num_bytes
 
     @property
     def tile_rows(self) -> int:
@@ -97,11 +101,10 @@ class StepLayout:
         The step's KV moves are not part of it.
         """
         assert self.capacity.holds(LayoutCapacity.exact(step, self.block_size))
-        requests = _request_rows(step, only)
+        requests, rule = _request_rows(step, only), self.partials.rule
         if self._fixed_lines is None:
             most_rows = int(requests.column(1).max(initial=0))
-            self.tile_lines = lines_of_tiles(self.shape.share, most_rows)
-        rule = self.partials.rule
+            self.tile_lines = rule.lines_of_tiles(most_rows)
         plan = plan_tiles(requests, len(step.token_ids), self.tile_rows, rule)
         assert len(plan.items) <= self.max_items
         assert plan.num_lines <= len(self.partials.sums)

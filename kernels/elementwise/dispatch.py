@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .reference import HeadNorms, KvTarget
+
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseOps:
@@ -14,6 +16,7 @@ class ElementwiseOps:
 
     rms_norm: Callable[..., None]
     rotate: Callable[[Tensor, Tensor, Tensor], None]
+    turn_and_store: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, KvTarget], None]
     gated: Callable[[Tensor, Tensor, str], None]
     log_softmax: Callable[[Tensor, Tensor], None]
 
@@ -24,4 +27,4 @@ def load_elementwise(name: str) -> ElementwiseOps:
         from . import reference as ops  # noqa: PLC0415
     else:
         from . import ops  # noqa: PLC0415
-    return ElementwiseOps(ops.rms_norm, ops.rotate, ops.gated, ops.log_softmax)
+    return ElementwiseOps(ops.rms_norm, ops.rotate, ops.turn_and_store, ops.gated, ops.log_softmax)

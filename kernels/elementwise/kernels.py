@@ -8,16 +8,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SQRT_8_OVER_PI = tl.constexpr(1.5957691216057308)
-GELU_CUBE = tl.constexpr(0.044715)
+from ..activation_kernels import activated
+from ..dependent_launch import await_inputs
+from ..kv.kernels import as_stored
 
 
 @triton.jit
 def normalise(
     x, residual, scale, out, eps, stride_row, stride_group, stride_residual, stride_out,
     stride_out_group, SIZE: tl.constexpr, WIDTH: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):  # fmt: skip
     """Program (row, group): x / sqrt(mean(x^2) + eps) * scale, after adding the residual to x."""
+    await_inputs(DEPENDS)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     number = tl.arange(0, WIDTH)
@@ -61,6 +64,62 @@ def turn_heads(
 
 
 @triton.jit
+def turn_and_store(
+    heads, pairs, slots, cos, sin, norm_scales, kv_scales, eps, stride_row, stride_head,
+    stride_angle, stride_slot, stride_half, stride_pair_head,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    HAS_NORMS: tl.constexpr, HAS_SCALES: tl.constexpr, IS_FP8: tl.constexpr, DEPENDS: tl.constexpr,
+):  # fmt: skip
+    """Program (row, head): a query stays in its place; keys, and values as they are, are stored.
+
+    Queries and keys are normed, if at all, and rotated. The first half of `sin` is negated.
+    """
+    await_inputs(DEPENDS)
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    number = tl.arange(0, WIDTH)
+    mask = number < HALF
+    kind = heads.dtype.element_ty
+    at = heads + row * stride_row + head * stride_head + number
+    left = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    if head < NUM_HEADS + NUM_KV_HEADS:
+        if HAS_NORMS:
+            mean = (tl.sum(left * left, axis=0) + tl.sum(right * right, axis=0)) / (2 * HALF)
+            factor = 1.0 / tl.sqrt(mean + eps)
+            # Those of keys lie behind those of queries.
+            scale = norm_scales + (head >= NUM_HEADS).to(tl.int32) * 2 * HALF + number
+            left *= factor * tl.load(scale, mask=mask, other=0.0)
+            right *= factor * tl.load(scale + HALF, mask=mask, other=0.0)
+            left, right = left.to(kind).to(tl.float32), right.to(kind).to(tl.float32)
+        angle = row * stride_angle + number
+        cos_left = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
+        cos_right = tl.load(cos + angle + HALF, mask=mask, other=0.0).to(tl.float32)
+        sin_left = tl.load(sin + angle, mask=mask, other=0.0).to(tl.float32)
+        sin_right = tl.load(sin + angle + HALF, mask=mask, other=0.0).to(tl.float32)
+        before = left
+        left = left * cos_left + right * sin_left
+        right = right * cos_right + before * sin_right
+    left, right = left.to(kind), right.to(kind)
+    slot = tl.load(slots + row).to(tl.int64)
+    if head < NUM_HEADS:
+        tl.store(at, left, mask=mask)
+        tl.store(at + HALF, right, mask=mask)
+    elif slot >= 0:
+        of_pair = head - NUM_HEADS
+        half = of_pair // NUM_KV_HEADS
+        kv_head = of_pair % NUM_KV_HEADS
+        scale = 1.0
+        if HAS_SCALES:
+            scale = tl.load(kv_scales + of_pair)
+        at_pair = pairs + slot * stride_slot + half * stride_half + kv_head * stride_pair_head
+        left = as_stored(left, scale, HAS_SCALES, IS_FP8)
+        right = as_stored(right, scale, HAS_SCALES, IS_FP8)
+        tl.store(at_pair + number, left.to(pairs.dtype.element_ty), mask=mask)
+        tl.store(at_pair + HALF + number, right.to(pairs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def gate(gate_up, out, size, stride_row, stride_out, IS_GELU: tl.constexpr, LEN: tl.constexpr):
     """Program (row, chunk): activation of the left half times the right half."""
     row = tl.program_id(0).to(tl.int64)
@@ -69,10 +128,7 @@ def gate(gate_up, out, size, stride_row, stride_out, IS_GELU: tl.constexpr, LEN:
     at = gate_up + row * stride_row + number
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(at + size, mask=mask, other=0.0).to(tl.float32)
-    # (1 + tanh(y)) / 2 is the sigmoid of 2 y.
-    inner = SQRT_8_OVER_PI * (x + GELU_CUBE * x * x * x) if IS_GELU else x
-    # Bounded, so that exp stays finite.
-    result = x / (1.0 + tl.exp(tl.minimum(-inner, 88.0))) * up
+    result = activated(x, IS_GELU) * up
     tl.store(out + row * stride_out + number, result.to(out.dtype.element_ty), mask=mask)
 
 

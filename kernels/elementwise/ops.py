@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 from torch import Tensor
 
+from ..dependent_launch import dependent_launch
+from . import kernels
 from .kernels import gate, normalise, take_log_softmax, turn_heads
+from .reference import HeadNorms, KvTarget
 
 # Asked for by name: Triton will change its default, and warns until then.
 FUSED = {"enable_fp_fusion": True}
@@ -31,7 +35,30 @@ def rms_norm(
         x, x if residual is None else residual, scale, out, eps, x.stride(0), x.stride(-2),
         0 if residual is None else residual.stride(0), out.stride(0), out.stride(-2),
         SIZE=size, WIDTH=triton.next_power_of_2(size), HAS_RESIDUAL=residual is not None,
-        num_warps=norm_warps(size), **FUSED,
+        num_warps=norm_warps(size), **dependent_launch(x.device), **FUSED,
+    )  # fmt: skip
+
+
+def turn_and_store(
+    heads: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, target: KvTarget
+) -> None:
+    """Rotate queries, and store keys and values, as `kernels/elementwise/reference.py` says."""
+    num_rows, num_heads, dim = heads.shape
+    pairs, kv_heads = target.pairs, target.pairs.shape[2]
+    assert heads.stride(2) == cos.stride(2) == sin.stride(2) == pairs.stride(3) == 1
+    assert cos.stride(0) == sin.stride(0)
+    assert cos.shape == sin.shape == (num_rows, 1, dim)
+    if not num_rows:
+        return
+    kernels.turn_and_store[num_rows, num_heads](
+        heads, pairs, target.slots, cos, sin, cos if norms is None else norms.scales,
+        cos if target.scales is None else target.scales, 0.0 if norms is None else norms.eps,
+        heads.stride(0), heads.stride(1), cos.stride(0),
+        pairs.stride(0), pairs.stride(1), pairs.stride(2),
+        NUM_HEADS=num_heads - 2 * kv_heads, NUM_KV_HEADS=kv_heads,
+        HALF=dim // 2, WIDTH=triton.next_power_of_2(dim // 2), HAS_NORMS=norms is not None,
+        HAS_SCALES=target.scales is not None, IS_FP8=pairs.dtype == torch.float8_e4m3fn,
+        num_warps=1, **dependent_launch(heads.device), **FUSED,
     )  # fmt: skip
 
 

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from ..kv.reference import write_kv
+
 ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadNorms:
+    """What query and key heads are normed with; scales float32 [2, dim], those of queries first."""
+
+    scales: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvTarget:
+    """Where keys and values of rows are stored: as `write_kv` takes them (`kernels/kv/`)."""
+
+    pairs: Tensor
+    slots: Tensor
+    scales: Tensor | None
 
 
 def rms_norm(
@@ -33,6 +54,23 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     wide = heads.float()
     turned = torch.roll(wide, heads.shape[-1] // 2, -1)
     heads.copy_(wide * cos.float() + turned * sin.float())
+
+
+def turn_and_store(
+    heads: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, target: KvTarget
+) -> None:
+    """Norm query and key heads, if at all, and rotate them; store keys and values.
+
+    `heads` [rows, heads, dim] are those of queries, which get their results in place, then those of
+    keys, whose places hold anything afterwards, and of values. `cos` and `sin` as of `rotate`.
+    """
+    kv_heads = target.pairs.shape[2]
+    queries, keys, values = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    if norms is not None:
+        for part, scale in zip((queries, keys), norms.scales, strict=True):
+            rms_norm(part, scale, norms.eps, part)
+    rotate(heads[:, :-kv_heads], cos, sin)
+    write_kv(keys, values, target.pairs, target.slots, target.scales)
 
 
 def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:

@@ -11,6 +11,17 @@ FP8_BOUND = tl.constexpr(LARGEST_FP8)
 
 
 @triton.jit
+def as_stored(numbers, scale, HAS_SCALES: tl.constexpr, IS_FP8: tl.constexpr):
+    """Numbers over their scale, cut to what the cache can hold; it is for the caller to convert."""
+    if HAS_SCALES:
+        numbers = numbers.to(tl.float32) / scale
+    if IS_FP8:
+        bounded = tl.minimum(numbers.to(tl.float32), FP8_BOUND)
+        numbers = tl.maximum(bounded, -FP8_BOUND)
+    return numbers
+
+
+@triton.jit
 def store_rows(
     keys, values, pairs, slots, scales, stride_row, stride_head, stride_value_row,
     stride_value_head, stride_slot, stride_half, stride_pair_head,
@@ -32,12 +43,10 @@ def store_rows(
     else:
         at = wide_row * stride_value_row + head * stride_value_head
         numbers = tl.load(values + at + dim, mask=mask)
+    scale = 1.0
     if HAS_SCALES:
         scale = tl.load(scales + half * NUM_HEADS + head, mask=head < NUM_HEADS, other=1.0)
-        numbers = numbers.to(tl.float32) / scale
-    if IS_FP8:
-        bounded = tl.minimum(numbers.to(tl.float32), FP8_BOUND)
-        numbers = tl.maximum(bounded, -FP8_BOUND)
+    numbers = as_stored(numbers, scale, HAS_SCALES, IS_FP8)
     at_pair = pairs + slot * stride_slot + half * stride_half + head * stride_pair_head + dim
     tl.store(at_pair, numbers.to(pairs.dtype.element_ty), mask=mask)
 

@@ -28,7 +28,9 @@ LEAST_PROGRAMS = 96
 LAUNCH = {"num_warps": 4, "num_stages": 4, "enable_fp_fusion": True}
 
 
-def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def invariant_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """`x` [rows, inputs] times a weight, as `kernels/linear/reference.py` says.
 
     The weight may be of any strides, so that of a head that is tied to the embedding, too.
@@ -37,7 +39,7 @@ def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     assert len(weight) == num_inputs
     assert x.dtype == weight.dtype
     assert x.stride(1) == 1
-    out = x.new_empty(num_rows, num_outputs)
+    out = x.new_empty(num_rows, num_outputs, dtype=out_dtype)
     if not num_rows:
         return out
     sizes = tile_sizes(num_outputs, x.dtype)

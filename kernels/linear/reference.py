@@ -1,15 +1,40 @@
-"""A linear layer, by torch alone."""
+"""Linear layers, by torch alone."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, linear, silu
+
+# Rows that `few_rows_linear` takes at most.
+MOST_FEW_ROWS = 64
 
 
-def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def invariant_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """`x` [rows, inputs] times `weight` [inputs, outputs] of the same dtype, plus `bias` [outputs].
 
-    Gives [rows, outputs] in that dtype. Of this one, how a row is rounded may depend on the number
-    of rows.
+    Gives [rows, outputs] in that dtype, or in `out_dtype`. Of this one, how a row is rounded may
+    depend on the number of rows.
     """
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+    out = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+    return out.to(out_dtype or x.dtype)
+
+
+def few_rows_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """`x` [rows, inputs] times `weight` [outputs, inputs] of the same dtype, plus `bias` [outputs].
+
+    With an `activation` (`silu` or `gelu_tanh`) the first half of the outputs is activated and
+    multiplied with the second half, which gives half as many. Sums are of float32 and rounded once,
+    to `out_dtype`, by default that of `x`.
+    """
+    wide = linear(x.float(), weight.float(), None if bias is None else bias.float())
+    if activation is not None:
+        left, right = wide.chunk(2, dim=-1)
+        left = gelu(left, approximate="tanh") if activation == "gelu_tanh" else silu(left)
+        wide = left * right
+    return wide.to(out_dtype or x.dtype)

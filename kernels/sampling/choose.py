@@ -7,8 +7,9 @@ Passes over the logits, each by one launch for all chunks of all rows:
     top_k, top_p   4  before the noise: counts of bins, then the tokens in doubt are gathered
 
 Rows of a step may differ; a launch ends at once for rows that do not need it, and is not made
-where no row does. Two more launches find the thresholds of top_k and top_p among the gathered
-tokens, and a last one picks each row's token from its chunks: 2, 3 and 7 launches. Where a row has
+where no row does. Of top_k and top_p a launch of one program a row says between the passes which
+tokens are in doubt, and two find the thresholds among those that were gathered. A last one picks
+each row's token from its chunks: 2, 3 and 8 launches. Where a row has
 more than `room` tokens in doubt (nearly equal logits throughout; top_k above `room` beside top_p)
 one program bisects over its whole vocabulary instead: the same answer, after milliseconds.
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from .filter_kernels import BINS, add_up, gather
+from .filter_kernels import BINS, add_up, find_doubt, gather
 from .kernels import find_bests, find_winners, pick_tokens
 from .noise_kernels import EXACT
 from .tables import SamplingScratch, SamplingTables
@@ -88,13 +89,16 @@ def _find_thresholds(logits: Tensor, tables: SamplingTables, scratch: SamplingSc
     add_up[grid](
         logits, scratch.bests, scratch.histogram, scratch.sums, *filters, *size, **parts, **LAUNCH
     )
+    find_doubt[tables.launch_rows,](
+        scratch.histogram, scratch.sums, scratch.doubt, *filters, size[-1], **EXACT
+    )
     gather[grid](
-        logits, scratch.bests, scratch.histogram, scratch.sums, scratch.num_gathered,
+        logits, scratch.bests, scratch.doubt, scratch.sums, scratch.num_gathered,
         scratch.candidates, *filters, *size, **parts, **room, **LAUNCH,
     )  # fmt: skip
     for is_gathered in (True, False):
         find_thresholds[tables.launch_rows,](
-            logits, scratch.bests, scratch.histogram, scratch.sums, scratch.candidates,
+            logits, scratch.bests, scratch.doubt, scratch.sums, scratch.candidates,
             scratch.thresholds, *filters, *size, IS_GATHERED=is_gathered, CHUNKS=parts["CHUNKS"],
             LEN=min(scratch.chunk_len, BISECT_LEN), **room, **BISECT,
         )  # fmt: skip

@@ -83,6 +83,11 @@ class EditTables:
         self.tokens, self.times, self.path = map(self._view, ("tokens", "times", "path"))
         self.masks = self._view("masks").view(-1, words)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return self._buffer.num_bytes
+
     def refill(self, edits: Sequence[LogitEdits]) -> None:
         """Describe these edits, which must fit; rows without one stay as they are."""
         self._host = self._buffer.next()

@@ -115,8 +115,23 @@ def bins_in_doubt(histogram, sums, row, count_wanted, share, scale):
 
 
 @triton.jit
+def find_doubt(histogram, sums, doubt, temperatures, top_k, top_p, scale):
+    """Program row: `bins_in_doubt` once, for the many programs that read them."""
+    row = tl.program_id(0)
+    count_wanted = tl.load(top_k + row)
+    share = tl.load(top_p + row)
+    if (tl.load(temperatures + row) == 0) | ((count_wanted == 0) & (share >= 1)):
+        return
+    first, last, below, inside = bins_in_doubt(histogram, sums, row, count_wanted, share, scale)
+    tl.store(doubt + row * 4, first)
+    tl.store(doubt + row * 4 + 1, last)
+    tl.store(doubt + row * 4 + 2, below)
+    tl.store(doubt + row * 4 + 3, inside)
+
+
+@triton.jit
 def gather(
-    logits, bests, histogram, sums, num_gathered, candidates, temperatures, top_k, top_p,
+    logits, bests, doubt, sums, num_gathered, candidates, temperatures, top_k, top_p,
     stride_row, vocab_size, num_chunks, scale,
     LEN: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -127,9 +142,9 @@ def gather(
     share = tl.load(top_p + row)
     if (temperature == 0) | ((count_wanted == 0) & (share >= 1)):
         return
-    first, last, _, inside = bins_in_doubt(histogram, sums, row, count_wanted, share, scale)
-    if inside > ROOM:
+    if tl.load(doubt + row * 4 + 3) > ROOM:
         return
+    first, last = tl.load(doubt + row * 4), tl.load(doubt + row * 4 + 1)
     token_ids = tl.program_id(1) * LEN + tl.arange(0, LEN)
     is_token = token_ids < vocab_size
     values = load_logits(logits, row, stride_row, token_ids, vocab_size)

@@ -41,6 +41,11 @@ class SamplingTables:
         self.top_k = floats[3].view(torch.int32)
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return self._buffer.num_bytes
+
+    @property
     def launch_rows(self) -> int:
         """Rows to launch for."""
         return self.capacity if self.is_fixed else self.num_rows
@@ -90,6 +95,7 @@ class SamplingScratch:
     bests, winners        float32 [rows, chunks]  scores of parts of the vocabulary
     best_ids, winner_ids  int32 [rows, chunks]
     histogram     int32 [rows, bins]; sums int64 [rows, 2]
+    doubt         int32 [rows, 4]  what `filter_kernels.bins_in_doubt` gives
     candidates    int64 [rows, room]; num_gathered int32 [rows], how many of them are in use
     thresholds    int64 [rows]
     """
@@ -110,6 +116,7 @@ class SamplingScratch:
         self.winner_ids = torch.empty_like(self.best_ids)
         self.histogram = empty(bins, dtype=torch.int32)
         self.sums = empty(2, dtype=torch.int64)
+        self.doubt = empty(4, dtype=torch.int32)
         self.num_gathered = empty(dtype=torch.int32)
         self.candidates = empty(room, dtype=torch.int64)
         self.thresholds = empty(dtype=torch.int64)

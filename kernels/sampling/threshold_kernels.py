@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .filter_kernels import bins_in_doubt, share_of, size_at, weights_of_ranks
+from .filter_kernels import share_of, size_at, weights_of_ranks
 from .kernels import best_of_row, load_logits, ranks_of, shifted
 
 # Above all ranks.
@@ -87,7 +87,7 @@ def load_gathered(
 
 @triton.jit
 def find_thresholds(
-    logits, bests, histogram, sums, candidates, thresholds, temperatures, top_k, top_p,
+    logits, bests, doubt, sums, candidates, thresholds, temperatures, top_k, top_p,
     stride_row, vocab_size, num_chunks, scale,
     IS_GATHERED: tl.constexpr, LEN: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +101,8 @@ def find_thresholds(
     share = tl.load(top_p + row)
     if (temperature == 0) | ((count_wanted == 0) & (share >= 1)):
         return
-    first, last, below, inside = bins_in_doubt(histogram, sums, row, count_wanted, share, scale)
+    doubt += row * 4
+    inside = tl.load(doubt + 3)
     if (inside <= ROOM) != IS_GATHERED:
         return
     best = best_of_row(bests, row, num_chunks, CHUNKS)
@@ -110,10 +111,10 @@ def find_thresholds(
     count_below = tl.zeros([], dtype=tl.int64)
     if IS_GATHERED:
         weight_below += tl.load(sums + row * 2 + 1)
-        count_below += below
+        count_below += tl.load(doubt + 2)
 
-    low = size_at(first).to(tl.int64)
-    high = size_at(last + 1).to(tl.int64)
+    low = size_at(tl.load(doubt)).to(tl.int64)
+    high = size_at(tl.load(doubt + 1) + 1).to(tl.int64)
     threshold = tl.full([], EVERYTHING, dtype=tl.int64)
     if count_wanted > 0:
         size = bisect(

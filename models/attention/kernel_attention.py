@@ -19,9 +19,11 @@ from ...kernels.attention.flash_attention import (
 )
 from ...kernels.attention.layout_capacity import LayoutCapacity, PartialResults
 from ...kernels.attention.spec import AttentionShape, LayerSpec
-from ...kernels.attention.split_rule import SplitRule, lines_of_tiles
+from ...kernels.attention.split_rule import SplitRule
 from ...kernels.attention.step_layout import StepLayout
 from ...kernels.dispatch import load_ops
+from ...kernels.elementwise.reference import KvTarget
+from ...kernels.recent_tables import RecentTables
 from .step_attention import PagedKv
 
 # Programs of a launch whose size is fixed: a multiprocessor runs a few at once, and what is left
@@ -52,6 +54,11 @@ class StepKernels:
         """`attend` takes query, pairs and `LayerSpec`."""
         self._backend, self._layout, self._attend = backend, layout, attend
 
+    def target(self, layer: int) -> KvTarget:
+        """Where keys and values of the step's rows are stored."""
+        kv, slots = self._backend.kv, self._layout.slots
+        return KvTarget(kv.layers[layer], slots, self._backend.scales(layer))
+
     def write(self, layer: int, pairs: Tensor) -> None:
         """Store keys and values of the step's rows, [rows, 2, kv_heads, head_dim]."""
         self.write_heads(layer, pairs[:, 0], pairs[:, 1])
@@ -73,7 +80,7 @@ class StepKernels:
 
 
 class KernelBackend:
-    """Attention by `paged_attention`; keeps one layout for each size of steps."""
+    """Attention by `paged_attention`; keeps layouts of the sizes of steps that were last."""
 
     def __init__(
         self, kv: PagedKv, block_size: int, shape: AttentionShape, implementation: str = "triton",
@@ -83,10 +90,16 @@ class KernelBackend:
         self.ops = load_ops(implementation)
         self._shape, self.block_size = shape, block_size
         tiles = tiles or TileOptions()
-        rule = SplitRule.of(shape, tiles.max_requests)
+        itemsize = kv.data.itemsize if kv.scales is None else 2
+        rule = SplitRule.of(shape, tiles.max_requests, itemsize)
         self._tile_lines = rule.tile_lines if tiles.fixed_lines else None
         self._partials = PartialResults(shape, rule, tiles.max_requests, kv.data.device)
-        self._layouts: dict[tuple[str, LayoutCapacity], StepLayout] = {}
+        self._layouts: RecentTables[tuple[str, LayoutCapacity], StepLayout] = RecentTables()
+
+    @property
+    def share(self) -> int:
+        """Query heads of a key/value head: lines of a row."""
+        return self._shape.share
 
     def begin(self, step: StepInput) -> StepKernels:
         """Attention of this step, valid until the next call."""
@@ -108,9 +121,12 @@ class KernelBackend:
         size = (num_rows, self._shape.num_heads, self._shape.head_dim)
         return torch.zeros(size, dtype=dtype, device=self.kv.data.device)
 
-    def static_layout(self, capacity: LayoutCapacity) -> StepLayout:
-        """A layout of fixed tiles and launches, as a CUDA graph needs it."""
-        lines = self._tile_lines or lines_of_tiles(self._shape.share, capacity.num_rows)
+    def tile_lines(self, most_rows: int) -> int:
+        """Lines of a tile where the largest request of a step has so many rows."""
+        return self._tile_lines or self._partials.rule.lines_of_tiles(most_rows)
+
+    def static_layout(self, capacity: LayoutCapacity, lines: int) -> StepLayout:
+        """A layout of fixed tiles, of `lines` lines, and launches, as a CUDA graph needs it."""
         self._partials = self._partials.holding(capacity.num_requests)
         return StepLayout(
             self._shape, capacity, self.block_size, self._partials, lines,
@@ -129,11 +145,12 @@ class KernelBackend:
         """A layout that holds the step, not refilled; each `use` has its own."""
         capacity = LayoutCapacity.of(step, self.block_size)
         key = use, capacity
-        if key not in self._layouts:
-            self._layouts[key] = StepLayout(
+        layout = self._layouts.get(
+            key,
+            lambda: StepLayout(
                 self._shape, capacity, self.block_size, self._partials, self._tile_lines
-            )
-        layout = self._layouts[key]
+            ),
+        )
         layout.partials = self._partials = self._partials.holding(len(step.context_lens))
         return layout
 

@@ -8,7 +8,7 @@ the tables below is left as it is. Chosen once, at load.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -215,17 +215,18 @@ class FastGatedMlp(nn.Module):
 class FastAttention(nn.Module):
     """Projections in one product, rotation in place, keys and values stored by one copy."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: Any, linear: Callable[..., Any] = FastLinear) -> None:
+        """`linear` makes one layer of several of the same input."""
         super().__init__()
         self.layer: int = attention.draftline_layer
         self.head_dim: int = attention.head_dim
         self.scaling: float = attention.scaling
         self.softcap: float | None = getattr(attention, "attn_logit_softcapping", None)
         self.window = _window(attention)
-        self.project = FastLinear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = FastLinear(attention.o_proj)
-        self.num_heads: int = attention.q_proj.out_features // self.head_dim
-        self.num_rotated: int = self.num_heads + attention.k_proj.out_features // self.head_dim
+        self.project = linear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = linear(attention.o_proj)
+        self.num_heads: int = len(attention.q_proj.weight) // self.head_dim
+        self.num_rotated: int = self.num_heads + len(attention.k_proj.weight) // self.head_dim
         self.q_norm = _fast_norm(attention, "q_norm")
         self.k_norm = _fast_norm(attention, "k_norm")
 

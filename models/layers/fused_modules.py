@@ -6,6 +6,7 @@ attention gives straight before a norm are replaced, too, so that both are one l
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,14 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from ...kernels.elementwise.dispatch import ElementwiseOps
-from .fast_modules import ATTENTIONS, GATED_MLPS, NORMS, FastAttention, FastLinear, Rotation
+from ...kernels.dispatch import load_few_rows_linear
+from ...kernels.elementwise.dispatch import ElementwiseOps, load_elementwise
+from ...kernels.elementwise.reference import HeadNorms
+from ..attention.kernel_attention import StepKernels
+from ..attention.step_attention import StepAttention
+from .fast_modules import ATTENTIONS, GATED_MLPS, NORMS, FastAttention, Rotation
+from .gpu_linear import FewRows, GpuInt8Linear, GpuLinear, gpu_linear
+from .int8_linear import Int8Linear
 
 # Of transformers' activations, what `ElementwiseOps.gated` calls them.
 ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -34,19 +41,39 @@ LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FusedOps:
+    """What lies between products, and the product of few rows, of one implementation."""
+
+    elementwise: ElementwiseOps
+    few_rows: FewRows
+
+    @classmethod
+    def load(cls, name: str) -> FusedOps:
+        """Those of `triton` or `reference`."""
+        return cls(load_elementwise(name), load_few_rows_linear(name))
+
+    def linear(self, *linears: nn.Linear | Int8Linear) -> GpuLinear | GpuInt8Linear:
+        """One layer of several of the same input."""
+        return gpu_linear(self.few_rows, *linears)
+
+
 def can_be_fused(layer: Any) -> bool:
     """Whether `make_fused` applies to a decoder layer."""
-    known = type(layer.self_attn) in ATTENTIONS
-    return known and isinstance(layer.self_attn.q_proj, nn.Linear)
+    attention = layer.self_attn
+    if type(attention) not in ATTENTIONS:
+        return False
+    products = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    return any(all(isinstance(one, kind) for one in products) for kind in (nn.Linear, Int8Linear))
 
 
-def make_fused(module: Any, ops: ElementwiseOps) -> Any:
+def make_fused(module: Any, ops: FusedOps) -> Any:
     """A module's fused replacement; an unknown one itself, with its known children replaced.
 
     Layers then take hidden states and rotations as those of `fast_modules.make_fast` do.
     """
     if type(module) in NORMS:
-        return FusedRmsNorm(module, ops)
+        return FusedRmsNorm(module, ops.elementwise)
     if type(module) in GATED_MLPS and type(module.act_fn) in ACTIVATIONS:
         return FusedGatedMlp(module, ops)
     if type(module) in ATTENTIONS:
@@ -71,10 +98,6 @@ class FusedRmsNorm(nn.Module):
         self._norm(x, self.scale, self.eps, out)
         return out
 
-    def in_place(self, x: Tensor) -> None:
-        """Normalises `x` in place."""
-        self._norm(x, self.scale, self.eps, x)
-
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
         """Normalises `x + residual`; the sum is stored in `x`."""
         out = torch.empty_like(x)
@@ -85,17 +108,20 @@ class FusedRmsNorm(nn.Module):
 
 
 class FusedGatedMlp(nn.Module):
-    """The gated feed-forward block: two products and a launch in between."""
+    """The gated feed-forward block: two products, and of many rows a launch in between."""
 
-    def __init__(self, mlp: Any, ops: ElementwiseOps) -> None:
+    def __init__(self, mlp: Any, ops: FusedOps) -> None:
         super().__init__()
-        self.gate_up = FastLinear(mlp.gate_proj, mlp.up_proj)
-        self.down = FastLinear(mlp.down_proj)
+        self.gate_up = ops.linear(mlp.gate_proj, mlp.up_proj)
+        self.down = ops.linear(mlp.down_proj)
         self.activation = ACTIVATIONS[type(mlp.act_fn)]
-        self._gated = ops.gated
+        self._gated = ops.elementwise.gated
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [rows, hidden_size], in and out."""
+        few = self.gate_up.gated(x, self.activation)
+        if few is not None:
+            return self.down(few)
         both = self.gate_up(x)
         out = both.new_empty(len(x), both.shape[1] // 2)
         self._gated(both, out, self.activation)
@@ -105,27 +131,47 @@ class FusedGatedMlp(nn.Module):
 
 
 class FusedAttention(FastAttention):
-    """Norms of heads and rotations in place, a launch each."""
+    """Norms of heads, rotations and the store of keys and values in one launch.
 
-    def __init__(self, attention: Any, ops: ElementwiseOps) -> None:
-        super().__init__(attention)
-        self._rotate = ops.rotate
-        self._head_norms: list[tuple[slice, FusedRmsNorm]] = []
+    Beside attention that is not draftline's own, heads are normed and rotated in a launch each.
+    """
+
+    def __init__(self, attention: Any, ops: FusedOps) -> None:
+        super().__init__(attention, ops.linear)
+        self._ops = ops.elementwise
+        self._norms: HeadNorms | None = None
         if self.q_norm is not None and self.k_norm is not None:
-            keys = slice(self.num_heads, self.num_rotated)
-            self._head_norms = [
-                (slice(self.num_heads), FusedRmsNorm(attention.q_norm, ops)),
-                (keys, FusedRmsNorm(attention.k_norm, ops)),
-            ]
+            norms = [FusedRmsNorm(norm, self._ops) for norm in (attention.q_norm, attention.k_norm)]
+            assert norms[0].eps == norms[1].eps
+            self._norms = HeadNorms(torch.stack([norm.scale for norm in norms]), norms[0].eps)
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Rotation,
+        attention_mask: StepAttention | StepKernels, **unused: object,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """`hidden_states` [rows, hidden_size], in and out."""
+        if not isinstance(attention_mask, StepKernels):
+            return super().forward(hidden_states, position_embeddings, attention_mask, **unused)
+        num_rows = len(hidden_states)
+        heads = self.project(hidden_states).view(num_rows, -1, self.head_dim)
+        target = attention_mask.target(self.layer)
+        self._ops.turn_and_store(heads, *position_embeddings, self._norms, target)
+        query = heads[:, : self.num_heads]
+        out = attention_mask.attend(self.layer, query, self.scaling, self.window, self.softcap)
+        return self.out(out.reshape(num_rows, -1)), None
+
+    __call__ = forward
 
     def turn(self, heads: Tensor, rotation: Rotation) -> None:
         """Normalise and rotate query and key heads in place: a launch for each norm, one to rotate.
 
         `heads` is [rows, heads, head_dim], those of values last.
         """
-        for part, norm in self._head_norms:
-            norm.in_place(heads[:, part])
-        self._rotate(heads[:, : self.num_rotated], *rotation)
+        if self._norms is not None:
+            parts = heads[:, : self.num_heads], heads[:, self.num_heads : self.num_rotated]
+            for part, scale in zip(parts, self._norms.scales, strict=True):
+                self._ops.rms_norm(part, scale, self._norms.eps, part)
+        self._ops.rotate(heads[:, : self.num_rotated], *rotation)
 
 
 class FusedLayer(nn.Module):
@@ -138,11 +184,24 @@ class FusedLayer(nn.Module):
         self.before_attention: FusedRmsNorm = layer.input_layernorm
         self.before_mlp: FusedRmsNorm = layer.post_attention_layernorm
 
+    def run(self, states: Tensor, addend: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+        """Hidden states [rows, hidden_size] in two parts, in and out, that are still to be added.
+
+        Those that come in are added by the first norm, which leaves the sum in `addend`; without
+        one `states` are all, and left as they are.
+        """
+        if addend is None:
+            normed = self.before_attention(states)
+        else:
+            normed = self.before_attention.after_adding(addend, states)
+            states = addend
+        attended, _ = self.self_attn(hidden_states=normed, **options)
+        normed = self.before_mlp.after_adding(attended, states)
+        return attended, self.mlp(normed)
+
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """`hidden_states` [rows, hidden_size], in and out; the input is left as it is."""
-        normed = self.before_attention(hidden_states)
-        attended, _ = self.self_attn(hidden_states=normed, **options)
-        normed = self.before_mlp.after_adding(attended, hidden_states)
-        return self.mlp(normed).add_(attended)
+        attended, addend = self.run(hidden_states, None, **options)
+        return attended.add_(addend)
 
     __call__ = forward

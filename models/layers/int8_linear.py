@@ -28,14 +28,14 @@ class Int8Linear(nn.Module):
         self.weight = nn.Parameter(rounded, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         implementation = "triton" if runs_triton(Machine.of(weight.device)) else "reference"
-        self._product = load_int8_linear(implementation)
+        self.product = load_int8_linear(implementation)
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., inputs] -> [..., outputs]."""
         rows = x.reshape(-1, x.shape[-1])
-        out = self._product(rows, self.weight, self.scales).view(*x.shape[:-1], -1)
+        out = self.product(rows, self.weight, self.scales).view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
 

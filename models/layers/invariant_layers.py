@@ -8,25 +8,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from ...kernels.dispatch import load_invariant_linear
-from .fast_modules import FastLinear
+from .gpu_linear import GpuHead, GpuLinear
 from .model_slice import ModelSlice
 
 
 class InvariantLinear:
     """A linear layer; `weight` [inputs, outputs] of any strides."""
 
-    __slots__ = ("_product", "bias", "weight")
+    __slots__ = ("_out_dtype", "_product", "bias", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor]) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor],
+        out_dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         """`product` is an `invariant_linear` of `kernels/linear/`."""
         self.weight, self.bias, self._product = weight, bias, product
+        self._out_dtype = out_dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
-        return self._product(x, self.weight, self.bias)
+        return self._product(x, self.weight, self.bias, out_dtype=self._out_dtype)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:  # noqa: ARG002 - as `GpuLinear`
+        """None: its product has no gate."""
+        return None
 
 
 def make_invariant(part: ModelSlice, implementation: str = "triton") -> ModelSlice:
@@ -40,15 +49,16 @@ def make_invariant(part: ModelSlice, implementation: str = "triton") -> ModelSli
         for module in list(layer.modules()):
             _replace_products(module, product)
     head = part.head
-    if isinstance(head, nn.Linear):
-        head = _invariant(head, product)
+    if isinstance(head, GpuHead):
+        # Logits stay as they are summed up.
+        head = InvariantLinear(head.weight.t(), head.bias, product, torch.float32)
     return replace(part, head=head)
 
 
 def _replace_products(module: nn.Module, product: Callable[..., Tensor]) -> None:
     for name, child in [*vars(module).items(), *module.named_children()]:
-        if isinstance(child, FastLinear):
-            setattr(module, name, InvariantLinear(child.weight, child.bias, product))
+        if isinstance(child, GpuLinear):
+            setattr(module, name, InvariantLinear(child.weight.t(), child.bias, product))
         elif isinstance(child, nn.Linear):
             # A module's place takes no other kind of object.
             delattr(module, name)

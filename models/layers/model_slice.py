@@ -6,7 +6,7 @@ The tensors come from safetensors into a model that is built on the meta device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,15 +16,23 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ...core.errors import CheckpointError, ConfigError
-from ...kernels.elementwise.dispatch import load_elementwise
 from ..attention.backend import NAME as ATTENTION
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
-from ..load.checkpoint import WeightFiles, listed, read_config, resolve_model_path
+from ..load.checkpoint import (
+    WeightFiles,
+    listed,
+    one_ahead,
+    read_config,
+    resolve_model_path,
+)
+from ..load.kv_scales import read_kv_scales
+from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
 from ..load.quantized.quantized_files import open_weights
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
-from .fused_modules import can_be_fused, make_fused
+from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
+from .gpu_linear import GpuHead, sum_exactly
 from .int8_linear import NONE, check_quantization, is_quantized, put_quantized
 
 # Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
@@ -40,9 +48,10 @@ def load_tensors(
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device.
 
-    Tensor by tensor: the host never holds more than one beside what `device` holds, and of a
-    quantised checkpoint `device` holds the parts of one weight beside. With a `quantization` the
-    linear layers within the decoder layers become `Int8Linear` or, where they fit, `Int4Linear`.
+    Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
+    that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
+    holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
+    layers become `Int8Linear` or, where they fit, `Int4Linear`.
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
     """
@@ -53,7 +62,8 @@ def load_tensors(
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
     loaded = {}
-    for name, tensor in files.read(sorted(set(source_of.values()))):
+    tensors = files.read(sorted(set(source_of.values())))
+    for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
         _check_tensor(name, tensor, parameters[name], files)
         placed = tensor.to(device, dtype)
         is_rounded = quantization != NONE and is_quantized(model, name)
@@ -109,6 +119,8 @@ class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
 
     layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
+    kv_scales    float32 [layers, 2, kv_heads]  what the checkpoint divides keys and values by in a
+                 cache of FP8; None: it says nothing
     fast         the modules are those of `fast_modules.py` or `fused_modules.py`: no batch
                  dimension, flat rotations
     """
@@ -123,6 +135,7 @@ class ModelSlice:
     norm: nn.Module | None
     head: Projection | None
     fast: bool
+    kv_scales: Tensor | None = None
 
 
 def load_slice(
@@ -150,7 +163,11 @@ def load_slice(
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
     load_tensors(whole, span, files, DTYPES[dtype], torch.device(device), quantization=quantization)
-    return cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
+    scales = read_kv_scales(
+        files, whole.base_model_prefix, span.first, span.last, num_kv_heads(config)
+    )
+    part = cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
+    return replace(part, kv_scales=None if scales is None else scales.to(device))
 
 
 def cut_slice(
@@ -163,11 +180,14 @@ def cut_slice(
         layer.self_attn.draftline_layer = index
     fused = fused and can_be_fused(layers[0])
     fast = not fused and can_be_fast(layers[0], dtype, device)
+    fused_ops = FusedOps.load("triton") if fused else None
+    if device.type == "cuda":
+        sum_exactly()
 
     def ready(module: nn.Module) -> nn.Module:
         module = module.to(device)
-        if fused:
-            return make_fused(module, load_elementwise("triton"))
+        if fused_ops is not None:
+            return make_fused(module, fused_ops)
         return make_fast(module) if fast else module
 
     types = getattr(whole.config, "layer_types", None) or [None] * span.num_layers
@@ -180,12 +200,14 @@ def cut_slice(
         rotary=inner.rotary_emb.to(device),
         embed=inner.embed_tokens.to(device) if span.is_first else None,
         norm=ready(inner.norm) if span.is_last else None,
-        head=_head(whole.lm_head.to(device), fast) if span.is_last else None,
+        head=_head(whole.lm_head.to(device), fused_ops, fast=fast) if span.is_last else None,
         fast=fast or fused,
     )
 
 
-def _head(linear: nn.Linear, fast: bool) -> Projection:
+def _head(linear: nn.Linear, fused_ops: FusedOps | None, *, fast: bool) -> Projection:
+    if fused_ops is not None:
+        return GpuHead(fused_ops.few_rows, linear)
     return FastLinear(linear) if fast else linear
 
 
@@ -233,11 +255,19 @@ def run_layers(
     """
     if not part.fast:
         states = states.unsqueeze(0)
+    addend: Tensor | None = None
     for layer, kind in zip(part.layers[span], part.layer_types[span], strict=True):
-        states = layer.forward(
-            states,
-            attention_mask=attention,
-            position_embeddings=rotations[kind if kind in rotations else None],
-            position_ids=positions[None],
-        )
+        options = {
+            "attention_mask": attention,
+            "position_embeddings": rotations[kind if kind in rotations else None],
+            "position_ids": positions[None],
+        }
+        if isinstance(layer, FusedLayer):
+            states, addend = layer.run(states, addend, **options)
+            continue
+        if addend is not None:
+            states, addend = states.add_(addend), None
+        states = layer.forward(states, **options)
+    if addend is not None:
+        states = states.add_(addend)
     return states if part.fast else states[0]

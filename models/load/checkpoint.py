@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
@@ -20,8 +22,11 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Recomputed from the config; checkpoints of old exporters still carry it.
 DERIVED = "rotary_emb.inv_freq"
+# Of keys and values, for a cache of FP8 numbers: nothing else reads them.
+KV_SCALES = ("k_scale", "v_scale")
 # Most names that an error lists.
 MAX_LISTED = 8
+PAGE_BYTES = 4096
 
 
 def resolve_model_path(model: str | Path) -> Path:
@@ -98,6 +103,23 @@ class WeightFiles(Protocol):
         ...
 
 
+def one_ahead(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same, of which the next is read from its file while one is worked on: two on the host."""
+    with ThreadPoolExecutor(1, thread_name_prefix="draftline-weights") as reader:
+        following = reader.submit(_next_read, tensors)
+        while (found := following.result()) is not None:
+            following = reader.submit(_next_read, tensors)
+            yield found
+
+
+def _next_read(tensors: Iterator[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
+    found = next(tensors, None)
+    if found is not None and found[1].device.type == "cpu":
+        # Files are mapped: a byte of each page has to be asked for to read it.
+        found[1].reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()
+    return found
+
+
 def listed(names: Sequence[str]) -> str:
     """Names of tensors for an error: `tensor a`, or `tensors a, b and 3 more`."""
     if len(names) == 1:
@@ -150,7 +172,9 @@ class TensorFiles:
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor that the model has no place for changes nothing."""
-        return name.endswith(DERIVED)
+        owner, _, last = name.rpartition(".")
+        is_scale = last in KV_SCALES and owner.endswith(".self_attn")
+        return is_scale or name.endswith(DERIVED)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors, by name, without reading them."""

@@ -1,7 +1,9 @@
 """A stage's layers as CUDA graphs: one launch a step where there were hundreds.
 
 A graph is captured for each of some numbers of rows and serves every step that has no more: rows
-beyond the step's write nowhere and see nothing. Their results are never read.
+beyond the step's write nowhere and see nothing. Their results are never read. Tiles of attention
+are as large as the rows allow; where all requests are of few rows, as when each drafts nothing, a
+second graph of as many rows has the smallest.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +29,10 @@ from .options import GraphOptions
 Work = Callable[[], None]
 # Larger steps keep a GPU busy for longer than their launches take.
 MOST_ROWS = 512
-SMALL_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
+# The steps' are close where a tree of 64 nodes and its root are one step.
+SMALL_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128, 192)
+# From so many rows on there is a graph for requests of few rows each, too.
+LEAST_NARROW_ROWS = 16
 ROWS_STEP = 128
 # Words of ancestor bits a row: trees of 512 columns.
 MOST_WORDS = 8
@@ -75,11 +81,16 @@ class CudaCapture:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """What was captured: rows of each graph, largest first, and those given up for lack of time."""
+    """What was captured, largest first, and what was given up for lack of time.
+
+    captured, given_up  rows of each graph
+    narrow              rows of those with the smallest tiles, beside larger ones of as many rows
+    """
 
     captured: tuple[int, ...]
     given_up: tuple[int, ...]
     seconds: float
+    narrow: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +124,51 @@ class GraphRunner:
         self._out = like.new_zeros(self.rows[-1], taps.output_size)
         # Zeros at first, so that rows of no request never hold what was never computed.
         self._attended = backend.empty_out(self.rows[-1], part.dtype)
-        # Smallest first.
+        # Smallest first; those of the smallest tiles apart.
         self._graphs: list[_StepGraph] = []
+        self._narrow: list[_StepGraph] = []
 
     @torch.inference_mode()
     def capture_all(
         self, clock: Callable[[], float], on_progress: Callable[[int], None] = lambda _: None
     ) -> GraphReport:
-        """Capture the largest first, whose memory serves all; `on_progress` gets each's rows."""
+        """Capture the largest first, whose memory serves all, and those of small tiles last;
+        `on_progress` gets each's rows.
+        """
         start = clock()
-        captured: list[int] = []
-        for rows in reversed(self.rows):
-            if captured and clock() - start > self._options.seconds:
-                break
-            self._graphs.insert(0, self._captured(rows))
-            captured.append(rows)
-            on_progress(rows)
+        for graphs, wanted in ((self._graphs, self.rows), (self._narrow, self.narrow_rows)):
+            for rows in reversed(wanted):
+                if self._graphs and clock() - start > self._options.seconds:
+                    break
+                lines = self._backend.tile_lines(1 if graphs is self._narrow else rows)
+                graphs.insert(0, self._captured(rows, lines))
+                on_progress(rows)
+        captured, narrow = (
+            tuple(graph.layout.capacity.num_rows for graph in reversed(graphs))
+            for graphs in (self._graphs, self._narrow)
+        )
         given_up = tuple(rows for rows in reversed(self.rows) if rows not in captured)
-        report = GraphReport(tuple(captured), given_up, clock() - start)
+        report = GraphReport(captured, given_up, clock() - start, narrow)
         logger.info(
-            "event=graphs_captured graphs=%d largest_rows=%d given_up=%d seconds=%.1f",
-            len(captured), captured[0], len(given_up), report.seconds,
+            "event=graphs_captured graphs=%d narrow=%d largest_rows=%d given_up=%d seconds=%.1f",
+            len(captured), len(narrow), captured[0], len(given_up), report.seconds,
         )  # fmt: skip
         return report
+
+    @property
+    def narrow_rows(self) -> tuple[int, ...]:
+        """Numbers of rows that get a second graph, of the smallest tiles, ascending.
+
+        Not where the first has these, or no number of requests of so few rows is as many.
+        """
+        lines = self._backend.tile_lines(1)
+        most = self._options.max_requests * (lines // self._backend.share)
+        sizes = zip((0, *self.rows), self.rows, strict=False)
+        return tuple(
+            rows for smaller, rows in sizes
+            if rows >= LEAST_NARROW_ROWS and smaller < most
+            and self._backend.tile_lines(rows) > lines
+        )  # fmt: skip
 
     def run(self, step: StepInput, hidden: Tensor | None) -> Tensor | None:
         """Hidden states [rows, output_size] of the taps; None: no graph holds the step.
@@ -156,10 +189,16 @@ class GraphRunner:
         if not len(step.token_ids) or int(step.positions.max()) >= self._options.max_positions:
             return None
         needed = LayoutCapacity.exact(step, self._backend.block_size)
-        return next((graph for graph in self._graphs if graph.layout.capacity.holds(needed)), None)
+        fitting = (graph for graph in self._graphs if graph.layout.capacity.holds(needed))
+        graph = next(fitting, None)
+        if graph is None:
+            return None
+        lines = self._backend.tile_lines(int(np.diff(step.request_starts).max()))
+        narrow = (one for one in self._narrow if one.layout.capacity == graph.layout.capacity)
+        return next((one for one in narrow if one.layout.tile_lines >= lines), graph)
 
-    def _captured(self, rows: int) -> _StepGraph:
-        layout = self._backend.static_layout(self._capacity(rows))
+    def _captured(self, rows: int, lines: int) -> _StepGraph:
+        layout = self._backend.static_layout(self._capacity(rows), lines)
         attention = self._backend.begin_static(layout, self._attended[:rows])
         part = self._part
 

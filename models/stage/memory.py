@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.errors import ConfigError
 from ...core.steps import StepInput, prompt_step
+from ...kernels.recent_tables import MOST_TABLE_BYTES, NUM_KINDS
 from ..attention.step_attention import PagedKv
 from ..layers.model_slice import ModelSlice
 from ..load.model_info import head_dim, num_kv_heads
@@ -19,7 +20,8 @@ from .options import StageOptions
 
 GIB = 2**30
 # What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's.
-SLACK_BYTES = GIB // 2
+# And tables of sizes that the largest step alone does not need.
+SLACK_BYTES = GIB // 2 + NUM_KINDS * MOST_TABLE_BYTES
 
 logger = logging.getLogger(__name__)
 KvCacheDtype = Literal["auto", "fp8"]
@@ -146,7 +148,7 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
 def make_kv(
     part: ModelSlice, num_blocks: int, block_size: int, kv_cache_dtype: str = "auto"
 ) -> PagedKv:
-    """An empty cache, in the stage's own number format or in FP8 at a scale of 1.
+    """An empty cache, in the stage's own number format or in FP8, at the checkpoint's scales or 1.
 
     Raises `ConfigError` (`kv_cache_dtype`).
     """
@@ -155,8 +157,9 @@ def make_kv(
     heads, dim = num_kv_heads(part.config), head_dim(part.config)
     dtype, scales = part.dtype, None
     if kv_cache_dtype == "fp8":
-        dtype = FP8
-        scales = torch.ones(len(part.layers), 2, heads, device=part.device)
+        dtype, scales = FP8, part.kv_scales
+        if scales is None:
+            scales = torch.ones(len(part.layers), 2, heads, device=part.device)
     return PagedKv(
         len(part.layers), num_blocks * block_size, heads, dim,
         dtype=dtype, device=str(part.device), scales=scales,

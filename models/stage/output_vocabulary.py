@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...core.arrays import Int64
 from ..layers.fast_modules import FastLinear
+from ..layers.gpu_linear import GpuHead
 from ..layers.model_slice import ModelSlice
 
 
@@ -35,6 +36,9 @@ def with_pruned_head(part: ModelSlice, output: OutputVocabulary | None) -> Model
     if output is None:
         return part
     head = part.head
+    if isinstance(head, GpuHead):
+        rows = torch.from_numpy(output.rows).to(head.weight.device)
+        return replace(part, head=head.of_rows(rows))
     assert isinstance(head, FastLinear | nn.Linear)
     is_fast = isinstance(head, FastLinear)
     weight = head.weight.t() if is_fast else head.weight
@@ -50,14 +54,14 @@ def with_pruned_head(part: ModelSlice, output: OutputVocabulary | None) -> Model
 class LogitsMap:
     """Puts the logits of a pruned head at the ids of the other vocabulary."""
 
-    __slots__ = ("_columns", "_size")
+    __slots__ = ("_columns", "size")
 
     def __init__(self, output: OutputVocabulary, device: torch.device) -> None:
         self._columns = torch.from_numpy(output.columns).to(device)
-        self._size = output.size
+        self.size = output.size
 
     def __call__(self, logits: Tensor) -> Tensor:
         """[rows, n] -> [rows, size], minus infinity where no row of the head stands."""
-        mapped = logits.new_full((len(logits), self._size), -torch.inf)
+        mapped = logits.new_full((len(logits), self.size), -torch.inf)
         mapped[:, self._columns] = logits
         return mapped

@@ -32,7 +32,7 @@ from .options import GraphOptions, StageOptions
 from .output_vocabulary import LogitsMap, OutputVocabulary, with_pruned_head
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
-from .warm_up import capture, warm_up
+from .warm_up import capture, warm_kernels, warm_up
 
 if TYPE_CHECKING:
     from ..layers.compiled_layers import CompiledLayers
@@ -95,10 +95,16 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     switch = begin_switch(part, options)
     if switch is not None:
         stage.use_own_operators(switch)
-    is_cuda = part.device.type == "cuda"
-    if options.graphs is not None and is_cuda and stage.can_be_captured:
-        capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
+    if part.device.type == "cuda":
+        _prepare_gpu(stage, options.graphs, part.device)
     return stage
+
+
+def _prepare_gpu(stage: Stage, graphs: GraphOptions | None, device: torch.device) -> None:
+    """Compile what serving can come to, and capture graphs where the stage can have them."""
+    stage.compile_kernels()
+    if graphs is not None and stage.can_be_captured:
+        capture(stage.use_graphs(graphs, CudaCapture(device)))
 
 
 def _compiled_stage(
@@ -204,6 +210,16 @@ class Stage:
             self._part, self._rotary, self._attention, self.taps, options, capture
         )
         return self._graphs
+
+    def compile_kernels(self) -> None:
+        """Compile every kernel that serving can come to; nothing where it has none of draftline's.
+
+        The KV cache must be empty, and is so afterwards.
+        """
+        if isinstance(self._attention, KernelBackend):
+            logits_map = self._logits_map
+            size = self._part.config.vocab_size if logits_map is None else logits_map.size
+            warm_kernels(self, self._attention.share, size)
 
     @property
     def can_be_captured(self) -> bool:

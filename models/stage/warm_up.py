@@ -3,34 +3,108 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...core.steps import prompt_step
+from ...core.request.allowed_tokens import full_mask
+from ...core.steps import LogitEdits, Penalties, SamplingRows, StepInput, TreeRows, prompt_step
+from ...core.tree.kernels import pack
+from ...kernels.attention.split_rule import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
+from ...kernels.linear.reference import MOST_FEW_ROWS
 from .graph_runner import GraphReport, GraphRunner
 from .memory import TrialStage
 
 # The first compiles; the others show that it serves them too.
 ROWS = (1, 2, 16, 64)
+# One of each size of tiles of products, and one that is the library's.
+ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1)
 
 
 def warm_up(stage: TrialStage) -> None:
     """Run prompts of `ROWS` tokens, then zero the KV cache. Raises what `run` raises."""
     rows = [count for count in ROWS if count <= stage.kv.num_slots]
+    steps = [(f"at {count} rows", prompt_step(count, stage.block_size)) for count in rows]
+    _run(stage, steps, "warm")
+
+
+def warm_kernels(stage: TrialStage, share: int, vocab_size: int) -> None:
+    """Run a step for every kernel that serving can come to, then zero the KV cache.
+
+    Triton compiles a kernel at its first launch, for seconds: not within a request.
+
+    share  query heads of a key/value head
+
+    Raises what `run` raises.
+    """
+    _run(stage, list(_kernel_steps(stage, share, vocab_size)), "compiled")
+
+
+def _run(stage: TrialStage, steps: list[tuple[str, StepInput]], done: str) -> None:
     with _progress() as progress:
-        task = progress.add_task("compiling", total=len(rows))
-        for count in rows:
-            hidden = None if stage.is_first else stage.empty_hidden(count)
-            stage.run(prompt_step(count, stage.block_size), hidden)
-            progress.update(task, advance=1, description=f"warm at {count} rows")
+        task = progress.add_task("compiling", total=len(steps))
+        for name, step in steps:
+            count = len(step.token_ids)
+            stage.run(step, None if stage.is_first else stage.empty_hidden(count))
+            progress.update(task, advance=1, description=f"{done} {name}")
     stage.kv.data.zero_()
+
+
+def _kernel_steps(
+    stage: TrialStage, share: int, vocab_size: int
+) -> Iterator[tuple[str, StepInput]]:
+    block_size, num_slots = stage.block_size, stage.kv.num_slots
+    rows = {*ROWS_OF_PRODUCTS, *(max(lines // share, 1) for lines in TILE_LINES)}
+    for count in sorted(rows):
+        if count <= num_slots:
+            yield f"for {count} rows", prompt_step(count, block_size)
+    one = prompt_step(1, block_size)
+    own = TreeRows(pack(np.ones((1, 1), dtype=np.bool_)), one.slots, one.positions)
+    yield "for trees", replace(one, trees=(own,))
+    context = 2 * LEAST_SPLIT_OF_ONE_TILE
+    if context < num_slots:
+        yield "for contexts that are split", _behind(one, context, block_size)
+    yield "for moves of keys", replace(one, moves=np.zeros((1, 2), dtype=np.int32))
+    edits = (_edits(vocab_size),)
+    for name, top_k in (("for filters and edits of logits", 2), ("for temperatures", 0)):
+        sampling = _sampled(one.sampling, top_k)
+        yield name, replace(one, sampling=sampling, edits=edits, with_log_probs=True)
+
+
+def _behind(step: StepInput, context: int, block_size: int) -> StepInput:
+    """The step of one row behind that context, in the first blocks."""
+    place = np.array([context], dtype=np.int32)
+    tables = np.arange(context // block_size + 1, dtype=np.int32)[None]
+    return replace(step, positions=place, slots=place, context_lens=place, block_tables=tables)
+
+
+def _sampled(greedy: SamplingRows, top_k: int) -> SamplingRows:
+    ones = np.ones(len(greedy.position), dtype=np.float32)
+    if not top_k:
+        return replace(greedy, temperature=ones)
+    return replace(
+        greedy, temperature=ones, top_k=greedy.top_k + np.int32(top_k),
+        top_p=ones * np.float32(0.9), min_p=ones * np.float32(0.01),
+    )  # fmt: skip
+
+
+def _edits(vocab_size: int) -> LogitEdits:
+    first = np.zeros(1, dtype=np.int32)
+    penalties = Penalties(
+        first, first, np.zeros(1, dtype=np.bool_), first, first,
+        repetition=1.1, presence=0.1, frequency=0.1,
+    )  # fmt: skip
+    bias = np.zeros(1, dtype=np.float32)
+    return LogitEdits(0, 1, first, bias, penalties, full_mask(vocab_size)[None])
 
 
 def capture(runner: GraphRunner) -> GraphReport:
     """Capture the CUDA graphs of a stage, the largest first."""
     with _progress() as progress:
-        task = progress.add_task("capturing", total=len(runner.rows))
+        task = progress.add_task("capturing", total=len(runner.rows) + len(runner.narrow_rows))
 
         def show(rows: int) -> None:
             progress.update(task, advance=1, description=f"captured at {rows} rows")

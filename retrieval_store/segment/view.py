@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba.np.numpy_support import carray
 
 from ...core.arrays import Int64
-from ...core.compiled import address_of, compiled, pointer
+from ...core.compiled import address_of, carray, compiled, pointer
 from .segment import Segment
 from .wide_nodes import LOW, SHARED
 

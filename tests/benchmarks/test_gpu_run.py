@@ -17,7 +17,7 @@ RUN = """
 import runpy, sys
 for name in ("ray", "redis", "grpc"):
     sys.modules[name] = None
-sys.argv = ["gpu", "--device", {device!r}, "--tiny", "--output", {output!r}]
+sys.argv = ["gpu", "--device", {device!r}, "--tiny", "--together", "--output", {output!r}]
 runpy.run_module("draftline.benchmarks.gpu", run_name="__main__")
 """
 GOALS = 5

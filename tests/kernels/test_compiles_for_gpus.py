@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    "attend_tiles", "multiply_int8", "multiply_rows", "merge_partials", "store_rows", "copy_rows",
-    "take_log_softmax",
+    "attend_tiles", "multiply_int8", "multiply_rows", "multiply_few_rows", "merge_partials",
+    "store_rows", "copy_rows", "take_log_softmax",
 }  # fmt: skip
-PROGRAM = Path(__file__).parents[1] / "support" / "tools" / "compile_kernels.py"
+TESTS = Path(__file__).parents[1]
+PROGRAM = TESTS / "support" / "tools" / "compile_kernels.py"
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,7 @@ PROGRAM = Path(__file__).parents[1] / "support" / "tools" / "compile_kernels.py"
 )
 def test_every_kernel_compiles(which: str, tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(TESTS), environment.get("PYTHONPATH", "")))
     environment.pop("TRITON_INTERPRET", None)
     result = subprocess.run(
         [sys.executable, str(PROGRAM), which], capture_output=True, check=False, text=True,

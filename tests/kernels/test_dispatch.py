@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.kernels.dispatch import Machine, choose_attention
+from draftline.kernels import dispatch
+from draftline.kernels.dispatch import Machine, choose_attention, flash_obstacle
 
 CPU = Machine(None, has_triton=True, has_flash_attn=False)
 GPU = Machine((9, 0), has_triton=True, has_flash_attn=False)
@@ -65,3 +67,20 @@ def test_triton_is_not_imported_where_it_is_not_used() -> None:
         [sys.executable, "-c", code], capture_output=True, check=False, text=True
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "is_taken"),
+    [(None, False), ("2.5.9", False), ("2.6.3", True), ("2.8.1", True), ("3.0.0", False)],
+)
+def test_flash_attn_is_taken_in_the_versions_of_the_backend(
+    found: str | None, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "flash_version", lambda: found)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    machine = Machine.of("cuda")
+    assert machine.has_flash_attn == is_taken
+    against = flash_obstacle(replace(machine, has_triton=True), torch.bfloat16, 256)
+    assert (against is None) == is_taken
+    if against is not None:
+        assert "pip install draftline[flash-attn]" in against

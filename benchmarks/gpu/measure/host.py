@@ -23,6 +23,7 @@ class HostTime:
                 stages of a pipeline do
     enqueue_ms  until the host has enqueued everything up to the logits
     span_ms     between an event before and one after that, on the device
+    device_ms   of the whole step on the device, launched well ahead of it
     busy_ms     in which the device computes or copies; None where the profiler saw nothing
     """
 
@@ -31,16 +32,25 @@ class HostTime:
     ahead_ms: float
     enqueue_ms: float
     span_ms: float
+    device_ms: float
     busy_ms: float | None
 
     @property
-    def idle_share(self) -> float | None:
-        """Share of the step in which the device does nothing."""
-        return None if self.busy_ms is None else max(0.0, 1 - self.busy_ms / self.step_ms)
+    def between_share(self) -> float:
+        """Share of the step in which the device waits for the host: between graphs, where a step is
+        one.
+        """
+        return max(0.0, 1 - self.device_ms / self.step_ms)
+
+    @property
+    def inside_share(self) -> float | None:
+        """Share of its own time in which the device does nothing: gaps between kernels."""
+        return None if self.busy_ms is None else max(0.0, 1 - self.busy_ms / self.device_ms)
 
     def fields(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"idle_share": self.idle_share}
+        shares = {"between_share": self.between_share, "inside_share": self.inside_share}
+        return asdict(self) | shares
 
 
 def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> HostTime:
@@ -64,5 +74,6 @@ def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> Host
         ahead_ms=median_ms(clock.waited(run_ahead)) / AHEAD,
         enqueue_ms=median_ms(clock.enqueued(enqueue)),
         span_ms=median_ms(clock.spanned(enqueue)),
+        device_ms=median_ms(clock.on_device(lambda: stage.launch(step))),
         busy_ms=None if busy is None else 1e3 * busy,
     )

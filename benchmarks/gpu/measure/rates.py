@@ -7,21 +7,27 @@ import statistics
 import torch
 
 from ..findings import Findings
-from ..floors import Rates, copy_work, product_work
+from ..floors import Rates, Work, copy_work, product_work
 from ..setting import DTYPE, Setting
 
 
 def measure_rates(setting: Setting, findings: Findings) -> None:
-    """Sets `findings.rates`: bytes of a large copy, operations of a large bfloat16 product."""
+    """Sets `findings.rates`: bytes of a large copy or of reading alone, whichever are more, and
+    operations of a large bfloat16 product.
+    """
     plan = setting.plan
-    copying, product = _copy(setting), _product(setting)
-    copied = copy_work(plan.copy_bytes)
+    copying, reading, product = _copy(setting), _read(setting), _product(setting)
+    copied, read = copy_work(plan.copy_bytes), Work(plan.copy_bytes, 0)
     multiplied = product_work(plan.product_size, DTYPE.itemsize)
     findings.rates = Rates(
-        num_bytes=copied.num_bytes / statistics.median(copying),
+        num_bytes=max(
+            copied.num_bytes / statistics.median(copying),
+            read.num_bytes / statistics.median(reading),
+        ),
         flops=multiplied.flops / statistics.median(product),
     )
     findings.add("rates", f"copy of {_size(plan.copy_bytes)}", copying, copied)
+    findings.add("rates", f"read of {_size(plan.copy_bytes)}", reading, read)
     size = plan.product_size
     findings.add("rates", f"product {size} x {size}", product, multiplied)
 
@@ -31,6 +37,12 @@ def _copy(setting: Setting) -> list[float]:
     source = torch.randint(256, size, dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)
     return setting.clock.on_device(lambda: target.copy_(source))
+
+
+def _read(setting: Setting) -> list[float]:
+    """The sum of all numbers: what steps of few rows do to weights, read and hardly write."""
+    source = torch.ones(setting.plan.copy_bytes // 4, device=setting.device)
+    return setting.clock.on_device(source.sum)
 
 
 def _product(setting: Setting) -> list[float]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
 import torch
 from draftline.cluster.transport import hidden_link
-from draftline.cluster.transport.hidden_link import Backend, HiddenLink
+from draftline.cluster.transport.hidden_link import Backend, HiddenLink, SideStream
 from draftline.core.errors import StageLost
 
 CPU = torch.device("cpu")
@@ -84,6 +86,53 @@ def test_steps_of_all_kinds_follow_one_another(backend: Backend) -> None:
         torch.testing.assert_close(found, hidden, rtol=0, atol=0)
         assert found_spans == own_spans
     assert not any(row.sent.values())
+
+
+def test_hidden_states_are_received_beside_the_current_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And waited for, and used, by the current one: NCCL orders what it does by these."""
+    row = Row(backend="nccl")
+    heard: list[str] = []
+
+    @contextmanager
+    def beside(_stream: SideStream) -> Iterator[None]:
+        heard.append("beside")
+        yield
+        heard.append("back")
+
+    def noting(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def note(*args: object, **kwargs: object) -> object:
+            heard.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, note)
+
+    monkeypatch.setattr(SideStream, "beside", beside)
+    for owner, name in ((FakeGroup, "recv"), (FakeWork, "wait"), (SideStream, "hand_over")):
+        noting(owner, name)
+    row.links[0].send(torch.ones(2, 4), (), max_under_way=2)
+    row.links[1].receive(2, 4, torch.float32, 0)
+    assert heard == ["beside", "back", "beside", "recv", "back", "wait", "hand_over"]
+
+
+def test_neighbours_meet_in_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pairs that begin with an even stage at once, then the others."""
+    row = Row(num_stages=5)
+    heard: list[tuple[int, str]] = []
+
+    def trial(link: HiddenLink, begin: Callable[[], FakeWork], neighbour: int) -> None:
+        heard.append((link._index, "behind" if neighbour > link._index else "before"))
+
+    monkeypatch.setattr(HiddenLink, "_try", trial)
+    for link in row.links:
+        link.try_out()
+    assert heard == [
+        (0, "behind"), (1, "before"), (1, "behind"), (2, "behind"), (2, "before"),
+        (3, "before"), (3, "behind"), (4, "before"),
+    ]  # fmt: skip
 
 
 def test_what_is_sent_is_held_until_it_must_have_arrived() -> None:

@@ -11,7 +11,6 @@ from draftline.kernels.attention.split_rule import (
     MOST_SPLITS,
     PARTIAL_BYTES,
     SplitRule,
-    lines_of_tiles,
     split_len,
 )
 from hypothesis import given
@@ -55,6 +54,15 @@ def test_the_room_of_a_request_is_what_many_leave_it(max_requests: int, lines: i
 
 
 def test_tiles_grow_with_requests_and_hold_a_whole_row() -> None:
-    assert [lines_of_tiles(4, rows) for rows in (0, 1, 4, 5, 9, 4000)] == [16, 16, 16, 32, 64, 64]
-    assert lines_of_tiles(71, 1) == SplitRule(71, 256).tile_lines == 128
+    rule = SplitRule(4, 256)
+    assert [rule.lines_of_tiles(rows) for rows in (0, 1, 4, 5, 9, 4000)] == [16, 16, 16, 32, 64, 64]
+    assert SplitRule(71, 256).lines_of_tiles(1) == SplitRule(71, 256).tile_lines == 128
     assert SplitRule(4, 256).tile_lines == SplitRule(1, 256).tile_lines == 64
+
+
+def test_tiles_of_long_keys_are_small() -> None:
+    """float32 numbers of heads of 256: no thread holds the results of 64 lines."""
+    shape = AttentionShape(8, 2, 256)
+    rule = SplitRule.of(shape, 1, itemsize=4)
+    assert rule.tile_lines == rule.lines_of_tiles(4000) == 32
+    assert SplitRule.of(shape, 1, itemsize=2).tile_lines == 64

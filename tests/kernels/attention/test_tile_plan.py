@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from draftline.kernels.attention.split_rule import COLUMN_STEP, SplitRule, lines_of_tiles
+from draftline.kernels.attention.split_rule import COLUMN_STEP, SplitRule
 from draftline.kernels.attention.tile_plan import RequestRows, TilePlan, plan_tiles
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def plans(draw: st.DrawFn) -> tuple[RequestRows, SplitRule, TilePlan]:
     """A step's requests, the rule, and the plan with tiles of a size that steps have."""
     requests, rule = draw(request_rows()), draw(RULES)
     total = int(requests.column(1).sum())
-    tile_rows = lines_of_tiles(rule.share, draw(st.integers(1, 90))) // rule.share
+    tile_rows = rule.lines_of_tiles(draw(st.integers(1, 90))) // rule.share
     return requests, rule, plan_tiles(requests, total, tile_rows, rule)
 
 
@@ -103,7 +103,7 @@ def test_a_request_is_split_alike_in_any_company(
     tile_rows = rule.tile_lines // rule.share
     among = plan_tiles(requests, total, tile_rows, rule)
     # Tiles of another size, as other steps may have, change no split.
-    others = plan_tiles(requests, total, lines_of_tiles(rule.share, most_rows) // rule.share, rule)
+    others = plan_tiles(requests, total, rule.lines_of_tiles(most_rows) // rule.share, rule)
     for index, (first, num_rows, *_) in enumerate(requests.table.tolist()):
         alone = RequestRows(requests.table[index : index + 1].copy())
         alone.table[0, 0] = 0

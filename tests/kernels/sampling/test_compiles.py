@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).parents[2] / "support" / "tools" / "compile_sampling_kernels.py"
+TESTS = Path(__file__).parents[2]
+PROGRAM = TESTS / "support" / "tools" / "compile_sampling_kernels.py"
 KERNELS = {
-    "find_bests", "find_winners", "pick_tokens", "add_up", "gather", "find_thresholds",
-    "copy_allowed", "change_tokens", "normalise", "turn_heads", "gate",
+    "find_bests", "find_winners", "pick_tokens", "add_up", "find_doubt", "gather",
+    "find_thresholds", "copy_allowed", "change_tokens", "normalise", "turn_heads",
+    "turn_and_store", "gate",
 }  # fmt: skip
 
 
 def test_every_kernel_compiles_without_spilling_or_contracting(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(TESTS), environment.get("PYTHONPATH", "")))
     environment.pop("TRITON_INTERPRET", None)
     result = subprocess.run(
         [sys.executable, str(PROGRAM)], capture_output=True, check=False, text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from draftline.core.errors import CheckpointError, ConfigError
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load import checkpoint
+from draftline.models.load.checkpoint import one_ahead
 from draftline.models.load.model_info import read_model_info
 from draftline.models.load.partition import LayerSpan
 from draftline.models.text.fingerprint import model_hash
@@ -199,3 +201,36 @@ def test_a_model_hash_follows_weights_and_config_only(folder: Path, tmp_path: Pa
     assert model_hash(same) != model_hash(folder)
     edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
     assert model_hash(folder) != model_hash(save_tiny_model("qwen2", tmp_path / "again"))
+
+
+def test_one_tensor_is_read_ahead() -> None:
+    """While the first is worked on, the second is read, and no other."""
+    read: list[int] = []
+    second = threading.Event()
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for index in range(4):
+            read.append(index)
+            if index == 1:
+                second.set()
+            yield f"tensor {index}", torch.full((3, 5000), index, dtype=torch.bfloat16)
+
+    ahead = one_ahead(tensors())
+    name, tensor = next(ahead)
+    assert second.wait(20)
+    assert (name, float(tensor[0, 0])) == ("tensor 0", 0.0)
+    assert read == [0, 1]
+    assert [(name, float(tensor[0, 0])) for name, tensor in ahead] == [
+        ("tensor 1", 1.0), ("tensor 2", 2.0), ("tensor 3", 3.0),
+    ]  # fmt: skip
+
+
+def test_what_a_file_lacks_is_told_where_it_is_wanted() -> None:
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "first", torch.zeros(())
+        raise CheckpointError("the file is cut off")
+
+    ahead = one_ahead(tensors())
+    assert next(ahead)[0] == "first"
+    with pytest.raises(CheckpointError, match="cut off"):
+        next(ahead)

@@ -13,6 +13,7 @@ from draftline.core.steps import StepInput, StepOutput
 from draftline.models.attention.backend import choose_backend
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
+from draftline.models.stage import graph_runner
 from draftline.models.stage.graph_runner import (
     CudaCapture,
     GraphOptions,
@@ -254,8 +255,35 @@ def test_the_smallest_graph_that_was_captured_in_time_runs(
     assert graphs.num_replays == [1, 1]
 
 
+@on_cpus
+def test_requests_of_few_rows_have_graphs_of_small_tiles(
+    tmp_path: Path, graphs: RecordedGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 rows each: 16 lines, where a request of 18 rows has 64."""
+    monkeypatch.setattr(graph_runner, "SMALL_ROWS", ())
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    ours, theirs = (
+        load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton") for _ in range(2)
+    )
+    runner = ours.use_graphs(GraphOptions(max_rows=20, max_requests=3, max_positions=64), graphs)
+    assert runner.capture_all(lambda: 0.0) == GraphReport((20,), (), 0.0, narrow=(20,))
+    alone, *several = (PagedRequest(range(first, first + 8), BLOCK_SIZE) for first in (0, 8, 16))
+    few = [one.chunk([5, 6, 7, 8, 9, 10, 11, 12], 0) for one in several]
+    steps = [
+        make_step([alone.chunk(list(range(2, 20)), 0)]),
+        make_step([*few, alone.chunk([7], 18)]),
+    ]
+    for step in steps:
+        rows = np.arange(len(step.token_ids), dtype=np.int32)
+        found, expected = (stage.logits(step, None, rows) for stage in (ours, theirs))
+        torch.testing.assert_close(found, expected, rtol=0, atol=BOUND)
+    assert graphs.num_replays == [1, 1]
+
+
 def test_rows_of_graphs_end_at_the_largest_step() -> None:
     assert rows_of_graphs(12) == (1, 2, 4, 8, 12)
+    # A tree of 64 nodes and its root.
+    assert min(rows for rows in rows_of_graphs(8192) if rows >= 65) == 72
     assert rows_of_graphs(256)[-3:] == (128, 192, 256)
     assert rows_of_graphs(8192)[-3:] == (256, 384, 512)
 

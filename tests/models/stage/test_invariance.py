@@ -16,7 +16,7 @@ from draftline.core.steps import StepInput
 from draftline.kernels.dispatch import Machine
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import TileOptions
-from draftline.models.layers.fast_modules import FastLinear
+from draftline.models.layers.gpu_linear import GpuHead, GpuLinear
 from draftline.models.layers.invariant_layers import InvariantLinear, make_invariant
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
@@ -119,7 +119,7 @@ def test_every_product_is_replaced_and_no_weight_copied(kind: str, tmp_path: Pat
     part = load_slice(tmp_path, WHOLE, fused=True)
     # An activation that no kernel knows: the block stays that of transformers.
     part.layers[1].mlp = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 32))
-    assert isinstance(part.head, nn.Linear)
+    assert isinstance(part.head, GpuHead)
     weights = [part.head.weight.data_ptr(), part.layers[0].self_attn.out.weight.data_ptr()]
     ours = make_invariant(part, "reference")
     assert isinstance(ours.head, InvariantLinear)
@@ -129,7 +129,7 @@ def test_every_product_is_replaced_and_no_weight_copied(kind: str, tmp_path: Pat
         modules = list(layer.modules())
         assert not [module for module in modules if isinstance(module, nn.Linear)]
         values = [value for module in modules for value in vars(module).values()]
-        assert not [value for value in values if isinstance(value, FastLinear)]
+        assert not [value for value in values if isinstance(value, GpuLinear)]
         assert sum(isinstance(value, InvariantLinear) for value in values) == 4
     x = torch.randn(3, 32)
     assert ours.layers[1].mlp(x).shape == (3, 32)

@@ -18,12 +18,15 @@ from triton.runtime.interpreter import GridExecutor
 
 
 class Recorder(TorchDispatchMode):
-    """Operations of torch and launches of kernels, in their order."""
+    """Operations of torch and launches of kernels, in their order.
+
+    launches  names of what a GPU would launch: kernels, and operations but views and allocations
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Work] = []
-        self.num_launches = 0
+        self.launches: list[str] = []
         self._is_launching = False
 
     def __torch_dispatch__(
@@ -31,16 +34,25 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self._is_launching:
+            if not is_free(func):
+                self.launches.append(str(func))
             self.operations.append(lambda: redo(func, args, kwargs or {}, out))
         return out
 
-    def launch(self, kernel: Callable[[], None]) -> None:
+    def launch(self, name: str, kernel: Callable[[], None]) -> None:
         """Run a kernel; what the interpreter does inside is no operation of the work."""
         self._is_launching = True
         kernel()
         self._is_launching = False
-        self.num_launches += 1
+        self.launches.append(name)
         self.operations.append(kernel)
+
+
+def is_free(func: Any) -> bool:
+    """Whether a GPU launches nothing for it: a view, or memory."""
+    results = func._schema.returns
+    is_view = any(one.alias_info and not one.alias_info.is_write for one in results)
+    return is_view or any(name in str(func) for name in ("empty", "_unsafe_view", "detach"))
 
 
 def redo(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -64,7 +76,8 @@ class RecordedGraphs:
             if self._current is None:
                 launch(executor, *args, **kwargs)
             else:
-                self._current.launch(lambda: launch(executor, *args, **kwargs))
+                name = executor.fn.__name__
+                self._current.launch(name, lambda: launch(executor, *args, **kwargs))
 
         patch.setattr(GridExecutor, "__call__", recording)
 

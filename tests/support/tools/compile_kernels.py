@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for GPUs of compute capability 9.0 and 8.9, without one.
 
 Run as a program, in a process of its own: Triton decides once whether it interprets. Prints a line
-a kernel: its name, what it was compiled for, and bytes of shared memory.
+a kernel: its name, what it was compiled for, and what it takes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import torch
 import triton
 from draftline.kernels.attention import kernels as attention_kernels
 from draftline.kernels.attention import paged_attention
-from draftline.kernels.attention.split_rule import TILE_LINES
+from draftline.kernels.attention.spec import AttentionShape
+from draftline.kernels.attention.split_rule import TILE_LINES, SplitRule
 from draftline.kernels.dot_types import dot_type, triton_type
 from draftline.kernels.elementwise import kernels as elementwise_kernels
 from draftline.kernels.elementwise.ops import LOGITS_CHUNK
 from draftline.kernels.int8 import kernels as int8_kernels
 from draftline.kernels.int8 import product as int8_product
 from draftline.kernels.kv import kernels as kv_kernels
+from draftline.kernels.linear import few_rows
 from draftline.kernels.linear import kernels as linear_kernels
 from draftline.kernels.linear import product as linear_product
+from support.tools.machine_code import Resources, resources
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -33,13 +36,14 @@ OPTIONS = ("num_warps", "num_stages")
 # Bytes that a block may have, by compute capability.
 MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
 HEAD_DIMS = (64, 96, 128, 256)
+MOST_STACK = 128
 
 
 def compiled(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int = 90,
     **options: Any,
-) -> str:  # fmt: skip
-    """`types` of the arguments that are not `i32`; returns the shared memory that it takes.
+) -> Resources:  # fmt: skip
+    """`types` of the arguments that are not `i32`; returns what it takes.
 
     Addresses and strides are known to be multiples of 16, as at run time: loads take more shared
     memory then.
@@ -60,23 +64,30 @@ def compiled(
     assert len(binary.asm["cubin"]) > 0
     assert re.search(rf"\.target sm_{capability}", binary.asm["ptx"])
     assert binary.metadata.shared <= MOST_SHARED[capability], binary.metadata.shared
-    return f"shared={binary.metadata.shared}"
+    return resources(binary)
 
 
-def attention_cases() -> Iterator[tuple[str, str]]:
+def attention_cases() -> Iterator[tuple[str, Resources]]:
     for dtype, head_dim, lines in itertools.product(NAMES, HEAD_DIMS, TILE_LINES):
-        for capability in MOST_SHARED:
-            facts = attention(dtype, head_dim, NAMES[dtype], lines, capability=capability)
-            yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines} sm_{capability}", facts
+        rule = SplitRule.of(AttentionShape(32, 8, head_dim), 1, dtype.itemsize)
+        if lines > rule.tile_lines:
+            continue
+        for capability, plain in itertools.product(MOST_SHARED, (True, False)):
+            facts = attention(
+                dtype, head_dim, NAMES[dtype], lines, plain=plain, capability=capability
+            )
+            kind = "plain" if plain else "with window, softcap and sums"
+            yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines} sm_{capability} {kind}", facts
     yield "attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv")
 
 
 def attention(
     dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64,
     *, plain: bool = False, capability: int = 90,
-) -> str:  # fmt: skip
+) -> Resources:  # fmt: skip
+    """Raises where no copy is under way while a tile is multiplied, or registers do not suffice."""
     dims = triton.next_power_of_2(head_dim)
-    options = paged_attention.tile_options(dims, dtype)
+    options = paged_attention.tile_options(dims, dtype, lines)
     pointers = dict.fromkeys(
         (
             "item_count",
@@ -95,17 +106,22 @@ def attention(
         "ancestors": "*i64", "scaling": "fp32", "softcap": "fp32",
     }  # fmt: skip
     constants = {
-        "BLOCK_SIZE": 16, "SHARE": 4, "NUM_WORDS": 4, "HEAD_DIM": head_dim, "DIMS": dims,
+        "BLOCK_SIZE": 16, "SHARE": 4, "HEAD_DIM": head_dim, "DIMS": dims,
         "LINES": lines, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
         "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
         "KEEP": triton_type(dtype),
         **{name: value for name, value in options.items() if name not in OPTIONS},
     }  # fmt: skip
     chosen = {name: options[name] for name in OPTIONS}
-    return compiled(attention_kernels.attend_tiles, types, constants, capability, **chosen)
+    taken = compiled(attention_kernels.attend_tiles, types, constants, capability, **chosen)
+    # The first wait is in the loop over the context: keys and values of a tile may be missing.
+    assert taken.waits[0] > 0, taken
+    # What bounds and windows add may spill a little where lines are many.
+    assert taken.stack <= (0 if plain else MOST_STACK), taken
+    return taken
 
 
-def merging() -> str:
+def merging() -> Resources:
     types = dict.fromkeys(("log_sums", "partial_out", "partial_sums"), "*fp32")
     constants = {
         "SHARE": 4, "HEAD_DIM": 128, "DIMS": 128, "HAS_SUMS": True,
@@ -115,7 +131,7 @@ def merging() -> str:
     return compiled(attention_kernels.merge_partials, types, constants)
 
 
-def storing(stored: str) -> str:
+def storing(stored: str) -> Resources:
     types = {
         "keys": "*bf16", "values": "*bf16", "pairs": f"*{stored}", "slots": "*i32",
         "scales": "*fp32",
@@ -127,7 +143,7 @@ def storing(stored: str) -> str:
     return compiled(kv_kernels.store_rows, types, constants)
 
 
-def multiplying(num_rows: int, dtype: torch.dtype, capability: int) -> str:
+def multiplying(num_rows: int, dtype: torch.dtype, capability: int) -> Resources:
     sizes = int8_product.tile_sizes(num_rows, 4096, dtype)
     types = dict.fromkeys(("x", "out"), f"*{NAMES[dtype]}") | {"weight": "*i8", "scales": "*fp32"}
     options = {name: int8_product.LAUNCH[name] for name in OPTIONS}
@@ -137,7 +153,7 @@ def multiplying(num_rows: int, dtype: torch.dtype, capability: int) -> str:
 
 def multiplying_alike(
     dtype: torch.dtype, capability: int, num_outputs: int, *, by_outputs: bool
-) -> str:
+) -> Resources:
     """`by_outputs`: the weight lies output by output, as that of a head does."""
     sizes = linear_product.tile_sizes(num_outputs, dtype)
     types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{NAMES[dtype]}")
@@ -147,13 +163,32 @@ def multiplying_alike(
     return compiled(linear_kernels.multiply_rows, types, constants, capability, **options)
 
 
-def normalising_logits() -> str:
+def multiplying_few(
+    num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool
+) -> Resources:
+    """Raises where no weights are under way while others are multiplied, or registers spill."""
+    sizes = few_rows.tile_sizes(num_rows, 4096, dtype, is_gated=is_gated)
+    types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{NAMES[dtype]}")
+    options = {name: few_rows.LAUNCH[name] for name in OPTIONS}
+    depends = capability >= 90
+    constants = {
+        **sizes, "IS_WHOLE": True, "HAS_BIAS": False, "IS_GATED": is_gated, "IS_GELU": False,
+        "DOT": dot_type(dtype), "DEPENDS": depends,
+    }  # fmt: skip
+    kernel = linear_kernels.multiply_few_rows
+    taken = compiled(kernel, types, constants, capability, launch_pdl=depends, **options)
+    assert taken.waits[0] > 0, taken
+    assert taken.stack == 0, taken
+    return taken
+
+
+def normalising_logits() -> Resources:
     types = dict.fromkeys(("logits", "out"), "*fp32")
     kernel = elementwise_kernels.take_log_softmax
     return compiled(kernel, types, {"LEN": LOGITS_CHUNK}, num_warps=8)
 
 
-def copying() -> str:
+def copying() -> Resources:
     types = dict.fromkeys(("source", "target", "source_rows", "target_rows"), "*i32")
     types |= {"source_rows": "*i64", "target_rows": "*i64"}
     constants = {"FROM_LIST": True, "TO_LIST": False, "CHUNK_LEN": 1024}
@@ -166,10 +201,9 @@ def main(which: str) -> None:
         for name, facts in attention_cases():
             print(name, facts)
     else:
-        print("attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv"))
-        print("attend_tiles bf16 256", attention(torch.bfloat16, 256, "bf16", 16, plain=True))
-        facts = attention(torch.float32, 256, "fp32", plain=True, capability=89)
-        print("attend_tiles fp32 256 sm_89", facts)
+        for lines in (16, 64):
+            facts = attention(torch.bfloat16, 128, "bf16", lines, plain=True)
+            print(f"attend_tiles bf16 128 {lines}", facts)
     for num_rows, dtype in ((1, torch.bfloat16), (65, torch.bfloat16), (65, torch.float32)):
         for capability in MOST_SHARED:
             facts = multiplying(num_rows, dtype, capability)
@@ -182,6 +216,10 @@ def main(which: str) -> None:
     for (dtype, num_outputs, by_outputs), capability in itertools.product(cases, MOST_SHARED):
         facts = multiplying_alike(dtype, capability, num_outputs, by_outputs=by_outputs)
         print(f"multiply_rows {NAMES[dtype]} {num_outputs} sm_{capability}", facts)
+    few = [(1, torch.bfloat16, False), (64, torch.bfloat16, True), (64, torch.float32, True)]
+    for (num_rows, dtype, is_gated), capability in itertools.product(few, MOST_SHARED):
+        facts = multiplying_few(num_rows, dtype, capability, is_gated=is_gated)
+        print(f"multiply_few_rows {NAMES[dtype]} {num_rows} sm_{capability}", facts)
     print("merge_partials", merging())
     print("store_rows bf16", storing("bf16"))
     print("store_rows fp8", storing("fp8e4nv"))

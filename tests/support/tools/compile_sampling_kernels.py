@@ -6,10 +6,7 @@ Prints a line a kernel: its name, and registers or memory that it spills to.
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -19,11 +16,11 @@ from draftline.kernels.sampling import edit_kernels, filter_kernels, threshold_k
 from draftline.kernels.sampling import kernels as sampling_kernels
 from draftline.kernels.sampling.choose import BISECT, BISECT_LEN, LAUNCH
 from draftline.kernels.sampling.noise_kernels import EXACT
+from support.tools.machine_code import resources
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TARGET = GPUTarget("cuda", 90, 32)
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = (
     dict.fromkeys(("logits", "bests", "winners", "temperatures", "top_p", "floors"), "*fp32")
     | dict.fromkeys(("biases", "factors", "scale", "out"), "*fp32")
@@ -32,11 +29,14 @@ TYPES = (
     )
     | dict.fromkeys(("masks", "bias_tokens", "tokens", "times", "path"), "*i32")
     | dict.fromkeys(("sums", "candidates", "thresholds", "keys"), "*i64")
-    | dict.fromkeys(("x", "residual", "heads", "cos", "sin", "gate_up"), "*bf16")
+    | dict.fromkeys(("x", "residual", "heads", "cos", "sin", "gate_up", "pairs"), "*bf16")
+    | dict.fromkeys(("norm_scales", "kv_scales"), "*fp32")
+    | {"doubt": "*i32", "slots": "*i32"}
 )
 CONSTANTS = {
     "LEN": 4096, "CHUNKS": 32, "ROOM": 4096, "BINS": 512, "IS_GATHERED": True, "SIZE": 4096,
     "WIDTH": 4096, "HAS_RESIDUAL": True, "NUM_HEADS": 40, "HEADS": 64, "HALF": 64, "IS_GELU": True,
+    "NUM_KV_HEADS": 8, "HAS_NORMS": True, "HAS_SCALES": False, "IS_FP8": False, "DEPENDS": True,
 }  # fmt: skip
 
 
@@ -50,21 +50,10 @@ def compiled(kernel: Any, options: dict[str, Any], **changes: Any) -> Any:
     }
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     binary = triton.compile(ASTSource(kernel, signature, constants), target=TARGET, options=options)
-    print(kernel.fn.__name__, spilled(binary.asm["cubin"]))
+    taken = resources(binary)
+    print(kernel.fn.__name__, taken)
+    assert taken.stack == 0, taken
     return binary
-
-
-def spilled(cubin: bytes) -> str:
-    """Raises where registers did not suffice."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        report = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    assert found is not None
-    assert found[2] == "0", report
-    return found[0]
 
 
 def main() -> None:
@@ -80,6 +69,7 @@ def main() -> None:
     compiled(sampling.pick_tokens, EXACT | {"num_warps": 1}, out="*i32")
     for kernel in (filters.add_up, filters.gather):
         assert "div.rn.f32" in compiled(kernel, LAUNCH, scale="fp32").asm["ptx"]
+    compiled(filters.find_doubt, EXACT, scale="fp32")
     for is_gathered in (True, False):
         compiled(
             threshold_kernels.find_thresholds,
@@ -93,11 +83,17 @@ def main() -> None:
     assert "fma.rn.f32" not in changes.asm["ptx"]
     for name, arguments in between_products():
         kernel = getattr(elementwise_kernels, name)
-        compiled(kernel, FUSED | arguments.pop("options", {}), out="*bf16", **arguments)
+        made = compiled(kernel, FUSED | arguments.pop("options", {}), out="*bf16", **arguments)
+        if "DEPENDS" in kernel.arg_names:
+            # Launched while the kernel before it ends.
+            assert "griddepcontrol.wait" in made.asm["ptx"]
+            assert "griddepcontrol.launch_dependents" in made.asm["ptx"]
 
 
 def between_products() -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "normalise", {"eps": "fp32", "options": {"num_warps": norm_warps(4096)}}
+    ahead = {"launch_pdl": True}
+    yield "normalise", {"eps": "fp32", "options": ahead | {"num_warps": norm_warps(4096)}}
+    yield "turn_and_store", {"eps": "fp32", "WIDTH": 64, "options": ahead | {"num_warps": 1}}
     yield "turn_heads", {"WIDTH": 64}
     yield "gate", {"LEN": 1024}
 

@@ -1,0 +1,117 @@
+"""Linear layers of stages on GPUs: up to 64 rows by draftline's own product, more by the library's.
+
+Weights lie output by output, as checkpoints have them and as both products read them best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ...kernels.linear.reference import MOST_FEW_ROWS
+from .int8_linear import Int8Linear
+
+# `few_rows_linear` of `kernels/linear/`.
+FewRows = Callable[..., Tensor]
+
+
+class GpuLinear:
+    """A linear layer; `weight` [outputs, inputs]. No `nn.Module`: see `FastLinear`."""
+
+    __slots__ = ("_few_rows", "bias", "weight")
+
+    def __init__(self, few_rows: FewRows, *linears: nn.Linear) -> None:
+        """Several layers of the same input become one, their outputs side by side."""
+        self._few_rows = few_rows
+        self.weight = _stacked([one.weight.detach() for one in linears])
+        biases = [one.bias.detach() for one in linears if one.bias is not None]
+        self.bias: Tensor | None = _stacked(biases) if biases else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> [rows, outputs]."""
+        if len(x) <= MOST_FEW_ROWS:
+            return self._few_rows(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:
+        """The first half of the outputs, activated, times the second; None: rows are too many."""
+        if len(x) > MOST_FEW_ROWS:
+            return None
+        return self._few_rows(x, self.weight, self.bias, activation=activation)
+
+
+class GpuInt8Linear:
+    """The same of weights that are kept in 8 bits."""
+
+    __slots__ = ("_product", "bias", "scales", "weight")
+
+    def __init__(self, *linears: Int8Linear) -> None:
+        """Several layers of the same input become one, their outputs side by side."""
+        self._product = linears[0].product
+        self.weight = _stacked([one.weight.detach() for one in linears])
+        self.scales = _stacked([one.scales.detach() for one in linears])
+        biases = [one.bias.detach() for one in linears if one.bias is not None]
+        self.bias: Tensor | None = _stacked(biases) if biases else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> [rows, outputs]."""
+        out = self._product(x, self.weight, self.scales)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:  # noqa: ARG002 - as `GpuLinear`
+        """None: its product has no gate."""
+        return None
+
+
+class GpuHead:
+    """The output head; its logits are as they are summed up, in float32.
+
+    Rounded to 16 bits, every tenth row would have two best tokens.
+    """
+
+    __slots__ = ("_few_rows", "bias", "weight")
+
+    def __init__(self, few_rows: FewRows, head: nn.Linear) -> None:
+        self._few_rows = few_rows
+        self.weight, self.bias = head.weight.detach(), head.bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> float32 [rows, vocabulary]."""
+        if len(x) <= MOST_FEW_ROWS:
+            return self._few_rows(x, self.weight, self.bias, out_dtype=torch.float32)
+        if x.is_cuda and x.dtype != torch.float32:
+            logits = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        else:
+            logits = linear(x.float(), self.weight.float())
+        return logits if self.bias is None else logits.add_(self.bias)
+
+    def of_rows(self, rows: Tensor) -> GpuHead:
+        """The head of these rows of the weight, int64 [n], in their order."""
+        bias = self.bias is not None
+        pruned = nn.Linear(self.weight.shape[1], len(rows), bias=bias, device="meta")
+        pruned.weight = nn.Parameter(self.weight[rows].contiguous(), requires_grad=False)
+        if self.bias is not None:
+            pruned.bias = nn.Parameter(self.bias[rows].contiguous(), requires_grad=False)
+        return GpuHead(self._few_rows, pruned)
+
+
+def gpu_linear(few_rows: FewRows, *linears: nn.Linear | Int8Linear) -> GpuLinear | GpuInt8Linear:
+    """One layer of several of the same input, all of one kind."""
+    if isinstance(linears[0], Int8Linear):
+        return GpuInt8Linear(*linears)  # pyright: ignore[reportArgumentType] - of one kind
+    return GpuLinear(few_rows, *linears)  # pyright: ignore[reportArgumentType] - of one kind
+
+
+def sum_exactly() -> None:
+    """Products of the library add up 16-bit numbers in float32, in this process, to the end."""
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    # One alone is not copied: a head's weight may be the embedding's.
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -1,0 +1,99 @@
+"""Every kernel that serving can come to has run before a stage serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.logits_params import LogitsParams
+from draftline.core.sampling.rows import sampling_rows
+from draftline.core.steps import LogitEdits, StepInput
+from draftline.models.attention.backend import choose_backend
+from draftline.models.attention.kernel_attention import TileOptions
+from draftline.models.layers.model_slice import load_slice
+from draftline.models.load.partition import LayerSpan
+from draftline.models.sampling import KernelSampler
+from draftline.models.stage.memory import make_kv
+from draftline.models.stage.stage import Stage
+from support.inputs.steps import PagedRequest, make_step
+from support.tools.tiny_models import save_tiny_model
+from triton.runtime.interpreter import GridExecutor
+
+WHOLE = LayerSpan(0, 1, 1)
+BLOCK_SIZE = 16
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="records interpreted kernels")
+
+
+class Variants:
+    """Kernels that would be launched, each with its constants and the types of its tensors.
+
+    None runs: the interpreter would take minutes, and what comes out does not matter here.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: set[tuple[Any, ...]] = set()
+
+        def noting(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+            given = dict(zip(executor.arg_names, args, strict=False)) | kwargs
+            facts = tuple(
+                (name, str(getattr(given[name], "dtype", given[name])))
+                for name in executor.arg_names
+                if name in given and (name.isupper() or isinstance(given[name], torch.Tensor))
+            )
+            self.seen.add((executor.fn.__name__, facts))
+            if executor.fn.__name__ == "pick_tokens":
+                given["out"].zero_()
+
+        patch.setattr(GridExecutor, "__call__", noting)
+
+
+def serving_steps() -> Iterator[StepInput]:
+    """Chunks and trees of several sizes, behind contexts that are split; all kinds of sampling."""
+    rng = np.random.default_rng(0)
+    first, second = PagedRequest(range(12), BLOCK_SIZE), PagedRequest(range(12, 24), BLOCK_SIZE)
+    tokens = rng.integers(2, 90, 170).tolist()
+    yield make_step([first.chunk(tokens[:20], 0)])
+    yield make_step([first.tree(tokens[:9], [-1, 0, 0, 1, 1, 2, 2, 3, 4], 20)], moves=[(2, 5)])
+    chunk, tree = second.chunk(tokens[:30], 0), first.tree(tokens[:2], [-1, 0], 150)
+    step = make_step([tree, chunk])
+    count = len(step.logits_rows)
+    kinds = [
+        LogitsParams(),
+        LogitsParams(top_k=3),
+        LogitsParams(top_p=0.8),
+        LogitsParams(min_p=0.1),
+    ]
+    params = [kinds[row % 4] for row in range(count)]
+    none = np.empty(0, dtype=np.int32)
+    bias = LogitEdits(0, 1, np.arange(3, dtype=np.int32), np.ones(3, np.float32), None, None)
+    mask = LogitEdits(1, 1, none, none.astype(np.float32), None, np.full((1, 4), 7, np.uint32))
+    for temperature in (0.0, 1.0):
+        sampling = sampling_rows([temperature] * count, params, range(count), np.arange(count))
+        yield replace(step, sampling=sampling, edits=(bias, mask), with_log_probs=True)
+
+
+def test_serving_launches_no_kernel_for_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model("gemma3", tmp_path, num_layers=1)
+    monkeypatch.setattr("draftline.models.stage.stage.choose_sampler", lambda _: KernelSampler())
+    part = load_slice(tmp_path, WHOLE, fused=True)
+    kv = make_kv(part, 24, BLOCK_SIZE)
+    tiles = TileOptions(max_requests=2)
+    backend, _ = choose_backend(
+        kv, part.dtype, BLOCK_SIZE, part.config.num_attention_heads, "triton", tiles=tiles
+    )
+    stage = Stage(part, kv, BLOCK_SIZE, attention=backend)
+    variants = Variants(monkeypatch)
+    stage.compile_kernels()
+    assert not kv.data.any()
+    compiled = set(variants.seen)
+    for step in serving_steps():
+        stage.run(step)
+    assert {name for name, _ in compiled} >= {"merge_partials", "copy_rows", "find_doubt"}
+    assert {name for name, _ in variants.seen - compiled} == set()
