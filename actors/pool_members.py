@@ -52,8 +52,8 @@ class ServeMembers:
         self._members: dict[str, PoolMember] = {}
 
     async def find(self) -> Mapping[str, int]:
-        """See `MemberFinder`. Raises what Ray raises, such as `TimeoutError` for a silent server:
-        those that are known are kept then.
+        """See `MemberFinder`. Where a server is silent, those that are known are kept beside those
+        that answer; where all are, it raises what Ray raises, such as `TimeoutError`.
         """
         if self._handle is None:
             # It waits for Ray Serve's controller.
@@ -61,12 +61,12 @@ class ServeMembers:
         assert self._handle is not None
         asking = self._handle.broadcast(MEMBER_METHOD)
         answers = await asking.results_async(timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True)
-        members: dict[str, PoolMember] = {}
-        for answer in answers:
-            if isinstance(answer, PoolMember):
-                members[answer.key] = answer
-            elif not isinstance(answer, ActorDiedError):
-                raise answer
+        members = {one.key: one for one in answers if isinstance(one, PoolMember)}
+        silent = [one for one in answers if not isinstance(one, (PoolMember, ActorDiedError))]
+        if silent and not members:
+            raise silent[0]
+        if silent:
+            members = self._members | members
         self._members = members
         return {key: member.num_open for key, member in members.items()}
 

@@ -23,13 +23,11 @@ from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_re
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
 from .arrived import AnswerCheck, AnyQuery, ArrivedProposals
 from .backlog import CommittedText, DrafterBacklog
-from .drafter_cost import CostMeter
+from .drafter_cost import AnswerTimes, CostMeter
 from .stats import DrafterStats
 
 logger = logging.getLogger(__name__)
 
-# Weight of the newest answer in the running mean of latency; a faster one counts at once.
-LATENCY_WEIGHT = 0.25
 # Every so many messages a drafter that seemed too slow is waited for again.
 PATIENCE = 16
 
@@ -79,8 +77,7 @@ class DrafterChannel:
         self.is_awaited = False
         self.is_draining = False
         self.num_others, self.told_at = 0, -math.inf
-        # Answers in a row that came after their deadlines; those to openings do not count.
-        self.num_overdue = 0
+        self.times = AnswerTimes()
         self._texts = texts
         self._limits = limits
         self._clock = clock
@@ -101,20 +98,13 @@ class DrafterChannel:
         self._hoped: list[Query] = []
         self._is_hurried = False
         self._budget_s = 0.0
-        self._mean_latency_s = 0.0
         self._num_messages = self._num_errors = self._num_connects = 0
-        self._latency_sum_s, self._latency_count = 0.0, 0
         self._seconds = DraftSeconds()
         self._report = DrafterReport()
 
     def cost(self) -> DraftCost:
         """What it takes of the engine's time."""
         return self._meter.cost()
-
-    @property
-    def mean_latency_s(self) -> float:
-        """Running mean of the time to an answer, seconds; 0 before the first."""
-        return self._mean_latency_s
 
     @property
     def is_behind(self) -> bool:
@@ -218,7 +208,7 @@ class DrafterChannel:
         now = self._clock()
         if not self.is_up:
             self.connect(now)
-        elif self._message and now - self._sent_at > self._limits.answer_timeout_s:
+        elif self._is_owed() and now - self._sent_at > self._limits.answer_timeout_s:
             self.link.unanswered()
             self.failed(DrafterError("no answer in time"))
         self._flush()
@@ -241,7 +231,7 @@ class DrafterChannel:
         self._num_connects += 1
         self.is_connecting = self.is_draining = False
         self.is_up = True
-        self.num_overdue = 0
+        self.times.num_overdue = 0
         self._backlog.reset()
         self._flush_soon()
         if not self.link.is_local:
@@ -275,7 +265,9 @@ class DrafterChannel:
             self._seconds += seconds
         self._record_cost(message, seconds)
         if message.queries:
-            self._record_latency(message)
+            now = self._clock()
+            late, opened = now > message.deadline, bool(message.opens)
+            self.times.record(now - self._sent_at, is_overdue=late, opened=opened)
         if message.asked:
             self.is_awaited = False
             self._keep(message, proposals)
@@ -330,8 +322,8 @@ class DrafterChannel:
             **self._arrived.counts(),
             errors=self._num_errors,
             reconnects=max(0, self._num_connects - 1),
-            latency_sum_s=self._latency_sum_s,
-            latency_count=self._latency_count,
+            latency_sum_s=self.times.sum_s,
+            latency_count=self.times.count,
             open_s=self._seconds.open_s,
             observe_s=self._seconds.observe_s,
             propose_s=self._seconds.propose_s,
@@ -368,9 +360,14 @@ class DrafterChannel:
         self.is_awaited = bool(queries) and self._is_in_time()
         self.link.send(message)
 
+    def _is_owed(self) -> bool:
+        """Whether an answer is on its way that is not only drafted ahead."""
+        message = self._message
+        return message is not None and (not message.ahead or self._is_hurried)
+
     def _is_in_time(self) -> bool:
         """Whether to wait for it: proposals of one slower than the budget are used re-rooted."""
-        return self._mean_latency_s <= self._budget_s or self._num_messages % PATIENCE == 0
+        return self.times.mean_s <= self._budget_s or self._num_messages % PATIENCE == 0
 
     def _current(self, queries: Sequence[AnyQuery]) -> list[AnyQuery]:
         # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
@@ -386,13 +383,3 @@ class DrafterChannel:
         if self.link.ahead is None and not message.ahead:
             took_s = self._clock() - self._sent_at
             self._meter.record(message.opens, len(message.queries), took_s, seconds)
-
-    def _record_latency(self, message: DrafterMessage) -> None:
-        latency = self._clock() - self._sent_at
-        self._latency_sum_s += latency
-        self._latency_count += 1
-        # Prompts are long; what an answer takes with one says nothing about the next.
-        if not message.opens:
-            self.num_overdue = self.num_overdue + 1 if self._clock() > message.deadline else 0
-            self._mean_latency_s += LATENCY_WEIGHT * (latency - self._mean_latency_s)
-            self._mean_latency_s = min(self._mean_latency_s, latency)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...core.proposals import DraftCost, DraftRequest
 from ...core.schedule.line_fit import LineFit
@@ -22,6 +23,8 @@ FIRST_OPEN_TOKEN_S = 1e-4
 FIRST_ANSWER_S = 5e-3
 # Weight of the newest openings, and of such as took less: the first ones load what all need.
 OPEN_WEIGHT, FASTER_WEIGHT = 0.2, 0.5
+# Weight of the newest answer in the running mean of latency.
+LATENCY_WEIGHT = 0.25
 
 
 class CostMeter:
@@ -72,3 +75,30 @@ class CostMeter:
             if self._line.weight:
                 seconds = min(seconds, OUTLIER * cost.seconds(num_queries))
             self._line.record(num_queries, seconds)
+
+
+@dataclass(slots=True)
+class AnswerTimes:
+    """How long answers to queries take, and whether they are in time.
+
+    mean_s       running mean, seconds; 0 before the first; one that took less counts at once
+    num_overdue  in a row after their deadlines
+    sum_s, count  of all
+    """
+
+    mean_s: float = 0.0
+    num_overdue: int = 0
+    sum_s: float = 0.0
+    count: int = 0
+
+    def record(self, took_s: float, *, is_overdue: bool, opened: bool) -> None:
+        """Learn from an answer; `opened`: its message had openings, too.
+
+        Prompts are long: what an answer takes with one says nothing about the next.
+        """
+        self.sum_s += took_s
+        self.count += 1
+        if not opened:
+            self.num_overdue = self.num_overdue + 1 if is_overdue else 0
+            self.mean_s += LATENCY_WEIGHT * (took_s - self.mean_s)
+            self.mean_s = min(self.mean_s, took_s)

@@ -84,7 +84,7 @@ def may_read_chat(config: DrafterConfig, target: str) -> bool:
     Where only its server can tell, it may. `target` is the served model. Raises `ConfigError` as
     `cascade_members`.
     """
-    if config.address is not None:
+    if config.address is not None or config.drafter_pool is not None:
         return config.kind in ("model", CASCADE)
     if config.kind == CASCADE:
         return any(may_read_chat(member, target) for member in cascade_members(config))

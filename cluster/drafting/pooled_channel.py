@@ -51,11 +51,13 @@ class Member:
 
     texts      of the requests that it has
     shunned    until when it is given none, since it was slow
+    num_answers  that it had given when it was shunned last
     """
 
     channel: DrafterChannel
     texts: dict[str, CommittedText]
     shunned: CircuitBreaker
+    num_answers: int = 0
 
     def load(self, now: float) -> int:
         """Requests that it has open, of all coordinators as far as is known."""
@@ -101,7 +103,7 @@ class PooledChannel:
         self._is_found = pool.finder is None
         self._num_moved = 0
         # Totals of servers that are gone.
-        self._past: list[DrafterStats] = []
+        self._past = added(pool.name, ())
         for key, link in pool.links.items():
             self._add(key, link)
 
@@ -226,7 +228,7 @@ class PooledChannel:
         """Totals of all servers so far."""
         now = [member.channel.stats() for member in self._members.values()]
         return replace(
-            added(self.link.name, [*now, *self._past]),
+            added(self.link.name, [*now, self._past]),
             connected=any(one.connected for one in now),
             servers=len(self._well(self._clock())),
             circuit_open=bool(now) and all(one.circuit_open for one in now),
@@ -253,9 +255,14 @@ class PooledChannel:
         """Move the requests of servers that are not well to those that are; returns these."""
         now = self._clock()
         for member in self._well(now):
+            times = member.channel.times
             if self._is_slow(member, now):
                 member.shunned.fail(now)
+                # It is judged anew when it is given requests again.
+                times.num_overdue, member.num_answers = 0, times.count
                 self._failures.log("slow", "its requests move to other servers of the pool")
+            elif times.count > member.num_answers and not times.num_overdue:
+                member.shunned.succeed()
         well = self._well(now)
         if well:
             for member in self._members.values():
@@ -266,13 +273,13 @@ class PooledChannel:
     def _is_slow(self, member: Member, now: float) -> bool:
         """Whether another one would draft for its requests in less time."""
         others = [one.channel for one in self._well(now) if one is not member]
-        channel = member.channel
+        channel, times = member.channel, member.channel.times
         if not others or not member.texts:
             return False
         if channel.silent_s() > SILENCE_S:
             return any(other.silent_s() <= SILENCE_S for other in others)
-        return channel.num_overdue >= MAX_OVERDUE and any(
-            not other.num_overdue and SLOWER * other.mean_latency_s < channel.mean_latency_s
+        return times.num_overdue >= MAX_OVERDUE and any(
+            not other.times.num_overdue and SLOWER * other.times.mean_s < times.mean_s
             for other in others
         )
 
@@ -332,7 +339,8 @@ class PooledChannel:
         for key in gone:
             if not self._members[key].texts:
                 member = self._members.pop(key)
-                self._past.append(member.channel.stats())
+                ended = replace(member.channel.stats(), servers=0, memory_bytes=0)
+                self._past = added(self.link.name, (self._past, ended))
                 del self.link.links[key]
                 await member.channel.stop()
 

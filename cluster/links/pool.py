@@ -44,7 +44,7 @@ class DrafterPool:
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether any of its servers drafts behind assumed tokens."""
+        """Whether any of its servers drafts behind trees in flight."""
         return any(link.drafts_ahead for link in self.links.values())
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 import grpc
 
@@ -76,6 +77,14 @@ class FeatureInbox:
         self.add(message.features)
         rows, self._rows, self._num_bytes = self._rows, [], 0
         return replace(message, features=rows) if rows else message
+
+
+class _Arrival(NamedTuple):
+    """A message, by a number of its own; `gives_way`: it only asks ahead."""
+
+    number: int
+    data: bytes
+    gives_way: bool
 
 
 class DrafterService:
@@ -154,8 +163,8 @@ class DrafterService:
             )
             yield encode_hello(greeting, pb.FromDrafter)
             async with contextlib.aclosing(self._arrivals(requests)) as arrivals:
-                async for number, data in arrivals:
-                    answer = await self._work(session, inbox, number, data)
+                async for arrival in arrivals:
+                    answer = await self._work(session, inbox, arrival)
                     if answer is not None:
                         yield answer
         except ProtocolError as error:
@@ -168,13 +177,13 @@ class DrafterService:
                 self._worker.submit(session.close)
 
     async def _work(
-        self, session: DrafterSession, inbox: FeatureInbox, number: int, data: bytes
+        self, session: DrafterSession, inbox: FeatureInbox, arrival: _Arrival
     ) -> bytes | None:
         """`_answer` in the worker; what gives way to all others counts as no work."""
         answer = asyncio.get_running_loop().run_in_executor(
-            self._worker, self._answer, session, inbox, number, data
+            self._worker, self._answer, session, inbox, arrival
         )
-        if is_ahead(data):
+        if arrival.gives_way:
             return await answer
         self._meter.enter()
         try:
@@ -184,31 +193,34 @@ class DrafterService:
 
     async def _arrivals(
         self, requests: AsyncIterator[bytes]
-    ) -> AsyncGenerator[tuple[int, bytes], None]:
-        """Messages of a connection, by numbers of their own.
+    ) -> AsyncGenerator[_Arrival, None]:
+        """Messages of a connection.
 
         One is read while that before it is at work, so that drafting ahead can end for it; then
         gRPC holds the sender back.
         """
         own: set[int] = set()
 
-        async def read() -> tuple[int, bytes | None]:
+        async def read() -> _Arrival | None:
             data = await anext(requests, None)
-            number = next(self._numbers)
-            if data is not None and drafts_ahead(self._drafter) and not is_ahead(data):
-                own.add(number)
-                self._waiting.add(number)
-            return number, data
+            if data is None:
+                return None
+            gives_way = drafts_ahead(self._drafter) and is_ahead(data)
+            arrival = _Arrival(next(self._numbers), data, gives_way)
+            if not gives_way:
+                own.add(arrival.number)
+                self._waiting.add(arrival.number)
+            return arrival
 
         coming = asyncio.create_task(read())
         try:
             while True:
-                number, data = await coming
-                if data is None:
+                arrival = await coming
+                if arrival is None:
                     return
                 coming = asyncio.create_task(read())
-                yield number, data
-                own.discard(number)
+                yield arrival
+                own.discard(arrival.number)
         finally:
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
@@ -216,14 +228,14 @@ class DrafterService:
             self._waiting -= own
 
     def _answer(
-        self, session: DrafterSession, inbox: FeatureInbox, number: int, data: bytes
+        self, session: DrafterSession, inbox: FeatureInbox, arrival: _Arrival
     ) -> bytes | None:
         """Do what one message says; features before one wait, and have no answer.
 
         Raises `ProtocolError` if it is no message.
         """
-        self._waiting.discard(number)
-        part = decode_part(data, self._clock())
+        self._waiting.discard(arrival.number)
+        part = decode_part(arrival.data, self._clock())
         if part is None:
             return None
         if not isinstance(part, DrafterMessage):

@@ -41,7 +41,7 @@ from .wire_proposals import (
 )
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 DEFAULT_MAX_BYTES = 64 * 2**20
 
 Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)

@@ -19,7 +19,8 @@ PRIOR_NODES = 8.0
 # Beyond this a bin forgets half, so that it follows a change of the texts.
 MAX_NODES = 128.0
 
-MOST_LIKELY = 0.999
+# What a drafter calls less probable is as good as this; what it calls certain, as this.
+LEAST_TOLD, MOST_LIKELY = 1e-6, 0.999
 # Columns of the counts.
 ACCEPTED, JUDGED, TOLD = range(3)
 
@@ -32,12 +33,12 @@ class AcceptanceTable:
     """P(node is accepted | its parent is), by drafter, its log-probability, depth and rank.
 
     depth is 1 for children of the root; rank is the node's place among its drafter's children of
-    one parent. Estimates are means over a bin, drawn towards the drafter's own mean while the bin
-    is young.
+    one parent. An estimate is the drafter's own probability, corrected by the nodes of its bin and,
+    while that is young, of the drafter.
 
     names   drafters; their places are their ids
-    counts  float64 [drafters, bins + 1, 2]: accepted and judged nodes of each bin; the last row
-            holds the sums over all bins
+    counts  float64 [drafters, bins + 1, 3]: accepted and judged nodes of each bin, and the sum of
+            their own probabilities; the last row holds the sums over all bins
     """
 
     __slots__ = ("_ids", "counts", "names")
@@ -84,10 +85,16 @@ def bin_of(log_prob: float, depth: int, rank: int) -> int:
 
 
 @compiled
+def told_by(log_prob: float) -> float:
+    """The drafter's own probability of a node, above 0 also where the logarithm is -infinity."""
+    return min(max(float(np.exp(log_prob)), LEAST_TOLD), 1.0)
+
+
+@compiled
 def estimate(counts: Float64, source: int, log_prob: float, depth: int, rank: int) -> float:
     """The node's own probability, corrected by what became of others of its bin."""
     total, own = counts[source, NUM_BINS], counts[source, bin_of(log_prob, depth, rank)]
-    told = min(np.exp(log_prob), 1.0)
+    told = told_by(log_prob)
     # Before any was seen: what the drafter says, and half where it says nothing. An optimist finds
     # out, a pessimist never does.
     ratio = (total[ACCEPTED] + 1.0) / (total[TOLD] + (1.0 if log_prob < 0 else 2.0))
@@ -104,6 +111,6 @@ def record(  # noqa: PLR0917 - compiled functions take no options by name
     for row in (counts[source, bin_of(log_prob, depth, rank)], counts[source, NUM_BINS]):
         row[ACCEPTED] += accepted
         row[JUDGED] += 1.0
-        row[TOLD] += min(np.exp(log_prob), 1.0)
+        row[TOLD] += told_by(log_prob)
         if row[JUDGED] > MAX_NODES:
             row[:] = row / 2.0

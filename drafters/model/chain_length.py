@@ -50,7 +50,7 @@ class ChainLength:
 
         most          upper bound of the step
         num_requests  requests that are drafted for in the same batch
-        assumed       tokens that stand before it, where it is drafted ahead
+        assumed       tokens of others that stand before it, in a cascade
         """
         if assumed is None:
             self._chains = []

@@ -57,7 +57,8 @@ class DraftsAhead:
     ) -> list[Proposal]:
         """One forest of paths and drafts a query; empty where there is none."""
         self._num_requests = len(asked)
-        jobs = self._begin(asked)
+        # To begin costs the cache what stands behind the texts.
+        jobs = [] if is_over() else self._begin(asked)
         active = list(jobs)
         while active and not is_over():
             share = self._options.prefill_chunk // len(active)

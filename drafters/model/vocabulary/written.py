@@ -93,8 +93,8 @@ class WrittenText:
 class WrittenVocabulary:
     """Draws are the drafter's own tokens, whose text is encoded behind the committed ids.
 
-    Under `coupled` the noise of the target's tokens ranks them, by what their text becomes; else
-    draws have noise of their own. Of the request's parameters temperature and filters apply.
+    The noise of the target's tokens may rank them, by what their text becomes (`heard`); else draws
+    have noise of their own. Of the request's parameters temperature and filters apply.
     """
 
     draws_target_ids = False
@@ -151,8 +151,10 @@ class WrittenVocabulary:
         return TextDistribution(request.temperature, seed, filters, None, None, num_answered=0)
 
     def heard(self, text: DraftText, choice: CoupledChoice) -> HeardNoise | None:
-        """The noise of the target's tokens that drafted text becomes."""
+        """The noise of the target's tokens that drafted text becomes; None within a character."""
         assert isinstance(text, WrittenText)
+        if text.held:
+            return None
         return HeardNoise(self._heard, text.committed[-1], choice)
 
     def declared(self, distribution: DraftDistribution) -> DraftDistribution:

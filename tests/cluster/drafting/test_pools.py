@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.drafting.pooled_channel import BELIEVED_S, FIND_PERIOD_S, SILENCE_S
+from draftline.cluster.drafting.pooled_channel import (
+    BELIEVED_S,
+    FIND_PERIOD_S,
+    SHUNNED,
+    SILENCE_S,
+)
 from draftline.cluster.links.link import DrafterLink
 from draftline.cluster.links.pool import DrafterPool
 from draftline.core.errors import ConfigError
@@ -158,6 +163,29 @@ async def test_a_server_that_is_late_again_and_again_gives_up_its_requests() -> 
     assert scene.hub.stats()[0].moved == 2
     scene.answer()
     assert scene.has(other) == {"r0", "r1", "r2", "r3"}
+
+
+async def test_a_server_that_was_late_is_judged_anew_when_its_time_is_over() -> None:
+    scene = Scene()
+    await scene.begin(4)
+    slow, other = scene.links
+    for _ in range(3):
+        await scene.step(1)
+        scene.answer(links=[other])
+        scene.answer(after_s=0.3, links=[slow])
+    await scene.step()
+    scene.answer()
+    moved = scene.hub.stats()[0].moved
+    scene.clock.now += SHUNNED.first_delay_s
+    scene.sessions.append(HubSession(scene.hub, "new"))
+    await asyncio.sleep(0)
+    for _ in range(4):
+        scene.answer()
+        await scene.step(1)
+    assert scene.has(slow) == {"new"}
+    assert scene.hub.stats()[0].moved == moved
+    pooled: Any = scene.hub._channels[0]
+    assert pooled._members["0"].shunned.failures == 0
 
 
 async def test_where_all_servers_are_late_nothing_moves() -> None:
