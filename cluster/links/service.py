@@ -191,9 +191,7 @@ class DrafterService:
         finally:
             self._meter.leave()
 
-    async def _arrivals(
-        self, requests: AsyncIterator[bytes]
-    ) -> AsyncGenerator[_Arrival, None]:
+    async def _arrivals(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[_Arrival, None]:
         """Messages of a connection.
 
         One is read while that before it is at work, so that drafting ahead can end for it; then

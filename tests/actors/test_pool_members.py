@@ -73,6 +73,19 @@ async def test_who_may_be_there_still_is_not_taken_for_gone(
         await members.find()
 
 
+async def test_a_silent_server_holds_up_no_news_of_others(
+    module: ModuleType, handle: Handle
+) -> None:
+    members = module.ServeMembers("pool", lambda _member: None)
+    one, other = (module.PoolMember(key, f"10.0.0.1:{key}", "t", 0) for key in "12")
+    handle.answers = [one]
+    assert await members.find() == {"1": 0}
+    handle.answers = [ActorUnavailableError("busy", None), other]
+    assert await members.find() == {"1": 0, "2": 0}
+    handle.answers = [other]
+    assert await members.find() == {"2": 0}
+
+
 def test_without_a_cluster_the_setting_is_named(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,7 @@ def test_a_product_that_is_wrong_is_told(
     setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
     measure_products.measure_products(setting, findings)
     assert {what for names in findings.failed.values() for what in names} == {
-        f"{measure_products.GROUP}, {rows} rows" for rows in (1, 65)
+        f"{measure_products.GROUP}, {rows} rows" for rows in (1, measure_products.FEW_ROWS, 65)
     }
     kinds = {figure.name.rpartition(", ")[2]: figure.work for figure in findings.figures}
     assert kinds["bfloat16"].num_bytes == 2 * kinds["int8"].num_bytes

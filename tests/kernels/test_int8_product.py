@@ -62,7 +62,7 @@ def test_layers_on_gpus_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None
     ours = Int8Linear(weight)
     monkeypatch.setattr(int8_linear, "runs_triton", lambda machine: True)
     on_gpu = Int8Linear(weight)
-    assert on_gpu._product is load_int8_linear("triton")
+    assert on_gpu.product is load_int8_linear("triton")
     x = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     assert on_gpu(x).shape == (2, 3, 24)
     torch.testing.assert_close(on_gpu(x), ours(x), rtol=1e-4, atol=1e-4)

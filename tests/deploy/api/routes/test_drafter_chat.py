@@ -110,6 +110,8 @@ def test_who_may_ask_for_a_chat() -> None:
         # Its server knows its options, or this machine has no such folder.
         {"kind": "model", "transport": "grpc", "address": "there:1"},
         {"kind": "model", "model": "/nowhere"},
+        {"kind": "model", "transport": "grpc", "drafter_pool": "there"},
+        {"kind": "cascade", "transport": "grpc", "drafter_pool": "there"},
     ]
     silent = [
         {"kind": "prompt_lookup"},
