@@ -60,11 +60,13 @@ class DraftsAhead:
         # To begin costs the cache what stands behind the texts.
         jobs = [] if is_over() else self._begin(asked)
         active = list(jobs)
-        while active and not is_over():
+        while active:
             share = self._options.prefill_chunk // len(active)
             active = [job for job in active if job.prepare(share)]
             if active:
                 self._pass(active)
+            if is_over():
+                break
         for job in jobs:
             self._end(job)
         found = {job.query.request_id: job.proposal(source) for job in jobs}
