@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from .arrays import Int32
 from .drafting import Drafting
 from .proposals import StepCommit
+from .request.chosen import Chosen
 from .request.draft_tally import DraftTally
 from .request.outbox import Outbox
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
@@ -14,9 +15,10 @@ from .request.request import RequestState
 from .request.stop import Advance
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.outputs import NO_TREE_OUTPUT, Chosen, TreeOutput
+from .step.outputs import NO_TREE_OUTPUT, TreeOutput
 from .step.prompt_chunk import PromptChunk
 from .step.tree_steps import TreeSteps
+from .tree.tree import TreeBatch
 from .verify.walk import Paths, Walk
 
 
@@ -48,14 +50,19 @@ class Committing:
         self._clock = clock
         self._finish = finish
 
-    def count(self, trees: TreeSteps, paths: Paths, outcome: StepOutcome) -> None:
-        """Count the paths through the trees of requests that have not ended meanwhile."""
+    def count(
+        self, trees: TreeSteps, paths: Paths, judged: TreeBatch, outcome: StepOutcome
+    ) -> None:
+        """Count the paths through the trees of requests that have not ended meanwhile.
+
+        judged: the trees as they were drafted, from the roots of the paths on
+        """
         states = trees.states
         rows = [state.nodes.row for state in states]
         self._tally.add(rows, trees.trees, paths.sources, paths.ends)
         ended = [place for place, state in enumerate(states) if state.has_ended]
         ids = [state.request_id for state in states]
-        outcome.count(ids, trees.trees, trees.drafted, paths.without(ended))
+        outcome.count(ids, trees.trees, judged, paths.without(ended))
         start = self._clock()
         self._budget.judge(outcome)
         self._budget.note_host(self._clock() - start)
@@ -63,26 +70,29 @@ class Committing:
     def commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
         state, walk, answer = part
-        if state.has_ended:
+        # A slice may be answered before those above it.
+        if state.has_ended or not walk.tokens:
             return
-        self._scheduler.share(state, len(state.token_ids) - 1)
+        stream = state.stream
+        num_final = len(state.token_ids) - 1 if stream is None else stream.num_in_place
+        self._scheduler.share(state, num_final)
         rows, tokens, sources, token_ids, moves = walk
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
         if sources[0] == TARGET_SOURCE:
             # Without drafts each token had a pass of its own.
             state.accepted_lengths += [0] * max(taken, 1)
-        elif taken < len(tokens):
-            # The last one is the target's own token, and no node.
-            state.nodes.take_back(sources[taken:-1])
-            state.accepted_lengths.append(taken)
         else:
-            state.accepted_lengths.append(taken - 1)
+            state.nodes.take_back(source for source in sources[taken:] if source != TARGET_SOURCE)
+            # Mostly the last one is the target's own token, and no node.
+            num_targets = taken > 0 and sources[taken - 1] == TARGET_SOURCE
+            state.accepted_lengths.append(taken - num_targets)
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
-        if advance.finish_reason is None and state.blocks:
+        # A streamed one's were noted when its root went on.
+        if advance.finish_reason is None and state.blocks and stream is None:
             state.moves = moves
         num_top = state.request.params.logprobs
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)

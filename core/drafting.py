@@ -16,10 +16,12 @@ from .request.request import RequestState
 from .schedule.budget import NodeBudget
 from .schedule.choice.wishes import DraftWish
 from .schedule.scheduler import Scheduler
+from .schedule.streaming import Streaming, max_depth
 from .step.ask_plan import AskPlan, DraftBatch, nobody_asked
 from .step.drafted_trees import DraftedTree, DraftedTrees
 from .step.prompt_chunk import PromptChunk
 from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
+from .streaming.slices import TreeSlice
 from .tree.merge import merge_all
 from .tree.tree import empty_trees
 from .verify.candidates import candidates_of, no_candidates
@@ -41,6 +43,7 @@ class Drafting:
 
     __slots__ = (
         "_acceptance", "_ahead_of", "_budget", "_clock", "_commits", "_drafters", "_scheduler",
+        "_streaming",
     )  # fmt: skip
 
     def __init__(
@@ -50,8 +53,11 @@ class Drafting:
         budget: NodeBudget,
         clock: Callable[[], float],
         acceptance: str = COUPLED,
+        *,
+        streaming: Streaming | None = None,
     ) -> None:
         self._acceptance = acceptance
+        self._streaming = streaming or Streaming(scheduler, budget, is_on=False)
         self._drafters = drafters
         self._scheduler = scheduler
         self._budget = budget
@@ -126,11 +132,17 @@ class Drafting:
         One message a drafter for all requests, which also tells what was committed.
         """
         began_at = self._clock()
+        self._streaming.begin(states)
         if self._budget.is_quiet(state.request_id for state in states if state.is_open):
             self._order(states, AskPlan({}, {}))
             return nobody_asked(began_at)
         most = self._scheduler.nodes_each(len(states))
-        sizes = [(state, size) for state in states if (size := _most_nodes(state, most)) > 0]
+        wanted = {state.request_id: self._query(state, most) for state in states}
+        sizes = [
+            (state, query.max_nodes)
+            for state in states
+            if (query := wanted[state.request_id]) is not None
+        ]
         costs = self._drafters.costs()
         plan = AskPlan({}, {})
         if sizes and costs:
@@ -142,11 +154,7 @@ class Drafting:
         self._order(states, plan, {state.request_id: size for state, size in sizes})
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
-        queries = [
-            Query(state.request_id, len(state.token_ids), size)
-            for state, size in sizes
-            if state.request_id in asked
-        ]
+        queries = [query for one, query in wanted.items() if query is not None and one in asked]
         start = self._clock()
         self._budget.note_host(start - began_at)
         if not queries:
@@ -157,13 +165,18 @@ class Drafting:
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
 
+    def _query(self, state: RequestState, most: int) -> Query | None:
+        """What drafters may be asked for a request; None where no draft is of use."""
+        size = _most_nodes(state, most)
+        return self._streaming.query(state, size) if size > 0 else None
+
     def go_ahead(self, trees: TreeSteps, draft_batch: DraftBatch | None) -> None:
         """Let drafters that have nothing else to do go on behind a step that is computed.
 
         Each is told the trees, and guesses where the target will leave them. Not under acceptance
         rules that look at how a draft was drawn.
         """
-        is_new = draft_batch is not None and self._ahead_of is not trees
+        is_new = draft_batch is not None and self._ahead_of is not trees and not trees.slices
         if draft_batch is None or not is_new or not self._drafters.drafts_ahead:
             return
         self._ahead_of = trees
@@ -214,7 +227,7 @@ class Drafting:
         trees = merge_all(
             proposals,
             [factor * limit for limit in limits],
-            [_max_depth(state) for state in states],
+            [max_depth(state) for state in states],
             self._budget.table,
         )
         self._budget.note_host(self._clock() - start)
@@ -264,6 +277,26 @@ class Drafting:
         self._budget.note_host(self._clock() - start)
         return TreeSteps(drafted.states, trees, drafted.trees, wishes)
 
+    def with_slices(
+        self, trees: TreeSteps, states: Sequence[RequestState], draft_batch: DraftBatch
+    ) -> TreeSteps:
+        """The trees of a step beside slices of those of streamed requests, which grow by what
+        drafters offer."""
+        if not states:
+            return trees
+        start = self._clock()
+        most = self._scheduler.nodes_each(len(trees) + len(states))
+        parts: list[TreeSlice] = []
+        sliced: list[RequestState] = []
+        for state in states:
+            limit = min(most, state.max_nodes)
+            self._streaming.grow(state, _wanted(state, draft_batch), limit)
+            if (part := self._streaming.slice(state, limit)) is not None:
+                sliced.append(state)
+                parts.append(part)
+        self._budget.note_host(self._clock() - start)
+        return trees.beside(sliced, parts)
+
     def _own_wishes(self, drafted: DraftedTrees, plan: AskPlan) -> dict[int, TreeWishes]:
         parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
         return {
@@ -305,6 +338,8 @@ class Drafting:
         bare: dict[int, TreeWishes] = {}
         roots = [len(state.token_ids) - 1 for state in trees.states]
         slots = (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
+        for place, part in trees.slices.items():
+            slots[place] = part.most_places
         missing = self._scheduler.missing_blocks(trees.states, slots)
         for place, state in enumerate(trees.states):
             # Preempted for one before it.
@@ -312,6 +347,9 @@ class Drafting:
                 continue
             if not missing[place] or self._scheduler.reserve(state, slots[place]):
                 fitting.append(place)
+            # What its earlier slices hold may not be dropped.
+            elif state.in_flight:
+                continue
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, roots[place] + 1):
                 fitting.append(place)
@@ -324,7 +362,9 @@ class Drafting:
     def _num_decode_steps(self, trees: TreeSteps) -> int:
         """Tokens of each request in a step of roots alone of which nothing else is wanted."""
         states = trees.states
-        if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
+        if not states or len(trees.trees.nodes) or trees.wishes or trees.slices:
+            return 1
+        if self._scheduler.is_prefilling:
             return 1
         if not _want_tokens_alone(states):
             return 1
@@ -391,9 +431,4 @@ def _has_wishes(proposals: Iterable[Proposal]) -> bool:
 def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:
     """Nodes of a tree that begins `num_ahead` tokens behind the text; 0 where none is of use."""
     # What is left of the answer bounds the tree's depth (`merge`), not its width.
-    return min(most, state.max_nodes) if _max_depth(state) > num_ahead else 0
-
-
-def _max_depth(state: RequestState) -> int:
-    """Deepest useful node: one more token, the bonus, follows the deepest accepted one."""
-    return state.stop.num_tokens_left - 1
+    return min(most, state.max_nodes) if max_depth(state) > num_ahead else 0

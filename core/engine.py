@@ -30,6 +30,7 @@ from .request.request import Request, RequestState
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
+from .schedule.streaming import Streaming
 from .schedule.wakeup import Wakeup
 from .step.ask_plan import DraftBatch, nobody_asked
 from .step.builder import build_step
@@ -68,16 +69,24 @@ class EngineCore:
         acceptance: str = COUPLED,
         trace: StepTrace | None = None,
         step_timeout_s: float = math.inf,
+        streaming: bool = False,
     ) -> None:
         """`acceptance`: the rule that decides about drafts (`core/verify/rules.py`).
 
+        `streaming`: whether the tree of a request may go through the stages in slices, several of
+        them at a time, where there are more stages than requests (`core/schedule/streaming.py`).
         A step whose answer takes longer than `step_timeout_s`, and many times longer than steps
         take, is a lost stage's.
         """
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._budget = budget
-        self._drafting = Drafting(drafters, scheduler, budget, clock, acceptance)
+        # Only a coupled walk needs nothing of a node but the target's token after it.
+        is_on = streaming and acceptance == COUPLED
+        self._streaming = Streaming(scheduler, budget, is_on=is_on)
+        self._drafting = Drafting(
+            drafters, scheduler, budget, clock, acceptance, streaming=self._streaming
+        )
         self._tally = DraftTally()
         self._outbox = Outbox(self._fail)
         self._committing = Committing(
@@ -207,7 +216,9 @@ class EngineCore:
         if self._trace is not None:
             self._trace.planning()
         has_room = len(self._in_flight) < self._pipeline.max_in_flight
-        decoding = self._scheduler.decoding(self._forms.late()) if has_room else ()
+        decoding = ()
+        if has_room:
+            decoding = self._scheduler.decoding(self._forms.late(), self._streaming.may_follow)
         if decoding:
             self._asking = self._drafting.start(decoding)
             # Drafters of this process alone have answered after one turn of the loop.
@@ -229,17 +240,21 @@ class EngineCore:
             return None, NO_TREE_STEPS
         asking, self._asking = self._asking, None
         draft_batch = asking.answer.result()
-        drafted = self._drafting.merge([s for s in asking.states if self._is_ready(s)], draft_batch)
+        in_rounds = [state for state in asking.states if self._is_ready(state)]
+        drafted = self._drafting.merge(in_rounds, draft_batch)
         most = self._scheduler.nodes_each(len(drafted))
         joined = await self._forms.join(drafted, self.deadline.patience_s, most)
         # Where no masks were wanted nothing was awaited.
         chosen = joined if joined is drafted else joined.where(self._is_ready)
-        return draft_batch, self._drafting.choose(chosen, draft_batch)
+        trees = self._drafting.choose(chosen, draft_batch)
+        streamed = [s for s in asking.states if s.stream is not None and not s.has_ended]
+        return draft_batch, self._drafting.with_slices(trees, streamed, draft_batch)
 
     def _is_ready(self, state: RequestState) -> bool:
         """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
         were asked or masks awaited."""
-        return not (state.in_flight or state.has_ended) and state.is_decoding
+        is_free = not (state.in_flight or state.has_ended) and state.stream is None
+        return is_free and state.is_decoding
 
     def _build(self, trees: TreeSteps) -> BuiltStep | None:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
@@ -266,7 +281,10 @@ class EngineCore:
         sent_at = self._clock()
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
-        in_flight = StepInFlight(step, trees, chunks, answer, draft_batch, sent_at, traced, replays)
+        in_flight = StepInFlight(
+            step, trees, chunks, answer, draft_batch, sent_at, traced,
+            self._scheduler.block_size, replays,
+        )  # fmt: skip
         for state in in_flight.states:
             state.in_flight += 1
         self._in_flight.append(in_flight)
@@ -312,7 +330,7 @@ class EngineCore:
         trees = in_flight.trees
         self._drafting.note_features(results.features)
         self._drafting.note_drafted(results.drafted)
-        self._committing.count(trees, results.paths, outcome)
+        self._committing.count(trees, results.paths, results.judged, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
         parts = zip(trees.states, walks, results.trees, strict=True)
         contain_each(self._committing.commit_tree, parts, self._fail_part)
@@ -334,8 +352,9 @@ class EngineCore:
         self._scheduler.note_step(in_flight.num_rows, chunks, seconds / num_passes, num_in_flight)
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
-            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s
-        )
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s,
+            bool(in_flight.trees.slices),
+        )  # fmt: skip
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

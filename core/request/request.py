@@ -13,7 +13,9 @@ import numpy as np
 from ..arrays import Int32
 from ..errors import DraftlineError
 from ..proposals import DraftRequest
+from ..tree.streamed_tree import StreamedTree
 from .allowed_tokens import AllowedTokens
+from .chosen import RowAnswer
 from .draft_tally import DraftTally, TalliedNodes
 from .output import Delta, RequestMetrics, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams
@@ -69,7 +71,9 @@ class RequestState:
     head_nodes     most nodes that heads of the last stage draft behind its next step, by name
     in_flight      steps of this request that were submitted and not committed yet
     num_losses     steps of it that were lost with a stage since the last that was answered
-    moves          int32 [m, 2]  KV copies of the last commit, for this request's next step
+    moves          int32 [m, 2]  KV copies of the last commits, for this request's next step
+    stream         its tree, if that goes through the pipeline in slices; several of its steps may
+                   be in flight then
     token_counts   of the text, for penalties; None where there are none
     nodes          of its trees, by drafter; the engine counts them for all its requests together
     has_ended      it is no request of the engine any more
@@ -95,6 +99,7 @@ class RequestState:
     num_shared: int = 0
     in_flight: int = 0
     moves: Int32 = field(default_factory=lambda: NO_MOVES)
+    stream: StreamedTree[RowAnswer] | None = None
     token_counts: TokenCounts | None = None
     prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
@@ -201,7 +206,7 @@ class RequestState:
     def release(self) -> list[int]:
         """Give up the KV, to begin anew later; returns the blocks."""
         blocks, self.blocks = self.blocks, []
-        self.moves = NO_MOVES
+        self.moves, self.stream = NO_MOVES, None
         self._num_tabled = 0
         self.num_scheduled = self.prefill_len = self.num_shared = 0
         return blocks

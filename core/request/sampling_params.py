@@ -128,6 +128,7 @@ class RequestOptions:
     max_nodes    most nodes of its tree; None: the engine's limit
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:
                  everyone's
+    streaming    whether its tree may go through the stages in slices, several at a time
     chat         the chat that its prompt was made of, for drafters with a chat template of their
                  own; none: they read the prompt's text. Its answer must be opened at the prompt's
                  end
@@ -142,6 +143,7 @@ class RequestOptions:
     speculative: bool = True
     max_nodes: int | None = None
     drafters: tuple[str, ...] | None = None
+    streaming: bool = True
     chat: tuple[ChatTurn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:

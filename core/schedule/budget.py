@@ -40,6 +40,8 @@ HOST_SQUARES = 16.0
 # Work that took so many times longer than the mean tells of the machine; of the first, which may
 # have loaded anything, no more is believed.
 HOST_OUTLIER, FIRST_HOST_S = 4.0, 2e-3
+# Rows that the price of one is taken of.
+SHARED_ROWS = 32
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2
 
@@ -52,6 +54,7 @@ class StepOutcome:
     num_prompt_rows  of its rows
     num_passes       tokens of each request, where no drafts were verified
     ahead_s          of its seconds, that went into drafts for the next step
+    is_streamed      whether it held slices of trees: its seconds are no round's
     """
 
     num_rows: int
@@ -60,6 +63,7 @@ class StepOutcome:
     draft_batch: DraftBatch
     num_passes: int = 1
     ahead_s: float = 0.0
+    is_streamed: bool = False
     num_tokens: int = 0
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
@@ -201,7 +205,8 @@ class NodeBudget:
         drafting_s = outcome.draft_batch.seconds + host_s
         rest_s = (round_s - drafting_s if is_alone else outcome.seconds) - outcome.ahead_s
         num_requests = len(outcome.trees)
-        if round_s > 0 and num_requests and not outcome.num_prompt_rows:
+        is_round = bool(num_requests) and not (outcome.num_prompt_rows or outcome.is_streamed)
+        if round_s > 0 and is_round:
             self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
         self._last_passes = outcome.num_passes
 
@@ -259,6 +264,14 @@ class NodeBudget:
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)
+
+    @property
+    def row_share(self) -> float:
+        """What a row takes beside the first, as a share of a round; 0 where nodes cost nothing."""
+        if not self._is_adaptive:
+            return 0.0
+        alone, beside = (float(self.cost.seconds(1, rows)) for rows in (1, 1 + SHARED_ROWS))
+        return max(0.0, beside - alone) / (SHARED_ROWS * alone)
 
     def num_decode_steps(self, num_requests: int, most: int) -> int:
         """Tokens of each request, at most `most`, in a step without drafts and prompts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -140,13 +140,32 @@ class Scheduler:
         self._prefilling.pop(state.request_id, None)
         self._pool.free(state.release())
 
-    def decoding(self, late: Collection[str] = ()) -> list[RequestState]:
+    @property
+    def num_groups(self) -> int:
+        """Steps in flight that requests are spread over."""
+        return self._limits.num_groups
+
+    @property
+    def num_flights_each(self) -> int:
+        """Steps of each request that would keep all of these in flight; 1 where others do."""
+        return max(1, self._limits.num_groups // max(1, len(self.running)))
+
+    def decoding(
+        self,
+        late: Collection[str] = (),
+        may_follow: Callable[[RequestState], bool] = lambda _state: False,
+    ) -> list[RequestState]:
         """Requests whose next tree may go out now: one group, so that others can fill stages.
 
-        `late`: requests that cannot take part.
+        late        requests that cannot take part
+        may_follow  whether one may that has steps in flight; those that have none go first
         """
         group_len = -(-len(self.running) // self._limits.num_groups)
-        ready = [s for s in _in_order(self.running) if not s.in_flight and s.is_decoding]
+        decoding = [state for state in _in_order(self.running) if state.is_decoding]
+        ready = [state for state in decoding if not state.in_flight]
+        if len(ready) < group_len:
+            behind = [state for state in decoding if state.in_flight and may_follow(state)]
+            ready += sorted(behind, key=attrgetter("in_flight"))
         if late:
             ready = [state for state in ready if state.request_id not in late]
         return ready[:group_len]

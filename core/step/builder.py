@@ -13,6 +13,7 @@ from ..request.request import NO_MOVES, RequestState
 from ..sampling.penalties import path_entries
 from ..sampling.rows import rows_of_requests
 from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, Verification
+from ..streaming.slices import with_slices
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.kernels import pack, unpack, visible_columns
 from ..tree.merge import merge_all
@@ -82,7 +83,12 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         request_starts=starts,
         context_lens=contexts,
         block_tables=tables,
-        trees=StepTrees(_ancestors(trees), starts, slots, positions, len(trees)),
+        trees=with_slices(
+            StepTrees(_ancestors(trees), starts, slots, positions, len(trees)),
+            trees.slices,
+            tables,
+            block_size,
+        ),
         logits_rows=logits_rows,
         sampling=rows_of_requests(states, positions[logits_rows].astype(np.int64) + 1, chosen),
         probe_rows=_probe_rows(trees, starts),

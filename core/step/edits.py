@@ -10,6 +10,7 @@ from ..arrays import Int32
 from ..request.request import RequestState
 from ..sampling.rows import build_edits
 from ..steps import LogitEdits
+from ..streaming.slices import rows_of_edits
 from ..tree.tree import NO_TREE
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeStep, TreeSteps
@@ -47,7 +48,10 @@ def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
     if not part.num_chosen:
         return None
     if isinstance(part, TreeStep):
-        return build_edits(part.state, part.tree, 0, part.wishes.form)
+        if part.slice is None:
+            return build_edits(part.state, part.tree, 0, part.wishes.form)
+        edits = build_edits(part.state, part.slice.path, 0)
+        return None if edits is None else rows_of_edits(edits, part.slice.rows)
     permitted = part.state.request.allowed_tokens
     constraint = None if permitted is None else permitted.constraint
     form = None if constraint is None else constraint.first[None]

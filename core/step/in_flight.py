@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..proposals import Drafted, FeatureRows
+from ..request.chosen import Chosen
 from ..request.request import RequestState
 from ..steps import StepInput, StepOutput
+from ..streaming.answers import read_slice
+from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
 from .ask_plan import DraftBatch
 from .features import features_of
 from .head_drafts import drafted_of
-from .outputs import Chosen, StepOutputReader, TreeOutput
+from .outputs import StepOutputReader, TreeOutput
 from .prompt_chunk import PromptChunk
 from .trace import TracedStep
 from .tree_steps import TreeSteps
@@ -34,6 +37,7 @@ class StepResults(NamedTuple):
     num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
     trees   what else was answered to each tree
+    judged  the trees as they were drafted, whose roots these paths follow
     chunks  what was chosen after each prompt chunk
     features  of the requests whose drafters asked for them
     drafted by heads of the last stage, for the next step
@@ -42,6 +46,7 @@ class StepResults(NamedTuple):
     num_passes: int
     paths: Paths
     trees: Sequence[TreeOutput]
+    judged: TreeBatch
     chunks: Sequence[Chosen]
     features: Sequence[FeatureRows]
     drafted: Sequence[Drafted]
@@ -75,6 +80,7 @@ class StepInFlight:
     draft_batch: DraftBatch | None
     sent_at: float
     traced: TracedStep | None
+    block_size: int
     replays: Sequence[PromptChunk] = ()
 
     @property
@@ -109,16 +115,35 @@ class StepInFlight:
         )
         answers = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
+        judged, outputs = self.trees.drafted, answers.of_trees(self.trees)
+        if self.trees.slices:
+            paths, judged, outputs = self._read_slices(paths, outputs, output)
         states = (*self.states, *(chunk.state for chunk in self.replays))
         request_ids = [state.request_id for state in states]
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
             paths,
-            answers.of_trees(self.trees),
+            outputs,
+            judged,
             [answers.of_chunk(chunk) for chunk in self.chunks],
             features_of(self.step, request_ids, paths, output),
             drafted_of(self.step, request_ids, paths, output),
         )
+
+    def _read_slices(
+        self, paths: Paths, outputs: Sequence[TreeOutput], output: StepOutput
+    ) -> tuple[Paths, TreeBatch, Sequence[TreeOutput]]:
+        """Paths, drafted trees and answers, of slices what their streams make of these."""
+        steps, judged = paths.of_each(), list(self.trees.drafted)
+        outputs = list(outputs)
+        firsts = [0, *(self.trees.trees.sizes + 1).cumsum().tolist()]
+        for place, part in self.trees.slices.items():
+            rows = slice(firsts[place], firsts[place + 1])
+            targets = Chosen.of_rows(output, rows)
+            answer = read_slice(self.trees.states[place], part, targets, self.block_size)
+            steps[place], judged[place] = answer.path, answer.drafted
+            outputs[place] = outputs[place]._replace(chosen=answer.chosen)
+        return Paths.of(steps), TreeBatch.of(judged), outputs
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more; whatever it raises has been told."""

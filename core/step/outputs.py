@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Float32, Int32
+from ..arrays import Int32
 from ..proposals import TopNextTokens
-from ..request.output import TokenLogProb
-from ..steps import StepOutput, TopTokens
+from ..request.chosen import Chosen, token_log_prob
+from ..steps import StepOutput
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeStep, TreeSteps
-
-
-class Chosen(NamedTuple):
-    """The target's tokens after some rows of one request.
-
-    tokens     int32 [rows]
-    log_probs  float32 [rows]; None if nobody in the step wants them
-    top        of the same rows; None likewise
-    """
-
-    tokens: Int32
-    log_probs: Float32 | None
-    top: TopTokens | None
-
-    def logprobs_of(self, rows: Iterable[int], num_top: int | None) -> tuple[TokenLogProb, ...]:
-        """Log-probabilities of the tokens after `rows`; none if `num_top` is None."""
-        if num_top is None or self.log_probs is None:
-            return ()
-        return tuple(
-            _token(int(self.tokens[row]), self.log_probs, self.top, row, num_top) for row in rows
-        )
 
 
 class TreeOutput(NamedTuple):
@@ -89,7 +68,7 @@ class StepOutputReader:
             for index in range(chunk.num_scored):
                 position = chunk.start + index + 1
                 token = int(state.request.prompt_ids[position])
-                log_prob = _token(token, scores, top, first + index, num_top)
+                log_prob = token_log_prob(token, scores, top, first + index, num_top)
                 state.prompt_log_probs[position] = log_prob
         return self._chosen(int(chunk.wants_token))
 
@@ -100,7 +79,7 @@ class StepOutputReader:
         }
 
     def _top_next_tokens(self, step: TreeStep) -> dict[str, TopNextTokens]:
-        tokens = np.append(np.int32(step.state.token_ids[-1]), step.tree.tokens)
+        tokens = np.append(np.int32(step.root_token), step.tree.tokens)
         ids = self._best_ids(len(tokens))
         return {
             source: TopNextTokens(tokens, ids[:, :count])
@@ -113,19 +92,4 @@ class StepOutputReader:
 
     def _chosen(self, count: int) -> Chosen:
         first, self._next_chosen = self._next_chosen, self._next_chosen + count
-        rows, output, top = slice(first, first + count), self._output, self._output.top
-        return Chosen(
-            output.target_tokens[rows],
-            None if output.log_probs is None else output.log_probs[rows],
-            None if top is None else TopTokens(top.ids[rows], top.log_probs[rows]),
-        )
-
-
-def _token(
-    token: int, log_probs: Float32, top: TopTokens | None, row: int, num_top: int
-) -> TokenLogProb:
-    log_prob = float(log_probs[row])
-    if top is None:
-        return TokenLogProb(token, log_prob)
-    ids, values = top.ids[row, :num_top], top.log_probs[row, :num_top]
-    return TokenLogProb(token, log_prob, tuple(ids.tolist()), tuple(values.tolist()))
+        return Chosen.of_rows(self._output, slice(first, first + count))

@@ -11,6 +11,7 @@ from ..arrays import Int64, UInt32
 from ..proposals import Probe
 from ..request.request import RequestState
 from ..steps import TreeCandidates
+from ..streaming.slices import TreeSlice
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 
 
@@ -46,6 +47,12 @@ class TreeStep:
     state: RequestState
     tree: TokenTree
     wishes: TreeWishes
+    slice: TreeSlice | None = None
+
+    @property
+    def root_token(self) -> int:
+        """The token of the first row."""
+        return self.state.token_ids[-1] if self.slice is None else self.slice.root.token
 
     @property
     def num_chosen(self) -> int:
@@ -64,12 +71,15 @@ class TreeSteps:
 
     drafted  the trees before the budget cut them, to learn from
     wishes   by a request's place, of those that have any
+    slices   likewise, of those whose trees go out in slices; nodes of `trees` that follow nodes of
+             earlier slices stand below the root
     """
 
     states: Sequence[RequestState]
     trees: TreeBatch
     drafted: TreeBatch
     wishes: Mapping[int, TreeWishes] = field(default_factory=dict)
+    slices: Mapping[int, TreeSlice] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.states)
@@ -88,7 +98,19 @@ class TreeSteps:
     def part(self, place: int) -> TreeStep:
         """That of one request."""
         wishes = self.wishes.get(place, NO_WISHES)
-        return TreeStep(self.states[place], self.trees[place], wishes)
+        return TreeStep(self.states[place], self.trees[place], wishes, self.slices.get(place))
+
+    def beside(self, states: Sequence[RequestState], slices: Sequence[TreeSlice]) -> TreeSteps:
+        """These, and the slices of other requests behind them; itself without any."""
+        if not slices:
+            return self
+        return TreeSteps(
+            [*self.states, *states],
+            TreeBatch.of([*self.trees, *(part.tree() for part in slices)]),
+            TreeBatch.of([*self.drafted, *empty_trees(len(slices))]),
+            self.wishes,
+            dict(enumerate(slices, len(self.states))),
+        )
 
     def with_bare(self, bare: Mapping[int, TreeWishes]) -> TreeSteps:
         """The requests at these places get their root alone, as in plain decoding, and `bare`."""
@@ -105,6 +127,7 @@ class TreeSteps:
                 for place, wishes in {**self.wishes, **bare}.items()
                 if not wishes.is_empty
             },
+            self.slices,
         )
 
     def select(self, places: Sequence[int]) -> TreeSteps:
@@ -113,12 +136,12 @@ class TreeSteps:
             return self
         if not places:
             return NO_TREE_STEPS
-        wishes = {new: self.wishes[old] for new, old in enumerate(places) if old in self.wishes}
         return TreeSteps(
             [self.states[place] for place in places],
             TreeBatch.of([self.trees[place] for place in places]),
             TreeBatch.of([self.drafted[place] for place in places]),
-            wishes,
+            {new: self.wishes[old] for new, old in enumerate(places) if old in self.wishes},
+            {new: self.slices[old] for new, old in enumerate(places) if old in self.slices},
         )
 
 

@@ -57,6 +57,11 @@ class Paths(NamedTuple):
         steps = np.array(list(chain.from_iterable(paths)), dtype=np.int32).reshape(-1, 3)
         return cls(np.ascontiguousarray(steps.T), ends)
 
+    def of_each(self) -> list[Sequence[tuple[int, int, int]]]:
+        """Those through each tree, as `of` takes them."""
+        steps, ends = list(zip(*self.steps.tolist(), strict=True)), self.ends.tolist()
+        return [steps[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+
     @property
     def rows(self) -> Int32:
         """int32 [n]"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -213,7 +214,8 @@ class RandomDrafters:
             end = self._check_features(query.request_id)
             # Told at the opening already, so that none is missing.
             assert self.replayed is not None or end == len(text) - 1
-        return [*(self._tree(name, query, text) for name in names), *ahead]
+        behind = [*text, *(query.assumed or ())]
+        return [*(self._tree(name, query, behind) for name in names), *ahead]
 
     def _tree(self, source: str, query: Query, text: list[int]) -> Proposal:
         tokens, parents, paths = [], [], []
@@ -267,12 +269,15 @@ class Bench:
     replays: bool = False
     # Whether a head of the last stage drafts.
     heads: bool = False
+    # Whether trees go out in slices; and for how many turns of the loop a step may be on its way.
+    streaming: bool = False
+    most_turns: int = 0
     # Seconds of a step of several tokens, where a round of one is taken to last a second.
     multi_step_s: float = 0.0
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.target = FakeTarget(self.vocab, self.block_size, self.num_groups, memory=self.memory)
+        self.target = self._new_target()
         self.pool = BlockPool(self.num_blocks, self.block_size)
         self.drafters = RandomDrafters(
             np.random.default_rng(self.seed),
@@ -302,12 +307,20 @@ class Bench:
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
         self.core = EngineCore(
-            target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace
-        )
+            target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace,
+            streaming=self.streaming,
+        )  # fmt: skip
+
+    def _new_target(self) -> FakeTarget:
+        make = partial(FakeTarget, self.vocab, self.block_size, self.num_groups, memory=self.memory)
+        if not self.most_turns:
+            return make()
+        rng = np.random.default_rng(self.seed)
+        return make(turns=lambda: int(rng.integers(0, self.most_turns + 1)))
 
     def replace_target(self) -> None:
         """What a recovery does after `StageLost`."""
-        self.target = FakeTarget(self.vocab, self.block_size, self.num_groups, memory=self.memory)
+        self.target = self._new_target()
         self.core.use_pipeline(self.target)
 
     def add(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from draftline.core.arrays import Float32, Int32
@@ -55,8 +57,12 @@ class FakeTarget:
         max_in_flight: int = 1,
         *,
         memory: int | None = 2,
+        turns: Callable[[], int] | None = None,
     ) -> None:
+        """`turns`: of the event loop that a step takes; without it each is answered at once."""
         self.memory = memory
+        self._turns = turns
+        self._on_its_way: deque[tuple[int, asyncio.Future[StepOutput], StepOutput]] = deque()
         self.max_in_flight = max_in_flight
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -75,8 +81,27 @@ class FakeTarget:
             answer.set_exception(StageLost("stage 0 is dead"))
             return answer
         self.steps.append(step)
-        answer.set_result(self._run(step))
+        output = self._run(step)
+        if self._turns is None:
+            answer.set_result(output)
+        else:
+            self._on_its_way.append((self._turns(), answer, output))
+            assert len(self._on_its_way) <= self.max_in_flight
+            if len(self._on_its_way) == 1:
+                asyncio.get_running_loop().call_soon(self._turn)
         return answer
+
+    def _turn(self) -> None:
+        """Steps are answered in order; the first one's time passes."""
+        turns, answer, output = self._on_its_way[0]
+        if turns > 0:
+            self._on_its_way[0] = turns - 1, answer, output
+        else:
+            self._on_its_way.popleft()
+            if not answer.cancelled():
+                answer.set_result(output)
+        if self._on_its_way:
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def _run(self, step: StepInput) -> StepOutput:
         moved = [(self._cache[source], target) for source, target in step.moves.tolist()]

@@ -1,0 +1,132 @@
+"""Which requests' trees go through the pipeline in slices, and which nodes each slice takes.
+
+A request whose steps go one at a time keeps one stage busy. As long as there are more steps in
+flight than requests, each may have several: slices of one tree that grows below them. With more
+requests each has one step in flight again, which is a round, so streaming fades out by itself. See
+docs/streaming.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..proposals import Proposal, Query
+from ..request.request import RequestState
+from ..streaming.slices import TreeSlice
+from ..tree.merge import merge, reroot
+from ..tree.streamed_tree import StreamedTree, path_to
+from .budget import NodeBudget
+from .scheduler import Scheduler
+
+# No node that is less probable is sent ahead of what is known, however cheap a row is.
+LEAST_VALUE = 0.01
+
+
+class Streaming:
+    """Grows the trees of streamed requests. `is_on`: whether any request may be streamed."""
+
+    __slots__ = ("_budget", "_is_on", "_scheduler")
+
+    def __init__(self, scheduler: Scheduler, budget: NodeBudget, *, is_on: bool) -> None:
+        self._scheduler = scheduler
+        self._budget = budget
+        self._is_on = is_on
+
+    @property
+    def num_flights(self) -> int:
+        """Steps that each request may have in flight."""
+        return self._scheduler.num_flights_each if self._is_on else 1
+
+    def may_follow(self, state: RequestState) -> bool:
+        """Whether a request that has steps in flight may send another."""
+        stream = state.stream
+        if stream is None or state.in_flight >= self.num_flights:
+            return False
+        least, depth = self._least_value, max_depth(state)
+        is_new = stream.root.place is None or bool(stream.unsent(least, 1, depth))
+        return is_new or stream.to_extend(least, depth) is not None
+
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """Before drafters are asked for these requests: say which of them are streamed, and which
+        node of each is to be extended."""
+        is_streaming = self.num_flights > 1
+        for state in states:
+            if not state.in_flight:
+                # All that was sent is answered: nothing is lost with an old tree but drafts.
+                if not (is_streaming and may_stream(state)):
+                    state.stream = None
+                elif state.stream is None:
+                    last = len(state.token_ids) - 1
+                    state.stream = StreamedTree(state.token_ids[last], last)
+            if (stream := state.stream) is not None:
+                stream.asked = stream.to_extend(self._least_value, max_depth(state))
+
+    def query(self, state: RequestState, max_nodes: int) -> Query | None:
+        """What drafters are asked; None where nothing is to be extended."""
+        committed_len, stream = len(state.token_ids), state.stream
+        if stream is None:
+            return Query(state.request_id, committed_len, max_nodes)
+        if stream.asked is None:
+            return None
+        assumed = tuple(path_to(stream.asked)) or None
+        return Query(state.request_id, committed_len, max_nodes, assumed)
+
+    def grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> None:
+        """Add what drafters said to the tree, as far as the text has not gone another way."""
+        stream = state.stream
+        assert stream is not None
+        at, stream.asked = stream.asked, None
+        if at is None:
+            return
+        at.was_asked = True
+        if not at.is_alive:
+            # The text may have gone over it, and along the drafts.
+            since = state.token_ids[at.position + 1 :]
+            proposals = [] if at.is_dropped else _rerooted(proposals, since)
+            at = stream.root
+        depth = max_depth(state) - (at.position - stream.root.position)
+        if proposals and depth > 0:
+            stream.graft(merge(proposals, max_nodes, depth, self._budget.table), at)
+
+    def slice(self, state: RequestState, max_nodes: int) -> TreeSlice | None:
+        """What goes into the next step; None where nothing is new."""
+        stream = state.stream
+        assert stream is not None
+        nodes = stream.unsent(self._least_value, max_nodes, max_depth(state))
+        if not nodes and stream.root.place is not None:
+            return None
+        return TreeSlice.of(stream, nodes, self._budget.table.names)
+
+    @property
+    def _least_value(self) -> float:
+        """Of a node that is worth its row.
+
+        A row makes every stage's next step longer, for all requests; a node that is missing when
+        the text comes there costs its request the time of all stages.
+        """
+        num_stages = max(1, self._scheduler.num_groups - 1)
+        row = self._budget.row_share * len(self._scheduler.running) / num_stages
+        return max(LEAST_VALUE, row)
+
+
+def max_depth(state: RequestState) -> int:
+    """Deepest useful node: one more token, the bonus, follows the deepest accepted one."""
+    return state.stop.num_tokens_left - 1
+
+
+def may_stream(state: RequestState) -> bool:
+    """Whether the request wants drafts, and nothing of a step that only whole trees have: masks of
+    a grammar, or the target's features."""
+    permitted = state.request.allowed_tokens
+    has_form = permitted is not None and permitted.constraint is not None
+    wants_states = state.wants_features or bool(state.head_nodes)
+    options = state.request.options
+    return options.speculative and options.streaming and not (has_form or wants_states)
+
+
+def _rerooted(proposals: Sequence[Proposal], tokens: Sequence[int]) -> list[Proposal]:
+    ids = np.array(tokens, dtype=np.int32)
+    found = [reroot(proposal, ids) for proposal in proposals]
+    return [proposal for proposal in found if proposal is not None]

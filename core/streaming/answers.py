@@ -1,0 +1,49 @@
+"""What the answer to a step means for the streamed trees that have slices in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..request.chosen import Chosen
+from ..request.request import RequestState
+from ..tree.streamed_tree import token_tree
+from ..tree.tree import NO_TREE, TokenTree
+from .slices import TreeSlice, slots_of
+
+
+class SliceAnswer(NamedTuple):
+    """What one request gets from the answer to a slice.
+
+    drafted  its whole tree before the answer, to learn from
+    path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
+             next token is not known yet
+    chosen   after the root and the nodes that the root goes over
+    """
+
+    drafted: TokenTree
+    path: Sequence[tuple[int, int, int]]
+    chosen: Chosen
+
+
+def read_slice(
+    state: RequestState, part: TreeSlice, targets: Chosen, block_size: int
+) -> SliceAnswer:
+    """Take the answer into the request's tree; its next step moves the KV of what was passed.
+
+    A request that has ended, or gave up its KV since, takes nothing: it computes that again.
+    """
+    stream = part.stream
+    if state.has_ended or state.stream is not stream:
+        return SliceAnswer(NO_TREE, (), Chosen.along(()))
+    drafted = token_tree(stream.alive(), stream.root.position, part.path.names)
+    passed = part.answered(targets)
+    if passed.moves:
+        moves = slots_of(
+            state.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size
+        ).reshape(-1, 2)
+        state.moves = np.concatenate([state.moves, moves])
+    steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
+    return SliceAnswer(drafted, list(steps), Chosen.along(passed.answers))

@@ -1,0 +1,151 @@
+"""Slices of streamed trees: their rows in a step, and what its answer means for them.
+
+See docs/streaming.md. A slice's first row is the root, computed where it belongs; then come nodes
+that were not sent yet. What they see of nodes that earlier slices hold stands where these wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..arrays import Int32
+from ..request.chosen import Chosen, RowAnswer
+from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
+from ..tree.kernels import pack
+from ..tree.streamed_tree import (
+    Advance,
+    StreamedNode,
+    StreamedTree,
+    token_tree,
+    with_ancestors,
+)
+from ..tree.tree import TokenTree
+
+Stream = StreamedTree[RowAnswer]
+Node = StreamedNode[RowAnswer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeSlice:
+    """The part of a request's tree that goes into one step.
+
+    root   as it is when the slice is sent
+    nodes  that were not sent before, parents first
+    above  these and their ancestors below the root, and
+    path   the same as a tree
+    rows   int32 [1 + nodes]  rows of `path` that are computed, its root's first
+    """
+
+    stream: Stream
+    root: Node
+    nodes: Sequence[Node]
+    above: Sequence[Node]
+    path: TokenTree
+    rows: Int32
+
+    @classmethod
+    def of(cls, stream: Stream, nodes: Sequence[Node], names: tuple[str, ...]) -> TreeSlice:
+        """That of these nodes."""
+        new = set(map(id, nodes))
+        above = with_ancestors(nodes)
+        rows = [row for row, node in enumerate(above, 1) if id(node) in new]
+        return cls(
+            stream,
+            stream.root,
+            [above[row - 1] for row in rows],
+            above,
+            token_tree(above, stream.root.position, names),
+            np.array([0, *rows], dtype=np.int32),
+        )
+
+    def tree(self) -> TokenTree:
+        """The nodes that are computed, those whose parents are in flight below the root."""
+        return token_tree(self.nodes, self.root.position, self.path.names)
+
+    @property
+    def most_places(self) -> int:
+        """Places from the first token's on that hold all KV of the request, at most."""
+        deepest = max((node.position + 1 for node in self.nodes), default=0)
+        return max(self.stream.num_places, deepest) + len(self.nodes)
+
+    def place(self, table: Int32, block_size: int) -> TreeRows:
+        """Give the nodes their places; what the rows see beside the committed text.
+
+        table: int32 [blocks], the request's
+        """
+        self.stream.place(self.nodes)
+        places = np.array(list(map(_place, (self.root, *self.above))), dtype=np.int32)
+        is_earlier = np.ones(len(places), dtype=np.bool_)
+        is_earlier[self.rows] = False
+        columns = np.concatenate([np.flatnonzero(is_earlier), self.rows])
+        depths = np.concatenate([np.zeros(1, dtype=np.int32), self.path.depths])
+        return TreeRows(
+            pack(self.path.mask()[np.ix_(self.rows, columns)]),
+            slots_of(table, places[columns], block_size),
+            (self.root.position + depths[columns]).astype(np.int32),
+        )
+
+    def answered(self, targets: Chosen) -> Advance[RowAnswer]:
+        """Take what was chosen after the rows; what the root goes over because of it."""
+        for row, node in enumerate((self.root, *self.nodes)):
+            # The root may have been a node of an earlier slice.
+            if node.target is None:
+                node.target = int(targets.tokens[row])
+                node.answer = (targets, row)
+        return self.stream.advance()
+
+
+def slots_of(table: Int32, places: Int32, block_size: int) -> Int32:
+    """int32 [n]: the KV slots of places int32 [n] in a request's blocks."""
+    return table[places // block_size] * np.int32(block_size) + places % np.int32(block_size)
+
+
+def with_slices(
+    trees: StepTrees,
+    slices: Mapping[int, TreeSlice],
+    tables: Int32,
+    block_size: int,
+) -> Sequence[TreeRows | None]:
+    """What the rows of a step see, whose requests at the places of `slices` are streamed.
+
+    Gives their nodes places, and writes the KV slots of their rows into the step's (`trees.slots`).
+    """
+    if not slices:
+        return trees
+    own: dict[int, TreeRows] = {}
+    for place, part in slices.items():
+        own[place] = part.place(tables[place], block_size)
+        start, count = int(trees.starts[place]), len(part.rows)
+        trees.slots[start : start + count] = own[place].slots[-count:]
+    return [own.get(place, rows) for place, rows in enumerate(trees[:])]
+
+
+def rows_of_edits(edits: LogitEdits, rows: Int32) -> LogitEdits:
+    """Changes to the logits of some of the rows after a tree's root and nodes."""
+    mask, penalties = edits.mask, edits.penalties
+    if mask is not None and len(mask) > 1:
+        mask = mask[rows]
+    if penalties is not None:
+        penalties = _penalties_of_rows(penalties, rows)
+    return replace(edits, num_rows=len(rows), mask=mask, penalties=penalties)
+
+
+def _penalties_of_rows(penalties: Penalties, rows: Int32) -> Penalties:
+    new = np.full(int(rows.max()) + 1, -1, dtype=np.int32)
+    new[rows] = np.arange(len(rows), dtype=np.int32)
+    is_within = penalties.path_rows < len(new)
+    kept = np.flatnonzero(is_within)
+    kept = kept[new[penalties.path_rows[kept]] >= 0]
+    return replace(
+        penalties,
+        path_rows=new[penalties.path_rows[kept]],
+        path_tokens=penalties.path_tokens[kept],
+    )
+
+
+def _place(node: Node) -> int:
+    assert node.place is not None, "a node's ancestors are sent before it or with it"
+    return node.place

@@ -1,0 +1,273 @@
+"""The tree of one request whose nodes go through the pipeline in several steps, one behind another.
+
+Its root is the last committed token. Nodes are sent in slices, each of which goes out while those
+before it are on their way; answers come in the order of the slices, and the root advances over
+every token of the target that is known. What the target leaves is dropped, wherever it is. See
+docs/streaming.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..arrays import ROOT
+from .kernels import PARENT, SOURCE, TOKEN
+from .tree import NO_TREE, TokenTree
+
+# What was answered to a row.
+A = TypeVar("A")
+# The source of a token that no drafter wrote.
+TARGET_ID = -1
+
+
+class StreamedNode(Generic[A]):
+    """A token of the tree.
+
+    position  absolute
+    source    id of the drafter that proposed it first; -1: the target chose it
+    value     probability that the target goes through it, given the committed text
+    place     where its KV stands, counted from the first token's; None before it is sent. Never
+              before its own position
+    target    the target's token after it, and
+    answer    where that was answered; None until it is known
+    is_alive  whether it is the root or below it; else the root has gone over it, or it is_dropped
+    was_asked whether drafters were asked what follows it
+    attributions  of each drafter that proposed it: its id, its rank, its log-probability
+    """
+
+    __slots__ = (
+        "answer", "attributions", "children", "is_alive", "is_dropped", "parent", "place",
+        "position", "source", "target", "token", "value", "was_asked",
+    )  # fmt: skip
+
+    def __init__(self, token: int, position: int, source: int, parent: StreamedNode[A] | None):
+        self.token = token
+        self.position = position
+        self.source = source
+        self.parent = parent
+        self.children: dict[int, StreamedNode[A]] = {}
+        self.value = 1.0
+        self.place: int | None = None
+        self.target: int | None = None
+        self.answer: A | None = None
+        self.is_alive, self.is_dropped = True, False
+        self.was_asked = False
+        self.attributions: list[tuple[int, int, float]] = []
+
+
+class Advance(NamedTuple, Generic[A]):
+    """What the root went over.
+
+    tokens, sources  that are committed; the source of a token that is no node is -1
+    answers          to the rows that these follow
+    moves            KV copies (from place, to place) that bring the passed nodes together
+    """
+
+    tokens: list[int]
+    sources: list[int]
+    answers: list[A]
+    moves: list[tuple[int, int]]
+
+
+class StreamedTree(Generic[A]):
+    """Grows below a root that advances. Knows places, not KV slots or blocks."""
+
+    __slots__ = ("_used", "asked", "num_in_place", "num_killed", "root")
+
+    def __init__(self, token: int, position: int) -> None:
+        """`token` is the last committed one."""
+        self.root: StreamedNode[A] = StreamedNode(token, position, TARGET_ID, None)
+        # Places of nodes that are alive.
+        self._used: set[int] = set()
+        # The node that drafters are being asked about.
+        self.asked: StreamedNode[A] | None = None
+        # Tokens of the text whose KV is where it belongs, once the steps so far have run.
+        self.num_in_place = position
+        # Nodes that were sent, and dropped before their answers were there.
+        self.num_killed = 0
+
+    def alive(self) -> list[StreamedNode[A]]:
+        """All nodes but the root, parents before their children."""
+        found: list[StreamedNode[A]] = [*self.root.children.values()]
+        for node in found:
+            found += node.children.values()
+        return found
+
+    def graft(self, tree: TokenTree, at: StreamedNode[A]) -> None:
+        """Add what was drafted behind a node that is alive, or is the root."""
+        nodes: list[StreamedNode[A]] = []
+        values = (at.value * tree.values).tolist()
+        for row, value in zip(tree.nodes.tolist(), values, strict=True):
+            parent, token = at if row[PARENT] == ROOT else nodes[row[PARENT]], row[TOKEN]
+            node = parent.children.get(token)
+            if node is None:
+                node = StreamedNode(token, parent.position + 1, row[SOURCE], parent)
+                node.value = value
+                parent.children[token] = node
+            node.value = min(max(node.value, value), parent.value)
+            nodes.append(node)
+        log_probs = tree.attribution_log_probs.tolist()
+        for (index, drafter, rank), log_prob in zip(
+            tree.attributions.tolist(), log_probs, strict=True
+        ):
+            own = nodes[index].attributions
+            if all(drafter != other for other, _, _ in own):
+                own.append((drafter, rank, log_prob))
+
+    def to_extend(self, least_value: float, max_depth: int) -> StreamedNode[A] | None:
+        """The most probable node that nothing follows yet and nobody was asked about; None where
+        no such node is worth `least_value`."""
+        most = self.root.position + max_depth
+        leaves = [
+            node
+            for node in (self.root, *self.alive())
+            if not (node.children or node.was_asked)
+            and node.value >= least_value
+            and node.position < most
+        ]
+        return max(leaves, key=_value, default=None)
+
+    def unsent(self, least_value: float, limit: int, max_depth: int) -> list[StreamedNode[A]]:
+        """The most probable nodes that are still to be sent, parents first; at most `limit`."""
+        most = self.root.position + max_depth
+        found = [
+            node
+            for node in self.alive()
+            if node.place is None and node.value >= least_value and node.position <= most
+        ]
+        # Stable, and a node is worth no more than its parent: parents stay where children do.
+        best = sorted(found, key=_value, reverse=True)[:limit]
+        chosen = set(map(id, best))
+        return [node for node in found if id(node) in chosen]
+
+    def place(self, nodes: Sequence[StreamedNode[A]]) -> None:
+        """Give nodes places for their KV; the root's is where it belongs from now on.
+
+        A place is free again as soon as its node is dropped: stages run steps in order, so whoever
+        gets it writes it after every step that reads the old one.
+        """
+        root = self.root
+        if root.place is not None:
+            self._used.discard(root.place)
+        root.place = self.num_in_place = root.position
+        self._used.add(root.place)
+        for node in nodes:
+            node.place = self._free_place(node.position)
+            self._used.add(node.place)
+
+    def _free_place(self, place: int) -> int:
+        """The first from this one on that no node has."""
+        while place in self._used:
+            place += 1
+        return place
+
+    @property
+    def num_places(self) -> int:
+        """Places from the first token's on, up to the last that is in use."""
+        return max((self.root.position, *self._used)) + 1
+
+    def advance(self) -> Advance[A]:
+        """Follow the target's tokens from the root for as long as they are known."""
+        passed = Advance[A]([], [], [], [])
+        while (token := self.root.target) is not None:
+            old = self.root
+            assert old.place is not None
+            assert old.answer is not None
+            if old.place != old.position:
+                passed.moves.append((old.place, old.position))
+            self._used.discard(old.place)
+            self.root = self._step_to(old, token)
+            passed.tokens.append(token)
+            passed.sources.append(self.root.source)
+            passed.answers.append(old.answer)
+        return passed
+
+    def _step_to(self, old: StreamedNode[A], token: int) -> StreamedNode[A]:
+        """The new root; all that is not below it is dropped."""
+        new = old.children.pop(token, None)
+        for node in _subtrees(old.children.values()):
+            node.is_alive, node.is_dropped = False, True
+            if node.place is not None:
+                self._used.discard(node.place)
+                self.num_killed += node.target is None
+        old.is_alive, old.children = False, {}
+        if new is None:
+            return StreamedNode(token, old.position + 1, TARGET_ID, None)
+        # What is known of the node it follows is in its value no more.
+        share, new.parent = new.value, None
+        for node in _subtrees([new]):
+            node.value = min(1.0, node.value / share) if share > 0 else 1.0
+        return new
+
+
+def path_to(node: StreamedNode[A]) -> list[int]:
+    """The tokens from behind the root down to a node that is alive; none for the root."""
+    tokens: list[int] = []
+    while node.parent is not None:
+        tokens.append(node.token)
+        node = node.parent
+    return tokens[::-1]
+
+
+def with_ancestors(nodes: Sequence[StreamedNode[A]]) -> list[StreamedNode[A]]:
+    """These and all between the root and them, parents first, and `nodes` in their order."""
+    found: dict[int, StreamedNode[A]] = {}
+    for node in nodes:
+        above: list[StreamedNode[A]] = []
+        at: StreamedNode[A] | None = node
+        while at is not None and at.parent is not None and id(at) not in found:
+            above.append(at)
+            at = at.parent
+        found.update((id(one), one) for one in reversed(above))
+    return [*found.values()]
+
+
+def token_tree(
+    nodes: Sequence[StreamedNode[A]], root_position: int, names: tuple[str, ...]
+) -> TokenTree:
+    """Nodes, parents first, as a tree; one whose parent is not among them stands below the root.
+
+    names: of the drafters, by id
+    """
+    if not nodes:
+        return TokenTree(*_ARRAYS_OF_NONE, names)
+    index = {id(node): place for place, node in enumerate(nodes)}
+    rows = [
+        (node.token, index.get(id(node.parent), ROOT), node.position - root_position, node.source)
+        for node in nodes
+    ]
+    told = [
+        (place, drafter, rank, log_prob)
+        for place, node in enumerate(nodes)
+        for drafter, rank, log_prob in node.attributions
+    ]
+    attributions = np.array([row[:3] for row in told], dtype=np.int32).reshape(-1, 3)
+    return TokenTree(
+        np.array(rows, dtype=np.int32),
+        np.array([node.value for node in nodes]),
+        attributions,
+        np.array([row[3] for row in told], dtype=np.float32),
+        names,
+    )
+
+
+_ARRAYS_OF_NONE = (
+    NO_TREE.nodes,
+    NO_TREE.values,
+    NO_TREE.attributions,
+    NO_TREE.attribution_log_probs,
+)
+
+
+def _subtrees(nodes: Iterable[StreamedNode[A]]) -> list[StreamedNode[A]]:
+    found = [*nodes]
+    for node in found:
+        found += node.children.values()
+    return found
+
+
+def _value(node: StreamedNode[A]) -> float:
+    return node.value
