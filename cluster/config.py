@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ..core.errors import ConfigError
+from ..core.request.sampling_params import StreamingMode
 from .checked_settings import Settings
 
 Backend = Literal["local", "ray"]
@@ -258,6 +259,13 @@ class EngineConfig(Settings):
         "every drafter is asked, and every tree is as large as it may be, whatever that costs; "
         "ordered: as full, but what the first drafters propose comes first, whatever its value",
     )
+    streaming: StreamingMode = Field(
+        "auto",
+        description="whether a request's tree goes through the stages in slices, several at a "
+        "time, so that it keeps more than one of them busy. auto: where there are more stages than "
+        "requests; on: every request, always; off: a tree a round. Not with heads or acceptance "
+        "rules; changes no answer",
+    )
     acceptance: Acceptance = Field(
         "coupled",
         description="how drafts are accepted. coupled: answers do not depend on them at all; "
@@ -293,7 +301,7 @@ class EngineConfig(Settings):
         # Ray's processes run in folders of their own.
         return None if value is None else value.absolute()
 
-    @field_validator("compile", "batch_invariant", mode="before")
+    @field_validator("compile", "batch_invariant", "streaming", mode="before")
     @classmethod
     def _read_switch(cls, value: Any) -> Any:
         # YAML reads a bare on or off as a boolean.

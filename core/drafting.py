@@ -57,7 +57,7 @@ class Drafting:
         streaming: Streaming | None = None,
     ) -> None:
         self._acceptance = acceptance
-        self._streaming = streaming or Streaming(scheduler, budget, is_on=False)
+        self._streaming = streaming or Streaming(scheduler, budget)
         self._drafters = drafters
         self._scheduler = scheduler
         self._budget = budget
@@ -132,7 +132,8 @@ class Drafting:
         One message a drafter for all requests, which also tells what was committed.
         """
         began_at = self._clock()
-        self._streaming.begin(states)
+        reads_features = bool(self._drafters.feature_drafters or self._drafters.stage_heads)
+        self._streaming.begin(states, reads_features=reads_features)
         if self._budget.is_quiet(state.request_id for state in states if state.is_open):
             self._order(states, AskPlan({}, {}))
             return nobody_asked(began_at)

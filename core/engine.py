@@ -27,6 +27,7 @@ from .request.draft_tally import DraftTally
 from .request.outbox import Outbox
 from .request.output import Delta
 from .request.request import Request, RequestState
+from .request.sampling_params import StreamingMode
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
@@ -69,12 +70,12 @@ class EngineCore:
         acceptance: str = COUPLED,
         trace: StepTrace | None = None,
         step_timeout_s: float = math.inf,
-        streaming: bool = False,
+        streaming: StreamingMode = "off",
     ) -> None:
         """`acceptance`: the rule that decides about drafts (`core/verify/rules.py`).
 
         `streaming`: whether the tree of a request may go through the stages in slices, several of
-        them at a time, where there are more stages than requests (`core/schedule/streaming.py`).
+        them at a time (`core/schedule/streaming.py`).
         A step whose answer takes longer than `step_timeout_s`, and many times longer than steps
         take, is a lost stage's.
         """
@@ -82,8 +83,8 @@ class EngineCore:
         self._scheduler = scheduler
         self._budget = budget
         # Only a coupled walk needs nothing of a node but the target's token after it.
-        is_on = streaming and acceptance == COUPLED
-        self._streaming = Streaming(scheduler, budget, is_on=is_on)
+        mode: StreamingMode = streaming if acceptance == COUPLED else "off"
+        self._streaming = Streaming(scheduler, budget, mode)
         self._drafting = Drafting(
             drafters, scheduler, budget, clock, acceptance, streaming=self._streaming
         )

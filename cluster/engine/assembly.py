@@ -165,6 +165,7 @@ class Assembly:
             acceptance=config.acceptance,
             trace=trace,
             step_timeout_s=config.step_timeout_s,
+            streaming=config.streaming,
         )
         if config.acceptance in LOSSY:
             logger.warning(

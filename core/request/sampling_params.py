@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..chat_turns import ChatTurn, check_turns
 from ..errors import RequestError, are_token_ids, is_number, is_whole, require
@@ -115,6 +116,9 @@ class SamplingParams(LogitsParams):
         require(fits, "bad_words", f"a text has at most {MAX_BAD_WORD_CHARS} characters")
 
 
+StreamingMode = Literal["auto", "on", "off"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """Changes when and how fast an answer comes, never its text.
@@ -128,7 +132,8 @@ class RequestOptions:
     max_nodes    most nodes of its tree; None: the engine's limit
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:
                  everyone's
-    streaming    whether its tree may go through the stages in slices, several at a time
+    streaming    whether its tree may go through the stages in slices, several at a time: `auto`
+                 where there are more stages than requests, `on` wherever the engine allows it
     chat         the chat that its prompt was made of, for drafters with a chat template of their
                  own; none: they read the prompt's text. Its answer must be opened at the prompt's
                  end
@@ -143,7 +148,7 @@ class RequestOptions:
     speculative: bool = True
     max_nodes: int | None = None
     drafters: tuple[str, ...] | None = None
-    streaming: bool = True
+    streaming: StreamingMode = "auto"
     chat: tuple[ChatTurn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..proposals import Proposal, Query
 from ..request.request import RequestState
+from ..request.sampling_params import StreamingMode
 from ..streaming.slices import TreeSlice
 from ..tree.merge import merge, reroot
 from ..tree.streamed_tree import StreamedTree, path_to
@@ -22,40 +23,51 @@ from .scheduler import Scheduler
 
 # No node that is less probable is sent ahead of what is known, however cheap a row is.
 LEAST_VALUE = 0.01
+# Fewer are no stream.
+MIN_FLIGHTS = 2
 
 
 class Streaming:
-    """Grows the trees of streamed requests. `is_on`: whether any request may be streamed."""
+    """Grows the trees of streamed requests."""
 
-    __slots__ = ("_budget", "_is_on", "_scheduler")
+    __slots__ = ("_budget", "_mode", "_scheduler")
 
-    def __init__(self, scheduler: Scheduler, budget: NodeBudget, *, is_on: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, budget: NodeBudget, mode: StreamingMode = "off"
+    ) -> None:
+        """`mode`: of the engine; a request may ask for less, and for `on` where this is `auto`."""
         self._scheduler = scheduler
         self._budget = budget
-        self._is_on = is_on
+        self._mode: StreamingMode = mode
 
-    @property
-    def num_flights(self) -> int:
-        """Steps that each request may have in flight."""
-        return self._scheduler.num_flights_each if self._is_on else 1
+    def num_flights(self, state: RequestState) -> int:
+        """Steps that a request may have in flight."""
+        wanted = state.request.options.streaming
+        if "off" in (self._mode, wanted) or self._scheduler.num_groups < MIN_FLIGHTS:
+            return 1
+        least = MIN_FLIGHTS if "on" in (self._mode, wanted) else 1
+        return max(least, self._scheduler.num_flights_each)
 
     def may_follow(self, state: RequestState) -> bool:
         """Whether a request that has steps in flight may send another."""
         stream = state.stream
-        if stream is None or state.in_flight >= self.num_flights:
+        if stream is None or state.in_flight >= self.num_flights(state):
             return False
         least, depth = self._least_value, max_depth(state)
         is_new = stream.root.place is None or bool(stream.unsent(least, 1, depth))
         return is_new or stream.to_extend(least, depth) is not None
 
-    def begin(self, states: Sequence[RequestState]) -> None:
+    def begin(self, states: Sequence[RequestState], *, reads_features: bool) -> None:
         """Before drafters are asked for these requests: say which of them are streamed, and which
-        node of each is to be extended."""
-        is_streaming = self.num_flights > 1
+        node of each is to be extended.
+
+        reads_features: whether a drafter goes on from the target's states, which are handed out of
+        whole trees alone
+        """
         for state in states:
             if not state.in_flight:
                 # All that was sent is answered: nothing is lost with an old tree but drafts.
-                if not (is_streaming and may_stream(state)):
+                if self.num_flights(state) == 1 or reads_features or not may_stream(state):
                     state.stream = None
                 elif state.stream is None:
                     last = len(state.token_ids) - 1
@@ -117,13 +129,10 @@ def max_depth(state: RequestState) -> int:
 
 
 def may_stream(state: RequestState) -> bool:
-    """Whether the request wants drafts, and nothing of a step that only whole trees have: masks of
-    a grammar, or the target's features."""
+    """Whether the request wants drafts, and no masks of a grammar, which follows whole trees."""
     permitted = state.request.allowed_tokens
     has_form = permitted is not None and permitted.constraint is not None
-    wants_states = state.wants_features or bool(state.head_nodes)
-    options = state.request.options
-    return options.speculative and options.streaming and not (has_form or wants_states)
+    return state.request.options.speculative and not has_form
 
 
 def _rerooted(proposals: Sequence[Proposal], tokens: Sequence[int]) -> list[Proposal]:

@@ -1,12 +1,11 @@
 """Trees in slices: several steps of one request in flight, over a target without a model.
 
-The fake target reads every row's text through its KV cache, so that a slot that is used twice, moved
-wrongly or freed too soon fails an assertion there or changes the text.
+The fake target reads every row's text through its KV cache, so that a slot that is used twice,
+moved wrongly or freed too soon fails an assertion there or changes the text.
 """
 
 import asyncio
 
-import pytest
 from draftline.core.request.output import Delta
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,7 @@ from support.fakes.fake_target import plain_answer
 VOCAB = 7
 
 requests = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40), st.integers(1, 40)
-    ),
+    st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40), st.integers(1, 40)),
     min_size=1,
     max_size=4,
 )
@@ -42,7 +39,7 @@ def test_text_is_that_of_plain_decoding(
     is_adaptive: bool,
 ) -> None:
     bench = Bench(
-        seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming=True,
+        seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming="on",
         is_adaptive=is_adaptive,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from ....core.errors import RequestError
-from ....core.request.sampling_params import RequestOptions, SamplingParams
+from ....core.request.sampling_params import RequestOptions, SamplingParams, StreamingMode
 from ..errors import bad_request
 from .chat import ChatFields
 from .messages import ChatMessage
@@ -43,12 +43,15 @@ class SpeculativeOptions(StrictModel):
     enabled     whether to draft at all
     max_tokens  most drafted tokens in one step
     drafters    names of the drafters to take proposals of, where the node budget asks them
+    streaming   whether its tree goes through the stages in slices, several at a time; see
+                `RequestOptions`
     report      name the source of every token in `draftline`
     """
 
     enabled: bool = True
     max_tokens: int | None = None
     drafters: list[str] | None = None
+    streaming: StreamingMode = "auto"
     report: bool = False
 
 
@@ -113,6 +116,7 @@ class GenerationRequest(SamplingFields):
                 speculative=self.speculative.enabled,
                 max_nodes=self.speculative.max_tokens,
                 drafters=_as_tuple(self.speculative.drafters),
+                streaming=self.speculative.streaming,
             )
         except RequestError as error:
             raise bad_request(error.field, error.message) from error

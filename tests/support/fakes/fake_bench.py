@@ -27,7 +27,7 @@ from draftline.core.proposals import (
 )
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
-from draftline.core.request.sampling_params import RequestOptions, SamplingParams
+from draftline.core.request.sampling_params import RequestOptions, SamplingParams, StreamingMode
 from draftline.core.request.stop import StopRule
 from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.schedule.budget import NodeBudget
@@ -270,7 +270,7 @@ class Bench:
     # Whether a head of the last stage drafts.
     heads: bool = False
     # Whether trees go out in slices; and for how many turns of the loop a step may be on its way.
-    streaming: bool = False
+    streaming: StreamingMode = "off"
     most_turns: int = 0
     # Seconds of a step of several tokens, where a round of one is taken to last a second.
     multi_step_s: float = 0.0
