@@ -287,16 +287,18 @@ class Drafting:
             return trees
         start = self._clock()
         most = self._scheduler.nodes_each(len(trees) + len(states))
-        parts: list[TreeSlice] = []
-        sliced: list[RequestState] = []
+        sliced: list[tuple[RequestState, TreeSlice, TreeWishes]] = []
         for state in states:
-            limit = min(most, state.max_nodes)
-            self._streaming.grow(state, _wanted(state, draft_batch), limit)
+            limit, proposals = min(most, state.max_nodes), _wanted(state, draft_batch)
+            # Probes go on from the text, not from what is only assumed.
+            is_behind = state.stream is not None and state.stream.asked is state.stream.root
+            probes = self._probes(state, proposals, draft_batch.plan) if is_behind else {}
+            self._streaming.grow(state, proposals, limit)
             if (part := self._streaming.slice(state, limit)) is not None:
-                sliced.append(state)
-                parts.append(part)
+                wishes = TreeWishes(probes, _top_next_tokens(proposals))
+                sliced.append((state, part, wishes))
         self._budget.note_host(self._clock() - start)
-        return trees.beside(sliced, parts)
+        return trees.beside(sliced)
 
     def _own_wishes(self, drafted: DraftedTrees, plan: AskPlan) -> dict[int, TreeWishes]:
         parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
@@ -340,7 +342,8 @@ class Drafting:
         roots = [len(state.token_ids) - 1 for state in trees.states]
         slots = (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
         for place, part in trees.slices.items():
-            slots[place] = part.most_places
+            # With rows of probes.
+            slots[place] = part.most_places + slots[place] - roots[place] - len(part.rows)
         missing = self._scheduler.missing_blocks(trees.states, slots)
         for place, state in enumerate(trees.states):
             # Preempted for one before it.
