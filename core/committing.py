@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .arrays import Int32
-from .drafting import Drafting
+from .drafting.asking import Drafting
 from .proposals import StepCommit
 from .request.chosen import Chosen
 from .request.draft_tally import DraftTally
