@@ -8,7 +8,8 @@ docs/streaming.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,10 +28,26 @@ LEAST_VALUE = 0.01
 MIN_FLIGHTS = 2
 
 
+@dataclass(slots=True)
+class StreamingCounts:
+    """What went through the stages in slices.
+
+    slices        that were sent
+    nodes         in them
+    killed_nodes  of these, how many the text had left before they were answered
+    idle_turns    turns of a request that might have sent a slice, and had nothing new
+    """
+
+    slices: int = 0
+    nodes: int = 0
+    killed_nodes: int = 0
+    idle_turns: int = 0
+
+
 class Streaming:
     """Grows the trees of streamed requests."""
 
-    __slots__ = ("_budget", "_mode", "_scheduler")
+    __slots__ = ("_budget", "_mode", "_scheduler", "counts")
 
     def __init__(
         self, scheduler: Scheduler, budget: NodeBudget, mode: StreamingMode = "off"
@@ -39,6 +56,7 @@ class Streaming:
         self._scheduler = scheduler
         self._budget = budget
         self._mode: StreamingMode = mode
+        self.counts = StreamingCounts()
 
     def num_flights(self, state: RequestState) -> int:
         """Steps that a request may have in flight."""
@@ -108,8 +126,16 @@ class Streaming:
         assert stream is not None
         nodes = stream.unsent(self._least_value, max_nodes, max_depth(state))
         if not nodes and stream.root.place is not None:
+            self.counts.idle_turns += 1
             return None
+        self.counts.slices += 1
+        self.counts.nodes += len(nodes)
         return TreeSlice.of(stream, nodes, self._budget.table.names)
+
+    def note_answer(self, slices: Iterable[TreeSlice]) -> None:
+        """Count what an answer came too late for; before it moves any root."""
+        for part in slices:
+            self.counts.killed_nodes += sum(not node.is_alive for node in part.nodes)
 
     @property
     def _least_value(self) -> float:
