@@ -135,7 +135,7 @@ class Streaming:
     def note_answer(self, slices: Iterable[TreeSlice]) -> None:
         """Count what an answer came too late for; before it moves any root."""
         for part in slices:
-            self.counts.killed_nodes += sum(not node.is_alive for node in part.nodes)
+            self.counts.killed_nodes += part.num_killed
 
     @property
     def _least_value(self) -> float:

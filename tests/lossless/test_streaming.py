@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.output import RequestOutput
@@ -51,7 +53,7 @@ def answers(engine: Engine, params: SamplingParams, **options: object) -> list[R
 
 
 @pytest.fixture(scope="module")
-def engine():  # noqa: ANN201 - a generator
+def engine() -> Iterator[Engine]:
     with Engine(config()) as engine:
         yield engine
 
