@@ -75,17 +75,16 @@ class Streaming:
         is_new = stream.root.place is None or bool(stream.unsent(least, 1, depth))
         return is_new or stream.to_extend(least, depth) is not None
 
-    def begin(self, states: Sequence[RequestState], *, reads_features: bool) -> None:
+    def begin(self, states: Sequence[RequestState], *, has_stage_heads: bool) -> None:
         """Before drafters are asked for these requests: say which of them are streamed, and which
         node of each is to be extended.
 
-        reads_features: whether a drafter goes on from the target's states, which are handed out of
-        whole trees alone
+        has_stage_heads: whether heads of the last stage draft, which go on from whole trees alone
         """
         for state in states:
             if not state.in_flight:
                 # All that was sent is answered: nothing is lost with an old tree but drafts.
-                if self.num_flights(state) == 1 or reads_features or not may_stream(state):
+                if self.num_flights(state) == 1 or has_stage_heads or not may_stream(state):
                     state.stream = None
                 elif state.stream is None:
                     last = len(state.token_ids) - 1
