@@ -8,7 +8,6 @@ from draftline.core.proposals import DraftRequest, FeatureRows, Query
 from support.inputs import head_checkpoints as published
 from support.inputs.head_pairs import SEED, TEXT, Pair, chosen, opened, tell
 
-
 GOES_ON = {"eagle", "fspad", "griffin", "eagle3", "deep_eagle3"}
 
 
