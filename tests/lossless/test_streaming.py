@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
@@ -37,10 +37,10 @@ DRAFTERS = (
 )
 
 
-def config(**changes: object) -> EngineConfig:
+def config(drafters: Sequence[DrafterConfig] = DRAFTERS) -> EngineConfig:
     return EngineConfig(
-        model="demo", drafters=DRAFTERS, node_budget="full", draft_deadline_ms=10_000,
-        pipeline_parallel_size=3, **changes,
+        model="demo", drafters=drafters, node_budget="full", draft_deadline_ms=10_000,
+        pipeline_parallel_size=3,
     )  # fmt: skip
 
 
@@ -76,3 +76,14 @@ def test_no_parameter_makes_slices_change_a_token(engine: Engine, name: str) -> 
                 assert mine.log_prob == pytest.approx(theirs.log_prob, abs=1e-4)
                 assert mine.top_ids == theirs.top_ids
     assert sum(one.metrics.num_accepted_tokens for one in streamed) > 0
+
+
+def test_heads_of_a_process_of_their_own_draft_for_slices() -> None:
+    head = DrafterConfig(kind="head", model="demo-griffin", placement="actor")
+    for params in (PARAMS["greedy"], PARAMS["sampled"]):
+        with Engine(config((head,))) as engine:
+            plain = answers(engine, params, speculative=False)
+            streamed = answers(engine, params)
+            assert engine.stats().streaming.slices > 20
+        assert [one.token_ids for one in streamed] == [one.token_ids for one in plain]
+        assert sum(one.metrics.num_accepted_tokens for one in streamed) > 20
