@@ -263,8 +263,8 @@ class EngineConfig(Settings):
         "auto",
         description="whether a request's tree goes through the stages in slices, several at a "
         "time, so that it keeps more than one of them busy. auto: where there are more stages than "
-        "requests; on: every request, always; off: a tree a round. Not with heads or acceptance "
-        "rules; changes no answer",
+        "requests; on: every request, always; off: a tree a round. Not with heads of the last "
+        "stage, structured outputs or acceptance rules; changes no answer",
     )
     acceptance: Acceptance = Field(
         "coupled",

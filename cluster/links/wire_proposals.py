@@ -5,11 +5,11 @@ from __future__ import annotations
 from numpy.typing import NDArray
 
 from ...core.arrays import PackedArray, pack, unpack
+from ...core.draft_distributions import DraftDistributions
 from ...core.errors import ProtocolError
 from ...core.proposals import (
     MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
-    DraftDistributions,
     Probe,
     Proposal,
     TopNextTokens,

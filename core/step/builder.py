@@ -12,7 +12,7 @@ from ..request.draft_tally import DraftTally
 from ..request.request import NO_MOVES, RequestState
 from ..sampling.penalties import path_entries
 from ..sampling.rows import rows_of_requests
-from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, Verification
+from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, TreeRows, Verification
 from ..streaming.slices import with_slices
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.kernels import pack, unpack, visible_columns
@@ -73,7 +73,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         block_size,
     )
     token_ids, positions, slots, starts, logits_rows, chosen = layout
-    starts_of_chunks = starts[len(trees) : -1]
+    wanted = _places_of_features(trees, chunks)
     return StepInput(
         step_id=step_id,
         moves=_take_moves(trees, chunks),
@@ -83,18 +83,12 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         request_starts=starts,
         context_lens=contexts,
         block_tables=tables,
-        trees=with_slices(
-            StepTrees(_ancestors(trees), starts, slots, positions, len(trees)),
-            trees.slices,
-            {place: [*wishes.probes.values()] for place, wishes in trees.wishes.items()},
-            tables,
-            block_size,
-        ),
+        trees=_tree_rows(trees, starts, slots, positions, tables, block_size),
         logits_rows=logits_rows,
         sampling=rows_of_requests(states, positions[logits_rows].astype(np.int64) + 1, chosen),
         probe_rows=_probe_rows(trees, starts),
         probe_top_k=_probe_top_k(trees),
-        scored_rows=_scored_rows(chunks, starts_of_chunks),
+        scored_rows=_scored_rows(chunks, starts[len(trees) : -1]),
         scored_tokens=_scored_tokens(chunks),
         with_log_probs=any(state.num_tops[0] is not None for state in states),
         verification=_verification(trees, context_lens),
@@ -104,9 +98,20 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         # Numbers of arrival.
         request_keys=_keys(trees, chunks),
-        feature_requests=(wanted := _places_of_features(trees, chunks)),
+        feature_requests=wanted,
         slice_requests=tuple(place for place in wanted if place in trees.slices),
     )
+
+
+def _tree_rows(  # noqa: PLR0917 - of the step's arrays
+    trees: TreeSteps, starts: Int32, slots: Int32, positions: Int32, tables: Int32, block_size: int
+) -> Sequence[TreeRows | None]:
+    """What the rows see; those of slices get their KV slots."""
+    rows = StepTrees(_ancestors(trees), starts, slots, positions, len(trees))
+    if not trees.slices:
+        return rows
+    probes = {place: [*wishes.probes.values()] for place, wishes in trees.wishes.items()}
+    return with_slices(rows, trees.slices, probes, tables, block_size)
 
 
 def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:

@@ -145,8 +145,6 @@ def with_slices(
 
     Gives their nodes places, and writes the KV slots of their rows into the step's (`trees.slots`).
     """
-    if not slices:
-        return trees
     own: dict[int, TreeRows] = {}
     for place, part in slices.items():
         own[place] = part.place(tables[place], block_size, probes.get(place, ()))

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ..arrays import ROOT, Bool, Float64
-from ..proposals import DraftDistributions, Proposal
+from ..draft_distributions import DraftDistributions
+from ..proposals import Proposal
 from ..steps import VerificationResult
 from .block_verification import verify_block
 from .candidates import Candidate, Children, Rng

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...core.draft_distributions import DraftDistributions
 from ...core.interfaces import ChatReader, Drafter, PassCounter
 from ...core.proposals import (
     Commit,
-    DraftDistributions,
     DraftRequest,
     Proposal,
     Query,

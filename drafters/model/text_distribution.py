@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.arrays import Float32, Float64, Int32
+from ...core.draft_distributions import DraftDistributions
 from ...core.logits_params import LogitsParams
-from ...core.proposals import DraftDistributions, DraftRequest
+from ...core.proposals import DraftRequest
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.request.token_counts import TokenCounts
 from ...core.sampling.rows import edits_of

@@ -10,8 +10,9 @@ from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.link import InprocLink
+from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.engine import EngineCore
-from draftline.core.proposals import DraftDistributions, Probe, Proposal, Query
+from draftline.core.proposals import Probe, Proposal, Query
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

@@ -11,6 +11,7 @@ from draftline.cluster.links import wire, wire_proposals
 from draftline.cluster.links.features import from_bfloat16
 from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from draftline.core.chat_turns import MAX_TURNS, ROLES, ChatTurn
+from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.interfaces import PrefixCounts
 from draftline.core.logits_params import LogitsParams
@@ -19,7 +20,6 @@ from draftline.core.proposals import (
     MAX_TOP_NEXT_TOKENS,
     AheadQuery,
     Commit,
-    DraftDistributions,
     DraftRequest,
     FeatureLayers,
     FeatureRows,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from draftline.core.arrays import ROOT
-from draftline.core.proposals import DraftDistributions, Proposal
+from draftline.core.draft_distributions import DraftDistributions
+from draftline.core.proposals import Proposal
 from draftline.core.steps import TreeCandidates, Verification
 from draftline.core.tree.merge import merge
 from draftline.core.verify.candidates import candidates_of, children_of, no_candidates

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.arrays import ROOT, Float64
-from draftline.core.proposals import DraftDistributions, Proposal
+from draftline.core.draft_distributions import DraftDistributions
+from draftline.core.proposals import Proposal
 from draftline.core.steps import TreeCandidates, VerificationResult
 from draftline.core.tree.merge import merge
 from draftline.core.verify.candidates import candidates_of, children_of
