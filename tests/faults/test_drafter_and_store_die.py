@@ -39,8 +39,14 @@ def generate_while(engine: Engine, disturb: Callable[[], None]) -> list[RequestO
 
 
 def drafted_steps(drafter: DrafterConfig) -> EngineConfig:
-    """It is asked in every step, and plain steps take a token, however quick the machine is."""
-    return EngineConfig(model="demo", drafters=[drafter], node_budget="full", multi_step_ms=0)
+    """It is asked in every step, and plain steps take a token, however quick the machine is.
+
+    Several steps of each request are on their way.
+    """
+    return EngineConfig(
+        model="demo", drafters=[drafter], node_budget="full", multi_step_ms=0,
+        pipeline_parallel_size=2, streaming="on",
+    )  # fmt: skip
 
 
 def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:

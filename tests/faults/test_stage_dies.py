@@ -29,6 +29,8 @@ def engine(ray_cluster: None) -> Iterator[Engine]:
         backend="ray",
         pipeline_parallel_size=2,
         step_timeout_s=2.0,
+        # With several steps of each request on their way.
+        streaming="on",
         drafters=[DrafterConfig(kind="spectra", pool=False)],
     )
     with Engine(config) as engine:
