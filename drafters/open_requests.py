@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -158,6 +159,7 @@ class StatefulDrafter(RequestsDrafter[S]):
 # Texts that open are appended in pieces, since what is forgotten may make room for what follows.
 PIECE_LEN = 1024
 NO_TOKENS = np.empty(0, dtype=np.int32)
+PATH_OF = attrgetter("assumed")
 
 
 class Growing(Tracked, Protocol):
@@ -182,17 +184,25 @@ class AssumedTokens(NamedTuple):
     ends: Int64
 
     @classmethod
-    def of(cls, paths: Sequence[Sequence[int]]) -> AssumedTokens:
-        """Of these paths, one a text."""
-        if not any(paths):
-            return cls(NO_TOKENS, np.zeros(len(paths), dtype=np.int64))
+    def none(cls, num_texts: int) -> AssumedTokens:
+        """Nothing is assumed to follow any."""
+        return cls(NO_TOKENS, np.zeros(num_texts, dtype=np.int64))
+
+    @classmethod
+    def of(cls, queries: Sequence[Query]) -> AssumedTokens:
+        """Of these queries, one a text."""
+        if not any(map(PATH_OF, queries)):
+            return cls.none(len(queries))
+        paths = [query.assumed or () for query in queries]
         tokens = np.fromiter(chain.from_iterable(paths), dtype=np.int32)
         return cls(tokens, np.array(list(accumulate(map(len, paths))), dtype=np.int64))
 
     @property
-    def counts(self) -> Int64:
-        """int64 [texts]: how many tokens are assumed to follow each."""
-        return np.diff(self.ends, prepend=0)
+    def places(self) -> list[int]:
+        """Which texts tokens are assumed to follow."""
+        if not len(self.tokens):
+            return []
+        return np.flatnonzero(np.diff(self.ends, prepend=0)).tolist()
 
     def path(self, place: int) -> Int32:
         """int32 [n]: what is assumed to follow the text at `place`."""
@@ -225,7 +235,7 @@ class BatchedDrafter(RequestsDrafter[G]):
         if not queries:
             return []
         states = [self._requests.of_query(query) for query in queries]
-        assumed = AssumedTokens.of([query.assumed or () for query in queries])
+        assumed = AssumedTokens.of(queries)
         return self._propose_all(states, [max(query.max_nodes, 0) for query in queries], assumed)
 
     def observe(self, commits: Sequence[Commit]) -> None:

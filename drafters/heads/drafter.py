@@ -130,8 +130,9 @@ class HeadDrafter:
         self._growth = TreeGrowth(network, target.vocab_size, name, options)
         self._measured = self._growth.measured
         # Where what it says is as good as a feature.
-        goes_on = isinstance(network, FeatureNetwork) and not network.says_all_levels
-        self._onward = network if goes_on else None
+        self._onward: FeatureNetwork | None = None
+        if isinstance(network, FeatureNetwork) and not network.says_all_levels:
+            self._onward = network
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 
     @property

@@ -143,7 +143,7 @@ class PromptLookupDrafter(BatchedDrafter[_Text]):
         for tokens in np.split(np.arange(4 * FIRST_ROOM, dtype=np.int32), 4):
             text.reserve(len(tokens))
             self._extend_all([text], [tokens])
-        self._propose_all([text], [1], AssumedTokens.of([()]))
+        self._propose_all([text], [1], AssumedTokens.none(1))
 
     def _state(self, request: DraftRequest) -> _Text:
         return _Text(self._options, len(request.token_ids))

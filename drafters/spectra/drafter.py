@@ -164,7 +164,7 @@ class SpectraDrafter(BatchedDrafter[_Request]):
         for _ in range(2):
             first.reserve(FIRST_ROOM)
             self._extend_all([first], [np.zeros(FIRST_ROOM, dtype=np.int32)])
-        self._propose_all([first], [1], AssumedTokens.of([()]))
+        self._propose_all([first], [1], AssumedTokens.none(1))
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no committed token."""
@@ -256,8 +256,10 @@ class SpectraDrafter(BatchedDrafter[_Request]):
         rows = _rows(states)
         guesses = guess_all(rows, limits, *assumed, self._settings)
         # Where no nodes are wanted every row of the step is dear: no probe either.
-        probes = self._probes(states, rows, (limits > 0) & (assumed.counts == 0))
-        return ProposalBatch(self._name, *guesses, probes)
+        is_wanted = limits > 0
+        if assumed.places:
+            is_wanted[assumed.places] = False
+        return ProposalBatch(self._name, *guesses, self._probes(states, rows, is_wanted))
 
     def _probes(
         self, states: Sequence[_Request], rows: Int64, is_wanted: Bool

@@ -157,7 +157,7 @@ class SuffixDrafter(BatchedDrafter[_Request]):
         grown_counts()
         first = _Request(DraftRequest("", np.zeros(1, dtype=np.int32), 1, 0.0, 0), self._options)
         self._extend_all([first], [np.zeros(1, dtype=np.int32)])
-        self._propose_all([first], [1], AssumedTokens.of([()]))
+        self._propose_all([first], [1], AssumedTokens.none(1))
 
     @property
     def memory_bytes(self) -> int:
@@ -235,7 +235,7 @@ class SuffixDrafter(BatchedDrafter[_Request]):
         ]
         # Held until the loops have read them.
         contexts: list[Int32] = []
-        for place in np.flatnonzero(assumed.counts).tolist():
+        for place in assumed.places:
             context = states[place].context_behind(path := assumed.path(place))
             contexts.append(context)
             behind = address_of(context), len(context), min(len(path), len(context))
