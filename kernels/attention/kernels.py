@@ -1,8 +1,9 @@
-"""Triton kernels of attention over paged KV: `attend_tiles`, then `merge_partials` of split tiles.
+"""The Triton kernel of attention over paged KV, `attend_tiles`.
 
-Items share nothing, so a row's result does not depend on which rows are beside it in the step, only
-on the lines of its tile and on where its context is split. Names in capitals are constants of
-the compiled kernel. Importing this file needs Triton.
+Items share nothing but the results of a split context, which the last of its items to arrive
+merges, in the order of the context. So a row's result does not depend on which rows are beside it
+in the step, only on the lines of its tile and on where its context is split. Names in capitals are
+constants of the compiled kernel. Importing this file needs Triton.
 """
 
 # Types of a kernel are those of the language in it.
@@ -206,16 +207,75 @@ def _store_partial(
     tl.store(at_out, result, mask=is_line[:, None] & dim_ok[None, :])
 
 
+@triton.jit
+def _is_last(item, arrived, kv_head):
+    """Whether all other items of a tile have stored their results, which may be read then.
+
+    Who comes last finds that out, and leaves the count at 0 for the next launch.
+    """
+    at = arrived + tl.load(item + 7).to(tl.int64) * tl.num_programs(1) + kv_head
+    # One thread counts for all, which must have stored what they found: `acq_rel` publishes it.
+    tl.debug_barrier()
+    before = tl.atomic_add(at, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    is_last = before == tl.load(item + 8) - 1
+    tl.store(at, 0, mask=is_last)
+    return is_last
+
+
+@triton.jit
+def _merged(
+    item, partials, lines_between, kv_head, is_line, dims, dim_ok,
+    HEAD_DIM: tl.constexpr, LINES: tl.constexpr, DIMS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Results and log-sums of a tile, as `_finish` gives them, of those of its splits.
+
+    lines_between  from a line's result in one split to that in the next
+
+    Results are read past the first cache, which may hold what was there before.
+    """
+    partial_out, partial_sums = partials
+    count = tl.load(item + 8)
+    split = tl.arange(0, SPLITS)[:, None]
+    line = (tl.load(item + 7) + tl.arange(0, LINES)).to(tl.int64)
+    heads = tl.num_programs(1)
+    at_all = (line[None, :] + split * lines_between) * heads + kv_head
+    counts = tl.where(is_line, count, 0)
+    found = tl.load(
+        partial_sums + at_all, mask=split < counts[None, :], other=float("-inf"),
+        cache_modifier=".cg",
+    )  # fmt: skip
+    top = tl.max(found, 0)
+    is_empty = top == float("-inf")
+    shift = tl.where(is_empty, 0.0, top)
+    weight = tl.where(is_empty, 1.0, tl.sum(tl.exp2(found - shift[None, :]), 0))
+    total = tl.zeros([LINES, DIMS], dtype=tl.float32)
+    for first in range(0, count, GROUP):
+        # So many are under way at once.
+        for index in tl.static_range(GROUP):
+            is_there = first + index < counts
+            at = (line + (first + index) * lines_between) * heads + kv_head
+            log_sum = tl.load(
+                partial_sums + at, mask=is_there, other=float("-inf"), cache_modifier=".cg"
+            )
+            at_part = partial_out + at[:, None] * HEAD_DIM + dims[None, :]
+            mask = is_there[:, None] & dim_ok[None, :]
+            part = tl.load(at_part, mask=mask, other=0.0, cache_modifier=".cg")
+            total += part * tl.exp2(log_sum - shift)[:, None]
+    sums = tl.where(is_empty, float("-inf"), top + tl.log2(weight))
+    return total / weight[:, None], sums
+
+
 # One kernel for trees of any size.
 @triton.jit(do_not_specialize=["num_words"])
 def attend_tiles(
-    query, pairs, out, log_sums, scales, partial_out, partial_sums, item_count,
+    query, pairs, out, log_sums, scales, partial_out, partial_sums, arrived, item_count,
     items, requests, positions, ancestors, own_slots, own_positions, first_blocks, blocks,
     num_words, scaling, window, softcap,
     stride_query_row, stride_query_head, stride_slot, stride_value, stride_kv_head,
     stride_out_row, stride_out_head, stride_sums_row,
     BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    LINES: tl.constexpr, COLUMNS: tl.constexpr,
+    LINES: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -252,47 +312,20 @@ def attend_tiles(
             COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
         )  # fmt: skip
         result, sums = _finish(state, scales, kv_head, HAS_SCALES)
-        if tl.load(item + 6) >= 0:
+        is_done = tl.load(item + 8) == 1
+        if not is_done:
             partials = (partial_out, partial_sums)
             _store_partial(
                 item, (result, sums), partials, kv_head, is_line, dims, dim_ok, HEAD_DIM, LINES
             )
-        else:
+            is_done = _is_last(item, arrived, kv_head)
+            if is_done:
+                result, sums = _merged(
+                    item, partials, tl.load(facts + 1) * SHARE, kv_head, is_line, dims, dim_ok,
+                    HEAD_DIM, LINES, DIMS, GROUP,
+                )  # fmt: skip
+        if is_done:
             at_out = _head_pointers(out, wide_row, head, dims, stride_out_row, stride_out_head)
             tl.store(at_out, result.to(KEEP), mask=line_mask)
             if HAS_SUMS:
                 tl.store(log_sums + wide_row * stride_sums_row + head, sums * LN2, mask=is_line)
-
-
-@triton.jit
-def merge_partials(
-    out, log_sums, partial_out, partial_sums, merges,
-    stride_out_row, stride_out_head, stride_sums_row,
-    SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    HAS_SUMS: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
-    """Program (row, head): the partial results of a split context become one, by log-sum-exp."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    merge = merges + row * 3
-    count = tl.load(merge + 1)
-    if count == 0:
-        return
-    split = tl.arange(0, SPLITS)
-    is_split = split < count
-    line = (tl.load(merge) + head % SHARE + split * tl.load(merge + 2)).to(tl.int64)
-    at = line * (tl.num_programs(1) // SHARE) + head // SHARE
-    log_sum = tl.load(partial_sums + at, mask=is_split, other=float("-inf"))
-    dims = tl.arange(0, DIMS)
-    dim_ok = dims < HEAD_DIM
-    at_out = partial_out + at[:, None] * HEAD_DIM + dims[None, :]
-    parts = tl.load(at_out, mask=is_split[:, None] & dim_ok[None, :], other=0.0)
-    top = tl.max(log_sum, 0)
-    is_empty = top == float("-inf")
-    shares = tl.exp2(log_sum - tl.where(is_empty, 0.0, top))
-    weight = tl.where(is_empty, 1.0, tl.sum(shares, 0))
-    result = (tl.sum(parts * shares[:, None], 0) / weight).to(KEEP)
-    tl.store(out + row * stride_out_row + head * stride_out_head + dims, result, mask=dim_ok)
-    if HAS_SUMS:
-        sums = tl.where(is_empty, float("-inf"), (top + tl.log2(weight)) * LN2)
-        tl.store(log_sums + row * stride_sums_row + head, sums)

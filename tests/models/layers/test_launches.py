@@ -53,7 +53,7 @@ def of_a_layer(
 def test_a_layer_has_eight_launches(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Head norms (Qwen 3) or not; contexts that are split are merged by a ninth."""
+    """Head norms (Qwen 3) or not, contexts that are split or not."""
     assert of_a_layer(tmp_path, monkeypatch, kind) == {
         "normalise": 2, "multiply_few_rows": 4, "turn_and_store": 1, "attend_tiles": 1,
     }  # fmt: skip

@@ -95,5 +95,5 @@ def test_serving_launches_no_kernel_for_the_first_time(
     compiled = set(variants.seen)
     for step in serving_steps():
         stage.run(step)
-    assert {name for name, _ in compiled} >= {"merge_partials", "copy_rows", "find_doubt"}
+    assert {name for name, _ in compiled} >= {"attend_tiles", "copy_rows", "find_doubt"}
     assert {name for name, _ in variants.seen - compiled} == set()

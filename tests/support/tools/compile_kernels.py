@@ -27,7 +27,7 @@ from draftline.kernels.kv import kernels as kv_kernels
 from draftline.kernels.linear import few_rows
 from draftline.kernels.linear import kernels as linear_kernels
 from draftline.kernels.linear import product as linear_product
-from support.tools.machine_code import Resources, resources
+from support.tools.machine_code import Resources, publishes, resources, waits_first
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -63,6 +63,8 @@ def compiled(
     binary = triton.compile(source, target=target, options=options | paged_attention.FUSED)
     assert len(binary.asm["cubin"]) > 0
     assert re.search(rf"\.target sm_{capability}", binary.asm["ptx"])
+    assert not options.get("launch_pdl") or waits_first(binary.asm["ptx"])
+    assert kernel is not attention_kernels.attend_tiles or publishes(binary.asm["ptx"])
     assert binary.metadata.shared <= MOST_SHARED[capability], binary.metadata.shared
     return resources(binary)
 
@@ -98,6 +100,7 @@ def attention(
             "own_positions",
             "first_blocks",
             "blocks",
+            "arrived",
         ),
         "*i32",
     ) | dict.fromkeys(("log_sums", "scales", "partial_out", "partial_sums"), "*fp32")
@@ -119,16 +122,6 @@ def attention(
     # What bounds and windows add may spill a little where lines are many.
     assert taken.stack <= (0 if plain else MOST_STACK), taken
     return taken
-
-
-def merging() -> Resources:
-    types = dict.fromkeys(("log_sums", "partial_out", "partial_sums"), "*fp32")
-    constants = {
-        "SHARE": 4, "HEAD_DIM": 128, "DIMS": 128, "HAS_SUMS": True,
-        "KEEP": triton_type(torch.bfloat16),
-    }  # fmt: skip
-    types |= {"out": "*bf16", "merges": "*i32"}
-    return compiled(attention_kernels.merge_partials, types, constants)
 
 
 def storing(stored: str) -> Resources:
@@ -220,7 +213,6 @@ def main(which: str) -> None:
     for (num_rows, dtype, is_gated), capability in itertools.product(few, MOST_SHARED):
         facts = multiplying_few(num_rows, dtype, capability, is_gated=is_gated)
         print(f"multiply_few_rows {NAMES[dtype]} {num_rows} sm_{capability}", facts)
-    print("merge_partials", merging())
     print("store_rows bf16", storing("bf16"))
     print("store_rows fp8", storing("fp8e4nv"))
     print("take_log_softmax", normalising_logits())

@@ -16,7 +16,7 @@ from draftline.kernels.sampling import edit_kernels, filter_kernels, threshold_k
 from draftline.kernels.sampling import kernels as sampling_kernels
 from draftline.kernels.sampling.choose import BISECT, BISECT_LEN, LAUNCH
 from draftline.kernels.sampling.noise_kernels import EXACT
-from support.tools.machine_code import resources
+from support.tools.machine_code import resources, waits_first
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -86,7 +86,7 @@ def main() -> None:
         made = compiled(kernel, FUSED | arguments.pop("options", {}), out="*bf16", **arguments)
         if "DEPENDS" in kernel.arg_names:
             # Launched while the kernel before it ends.
-            assert "griddepcontrol.wait" in made.asm["ptx"]
+            assert waits_first(made.asm["ptx"])
             assert "griddepcontrol.launch_dependents" in made.asm["ptx"]
 
 
