@@ -158,16 +158,7 @@ class StepLayout:
             "first_blocks": requests,
             "blocks": blocks,
         }
-        starts = np.cumsum([0, *(_aligned(size) for size in sizes.values())]).tolist()
-        return {
-            name: slice(start, start + size)
-            for (name, size), start in zip(sizes.items(), starts, strict=False)
-        }
-
-
-def _aligned(size: int) -> int:
-    # Triton compiles anew for pointers that are no multiple of 16 bytes.
-    return -(-size // 4) * 4
+        return StagedBuffer.sections(sizes)
 
 
 @compiled

@@ -22,7 +22,7 @@ from draftline.models.stage.memory import make_kv
 from draftline.models.stage.stage import Stage
 from support.inputs.steps import PagedRequest, make_step
 from support.tools.tiny_models import save_tiny_model
-from triton.runtime.interpreter import GridExecutor
+from triton.runtime.interpreter import InterpretedFunction
 
 WHOLE = LayerSpan(0, 1, 1)
 BLOCK_SIZE = 16
@@ -30,7 +30,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="records inter
 
 
 class Variants:
-    """Kernels that would be launched, each with its constants and the types of its tensors.
+    """Kernels that would be launched, each with all that Triton compiles it anew for: constants,
+    types of tensors, whether addresses and numbers are multiples of 16, and numbers that are 1.
 
     None runs: the interpreter would take minutes, and what comes out does not matter here.
     """
@@ -38,18 +39,29 @@ class Variants:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.seen: set[tuple[Any, ...]] = set()
 
-        def noting(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-            given = dict(zip(executor.arg_names, args, strict=False)) | kwargs
+        def noting(
+            kernel: InterpretedFunction, *args: Any, grid: object, warmup: bool, **kwargs: Any
+        ) -> None:
+            given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+            alike = kernel.kwargs.get("do_not_specialize") or ()
             facts = tuple(
-                (name, str(getattr(given[name], "dtype", given[name])))
-                for name in executor.arg_names
-                if name in given and (name.isupper() or isinstance(given[name], torch.Tensor))
+                (name, variant_of(name, given[name]))
+                for name in kernel.arg_names
+                if name in given and name not in alike
             )
-            self.seen.add((executor.fn.__name__, facts))
-            if executor.fn.__name__ == "pick_tokens":
+            self.seen.add((kernel.fn.__name__, facts))
+            if kernel.fn.__name__ == "pick_tokens":
                 given["out"].zero_()
 
-        patch.setattr(GridExecutor, "__call__", noting)
+        patch.setattr(InterpretedFunction, "run", noting)
+
+
+def variant_of(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.data_ptr() % 16 == 0
+    if isinstance(value, int) and not name.isupper():
+        return value == 1, value % 16 == 0
+    return "a float" if isinstance(value, float) else str(value)
 
 
 def serving_steps() -> Iterator[StepInput]:

@@ -136,12 +136,24 @@ def storing(stored: str) -> Resources:
     return compiled(kv_kernels.store_rows, types, constants)
 
 
-def multiplying(num_rows: int, dtype: torch.dtype, capability: int) -> Resources:
-    sizes = int8_product.tile_sizes(num_rows, 4096, dtype)
-    types = dict.fromkeys(("x", "out"), f"*{NAMES[dtype]}") | {"weight": "*i8", "scales": "*fp32"}
+def multiplying(
+    num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool
+) -> Resources:
+    """Raises where no weights are under way while others are multiplied, or registers spill."""
+    sizes = int8_product.tile_sizes(num_rows, 4096, dtype, is_gated=is_gated)
+    types = dict.fromkeys(("x", "bias", "out"), f"*{NAMES[dtype]}")
+    types |= {"weight": "*i8", "scales": "*fp32"}
     options = {name: int8_product.LAUNCH[name] for name in OPTIONS}
-    constants = {**sizes, "IS_WHOLE": True, "DOT": dot_type(dtype)}
-    return compiled(int8_kernels.multiply_int8, types, constants, capability, **options)
+    depends = capability >= 90
+    constants = {
+        **sizes, "IS_WHOLE": True, "HAS_BIAS": is_gated, "IS_GATED": is_gated, "IS_GELU": False,
+        "DOT": dot_type(dtype), "DEPENDS": depends,
+    }  # fmt: skip
+    kernel = int8_kernels.multiply_int8
+    taken = compiled(kernel, types, constants, capability, launch_pdl=depends, **options)
+    assert taken.waits[0] > 0, taken
+    assert taken.stack <= MOST_STACK, taken
+    return taken
 
 
 def multiplying_alike(
@@ -197,10 +209,12 @@ def main(which: str) -> None:
         for lines in (16, 64):
             facts = attention(torch.bfloat16, 128, "bf16", lines, plain=True)
             print(f"attend_tiles bf16 128 {lines}", facts)
-    for num_rows, dtype in ((1, torch.bfloat16), (65, torch.bfloat16), (65, torch.float32)):
-        for capability in MOST_SHARED:
-            facts = multiplying(num_rows, dtype, capability)
-            print(f"multiply_int8 {NAMES[dtype]} {num_rows} sm_{capability}", facts)
+    few = [(1, torch.bfloat16, False), (64, torch.bfloat16, True), (64, torch.float32, True)]
+    for (num_rows, dtype, is_gated), capability in itertools.product(
+        [*few, (65, torch.bfloat16, True), (65, torch.float32, False)], MOST_SHARED
+    ):
+        facts = multiplying(num_rows, dtype, capability, is_gated=is_gated)
+        print(f"multiply_int8 {NAMES[dtype]} {num_rows} sm_{capability}", facts)
     cases = [
         (torch.bfloat16, 8192, True),
         (torch.bfloat16, 1024, False),
@@ -209,7 +223,6 @@ def main(which: str) -> None:
     for (dtype, num_outputs, by_outputs), capability in itertools.product(cases, MOST_SHARED):
         facts = multiplying_alike(dtype, capability, num_outputs, by_outputs=by_outputs)
         print(f"multiply_rows {NAMES[dtype]} {num_outputs} sm_{capability}", facts)
-    few = [(1, torch.bfloat16, False), (64, torch.bfloat16, True), (64, torch.float32, True)]
     for (num_rows, dtype, is_gated), capability in itertools.product(few, MOST_SHARED):
         facts = multiplying_few(num_rows, dtype, capability, is_gated=is_gated)
         print(f"multiply_few_rows {NAMES[dtype]} {num_rows} sm_{capability}", facts)
