@@ -15,6 +15,7 @@ from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, StepInput
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import TileOptions
+from draftline.models.layers import int8_linear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.sampling import KernelSampler
@@ -89,12 +90,14 @@ def serving_steps() -> Iterator[StepInput]:
         yield replace(step, sampling=sampling, edits=(bias, mask), with_log_probs=True)
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_serving_launches_no_kernel_for_the_first_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(int8_linear, "runs_triton", lambda _: True)
     save_tiny_model("gemma3", tmp_path, num_layers=1)
     monkeypatch.setattr("draftline.models.stage.stage.choose_sampler", lambda _: KernelSampler())
-    part = load_slice(tmp_path, WHOLE, fused=True)
+    part = load_slice(tmp_path, WHOLE, quantization=quantization, fused=True)
     kv = make_kv(part, 24, BLOCK_SIZE)
     tiles = TileOptions(max_requests=2)
     backend, _ = choose_backend(
