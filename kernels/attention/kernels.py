@@ -34,14 +34,25 @@ def _soft_bounded(logits, bound):
 
 
 @triton.jit
-def _load_pairs(pairs, slots, seen, dims, dim_ok, strides):
-    """Keys and values of `slots`; zeros where no row sees them, since 0 * NaN is NaN."""
-    stride_slot, stride_value = strides
-    offsets = slots.to(tl.int64)[:, None] * stride_slot + dims[None, :]
+def _load_pairs(cache, slots, seen, dims, dim_ok, DOT: tl.constexpr, BY_ROW: tl.constexpr):
+    """Keys and values of `slots`, and what logits of the keys are multiplied by.
+
+    Zeros where no row sees them, since 0 * NaN is NaN.
+    """
+    pairs, scales, stride_slot, stride_value, stride_scale = cache
+    slots = slots.to(tl.int64)
+    offsets = slots[:, None] * stride_slot + dims[None, :]
     mask = seen[:, None] & dim_ok[None, :]
-    keys = tl.load(pairs + offsets, mask=mask, other=0.0)
-    values = tl.load(pairs + stride_value + offsets, mask=mask, other=0.0)
-    return keys, values
+    keys = tl.load(pairs + offsets, mask=mask, other=0.0).to(DOT)
+    values = tl.load(pairs + stride_value + offsets, mask=mask, other=0.0).to(DOT)
+    key_scales = 1.0
+    if BY_ROW:
+        at = scales + slots * 2 * stride_scale
+        key_scales = tl.load(at, mask=seen, other=1.0)[None, :]
+        value_scales = tl.load(at + stride_scale, mask=seen, other=1.0)
+        # Exact: powers of two.
+        values *= value_scales.to(DOT)[:, None]
+    return keys, values, key_scales
 
 
 @triton.jit
@@ -51,8 +62,7 @@ def _fold(
 ):  # fmt: skip
     """Add a tile of columns to (weighted sum, weight, largest logit to the base 2) of each line."""
     total, weight, top = state
-    keys = tl.trans(keys.to(lines.dtype))
-    logits = tl.dot(lines, keys, input_precision="ieee") * logit_scale
+    logits = tl.dot(lines, tl.trans(keys), input_precision="ieee") * logit_scale
     if HAS_SOFTCAP:
         logits = _soft_bounded(logits, softcap)
     logits = tl.where(visible, logits * LOG2E, float("-inf"))
@@ -63,20 +73,20 @@ def _fold(
     decay = tl.exp2(top - shift)
     weight = weight * decay + tl.sum(shares, 1)
     rounded = shares.to(KEEP).to(lines.dtype)
-    product = tl.dot(rounded, values.to(lines.dtype), input_precision="ieee")
+    product = tl.dot(rounded, values, input_precision="ieee")
     return total * decay[:, None] + product, weight, new_top
 
 
 @triton.jit
 def _over_context(
-    state, queries, bounds, table, pairs, strides, dims, dim_ok, scoring,
-    BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, KEEP: tl.constexpr,
+    state, queries, bounds, table, cache, dims, dim_ok, scoring,
+    BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, BY_ROW: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Add the context's columns `bounds` (begin, end), which all lines see but for the window.
 
-    `queries` (vectors [lines, dims], positions, whether a line is used); `scoring` (scale of the
-    logits, window, softcap).
+    `queries` (vectors [lines, dims], positions, whether a line is used); `cache` as `_load_pairs`
+    takes it; `scoring` (scale of the logits, window, softcap).
     """
     lines, position, is_line = queries
     begin, end = bounds
@@ -86,23 +96,26 @@ def _over_context(
     for _ in range(begin, end, COLUMNS):
         seen = column < end
         slots = block.to(tl.int64) * BLOCK_SIZE + column % BLOCK_SIZE
-        keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
+        keys, values, key_scales = _load_pairs(
+            cache, slots, seen, dims, dim_ok, lines.dtype, BY_ROW
+        )
         # Blocks are read a turn ahead: copies of keys that wait for them could not be, too.
         following = column + COLUMNS
         block = tl.load(table + following // BLOCK_SIZE, mask=following < end, other=0)
         visible = seen[None, :] & is_line[:, None]
         if HAS_WINDOW:
             visible = visible & (position[:, None] - column[None, :] < window)
-        state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
+        scale = logit_scale * key_scales
+        state = _fold(state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP)
         column = following
     return state
 
 
 @triton.jit
 def _over_own(
-    state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
+    state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
     COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    KEEP: tl.constexpr,
+    BY_ROW: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Add the step's own columns (slots, positions, number), seen by rows as `bits` say.
 
@@ -128,8 +141,11 @@ def _over_own(
             visible = visible & (position[:, None] - column_position[None, :] < window)
         seen = tl.max(visible.to(tl.int32), 0) > 0
         slots = tl.load(own_slots + column, mask=is_column, other=0)
-        keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
-        state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
+        keys, values, key_scales = _load_pairs(
+            cache, slots, seen, dims, dim_ok, lines.dtype, BY_ROW
+        )
+        scale = logit_scale * key_scales
+        state = _fold(state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP)
     return state
 
 
@@ -142,7 +158,7 @@ def _head_pointers(tensor, rows, heads, dims, stride_row, stride_head):
 
 @triton.jit
 def _logit_scale(scaling, scales, kv_head, HAS_SCALES: tl.constexpr):
-    """The factor of the logits, that of stored keys included."""
+    """The factor of the logits, that of stored keys included, if it is one for all."""
     if HAS_SCALES:
         scaling = scaling * tl.load(scales + kv_head)
     return scaling
@@ -277,7 +293,7 @@ def attend_tiles(
     BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
     LINES: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
+    BY_ROW: tl.constexpr, HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Program (index, kv head): item `index`, and others as many on as there are programs.
 
@@ -286,9 +302,12 @@ def attend_tiles(
     kv_head = tl.program_id(1)
     dims = tl.arange(0, DIMS)
     dim_ok = dims < HEAD_DIM
-    scoring = (_logit_scale(scaling, scales, kv_head, HAS_SCALES), window, softcap)
-    strides = (stride_slot, stride_value)
-    pairs += kv_head * stride_kv_head
+    ONE_SCALE: tl.constexpr = HAS_SCALES and not BY_ROW
+    scoring = (_logit_scale(scaling, scales, kv_head, ONE_SCALE), window, softcap)
+    heads = tl.num_programs(1)
+    cache = (
+        pairs + kv_head * stride_kv_head, scales + kv_head, stride_slot, stride_value, heads
+    )  # fmt: skip
     for index in range(tl.program_id(0), tl.load(item_count), tl.num_programs(0)):
         item = items + index * FIELDS_OF_ITEM
         request = tl.load(item)
@@ -301,17 +320,17 @@ def attend_tiles(
         queries = (lines, position, is_line)
         state = _over_context(
             _empty_state(LINES, DIMS), queries, _context_bounds(item, position, window, HAS_WINDOW),
-            blocks + tl.load(first_blocks + request), pairs, strides, dims, dim_ok, scoring,
-            BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+            blocks + tl.load(first_blocks + request), cache, dims, dim_ok, scoring,
+            BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
         )  # fmt: skip
         first_own = tl.load(facts + 3)
         own_columns = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
         bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * num_words)
         state = _over_own(
-            state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
-            COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+            state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
+            COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
         )  # fmt: skip
-        result, sums = _finish(state, scales, kv_head, HAS_SCALES)
+        result, sums = _finish(state, scales, kv_head, ONE_SCALE)
         is_done = tl.load(item + 8) == 1
         if not is_done:
             partials = (partial_out, partial_sums)

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from ..dot_types import dot_type, triton_type
+from ..kv.reference import are_by_row
 from .kernels import attend_tiles
 from .spec import LayerSpec
 from .split_rule import COLUMN_STEP
@@ -60,7 +61,7 @@ def paged_attention(
         BLOCK_SIZE=layout.block_size, SHARE=shape.share, HEAD_DIM=shape.head_dim, DIMS=dims,
         LINES=lines, HAS_SUMS=log_sums is not None, KEEP=triton_type(out.dtype),
         HAS_WINDOW=spec.window is not None, HAS_SOFTCAP=spec.softcap is not None,
-        HAS_SCALES=spec.scales is not None,
+        HAS_SCALES=spec.scales is not None, BY_ROW=are_by_row(spec.scales),
         **tile_options(dims, query.dtype, lines), **FUSED,
     )  # fmt: skip
 

@@ -42,6 +42,7 @@ NUMBERS = {
     "float16": (torch.float16, torch.float16),
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "fp8": (torch.bfloat16, FP8),
+    "fp8 by row": (torch.bfloat16, FP8),
 }
 
 
@@ -56,7 +57,7 @@ def attend(name: str, case: Case, layout: StepLayout) -> tuple[torch.Tensor, tor
 def assert_exact(case: Case, out: torch.Tensor, sums: torch.Tensor) -> None:
     expected, expected_sums = case.expected()
     scales = case.spec.scales
-    bound = BOUNDS[out.dtype] * (1 if scales is None else float(scales[1].max()))
+    bound = BOUNDS[out.dtype] * (1 if scales is None else float(scales.select(-2, 1).max()))
     np.testing.assert_allclose(out.double().cpu(), expected, rtol=0, atol=bound)
     np.testing.assert_allclose(sums.cpu(), expected_sums, rtol=1e-5, atol=1e-5)
 
@@ -75,6 +76,11 @@ def test_equals_dense_attention(name: str, model: tuple, numbers: str) -> None:
     scales = None
     if stored == FP8:
         scales = torch.tensor([[0.5, 0.25][:kv_heads], [2.0, 1.5][:kv_heads]], device=DEVICE)
+    if numbers == "fp8 by row":
+        num_slots = sum(-(-part.num_slots // block_size) for part in PARTS) * block_size
+        random = torch.Generator().manual_seed(1)
+        exponents = torch.randint(-3, 2, (num_slots, 2, kv_heads), generator=random)
+        scales = torch.exp2(exponents.float()).to(DEVICE)
     case = make_case(
         PARTS,
         AttentionShape(kv_heads * share, kv_heads, head_dim),

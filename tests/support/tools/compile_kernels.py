@@ -80,12 +80,14 @@ def attention_cases() -> Iterator[tuple[str, Resources]]:
             )
             kind = "plain" if plain else "with window, softcap and sums"
             yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines} sm_{capability} {kind}", facts
-    yield "attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv")
+    for lines, by_row in itertools.product(TILE_LINES, (False, True)):
+        facts = attention(torch.bfloat16, 128, "fp8e4nv", lines, by_row=by_row)
+        yield f"attend_tiles bf16 128 {lines} fp8{' by row' if by_row else ''}", facts
 
 
 def attention(
     dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64,
-    *, plain: bool = False, capability: int = 90,
+    *, plain: bool = False, by_row: bool = False, capability: int = 90,
 ) -> Resources:  # fmt: skip
     """Raises where no copy is under way while a tile is multiplied, or registers do not suffice."""
     dims = triton.next_power_of_2(head_dim)
@@ -111,7 +113,7 @@ def attention(
     constants = {
         "BLOCK_SIZE": 16, "SHARE": 4, "HEAD_DIM": head_dim, "DIMS": dims,
         "LINES": lines, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
-        "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
+        "HAS_SCALES": stored == "fp8e4nv", "BY_ROW": by_row, "HAS_SUMS": not plain,
         "KEEP": triton_type(dtype),
         **{name: value for name, value in options.items() if name not in OPTIONS},
     }  # fmt: skip
@@ -131,7 +133,7 @@ def storing(stored: str) -> Resources:
     }  # fmt: skip
     constants = {
         "NUM_HEADS": 8, "HEADS": 8, "HEAD_DIM": 80, "DIMS": 128, "HAS_SCALES": stored != "bf16",
-        "IS_FP8": stored != "bf16",
+        "BY_ROW": stored != "bf16", "IS_FP8": stored != "bf16",
     }  # fmt: skip
     return compiled(kv_kernels.store_rows, types, constants)
 
