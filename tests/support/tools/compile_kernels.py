@@ -36,7 +36,7 @@ OPTIONS = ("num_warps", "num_stages")
 # Bytes that a block may have, by compute capability.
 MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
 HEAD_DIMS = (64, 96, 128, 256)
-MOST_STACK = 128
+MOST_STACK = 160
 
 
 def compiled(
@@ -121,8 +121,9 @@ def attention(
     taken = compiled(attention_kernels.attend_tiles, types, constants, capability, **chosen)
     # The first wait is in the loop over the context: keys and values of a tile may be missing.
     assert taken.waits[0] > 0, taken
-    # What bounds and windows add may spill a little where lines are many.
-    assert taken.stack <= (0 if plain else MOST_STACK), taken
+    # What bounds and windows, and numbers that are made wider, add may spill a little.
+    is_lean = plain and stored != "fp8e4nv"
+    assert taken.stack <= (0 if is_lean else MOST_STACK), taken
     return taken
 
 
