@@ -137,7 +137,7 @@ def runs_triton(machine: Machine) -> bool:
     return machine.capability is not None and triton_obstacle(machine) is None
 
 
-def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def load_int8_linear(name: str) -> Callable[..., Tensor]:
     """The `int8_linear` of `triton` or `reference`, described in `kernels/int8/reference.py`."""
     if name == "reference":
         from .int8 import reference as product  # noqa: PLC0415

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 
 from ..core.arrays import Int32
+
+# Numbers of four bytes in what Triton takes for aligned: it compiles a kernel anew for addresses
+# that are no multiple of 16 bytes.
+ALIGNMENT = 4
 
 
 class StagedBuffer:
@@ -20,6 +27,15 @@ class StagedBuffer:
         self._hosts: list[Int32] = [pinned.numpy() for pinned in self._pinned]
         self._copied = [torch.cuda.Event() for _ in self._pinned] if is_gpu else []
         self._turn = 0
+
+    @staticmethod
+    def sections(sizes: Mapping[str, int]) -> dict[str, slice]:
+        """Where arrays of so many numbers lie one behind the other, each at an aligned address."""
+        starts = np.cumsum([0, *(aligned(size) for size in sizes.values())]).tolist()
+        return {
+            name: slice(start, start + size)
+            for (name, size), start in zip(sizes.items(), starts, strict=False)
+        }
 
     @property
     def num_bytes(self) -> int:
@@ -41,3 +57,8 @@ class StagedBuffer:
         self.device[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
         if self._copied:
             self._copied[self._turn].record()
+
+
+def aligned(size: int) -> int:
+    """The next whole number of `ALIGNMENT`."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -166,8 +166,8 @@ class RayPipeline:
 
     async def _start_in_time(self) -> None:
         try:
-            async with asyncio.timeout(self._start_timeout_s):
-                await self._start()
+            async with asyncio.timeout(self._start_timeout_s) as limit:
+                await self._start(limit)
         except TimeoutError as error:
             raise StageLost(
                 f"the stages did not start within {self._start_timeout_s:g} s; the cluster "
@@ -183,25 +183,29 @@ class RayPipeline:
             if not self._open:
                 await self._close("the pipeline did not start")
 
-    async def _start(self) -> None:
+    async def _start(self, limit: asyncio.Timeout) -> None:
         self._steps = steps = InFlightSteps(self._max_in_flight)
         # While the stages load.
         loading = asyncio.create_task(asyncio.to_thread(load_loops))
-        places = await asyncio.gather(*map(self._ready_stage, range(len(self._specs))))
+        places = await asyncio.gather(*map(self._free_worker, range(len(self._specs))))
         await loading
         stages = [self._stages[index] for index in range(len(self._specs))]
         self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
+        self._transport = self._new_transport(places)
+        # Before caches fill the memory: what connects GPUs takes some of it.
+        await _unless_lost(self._transport.meet(stages, _seconds_left(limit)), steps)
+        builds: list[Any] = [stage.build.remote() for stage in stages]
+        await asyncio.gather(*builds)
         counts: list[Any] = [stage.num_blocks.remote() for stage in stages]
         self._num_blocks = min(await asyncio.gather(*counts))
         # A stage that replaces another has as many.
         self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
-        self._transport = self._new_transport(places)
         await _unless_lost(self._transport.open(stages, steps), steps)
         self._open = True
         self._source.replenish()
 
-    async def _ready_stage(self, index: int) -> StagePlace:
-        """Where the stage is, built and with an empty KV cache."""
+    async def _free_worker(self, index: int) -> StagePlace:
+        """Where the stage will be; its worker does nothing else, and is told so."""
         while index not in self._stages:
             taken = await self._source.take(index, self._specs[index])
             self._stages[index] = taken.worker
@@ -210,8 +214,8 @@ class RayPipeline:
         # By pickle, as all arguments of Ray's calls: a spec may be of any class that builds a
         # stage, and goes to an actor that this pipeline's own source has started.
         packed = pickle.dumps(self._specs[index])
-        building: Any = self._stages[index].build.remote(index, packed)
-        self._places[index] = place = await building
+        assigning: Any = self._stages[index].assign.remote(index, packed)
+        self._places[index] = place = await assigning
         return place
 
     async def _settle_all(self) -> None:
@@ -293,6 +297,12 @@ class RayPipeline:
                 await asyncio.wait_for(gone, DEATH_TIMEOUT_S)
             except TimeoutError:
                 logger.warning("event=stages_linger seconds=%s", DEATH_TIMEOUT_S)
+
+
+def _seconds_left(limit: asyncio.Timeout) -> float:
+    deadline = limit.when()
+    assert deadline is not None
+    return max(deadline - asyncio.get_running_loop().time(), 0.0)
 
 
 def _watch(stage: ActorHandle, index: int, steps: InFlightSteps) -> Future[Any]:

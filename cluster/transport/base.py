@@ -22,6 +22,13 @@ class StageTransport(Protocol):
         """Whether stages that live are free for another run once this side is closed."""
         ...
 
+    async def meet(self, stages: Sequence[ActorHandle], seconds: float) -> None:
+        """Connect neighbours, before they load what fills their memory; within that time.
+
+        Raises `StageLost`, or a `RayTaskError` of it, that names two that do not reach one another.
+        """
+        ...
+
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
         """Connect built stages. From then on `steps` hears of answers and of losses."""
         ...

@@ -47,6 +47,9 @@ class CompiledGraphTransport:
         """Never: the loop that a graph starts in a stage ends with its process."""
         return False
 
+    async def meet(self, stages: Sequence[ActorHandle], seconds: float) -> None:
+        """See `StageTransport`: the graph connects them, once they are built."""
+
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
         """See `StageTransport`. Warms the graph up: its first run takes seconds."""
         loop = asyncio.get_running_loop()

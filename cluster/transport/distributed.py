@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 
 from ...core.errors import ProtocolError, StageLost
 from ...core.steps import StepInput
-from .distributed_stage import StageLink
+from .distributed_stage import StageLink, StageRow
 from .hidden_link import Backend
 from .in_flight import InFlightSteps
 from .messages import FrameBuffer, StepWriter, decode_result, encode_frame, new_epoch
@@ -21,6 +21,9 @@ from .stage_place import StagePlace
 
 LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 32
+# A neighbour that comes at all comes within this. And there are two rounds, one behind the other,
+# which end before the time for the start does.
+MEETING_S, ROUNDS = 60.0, 2
 
 Join = Callable[[int, asyncio.WriteTransport], None]
 
@@ -48,6 +51,25 @@ class DistributedTransport:
         """Whether gloo is used: with NCCL a device waits for a lost neighbour for ever."""
         return self._backend == "gloo"
 
+    async def meet(self, stages: Sequence[ActorHandle], seconds: float) -> None:
+        """See `StageTransport`."""
+        opening: Any = stages[0].open_store.remote(self._stage_hosts[0])
+        store_port: int = await opening
+        meetings: list[Any] = [
+            stage.meet.remote(
+                StageRow(
+                    own_host=own_host,
+                    num_stages=len(stages),
+                    backend=self._backend,
+                    store_host=self._stage_hosts[0],
+                    store_port=store_port,
+                    meeting_s=min(MEETING_S, seconds / (ROUNDS + 1)),
+                )
+            )
+            for stage, own_host in zip(stages, self._stage_hosts, strict=True)
+        ]
+        await asyncio.gather(*meetings)
+
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
         """See `StageTransport`."""
         secret = secrets.token_bytes(SECRET_BYTES)
@@ -63,22 +85,10 @@ class DistributedTransport:
             lambda: _StageConnection(secret, len(stages), join, steps), self._host, 0
         )
         port = self._server.sockets[0].getsockname()[1]
-        opening: Any = stages[0].open_store.remote(self._stage_hosts[0])
-        store_port: int = await opening
-        serving: list[Any] = []
-        for stage, own_host in zip(stages, self._stage_hosts, strict=True):
-            link = StageLink(
-                host=self._host,
-                port=port,
-                secret=secret,
-                own_host=own_host,
-                num_stages=len(stages),
-                max_in_flight=self._max_in_flight,
-                backend=self._backend,
-                store_host=self._stage_hosts[0],
-                store_port=store_port,
-            )
-            serving.append(stage.serve.remote(link))
+        link = StageLink(
+            host=self._host, port=port, secret=secret, max_in_flight=self._max_in_flight
+        )
+        serving: list[Any] = [stage.serve.remote(link) for stage in stages]
         await _joined_or_failed(joined, serving)
         self._server.close()
 

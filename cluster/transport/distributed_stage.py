@@ -81,26 +81,34 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageLink:
-    """Where a stage finds the coordinator and the other stages.
+class StageRow:
+    """Where a stage finds the others.
 
-    host, port              of the coordinator, which sends steps and takes answers
-    secret                  first bytes that the stage sends there, followed by its index as one
-                            byte
     own_host                address of the stage's own node, where the other stages reach it
     backend                 of hidden states
     store_host, store_port  of the rendezvous of the stages
+    meeting_s               seconds that a neighbour may take to come
+    """
+
+    own_host: str
+    num_stages: int
+    backend: Backend
+    store_host: str
+    store_port: int
+    meeting_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLink:
+    """Where a stage finds the coordinator, which sends steps and takes answers.
+
+    secret  first bytes that the stage sends there, followed by its index as one byte
     """
 
     host: str
     port: int
     secret: bytes
-    own_host: str
-    num_stages: int
     max_in_flight: int
-    backend: Backend
-    store_host: str
-    store_port: int
 
 
 class DistributedStage:
@@ -118,6 +126,7 @@ class DistributedStage:
         self._spec = spec
         self._dtype = getattr(torch, spec.dtype)
         self._store: TCPStore | None = None
+        self._hidden_link: HiddenLink | None = None
         self._connection: socket.socket | None = None
         self._is_cut_off = False
 
@@ -143,10 +152,29 @@ class DistributedStage:
         )
         return port
 
+    def meet(self, row: StageRow) -> None:
+        """Connect with the stages before and behind, which do so at the same time.
+
+        Raises `StageLost` where one does not come.
+        """
+        self._row = row
+        if row.num_stages == 1:
+            return
+        self._store = self._store or TCPStore(
+            row.store_host, row.store_port, is_master=False, timeout=RENDEZVOUS_TIMEOUT
+        )
+        rank = (self._index, row.num_stages)
+        group = open_group(row.backend, self._store, *rank, row.own_host)
+        device = torch.device(self._spec.device)
+        self._hidden_link = HiddenLink(group, *rank, device, row.backend)
+        self._hidden_link.try_out(timedelta(seconds=row.meeting_s))
+
     def serve(self, stage: StageRunner, link: StageLink) -> None:
-        """Run steps until the coordinator closes the connection or a neighbour is lost."""
+        """Run steps until the coordinator closes the connection or a neighbour is lost.
+
+        After `meet`.
+        """
         self._link = link
-        self._hidden_link = self._connect(link) if link.num_stages > 1 else None
         with socket.create_connection((link.host, link.port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A coordinator whose machine is gone says nothing more.
@@ -169,7 +197,7 @@ class DistributedStage:
 
     @property
     def _is_last(self) -> bool:
-        return self._index == self._link.num_stages - 1
+        return self._index == self._row.num_stages - 1
 
     def _end(self, error: Exception, event: str = "neighbour_lost") -> None:
         if not isinstance(error, StageLost):
@@ -182,16 +210,6 @@ class DistributedStage:
             self._answers.send(encode_result(0, error))
         if is_device:
             end_process()
-
-    def _connect(self, link: StageLink) -> HiddenLink:
-        self._store = self._store or TCPStore(
-            link.store_host, link.store_port, is_master=False, timeout=RENDEZVOUS_TIMEOUT
-        )
-        rank = (self._index, link.num_stages)
-        group = open_group(link.backend, self._store, *rank, link.own_host)
-        hidden_link = HiddenLink(group, *rank, torch.device(self._spec.device), link.backend)
-        hidden_link.try_out()
-        return hidden_link
 
     def _step(self, stage: StageRunner, sequence: int, step: StepInput) -> None:
         result, spans = self._launch(stage, step)
@@ -237,7 +255,7 @@ class DistributedStage:
         link, most = self._hidden_link, self._link.max_in_flight
         assert link is not None
         hidden = hidden.to(self._dtype).contiguous()
-        if self._link.backend == "nccl":
+        if self._row.backend == "nccl":
             link.send(hidden.to(link.device), spans, most)
         else:
             copy = HostCopy([hidden])

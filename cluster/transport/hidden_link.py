@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +27,6 @@ Backend = Literal["gloo", "nccl"]
 
 # A stage waits for the one before it as long as that computes; a death breaks the wait at once.
 LINK_TIMEOUT = timedelta(hours=1)
-TRIAL_TIMEOUT = timedelta(seconds=60)
 TRIAL_PAUSE_S = 0.001
 HINTS: dict[Backend, str] = {
     "gloo": "",
@@ -79,21 +80,24 @@ class HiddenLink:
         """Where the tensors are that are sent and received."""
         return self._device
 
-    def try_out(self) -> None:
-        """Send a number to every neighbour. Raises `StageLost` if one does not come in time.
+    def try_out(self, timeout: timedelta) -> None:
+        """Send a number to every neighbour. Raises `StageLost` if one does not come in that time.
 
         NCCL connects neighbours only now, which takes seconds a pair: all pairs that begin with a
-        stage of even index at once, then all others.
+        stage of even index at once, then all others. What it takes of a device's memory it takes
+        then, too.
         """
         number = torch.zeros(1, device=self._device)
 
         def from_before() -> None:
             if self._index:
-                self._try(lambda: self._group.recv([number], self._index - 1, 0), self._index - 1)
+                before = self._index - 1
+                self._try(lambda: self._group.recv([number], before, 0), before, timeout)
 
         def to_behind() -> None:
             if not self._is_last:
-                self._try(lambda: self._group.send([number], self._index + 1, 0), self._index + 1)
+                behind = self._index + 1
+                self._try(lambda: self._group.send([number], behind, 0), behind, timeout)
 
         is_odd = self._index % 2 == 1
         for meet in (from_before, to_behind) if is_odd else (to_behind, from_before):
@@ -142,14 +146,27 @@ class HiddenLink:
         except RuntimeError as error:  # the groups have no class of their own for a lost peer
             raise StageLost(f"stage {neighbour} is out of reach of stage {self._index}") from error
 
-    def _try(self, begin: Callable[[], Work], neighbour: int) -> None:
+    def _try(self, begin: Callable[[], Work], neighbour: int, timeout: timedelta) -> None:
+        ends: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
+
+        def meet() -> None:
+            try:
+                work = begin()
+                if self._backend == "nccl":
+                    _wait_on_host(work, timeout)
+                else:
+                    work.wait(timeout)
+                ends.put(None)
+            except RuntimeError as error:
+                ends.put(error)
+
+        # NCCL connects within `begin`, and has no limit of time there.
+        threading.Thread(target=meet, name="draftline-meeting", daemon=True).start()
         try:
-            work = begin()
-            if self._backend == "nccl":
-                _wait_on_host(work, TRIAL_TIMEOUT)
-            else:
-                work.wait(TRIAL_TIMEOUT)
-        except RuntimeError as error:
+            error = ends.get(timeout=timeout.total_seconds())
+        except queue.Empty:
+            error = _nothing_came(timeout)
+        if error is not None:
             raise StageLost(
                 f"stage {self._index} does not reach stage {neighbour} by {self._backend}: "
                 f"{error}{HINTS[self._backend]}"
@@ -161,8 +178,12 @@ def _wait_on_host(work: Work, timeout: timedelta) -> None:
     deadline = time.monotonic() + timeout.total_seconds()
     while not work.is_completed():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
+            raise _nothing_came(timeout)
         time.sleep(TRIAL_PAUSE_S)
+
+
+def _nothing_came(timeout: timedelta) -> RuntimeError:
+    return RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
 
 
 def open_group(

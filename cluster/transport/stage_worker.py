@@ -23,7 +23,7 @@ from .stage_spec import StageRunner, StageSpec, run_stage
 if TYPE_CHECKING:
     import torch
 
-    from .distributed_stage import DistributedStage, StageLink
+    from .distributed_stage import DistributedStage, StageLink, StageRow
 
     # What stages hand on: hidden states, with the spans of the stages so far for a traced step.
     Carried = torch.Tensor | tuple[torch.Tensor, Spans]
@@ -41,6 +41,7 @@ class StageWorker:
 
     def __init__(self) -> None:
         self._index = 0
+        self._assigned: tuple[int, StageSpec] | None = None
         self._spec: StageSpec | None = None
         self._stage: StageRunner | None = None
         self._distributed: DistributedStage | None = None
@@ -56,16 +57,39 @@ class StageWorker:
             importlib.import_module("...models.stage.stage", __package__)
             importlib.import_module(".distributed_stage", __package__)
 
-    def build(self, index: int, packed: bytes) -> StagePlace:
-        """Load the stage, or empty the KV cache of the same one; returns where it is.
+    def assign(self, index: int, packed: bytes) -> StagePlace:
+        """Say which stage it shall be; returns where that is. `meet` and `build` come next.
 
         `packed`: its `StageSpec`, pickled by the coordinator. To unpickle it imports what `prepare`
         does, so Ray may not do that by itself, beside it.
         """
         with self._importing:
-            import torch  # noqa: PLC0415
+            import torch  # noqa: F401, PLC0415 - as above
 
             spec: StageSpec = pickle.loads(packed)
+        self._assigned = index, spec
+        self._distributed = self._reader = None
+        node = ray.get_runtime_context().get_node_id()
+        gpu = _nccl_gpu(spec.device)
+        return StagePlace(node, ray.util.get_node_ip_address(), gpu, os.getpid())
+
+    def open_store(self, host: str) -> int:
+        """Serve the rendezvous of the stages; returns the port. First stage only."""
+        return self._new_distributed().open_store(host)
+
+    def meet(self, row: StageRow) -> None:
+        """Connect with the neighbours, before the stage fills the memory that this takes.
+
+        Raises `StageLost` where one does not come.
+        """
+        (self._distributed or self._new_distributed()).meet(row)
+
+    def build(self) -> None:
+        """Load the assigned stage, or empty the KV cache of the same one."""
+        import torch  # noqa: PLC0415
+
+        assert self._assigned is not None
+        index, spec = self._assigned
         if spec.device == "cpu":
             # Stages of one machine run at once; more threads than cores slow all of them down.
             torch.set_num_threads(max(1, int(spec.num_cpus)))
@@ -76,10 +100,6 @@ class StageWorker:
             self._stage = None  # before the new one needs its memory
             self._stage = spec.build()
         self._index, self._spec = index, spec
-        self._distributed = self._reader = None
-        node = ray.get_runtime_context().get_node_id()
-        gpu = _nccl_gpu(spec.device)
-        return StagePlace(node, ray.util.get_node_ip_address(), gpu, os.getpid())
 
     def num_blocks(self) -> int:
         """KV blocks of the stage that was built."""
@@ -118,14 +138,11 @@ class StageWorker:
         sequence, step = self._read(payload)
         return carried if isinstance(carried, bytes) else self._run(sequence, step, carried)
 
-    def open_store(self, host: str) -> int:
-        """Serve the rendezvous of the stages; returns the port. First stage only."""
-        return self._new_distributed().open_store(host)
-
     def serve(self, link: StageLink) -> None:
         """Run steps that come by `link` until the coordinator closes it. Raises `StageLost`."""
+        distributed = self._distributed
         assert self._stage is not None, "serve comes after build"
-        distributed = self._distributed or self._new_distributed()
+        assert distributed is not None, "serve comes after meet"
         if not self._is_serving.acquire(blocking=False):
             raise StageLost(f"stage {self._index} is driven by another coordinator")
         try:
@@ -144,8 +161,8 @@ class StageWorker:
         # It imports torch, which a worker that waits for its first stage does beforehand.
         from .distributed_stage import DistributedStage  # noqa: PLC0415
 
-        assert self._spec is not None, "steps come after build"
-        self._distributed = DistributedStage(self._index, self._spec)
+        assert self._assigned is not None
+        self._distributed = DistributedStage(*self._assigned)
         return self._distributed
 
     def _read(self, payload: bytes) -> tuple[int, StepInput]:

@@ -1,8 +1,9 @@
-"""Triton kernels of attention over paged KV: `attend_tiles`, then `merge_partials` of split tiles.
+"""The Triton kernel of attention over paged KV, `attend_tiles`.
 
-Items share nothing, so a row's result does not depend on which rows are beside it in the step, only
-on the lines of its tile and on where its context is split. Names in capitals are constants of
-the compiled kernel. Importing this file needs Triton.
+Items share nothing but the results of a split context, which the last of its items to arrive
+merges, in the order of the context. So a row's result does not depend on which rows are beside it
+in the step, only on the lines of its tile and on where its context is split. Names in capitals are
+constants of the compiled kernel. Importing this file needs Triton.
 """
 
 # Types of a kernel are those of the language in it.
@@ -33,14 +34,25 @@ def _soft_bounded(logits, bound):
 
 
 @triton.jit
-def _load_pairs(pairs, slots, seen, dims, dim_ok, strides):
-    """Keys and values of `slots`; zeros where no row sees them, since 0 * NaN is NaN."""
-    stride_slot, stride_value = strides
-    offsets = slots.to(tl.int64)[:, None] * stride_slot + dims[None, :]
+def _load_pairs(cache, slots, seen, dims, dim_ok, DOT: tl.constexpr, BY_ROW: tl.constexpr):
+    """Keys and values of `slots`, and what logits of the keys are multiplied by.
+
+    Zeros where no row sees them, since 0 * NaN is NaN.
+    """
+    pairs, scales, stride_slot, stride_value, stride_scale = cache
+    slots = slots.to(tl.int64)
+    offsets = slots[:, None] * stride_slot + dims[None, :]
     mask = seen[:, None] & dim_ok[None, :]
-    keys = tl.load(pairs + offsets, mask=mask, other=0.0)
-    values = tl.load(pairs + stride_value + offsets, mask=mask, other=0.0)
-    return keys, values
+    keys = tl.load(pairs + offsets, mask=mask, other=0.0).to(DOT)
+    values = tl.load(pairs + stride_value + offsets, mask=mask, other=0.0).to(DOT)
+    key_scales = 1.0
+    if BY_ROW:
+        at = scales + slots * 2 * stride_scale
+        key_scales = tl.load(at, mask=seen, other=1.0)[None, :]
+        value_scales = tl.load(at + stride_scale, mask=seen, other=1.0)
+        # Exact: powers of two.
+        values *= value_scales.to(DOT)[:, None]
+    return keys, values, key_scales
 
 
 @triton.jit
@@ -50,8 +62,7 @@ def _fold(
 ):  # fmt: skip
     """Add a tile of columns to (weighted sum, weight, largest logit to the base 2) of each line."""
     total, weight, top = state
-    keys = tl.trans(keys.to(lines.dtype))
-    logits = tl.dot(lines, keys, input_precision="ieee") * logit_scale
+    logits = tl.dot(lines, tl.trans(keys), input_precision="ieee") * logit_scale
     if HAS_SOFTCAP:
         logits = _soft_bounded(logits, softcap)
     logits = tl.where(visible, logits * LOG2E, float("-inf"))
@@ -62,20 +73,20 @@ def _fold(
     decay = tl.exp2(top - shift)
     weight = weight * decay + tl.sum(shares, 1)
     rounded = shares.to(KEEP).to(lines.dtype)
-    product = tl.dot(rounded, values.to(lines.dtype), input_precision="ieee")
+    product = tl.dot(rounded, values, input_precision="ieee")
     return total * decay[:, None] + product, weight, new_top
 
 
 @triton.jit
 def _over_context(
-    state, queries, bounds, table, pairs, strides, dims, dim_ok, scoring,
-    BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, KEEP: tl.constexpr,
+    state, queries, bounds, table, cache, dims, dim_ok, scoring,
+    BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, BY_ROW: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Add the context's columns `bounds` (begin, end), which all lines see but for the window.
 
-    `queries` (vectors [lines, dims], positions, whether a line is used); `scoring` (scale of the
-    logits, window, softcap).
+    `queries` (vectors [lines, dims], positions, whether a line is used); `cache` as `_load_pairs`
+    takes it; `scoring` (scale of the logits, window, softcap).
     """
     lines, position, is_line = queries
     begin, end = bounds
@@ -85,23 +96,26 @@ def _over_context(
     for _ in range(begin, end, COLUMNS):
         seen = column < end
         slots = block.to(tl.int64) * BLOCK_SIZE + column % BLOCK_SIZE
-        keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
+        keys, values, key_scales = _load_pairs(
+            cache, slots, seen, dims, dim_ok, lines.dtype, BY_ROW
+        )
         # Blocks are read a turn ahead: copies of keys that wait for them could not be, too.
         following = column + COLUMNS
         block = tl.load(table + following // BLOCK_SIZE, mask=following < end, other=0)
         visible = seen[None, :] & is_line[:, None]
         if HAS_WINDOW:
             visible = visible & (position[:, None] - column[None, :] < window)
-        state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
+        scale = logit_scale * key_scales
+        state = _fold(state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP)
         column = following
     return state
 
 
 @triton.jit
 def _over_own(
-    state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
+    state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
     COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    KEEP: tl.constexpr,
+    BY_ROW: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Add the step's own columns (slots, positions, number), seen by rows as `bits` say.
 
@@ -127,8 +141,11 @@ def _over_own(
             visible = visible & (position[:, None] - column_position[None, :] < window)
         seen = tl.max(visible.to(tl.int32), 0) > 0
         slots = tl.load(own_slots + column, mask=is_column, other=0)
-        keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
-        state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
+        keys, values, key_scales = _load_pairs(
+            cache, slots, seen, dims, dim_ok, lines.dtype, BY_ROW
+        )
+        scale = logit_scale * key_scales
+        state = _fold(state, lines, keys, values, visible, scale, softcap, HAS_SOFTCAP, KEEP)
     return state
 
 
@@ -141,7 +158,7 @@ def _head_pointers(tensor, rows, heads, dims, stride_row, stride_head):
 
 @triton.jit
 def _logit_scale(scaling, scales, kv_head, HAS_SCALES: tl.constexpr):
-    """The factor of the logits, that of stored keys included."""
+    """The factor of the logits, that of stored keys included, if it is one for all."""
     if HAS_SCALES:
         scaling = scaling * tl.load(scales + kv_head)
     return scaling
@@ -206,18 +223,77 @@ def _store_partial(
     tl.store(at_out, result, mask=is_line[:, None] & dim_ok[None, :])
 
 
+@triton.jit
+def _is_last(item, arrived, kv_head):
+    """Whether all other items of a tile have stored their results, which may be read then.
+
+    Who comes last finds that out, and leaves the count at 0 for the next launch.
+    """
+    at = arrived + tl.load(item + 7).to(tl.int64) * tl.num_programs(1) + kv_head
+    # One thread counts for all, which must have stored what they found: `acq_rel` publishes it.
+    tl.debug_barrier()
+    before = tl.atomic_add(at, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    is_last = before == tl.load(item + 8) - 1
+    tl.store(at, 0, mask=is_last)
+    return is_last
+
+
+@triton.jit
+def _merged(
+    item, partials, lines_between, kv_head, is_line, dims, dim_ok,
+    HEAD_DIM: tl.constexpr, LINES: tl.constexpr, DIMS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Results and log-sums of a tile, as `_finish` gives them, of those of its splits.
+
+    lines_between  from a line's result in one split to that in the next
+
+    Results are read past the first cache, which may hold what was there before.
+    """
+    partial_out, partial_sums = partials
+    count = tl.load(item + 8)
+    split = tl.arange(0, SPLITS)[:, None]
+    line = (tl.load(item + 7) + tl.arange(0, LINES)).to(tl.int64)
+    heads = tl.num_programs(1)
+    at_all = (line[None, :] + split * lines_between) * heads + kv_head
+    counts = tl.where(is_line, count, 0)
+    found = tl.load(
+        partial_sums + at_all, mask=split < counts[None, :], other=float("-inf"),
+        cache_modifier=".cg",
+    )  # fmt: skip
+    top = tl.max(found, 0)
+    is_empty = top == float("-inf")
+    shift = tl.where(is_empty, 0.0, top)
+    weight = tl.where(is_empty, 1.0, tl.sum(tl.exp2(found - shift[None, :]), 0))
+    total = tl.zeros([LINES, DIMS], dtype=tl.float32)
+    for first in range(0, count, GROUP):
+        # So many are under way at once.
+        for index in tl.static_range(GROUP):
+            is_there = first + index < counts
+            at = (line + (first + index) * lines_between) * heads + kv_head
+            log_sum = tl.load(
+                partial_sums + at, mask=is_there, other=float("-inf"), cache_modifier=".cg"
+            )
+            at_part = partial_out + at[:, None] * HEAD_DIM + dims[None, :]
+            mask = is_there[:, None] & dim_ok[None, :]
+            part = tl.load(at_part, mask=mask, other=0.0, cache_modifier=".cg")
+            total += part * tl.exp2(log_sum - shift)[:, None]
+    sums = tl.where(is_empty, float("-inf"), top + tl.log2(weight))
+    return total / weight[:, None], sums
+
+
 # One kernel for trees of any size.
 @triton.jit(do_not_specialize=["num_words"])
 def attend_tiles(
-    query, pairs, out, log_sums, scales, partial_out, partial_sums, item_count,
+    query, pairs, out, log_sums, scales, partial_out, partial_sums, arrived, item_count,
     items, requests, positions, ancestors, own_slots, own_positions, first_blocks, blocks,
     num_words, scaling, window, softcap,
     stride_query_row, stride_query_head, stride_slot, stride_value, stride_kv_head,
     stride_out_row, stride_out_head, stride_sums_row,
     BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    LINES: tl.constexpr, COLUMNS: tl.constexpr,
+    LINES: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
+    BY_ROW: tl.constexpr, HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Program (index, kv head): item `index`, and others as many on as there are programs.
 
@@ -226,9 +302,12 @@ def attend_tiles(
     kv_head = tl.program_id(1)
     dims = tl.arange(0, DIMS)
     dim_ok = dims < HEAD_DIM
-    scoring = (_logit_scale(scaling, scales, kv_head, HAS_SCALES), window, softcap)
-    strides = (stride_slot, stride_value)
-    pairs += kv_head * stride_kv_head
+    ONE_SCALE: tl.constexpr = HAS_SCALES and not BY_ROW
+    scoring = (_logit_scale(scaling, scales, kv_head, ONE_SCALE), window, softcap)
+    heads = tl.num_programs(1)
+    cache = (
+        pairs + kv_head * stride_kv_head, scales + kv_head, stride_slot, stride_value, heads
+    )  # fmt: skip
     for index in range(tl.program_id(0), tl.load(item_count), tl.num_programs(0)):
         item = items + index * FIELDS_OF_ITEM
         request = tl.load(item)
@@ -241,58 +320,31 @@ def attend_tiles(
         queries = (lines, position, is_line)
         state = _over_context(
             _empty_state(LINES, DIMS), queries, _context_bounds(item, position, window, HAS_WINDOW),
-            blocks + tl.load(first_blocks + request), pairs, strides, dims, dim_ok, scoring,
-            BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+            blocks + tl.load(first_blocks + request), cache, dims, dim_ok, scoring,
+            BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
         )  # fmt: skip
         first_own = tl.load(facts + 3)
         own_columns = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
         bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * num_words)
         state = _over_own(
-            state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
-            COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+            state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
+            COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
         )  # fmt: skip
-        result, sums = _finish(state, scales, kv_head, HAS_SCALES)
-        if tl.load(item + 6) >= 0:
+        result, sums = _finish(state, scales, kv_head, ONE_SCALE)
+        is_done = tl.load(item + 8) == 1
+        if not is_done:
             partials = (partial_out, partial_sums)
             _store_partial(
                 item, (result, sums), partials, kv_head, is_line, dims, dim_ok, HEAD_DIM, LINES
             )
-        else:
+            is_done = _is_last(item, arrived, kv_head)
+            if is_done:
+                result, sums = _merged(
+                    item, partials, tl.load(facts + 1) * SHARE, kv_head, is_line, dims, dim_ok,
+                    HEAD_DIM, LINES, DIMS, GROUP,
+                )  # fmt: skip
+        if is_done:
             at_out = _head_pointers(out, wide_row, head, dims, stride_out_row, stride_out_head)
             tl.store(at_out, result.to(KEEP), mask=line_mask)
             if HAS_SUMS:
                 tl.store(log_sums + wide_row * stride_sums_row + head, sums * LN2, mask=is_line)
-
-
-@triton.jit
-def merge_partials(
-    out, log_sums, partial_out, partial_sums, merges,
-    stride_out_row, stride_out_head, stride_sums_row,
-    SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    HAS_SUMS: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
-    """Program (row, head): the partial results of a split context become one, by log-sum-exp."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    merge = merges + row * 3
-    count = tl.load(merge + 1)
-    if count == 0:
-        return
-    split = tl.arange(0, SPLITS)
-    is_split = split < count
-    line = (tl.load(merge) + head % SHARE + split * tl.load(merge + 2)).to(tl.int64)
-    at = line * (tl.num_programs(1) // SHARE) + head // SHARE
-    log_sum = tl.load(partial_sums + at, mask=is_split, other=float("-inf"))
-    dims = tl.arange(0, DIMS)
-    dim_ok = dims < HEAD_DIM
-    at_out = partial_out + at[:, None] * HEAD_DIM + dims[None, :]
-    parts = tl.load(at_out, mask=is_split[:, None] & dim_ok[None, :], other=0.0)
-    top = tl.max(log_sum, 0)
-    is_empty = top == float("-inf")
-    shares = tl.exp2(log_sum - tl.where(is_empty, 0.0, top))
-    weight = tl.where(is_empty, 1.0, tl.sum(shares, 0))
-    result = (tl.sum(parts * shares[:, None], 0) / weight).to(KEEP)
-    tl.store(out + row * stride_out_row + head * stride_out_head + dims, result, mask=dim_ok)
-    if HAS_SUMS:
-        sums = tl.where(is_empty, float("-inf"), (top + tl.log2(weight)) * LN2)
-        tl.store(log_sums + row * stride_sums_row + head, sums)

@@ -60,8 +60,10 @@ class LayoutCapacity:
 class PartialResults:
     """Room for the partial results of split contexts; layouts whose steps run in turn share it.
 
-    out    float32 [lines, kv_heads, head_dim]
-    sums   float32 [lines, kv_heads]  log-sum-exp to the base 2
+    out      float32 [lines, kv_heads, head_dim]
+    sums     float32 [lines, kv_heads]  log-sum-exp to the base 2
+    arrived  int32 [lines, kv_heads]  at the first line of a tile: how many of its splits are there;
+             0 between launches
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class PartialResults:
         sizes = (max(num_requests, 1) * rule.split_lines, shape.num_kv_heads)
         self.out = torch.empty((*sizes, shape.head_dim), dtype=torch.float32, device=device)
         self.sums = torch.empty(sizes, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(sizes, dtype=torch.int32, device=device)
 
     def holding(self, num_requests: int) -> PartialResults:
         """This, or a larger one for more requests; a context is split alike in both."""

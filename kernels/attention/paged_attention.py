@@ -15,7 +15,8 @@ import triton
 from torch import Tensor
 
 from ..dot_types import dot_type, triton_type
-from .kernels import attend_tiles, merge_partials
+from ..kv.reference import are_by_row
+from .kernels import attend_tiles
 from .spec import LayerSpec
 from .split_rule import COLUMN_STEP
 from .step_layout import StepLayout
@@ -29,6 +30,8 @@ LEAST_DIM = LEAST_COLUMNS = 16
 # results of 64 lines, the registers that a thread has.
 KEY_BYTES, KEY_BYTES_OF_MANY_LINES = 16384, 8192
 MANY_LINES = 64
+# Lines of partial results that a program reads at once, beside its results.
+GROUP_LINES, GROUP_LINES_OF_MANY = 128, 64
 # Two tiles of keys and values: one is copied while the other is multiplied.
 NUM_STAGES = 3
 
@@ -47,28 +50,20 @@ def paged_attention(
     sums = out if log_sums is None else log_sums
     dims = max(triton.next_power_of_2(shape.head_dim), LEAST_DIM)
     lines = max(layout.tile_lines, LEAST_DIM)
-    shared = {
-        "SHARE": shape.share, "HEAD_DIM": shape.head_dim, "DIMS": dims,
-        "HAS_SUMS": log_sums is not None, "KEEP": triton_type(out.dtype),
-    }  # fmt: skip
     attend_tiles[layout.launch_items, shape.num_kv_heads](
         query, pairs, out, sums, out if spec.scales is None else spec.scales,
-        partials.out, partials.sums, layout.item_count,
+        partials.out, partials.sums, partials.arrived, layout.item_count,
         layout.items, layout.requests, layout.positions, layout.ancestors,
         layout.own_slots, layout.own_positions, layout.first_blocks, layout.blocks,
         layout.capacity.num_words, spec.scaling, spec.window or 0, spec.softcap or 0.0,
         query.stride(0), query.stride(1), pairs.stride(0), pairs.stride(1), pairs.stride(2),
         out.stride(0), out.stride(1), sums.stride(0),
-        BLOCK_SIZE=layout.block_size, LINES=lines,
+        BLOCK_SIZE=layout.block_size, SHARE=shape.share, HEAD_DIM=shape.head_dim, DIMS=dims,
+        LINES=lines, HAS_SUMS=log_sums is not None, KEEP=triton_type(out.dtype),
         HAS_WINDOW=spec.window is not None, HAS_SOFTCAP=spec.softcap is not None,
-        HAS_SCALES=spec.scales is not None,
-        **shared, **tile_options(dims, query.dtype, lines), **FUSED,
+        HAS_SCALES=spec.scales is not None, BY_ROW=are_by_row(spec.scales),
+        **tile_options(dims, query.dtype, lines), **FUSED,
     )  # fmt: skip
-    if layout.has_partials:
-        merge_partials[layout.launch_rows, shape.num_heads](
-            out, sums, partials.out, partials.sums, layout.merges,
-            out.stride(0), out.stride(1), sums.stride(0), **shared, **FUSED,
-        )  # fmt: skip
 
 
 def tile_options(dims: int, dtype: torch.dtype, lines: int) -> dict[str, object]:
@@ -77,9 +72,12 @@ def tile_options(dims: int, dtype: torch.dtype, lines: int) -> dict[str, object]
     Few columns where keys are long or lines many.
     """
     row_bytes = dims * dtype.itemsize
-    key_bytes = KEY_BYTES_OF_MANY_LINES if lines >= MANY_LINES else KEY_BYTES
+    are_many = lines >= MANY_LINES
+    key_bytes = KEY_BYTES_OF_MANY_LINES if are_many else KEY_BYTES
+    group_lines = GROUP_LINES_OF_MANY if are_many else GROUP_LINES
     return {
         "COLUMNS": min(max(key_bytes // row_bytes, LEAST_COLUMNS), COLUMN_STEP),
+        "GROUP": max(group_lines // lines, 1),
         "DOT": dot_type(dtype),
         "num_warps": 8 if row_bytes > 256 or dtype.itemsize == 4 else 4,
         "num_stages": NUM_STAGES,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.tree.kernels import WORD_BITS
+from ..kv.reference import are_by_row
 from .spec import LayerSpec
 from .step_layout import StepLayout
 
@@ -32,7 +33,9 @@ def paged_attention(
         seen = visible.any(dim=0)
         keys, values = pairs[slots].float().masked_fill(~seen[:, None, None, None], 0).unbind(1)
         if spec.scales is not None:
-            keys, values = keys * spec.scales[0, :, None], values * spec.scales[1, :, None]
+            scales = spec.scales[slots] if are_by_row(spec.scales) else spec.scales
+            key_scales, value_scales = scales[..., None].unbind(-3)
+            keys, values = keys * key_scales, values * value_scales
         lines = query[rows].float().view(num_rows, shape.num_kv_heads, shape.share, shape.head_dim)
         logits = torch.einsum("rksd,ckd->rksc", lines, keys) * spec.scaling
         if spec.softcap is not None:

@@ -16,7 +16,7 @@ COLUMN_STEP = 64
 # Columns below which a split costs more than it spreads. Requests of one tile have nothing else
 # that keeps a GPU busy, and little to merge.
 LEAST_SPLIT, LEAST_SPLIT_OF_ONE_TILE = 256, 128
-# `merge_partials` holds so many at once.
+# Whoever merges them holds the log-sums of so many at once.
 MOST_SPLITS = 32
 TILE_LINES = (16, 32, 64)
 # Where keys are longer, registers hold the results of no more lines.

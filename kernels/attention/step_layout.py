@@ -29,8 +29,8 @@ class StepLayout:
     """The layout of one step after another; valid until the next `refill`. Empty at first.
 
     ancestors      int64 [rows, words]  bits of own columns (`core/tree/kernels.py`), of trees
-    requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS],
-    merges         int32 [rows, 3]  as in `tile_plan.py`
+    requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS]  as in
+                   `tile_plan.py`
     item_count     int32 [1]  items in use
     first_blocks   int32 [requests]  where a request's block table begins in `blocks`
     blocks         int32 [blocks]
@@ -54,7 +54,7 @@ class StepLayout:
         self._fixed_lines, self._programs = tile_lines, programs
         self.tile_lines = tile_lines or partials.rule.lines_of_tiles(1)
         self.max_items = partials.rule.most_items(capacity.num_rows, capacity.num_requests)
-        self.num_items, self.num_rows, self.num_lines = 0, 0, 0
+        self.num_items, self.num_lines = 0, 0
         self._sections = self._make_sections()
         size = max(section.stop for section in self._sections.values())
         self._buffer = StagedBuffer(size, partials.out.device)
@@ -63,7 +63,6 @@ class StepLayout:
         self.requests = self._view("requests").view(-1, REQUEST_FIELDS)
         self.items = self._view("items").view(-1, ITEM_FIELDS)
         self.item_count = self._view("item_count")
-        self.merges = self._view("merges").view(-1, 3)
         self.first_blocks, self.blocks = self._view("first_blocks"), self._view("blocks")
         self.token_ids = self._view("token_ids")
         self.positions, self.slots = self._view("positions"), self._view("slots")
@@ -85,16 +84,6 @@ class StepLayout:
         """Programs to launch for each key/value head."""
         return self.num_items if self._programs is None else min(self._programs, self.max_items)
 
-    @property
-    def launch_rows(self) -> int:
-        """Rows to launch `merge_partials` for: all there may be where launches are fixed."""
-        return self.num_rows if self._programs is None else self.capacity.num_rows
-
-    @property
-    def has_partials(self) -> bool:
-        """Whether anything may have to be merged."""
-        return self.num_lines > 0 or self._programs is not None
-
     def refill(self, step: StepInput, only: Collection[int] | None = None) -> None:
         """Describe `step`, which must fit; with `only`, no rows but those of these requests.
 
@@ -105,16 +94,14 @@ class StepLayout:
         if self._fixed_lines is None:
             most_rows = int(requests.column(1).max(initial=0))
             self.tile_lines = rule.lines_of_tiles(most_rows)
-        plan = plan_tiles(requests, len(step.token_ids), self.tile_rows, rule)
+        plan = plan_tiles(requests, self.tile_rows, rule)
         assert len(plan.items) <= self.max_items
         assert plan.num_lines <= len(self.partials.sums)
-        self.num_items, self.num_rows = len(plan.items), len(step.token_ids)
-        self.num_lines = plan.num_lines
+        self.num_items, self.num_lines = len(plan.items), plan.num_lines
         self._host = self._buffer.next()
         self._put("requests", requests.table, 0)
         self._put("items", plan.items)
         self._put("item_count", np.array([len(plan.items)]))
-        self._put("merges", plan.merges, 0)
         self._put("token_ids", step.token_ids, 0)
         self._put("positions", step.positions, 0)
         self._put("slots", step.slots, -1)
@@ -163,7 +150,6 @@ class StepLayout:
             "requests": requests * REQUEST_FIELDS,
             "item_count": 1,
             "items": self.max_items * ITEM_FIELDS,
-            "merges": rows * 3,
             "token_ids": rows,
             "positions": rows,
             "slots": rows,
@@ -172,16 +158,7 @@ class StepLayout:
             "first_blocks": requests,
             "blocks": blocks,
         }
-        starts = np.cumsum([0, *(_aligned(size) for size in sizes.values())]).tolist()
-        return {
-            name: slice(start, start + size)
-            for (name, size), start in zip(sizes.items(), starts, strict=False)
-        }
-
-
-def _aligned(size: int) -> int:
-    # Triton compiles anew for pointers that are no multiple of 16 bytes.
-    return -(-size // 4) * 4
+        return StagedBuffer.sections(sizes)
 
 
 @compiled

@@ -2,8 +2,8 @@
 
 A tile is some rows of one request with all query heads of a key/value head, so that they share
 every load of a key. A tile that sees a long context is split over the context (flash-decoding):
-its items leave partial results that are merged by log-sum-exp. Where it is split depends on its
-request alone (`split_rule.py`).
+its items leave partial results, which the last of them merges by log-sum-exp. Where it is split
+depends on its request alone (`split_rule.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...core.compiled import compiled
 from .split_rule import COLUMN_STEP, SplitRule, split_len
 
 # Columns of `TilePlan.items`.
-ITEM_FIELDS = 7
+ITEM_FIELDS = 9
 # Columns of `RequestRows.table`.
 REQUEST_FIELDS = 6
 
@@ -40,28 +40,26 @@ class RequestRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlan:
-    """items int32 [items, ITEM_FIELDS], longest first; merges int32 [rows, 3]; their partials.
+    """items int32 [items, ITEM_FIELDS], longest first.
 
-    items:  0 request                    4 context_end
-            1 first_row  of the step     5 num_own  own columns from the first; 0: none here
-            2 num_rows                   6 partial  first line of its results; -1: it is whole
-            3 context_begin
-    merges: of each row: the first line of its first partial result, number of partial results
-            (0: nothing to merge), lines from one to the next
+    0 request                    5 num_own  own columns from the first; 0: none here
+    1 first_row  of the step     6 partial  first line of its results
+    2 num_rows                   7 first_partial  that of the first of the tile's splits
+    3 context_begin              8 num_splits  of the tile; 1: it is whole, without partial results
+    4 context_end
 
-    A row has `share` lines, one behind the other; those of a request's rows follow one another,
-    split by split. `num_lines` are all lines.
+    A row has `share` lines of partial results, one behind the other; those of a request's rows
+    follow one another, split by split. `num_lines` are all lines.
     """
 
     items: Int32
-    merges: Int32
     num_lines: int
 
 
-def plan_tiles(requests: RequestRows, num_rows: int, tile_rows: int, rule: SplitRule) -> TilePlan:
-    """The items of a step of `num_rows` rows, with tiles of `tile_rows`."""
+def plan_tiles(requests: RequestRows, tile_rows: int, rule: SplitRule) -> TilePlan:
+    """The items of a step, with tiles of `tile_rows` rows."""
     lengths = _split_lens(requests.table, rule.share, rule.split_lines, rule.tile_lines)
-    return TilePlan(*_cut(requests.table, num_rows, tile_rows, rule.share, lengths))
+    return TilePlan(*_cut(requests.table, tile_rows, rule.share, lengths))
 
 
 @compiled
@@ -74,24 +72,16 @@ def _split_lens(table: Int32, share: int, split_lines: int, tile_lines: int) -> 
 
 
 @compiled
-def _cut(
-    table: Int32, num_rows: int, tile_rows: int, share: int, lengths: Int64
-) -> tuple[Int32, Int32, int]:
-    """Items, merges and number of lines, as in `TilePlan`."""
+def _cut(table: Int32, tile_rows: int, share: int, lengths: Int64) -> tuple[Int32, int]:
+    """Items and number of lines, as in `TilePlan`."""
     num_items = 0
     for index, request in enumerate(table):
         num_items += -(-request[1] // tile_rows) * _num_splits(request[2], lengths[index])
     items = np.empty((num_items, ITEM_FIELDS), dtype=np.int32)
-    merges = np.zeros((num_rows, 3), dtype=np.int32)
     item, num_lines = 0, 0
     for index, request in enumerate(table):
         num_splits = _num_splits(request[2], lengths[index])
         lines_of_split = request[1] * share
-        if num_splits > 1:
-            for row in range(request[1]):
-                merge = merges[request[0] + row]
-                merge[0], merge[1] = num_lines + row * share, num_splits
-                merge[2] = lines_of_split
         for first in range(0, request[1], tile_rows):
             for split in range(num_splits):
                 fields = items[item]
@@ -101,12 +91,13 @@ def _cut(
                 fields[4] = min(fields[3] + lengths[index], request[2])
                 is_last = split == num_splits - 1
                 fields[5] = _num_own(request, first, tile_rows) if is_last else 0
-                partial = num_lines + split * lines_of_split + first * share
-                fields[6] = partial if num_splits > 1 else -1
+                fields[7] = num_lines + first * share
+                fields[6] = fields[7] + split * lines_of_split
+                fields[8] = num_splits
                 item += 1
         if num_splits > 1:
             num_lines += num_splits * lines_of_split
-    return items[_longest_first(items[:, 4] - items[:, 3] + items[:, 5])], merges, num_lines
+    return items[_longest_first(items[:, 4] - items[:, 3] + items[:, 5])], num_lines
 
 
 @compiled

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ..activation_kernels import activated
 from ..dependent_launch import await_inputs
-from ..kv.kernels import as_stored
+from ..kv.kernels import as_stored, row_scales
 
 
 @triton.jit
@@ -68,7 +68,8 @@ def turn_and_store(
     heads, pairs, slots, cos, sin, norm_scales, kv_scales, eps, stride_row, stride_head,
     stride_angle, stride_slot, stride_half, stride_pair_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    HAS_NORMS: tl.constexpr, HAS_SCALES: tl.constexpr, IS_FP8: tl.constexpr, DEPENDS: tl.constexpr,
+    HAS_NORMS: tl.constexpr, HAS_SCALES: tl.constexpr, BY_ROW: tl.constexpr,
+    IS_FP8: tl.constexpr, DEPENDS: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head): a query stays in its place; keys, and values as they are, are stored.
 
@@ -111,7 +112,14 @@ def turn_and_store(
         kv_head = of_pair % NUM_KV_HEADS
         scale = 1.0
         if HAS_SCALES:
-            scale = tl.load(kv_scales + of_pair)
+            at_scale = kv_scales + of_pair
+            if BY_ROW:
+                at_scale += slot * 2 * NUM_KV_HEADS
+                sizes = tl.maximum(tl.abs(left.to(tl.float32)), tl.abs(right.to(tl.float32)))
+                scale = row_scales(tl.max(sizes, axis=0))
+                tl.store(at_scale, scale)
+            else:
+                scale = tl.load(at_scale)
         at_pair = pairs + slot * stride_slot + half * stride_half + kv_head * stride_pair_head
         left = as_stored(left, scale, HAS_SCALES, IS_FP8)
         right = as_stored(right, scale, HAS_SCALES, IS_FP8)

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from ..dependent_launch import dependent_launch
+from ..kv.reference import are_by_row
 from . import kernels
 from .kernels import gate, normalise, take_log_softmax, turn_heads
 from .reference import HeadNorms, KvTarget
@@ -57,7 +58,7 @@ def turn_and_store(
         pairs.stride(0), pairs.stride(1), pairs.stride(2),
         NUM_HEADS=num_heads - 2 * kv_heads, NUM_KV_HEADS=kv_heads,
         HALF=dim // 2, WIDTH=triton.next_power_of_2(dim // 2), HAS_NORMS=norms is not None,
-        HAS_SCALES=target.scales is not None, IS_FP8=pairs.dtype == torch.float8_e4m3fn,
+        HAS_SCALES=target.scales is not None, BY_ROW=are_by_row(target.scales), IS_FP8=pairs.dtype == torch.float8_e4m3fn,
         num_warps=1, **dependent_launch(heads.device), **FUSED,
     )  # fmt: skip
 

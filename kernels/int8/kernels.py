@@ -5,35 +5,63 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..activation_kernels import activated
+from ..dependent_launch import await_inputs
 
-@triton.jit
+
+# One program for any number of rows that its tile holds.
+@triton.jit(do_not_specialize=["num_rows"])
 def multiply_int8(
-    x, weight, scales, out, num_rows, num_outputs, num_inputs, stride_x, stride_out,
+    x, weight, scales, bias, out, num_rows, num_outputs, num_inputs, stride_x, stride_out,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, IS_WHOLE: tl.constexpr,
-    DOT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_GELU: tl.constexpr, DOT: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):  # fmt: skip
     """Program (outputs): some outputs of all rows, over all inputs.
 
     IS_WHOLE  inputs are a multiple of `INPUTS`
+    IS_GATED  behind the weight's rows lie as many others, which what is activated of the first is
+              multiplied with
     DOT       type of factors
 
     Whole numbers up to 127 are exact in every float type, and sums are of float32.
     """
+    await_inputs(DEPENDS)
     row = tl.arange(0, ROWS)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     number = tl.arange(0, INPUTS)
     has_row, has_output = row < num_rows, output < num_outputs
     x_at = x + row.to(tl.int64)[:, None] * stride_x + number[None, :]
     weight_at = weight + output.to(tl.int64)[:, None] * num_inputs + number[None, :]
+    other_at = weight_at
+    if IS_GATED:
+        wide_output = (num_outputs + output).to(tl.int64)
+        other_at = weight + wide_output[:, None] * num_inputs + number[None, :]
     total = tl.zeros([ROWS, OUTPUTS], dtype=tl.float32)
+    other = total
     for first in range(0, num_inputs, INPUTS):
         x_mask, weight_mask = has_row[:, None], has_output[:, None]
         if not IS_WHOLE:
             is_in = (first + number < num_inputs)[None, :]
             x_mask, weight_mask = x_mask & is_in, weight_mask & is_in
-        part = tl.load(x_at + first, mask=x_mask, other=0.0)
+        part = tl.load(x_at + first, mask=x_mask, other=0.0).to(DOT)
         factors = tl.load(weight_at + first, mask=weight_mask, other=0)
-        total = tl.dot(part.to(DOT), tl.trans(factors.to(DOT)), total, input_precision="ieee")
-    total *= tl.load(scales + output, mask=has_output, other=0.0)[None, :]
+        total = tl.dot(part, tl.trans(factors.to(DOT)), total, input_precision="ieee")
+        if IS_GATED:
+            factors = tl.load(other_at + first, mask=weight_mask, other=0)
+            other = tl.dot(part, tl.trans(factors.to(DOT)), other, input_precision="ieee")
+    total = _scaled(total, scales, bias, output, has_output, HAS_BIAS)
+    if IS_GATED:
+        other = _scaled(other, scales, bias, num_outputs + output, has_output, HAS_BIAS)
+        total = activated(total, IS_GELU) * other
     at_out = out + row.to(tl.int64)[:, None] * stride_out + output[None, :]
     tl.store(at_out, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
+
+
+@triton.jit
+def _scaled(total, scales, bias, output, has_output, HAS_BIAS: tl.constexpr):
+    """Sums [rows, outputs] at the scales of their outputs, with the bias."""
+    total *= tl.load(scales + output, mask=has_output, other=0.0)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + output, mask=has_output, other=0.0).to(tl.float32)[None, :]
+    return total

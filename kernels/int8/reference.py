@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import gelu, linear, silu
+
+# Rows that the kernel takes at most.
+MOST_INT8_ROWS = 128
 
 
-def int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """`x` [rows, inputs] times the weight that `weight` times `scales` stands for.
+def int8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
+    activation: str | None = None,
+) -> Tensor:  # fmt: skip
+    """`x` [rows, inputs] times the weight that `weight` times `scales` stands for, plus `bias`.
 
     weight  int8 [outputs, inputs]
-    scales  float32 [outputs]
+    scales  float32 [outputs]; bias [outputs]
 
-    Gives [rows, outputs] in the dtype of `x`. Makes the weight anew in that dtype every time.
+    With an `activation` (`silu` or `gelu_tanh`) the first half of the outputs is activated and
+    multiplied with the second half, which gives half as many. Gives the dtype of `x`. Makes the
+    weight anew in that dtype every time.
     """
-    return (linear(x, weight.to(x.dtype)) * scales).to(x.dtype)
+    wide = linear(x, weight.to(x.dtype)) * scales
+    if bias is not None:
+        wide = wide + bias
+    if activation is not None:
+        left, right = wide.chunk(2, dim=-1)
+        left = gelu(left, approximate="tanh") if activation == "gelu_tanh" else silu(left)
+        wide = left * right
+    return wide.to(x.dtype)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .reference import LARGEST_FP8
+from .reference import ABOVE_FP8_MANTISSA, FP8_EXPONENT, LARGEST_FP8
 
 FP8_BOUND = tl.constexpr(LARGEST_FP8)
+MANTISSA_STEP = tl.constexpr(ABOVE_FP8_MANTISSA)
+EXPONENT = tl.constexpr(FP8_EXPONENT)
+
+
+@triton.jit
+def row_scales(largest):
+    """The scale of a row whose largest size this is, float32: `row_scales` of `reference.py`."""
+    exponents = ((largest.to(tl.int32, bitcast=True) + MANTISSA_STEP) >> 23) - EXPONENT
+    return (tl.maximum(exponents, 1) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -26,7 +35,7 @@ def store_rows(
     keys, values, pairs, slots, scales, stride_row, stride_head, stride_value_row,
     stride_value_head, stride_slot, stride_half, stride_pair_head,
     NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, IS_FP8: tl.constexpr,
+    HAS_SCALES: tl.constexpr, BY_ROW: tl.constexpr, IS_FP8: tl.constexpr,
 ):  # fmt: skip
     """Program (row, half): all heads of a row's key (half 0) or value (half 1)."""
     row = tl.program_id(0)
@@ -39,13 +48,20 @@ def store_rows(
     mask = (head < NUM_HEADS) & (dim < HEAD_DIM)
     wide_row = row.to(tl.int64)
     if half == 0:
-        numbers = tl.load(keys + wide_row * stride_row + head * stride_head + dim, mask=mask)
+        at = keys + wide_row * stride_row + head * stride_head + dim
+        numbers = tl.load(at, mask=mask, other=0.0)
     else:
-        at = wide_row * stride_value_row + head * stride_value_head
-        numbers = tl.load(values + at + dim, mask=mask)
+        at = values + wide_row * stride_value_row + head * stride_value_head + dim
+        numbers = tl.load(at, mask=mask, other=0.0)
     scale = 1.0
     if HAS_SCALES:
-        scale = tl.load(scales + half * NUM_HEADS + head, mask=head < NUM_HEADS, other=1.0)
+        at_scale = scales + half * NUM_HEADS + head
+        if BY_ROW:
+            at_scale += slot * 2 * NUM_HEADS
+            scale = row_scales(tl.max(tl.abs(numbers.to(tl.float32)), axis=1))[:, None]
+            tl.store(at_scale, scale, mask=head < NUM_HEADS)
+        else:
+            scale = tl.load(at_scale, mask=head < NUM_HEADS, other=1.0)
     numbers = as_stored(numbers, scale, HAS_SCALES, IS_FP8)
     at_pair = pairs + slot * stride_slot + half * stride_half + head * stride_pair_head + dim
     tl.store(at_pair, numbers.to(pairs.dtype.element_ty), mask=mask)

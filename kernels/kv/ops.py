@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from .kernels import copy_rows, store_rows
+from .reference import are_by_row
 
 # Numbers that one program copies.
 CHUNK = 1024
@@ -32,7 +33,7 @@ def write_kv(
         pairs.stride(0), pairs.stride(1), pairs.stride(2),
         NUM_HEADS=num_heads, HEADS=triton.next_power_of_2(num_heads),
         HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim),
-        HAS_SCALES=scales is not None, IS_FP8=pairs.dtype == torch.float8_e4m3fn, **FUSED,
+        HAS_SCALES=scales is not None, BY_ROW=are_by_row(scales), IS_FP8=pairs.dtype == torch.float8_e4m3fn, **FUSED,
     )  # fmt: skip
 
 

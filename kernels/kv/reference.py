@@ -7,6 +7,9 @@ from torch import Tensor
 
 # The largest number of e4m3; conversion alone would make NaN of what is larger.
 LARGEST_FP8 = 448.0
+# 448 is 1.75 * 2^8. A float32 whose mantissa is above 1.75 has a carry into its exponent when this
+# is added to its bits.
+FP8_EXPONENT, ABOVE_FP8_MANTISSA = 8, 0x1FFFFF
 
 
 def write_kv(
@@ -17,17 +20,35 @@ def write_kv(
     There may be more slots than rows; the first count.
 
     `pairs` [slots, 2, kv_heads, head_dim] is one layer of the cache. In a cache of FP8 numbers
-    (e4m3) they are divided by `scales`, float32 [2, kv_heads], and cut to what can be stored.
+    (e4m3) they are divided by `scales` and cut to what can be stored: float32 [2, kv_heads], or
+    [slots, 2, kv_heads] of a scale for every row, which is stored there.
     """
     slots = slots[: len(keys)]
     real = slots >= 0
     stored = torch.stack((keys, values), dim=1)[real]
     if scales is not None:
-        stored = stored.float() / scales[:, :, None]
+        if are_by_row(scales):
+            own = row_scales(stored.float().abs().amax(dim=-1))
+            scales[slots[real].long()] = own
+        else:
+            own = scales
+        stored = stored.float() / own[..., None]
     if pairs.dtype == torch.float8_e4m3fn:
         stored = stored.float().clamp(-LARGEST_FP8, LARGEST_FP8)
     # Indexing is not known to FP8 on all devices; bytes are.
     _raw(pairs)[slots[real].long()] = _raw(stored.to(pairs.dtype))
+
+
+def are_by_row(scales: Tensor | None) -> bool:
+    """Whether every row of the cache has scales of its own."""
+    return scales is not None and scales.ndim == 3
+
+
+def row_scales(largest: Tensor) -> Tensor:
+    """For the largest size in a row, float32, the scale that it is stored with: the least power of
+    two, from 2^-126 on, that brings it into e4m3. So nothing is lost in scaling itself."""
+    exponents = ((largest.view(torch.int32) + ABOVE_FP8_MANTISSA) >> 23) - FP8_EXPONENT
+    return (exponents.clamp(min=1) << 23).view(torch.float32)
 
 
 def move_kv(data: Tensor, moves: Tensor) -> None:

@@ -69,12 +69,8 @@ class EditTables:
             "factors": num_edits * 3, "tokens": num_tokens, "times": num_tokens,
             "path": num_path, "masks": num_masks * words,
         }  # fmt: skip
-        ends = np.cumsum(list(sizes.values())).tolist()
-        self._sections = {
-            name: slice(end - size, end)
-            for (name, size), end in zip(sizes.items(), ends, strict=True)
-        }
-        self._buffer = StagedBuffer(ends[-1], device)
+        self._sections = StagedBuffer.sections(sizes)
+        self._buffer = StagedBuffer(self._sections["masks"].stop, device)
         self._host = self._buffer.next()
         self.rows = self._view("rows").view(-1, ROW_FIELDS)
         self.bias_tokens = self._view("bias_tokens")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.arrays import Float32
 from ...core.sampling.noise import stream_keys
 from ...core.steps import SamplingRows
-from ..staged_buffer import StagedBuffer
+from ..staged_buffer import StagedBuffer, aligned
 
 
 class SamplingTables:
@@ -34,11 +34,13 @@ class SamplingTables:
         self.num_rows = num_rows
         self._samples = self._filters = is_fixed
         # The keys, and four numbers of half their width.
-        self._buffer = StagedBuffer(6 * num_rows, device)
-        self.keys = self._buffer.device[: 2 * num_rows].view(torch.int64)
-        floats = self._buffer.device[2 * num_rows :].view(torch.float32).view(4, -1)
-        self.temperatures, self.top_p, self.floors = floats[0], floats[1], floats[2]
-        self.top_k = floats[3].view(torch.int32)
+        self._width = aligned(num_rows)
+        self._buffer = StagedBuffer(6 * self._width, device)
+        keys = self._buffer.device[: 2 * self._width].view(torch.int64)
+        floats = self._buffer.device[2 * self._width :].view(torch.float32).view(4, -1)
+        self.keys = keys[:num_rows]
+        self.temperatures, self.top_p, self.floors, top_k = (part[:num_rows] for part in floats)
+        self.top_k = top_k.view(torch.int32)
 
     @property
     def num_bytes(self) -> int:
@@ -66,8 +68,8 @@ class SamplingTables:
         assert count <= self.capacity
         assert (sampling.typical_p == 1).all()
         host = self._buffer.next()
-        keys = host[: 2 * self.capacity].view(np.int64)
-        floats = host[2 * self.capacity :].view(np.float32).reshape(4, -1)
+        keys = host[: 2 * self._width].view(np.int64)
+        floats = host[2 * self._width :].view(np.float32).reshape(4, -1)
         top_k = np.where(sampling.top_k < self.vocab_size, sampling.top_k, 0)
         keys[:count] = stream_keys(sampling.seed, sampling.position).view(np.int64)
         floats[0] = 0
@@ -78,7 +80,7 @@ class SamplingTables:
         has_noise = sampling.temperature > 0
         self._samples = bool(has_noise.any())
         self._filters = bool((has_noise & ((top_k > 0) | (sampling.top_p < 1))).any())
-        self._buffer.send(6 * self.capacity)
+        self._buffer.send(6 * self._width)
 
 
 def least_kept(min_p: Float32) -> Float32:

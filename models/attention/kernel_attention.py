@@ -136,9 +136,11 @@ class KernelBackend:
     def move(self, moves: Tensor) -> None:
         """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
         self.ops.move_kv(self.kv.data, moves)
+        if self.kv.has_row_scales and self.kv.scales is not None:
+            self.ops.move_kv(self.kv.scales, moves)
 
     def scales(self, layer: int) -> Tensor | None:
-        """Factors of the layer's stored keys and values, float32 [2, kv_heads]; None: 1."""
+        """Factors of the layer's stored keys and values, as in `LayerSpec`; None: 1."""
         return None if self.kv.scales is None else self.kv.scales[layer]
 
     def layout_of(self, step: StepInput, use: str = "all") -> StepLayout:

@@ -26,8 +26,9 @@ class PagedKv:
     write and gather are one operation each. Contents begin as zeros: masked columns are
     multiplied by a probability of exactly zero and must therefore be finite.
 
-    A cache of FP8 numbers (e4m3; backend `triton` only) has `scales` float32 [layers, 2, kv_heads],
-    which stored keys and values are multiplied by; None: 1.
+    A cache of FP8 numbers (e4m3; backend `triton` only) has `scales` float32, which stored keys and
+    values are multiplied by: [layers, 2, kv_heads], or [layers, slots, 2, kv_heads] of a scale for
+    every row.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter a fact
@@ -40,6 +41,17 @@ class PagedKv:
         self.data = torch.zeros(shape, dtype=dtype, device=device)
         # Views made once: indexing a tensor costs microseconds in every layer of every step.
         self.layers = self.data.unbind(0)
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether every row has scales of its own."""
+        return self.scales is not None and self.scales.ndim == 4
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of keys and values, with what their rows have beside."""
+        scales = self.scales if self.has_row_scales else None
+        return self.data.nbytes + (0 if scales is None else scales.nbytes)
 
     def write(self, layer: int, slots: Tensor | slice, pairs: Tensor) -> None:
         """Write `pairs` [n, 2, kv_heads, head_dim] at `slots` (int64 [n], or n slots in a row)."""
@@ -117,6 +129,17 @@ class StepAttention:
             else:
                 out.index_copy_(0, group.row_ids[group.real_rows], rows[group.real_rows])
         return out
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether every row has scales of its own."""
+        return self.scales is not None and self.scales.ndim == 4
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of keys and values, with what their rows have beside."""
+        scales = self.scales if self.has_row_scales else None
+        return self.data.nbytes + (0 if scales is None else scales.nbytes)
 
     def write(self, layer: int, pairs: Tensor) -> None:
         """Store keys and values of the step's rows, [rows, 2, kv_heads, head_dim]."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
 from .int8_linear import Int8Linear
 
@@ -58,12 +59,13 @@ class GpuInt8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
-        out = self._product(x, self.weight, self.scales)
-        return out if self.bias is None else out.add_(self.bias)
+        return self._product(x, self.weight, self.scales, self.bias)
 
-    def gated(self, x: Tensor, activation: str) -> Tensor | None:  # noqa: ARG002 - as `GpuLinear`
-        """None: its product has no gate."""
-        return None
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:
+        """The first half of the outputs, activated, times the second; None: rows are too many."""
+        if len(x) > MOST_INT8_ROWS:
+            return None
+        return self._product(x, self.weight, self.scales, self.bias, activation=activation)
 
 
 class GpuHead:

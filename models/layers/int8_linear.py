@@ -35,8 +35,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., inputs] -> [..., outputs]."""
         rows = x.reshape(-1, x.shape[-1])
-        out = self.product(rows, self.weight, self.scales).view(*x.shape[:-1], -1)
-        return out if self.bias is None else out + self.bias
+        return self.product(rows, self.weight, self.scales, self.bias).view(*x.shape[:-1], -1)
 
 
 def check_quantization(quantization: str, device: str) -> None:

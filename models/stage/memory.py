@@ -148,7 +148,8 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
 def make_kv(
     part: ModelSlice, num_blocks: int, block_size: int, kv_cache_dtype: str = "auto"
 ) -> PagedKv:
-    """An empty cache, in the stage's own number format or in FP8, at the checkpoint's scales or 1.
+    """An empty cache, in the stage's own number format or in FP8: at the scales that the checkpoint
+    was calibrated with or, where it was not, with a scale for every row.
 
     Raises `ConfigError` (`kv_cache_dtype`).
     """
@@ -159,7 +160,8 @@ def make_kv(
     if kv_cache_dtype == "fp8":
         dtype, scales = FP8, part.kv_scales
         if scales is None:
-            scales = torch.ones(len(part.layers), 2, heads, device=part.device)
+            size = (len(part.layers), num_blocks * block_size, 2, heads)
+            scales = torch.ones(size, device=part.device)
     return PagedKv(
         len(part.layers), num_blocks * block_size, heads, dim,
         dtype=dtype, device=str(part.device), scales=scales,

@@ -186,7 +186,7 @@ class Stage:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache, with that of its heads."""
-        return self.kv.data.nbytes + (0 if self._heads is None else self._heads.kv_bytes)
+        return self.kv.num_bytes + (0 if self._heads is None else self._heads.kv_bytes)
 
     def use_own_operators(self, switch: OperatorSwitch) -> None:
         """Own operators run the layers from the step on before which `switch` has them ready."""

@@ -14,14 +14,15 @@ from ...core.request.allowed_tokens import full_mask
 from ...core.steps import LogitEdits, Penalties, SamplingRows, StepInput, TreeRows, prompt_step
 from ...core.tree.kernels import pack
 from ...kernels.attention.split_rule import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
+from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
 from .graph_runner import GraphReport, GraphRunner
 from .memory import TrialStage
 
 # The first compiles; the others show that it serves them too.
 ROWS = (1, 2, 16, 64)
-# One of each size of tiles of products, and one that is the library's.
-ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1)
+# One of each size of tiles of products, and those that are the library's.
+ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1, MOST_INT8_ROWS + 1)
 
 
 def warm_up(stage: TrialStage) -> None:

@@ -109,14 +109,15 @@ def angles(num_rows: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize("has_norms", [True, False])
-@pytest.mark.parametrize(("dim", "stored"), [(16, "same"), (80, "same"), (16, "fp8")])
+@pytest.mark.parametrize(("dim", "stored"), [(16, "same"), (80, "same"), (16, "fp8"), (16, "by row")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_turning_and_storing_is_norms_rotation_and_store(
     dtype: torch.dtype, dim: int, stored: str, has_norms: bool
 ) -> None:
     """In one launch what the operators one after the other do: of 5 queries, 2 keys, 2 values."""
     cos_and_sin = angles(3, dim, dtype)
-    kind = torch.float8_e4m3fn if stored == "fp8" else dtype
+    is_fp8 = stored != "same"
+    kind = torch.float8_e4m3fn if is_fp8 else dtype
     scales = numbers(2, 2, dtype=torch.float32).abs() + 0.5 if stored == "fp8" else None
     norms = HeadNorms(numbers(2, dim, dtype=torch.float32, seed=1), 1e-5) if has_norms else None
     slots = torch.tensor([4, -1, 2, 9], dtype=torch.int32, device=DEVICE)
@@ -124,13 +125,22 @@ def test_turning_and_storing_is_norms_rotation_and_store(
     for name in IMPLEMENTATIONS:
         heads = numbers(3, 9, dim, dtype=dtype)
         pairs = torch.zeros(6, 2, 2, dim, device=DEVICE).to(kind)
+        if stored == "by row":
+            scales = torch.ones(6, 2, 2, device=DEVICE)
         ops = load_elementwise(name)
         ops.turn_and_store(heads, *cos_and_sin, norms, KvTarget(pairs, slots, scales))
         assert not pairs[[0, 1, 3, 5]].float().any()
-        found.append((heads[:, :5].float(), pairs.float()))
+        wide = pairs.float()
+        if stored == "by row":
+            assert scales is not None
+            assert (scales[[0, 1, 3, 5]] == 1).all()
+            wide *= scales[..., None]
+            # Numbers of e4m3 from 256 to 448: all but the last bit of what it holds is used.
+            assert (pairs[[4, 2]].float().abs().amax(-1) > 200).all()
+        found.append((heads[:, :5].float(), wide))
     for theirs, ours in zip(*found, strict=True):
         # The interpreter cuts where torch rounds, and loses the carry where it rounds to FP8.
-        unit, least = (0.5, 2.0**-8) if stored == "fp8" else (4 * BOUNDS[dtype], 0.0)
+        unit, least = (0.5, 2.0**-8) if is_fp8 else (4 * BOUNDS[dtype], 0.0)
         bound = 8 * BOUNDS[dtype] + least
         torch.testing.assert_close(ours, theirs, rtol=1.01 * unit, atol=bound)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.kernels.dispatch import load_ops
+from draftline.kernels.kv.reference import LARGEST_FP8, row_scales
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.inputs.attention import DEVICE, FP8
@@ -66,6 +67,30 @@ def test_fp8_is_scaled_by_head_and_cut(name: str) -> None:
     assert data[0, 5, 0, :, 0].float().tolist() == [16.0, 8.0, 4.0]
     # -250 is no number of e4m3; the others are beyond its largest.
     assert data[0, 5, 1, :, 0].float().tolist() == [-256.0, -448.0, -448.0]
+
+
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_fp8_may_have_a_scale_for_every_row(name: str) -> None:
+    """A power of two: numbers far from 1, which e4m3 alone would lose, come back as they were."""
+    data, scales = cache(FP8, layers=1), torch.ones(12, 2, 3, device=DEVICE)
+    whole = torch.tensor([448.0, 1, -3, 0.5, 32, -16, 0, 7, 14, 28], device=DEVICE)
+    sizes = torch.tensor([[2.0**-30, 2.0**20, 1.0], [2.0**40, 2.0**-9, 4.0]], device=DEVICE)
+    keys, values = (sizes[:, None, :, None] * whole).unbind(0)
+    slots = torch.tensor([5], dtype=torch.int32, device=DEVICE)
+    load_ops(name).write_kv(keys, values, data[0], slots, scales)
+    assert torch.equal(scales[5], sizes)
+    back = data[0, 5].float() * scales[5][..., None]
+    assert torch.equal(back, torch.cat((keys, values)))
+    assert (scales[[0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]] == 1).all()
+
+
+def test_row_scales_are_the_least_powers_of_two_that_fit() -> None:
+    largest = torch.tensor([0.0, 1e-44, 2.0**-118, 1.0, 1.75, 1.7500001, 448.0, 448.1, 3e38])
+    scales = row_scales(largest)
+    mantissas, _ = torch.frexp(scales)
+    assert (mantissas == 0.5).all()
+    assert (largest / scales <= LARGEST_FP8).all()
+    assert (largest[3:] / scales[3:] > LARGEST_FP8 / 2).all()
 
 
 @settings(max_examples=15)

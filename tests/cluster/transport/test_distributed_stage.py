@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from draftline.cluster.transport import distributed_stage
-from draftline.cluster.transport.distributed_stage import Deliveries, DistributedStage, StageLink
+from draftline.cluster.transport.distributed_stage import (
+    Deliveries,
+    DistributedStage,
+    StageLink,
+    StageRow,
+)
 from draftline.cluster.transport.hidden_link import HiddenLink
 from draftline.core.errors import StageLost
 from support.fakes.fake_stage import fake_specs
@@ -24,10 +29,10 @@ class FailingCopy:
 def test_a_device_that_fails_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed_stage, "HostCopy", FailingCopy)
     stage = DistributedStage(0, fake_specs(2)[0])
-    stage._link = StageLink(
-        host="", port=0, secret=b"", own_host="", num_stages=2, max_in_flight=3, backend="gloo",
-        store_host="", store_port=0,
-    )  # fmt: skip
+    stage._link = StageLink(host="", port=0, secret=b"", max_in_flight=3)
+    stage._row = StageRow(
+        own_host="", num_stages=2, backend="gloo", store_host="", store_port=0, meeting_s=1.0
+    )
     stage._hidden_link = HiddenLink(None, 0, 2, torch.device("cpu"), "gloo")
     ended: list[Exception] = []
     stage._deliveries = Deliveries(ended.append, apart=True)

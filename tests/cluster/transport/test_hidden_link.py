@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,11 @@ from datetime import timedelta
 
 import pytest
 import torch
-from draftline.cluster.transport import hidden_link
 from draftline.cluster.transport.hidden_link import Backend, HiddenLink, SideStream
 from draftline.core.errors import StageLost
 
 CPU = torch.device("cpu")
+SOON = timedelta(milliseconds=20)
 
 
 @dataclass
@@ -40,12 +41,15 @@ class FakeGroup:
     sent: dict[int, deque[torch.Tensor]]
     is_lost: bool = False
     is_late: bool = False
+    hangs: threading.Event | None = None
     waited: int = 0
     begun: int = 0
 
     def send(self, tensors: list[torch.Tensor], receiver: int, tag: int) -> FakeWork:
         assert receiver == self.index + 1
         self.begun += 1
+        if self.hangs is not None:
+            self.hangs.wait()
         self.sent[receiver] += tensors
         return FakeWork(self)
 
@@ -75,7 +79,7 @@ class Row:
 def test_steps_of_all_kinds_follow_one_another(backend: Backend) -> None:
     row = Row(backend=backend)
     for link in row.links:
-        link.try_out()
+        link.try_out(timedelta(seconds=10))
     first, second, _ = row.links
     spans = ((1.5, 2.5),)
     steps = [(torch.randn(3, 4), ()), (torch.randn(1, 4), spans), (torch.randn(0, 4), ())]
@@ -123,12 +127,15 @@ def test_neighbours_meet_in_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Row(num_stages=5)
     heard: list[tuple[int, str]] = []
 
-    def trial(link: HiddenLink, begin: Callable[[], FakeWork], neighbour: int) -> None:
+    def trial(
+        link: HiddenLink, begin: Callable[[], FakeWork], neighbour: int, timeout: timedelta
+    ) -> None:
+        assert timeout == SOON
         heard.append((link._index, "behind" if neighbour > link._index else "before"))
 
     monkeypatch.setattr(HiddenLink, "_try", trial)
     for link in row.links:
-        link.try_out()
+        link.try_out(SOON)
     assert heard == [
         (0, "behind"), (1, "before"), (1, "behind"), (2, "behind"), (2, "before"),
         (3, "before"), (3, "behind"), (4, "before"),
@@ -157,11 +164,18 @@ def test_a_neighbour_that_is_gone() -> None:
     ("backend", "told"),
     [("gloo", "by gloo: timed out$"), ("nccl", "by nccl: nothing came within .*NCCL_DEBUG=INFO")],
 )
-def test_a_neighbour_that_never_answers_the_trial(
-    backend: Backend, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hidden_link, "TRIAL_TIMEOUT", timedelta(milliseconds=5))
+def test_a_neighbour_that_never_answers_the_trial(backend: Backend, told: str) -> None:
     row = Row(backend=backend)
     row.groups[0].is_late = True
     with pytest.raises(StageLost, match=f"stage 0 does not reach stage 1 {told}"):
-        row.links[0].try_out()
+        row.links[0].try_out(SOON)
+
+
+def test_a_neighbour_that_connecting_waits_for_without_end() -> None:
+    """As NCCL does, which connects before it gives anything to wait for."""
+    row = Row(backend="nccl")
+    row.groups[1].hangs = threading.Event()
+    row.sent[1].append(torch.zeros(1))
+    with pytest.raises(StageLost, match=r"stage 1 does not reach stage 2 by nccl: nothing came"):
+        row.links[1].try_out(SOON)
+    row.groups[1].hangs.set()

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
 from draftline.cluster.transport.distributed import _StageConnection
-from draftline.cluster.transport.distributed_stage import DistributedStage, StageLink
+from draftline.cluster.transport.distributed_stage import DistributedStage, StageLink, StageRow
 from draftline.cluster.transport.in_flight import InFlightSteps
 from draftline.cluster.transport.messages import (
     LENGTH,
@@ -118,11 +118,15 @@ def served() -> Iterator[tuple[socket.socket, threading.Thread]]:
     """The coordinator's end of a pipeline of one stage, and the thread that the stage runs in."""
     (spec,) = fake_specs(1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        link = StageLink(
-            host="127.0.0.1", port=listener.getsockname()[1], secret=SECRET, own_host="127.0.0.1",
-            num_stages=1, max_in_flight=2, backend="gloo", store_host="", store_port=0,
-        )  # fmt: skip
+        port = listener.getsockname()[1]
+        link = StageLink(host="127.0.0.1", port=port, secret=SECRET, max_in_flight=2)
         stage = DistributedStage(0, spec)
+        stage.meet(
+            StageRow(
+                own_host="127.0.0.1", num_stages=1, backend="gloo", store_host="", store_port=0,
+                meeting_s=1.0,
+            )
+        )  # fmt: skip
         thread = threading.Thread(target=stage.serve, args=(spec.build(), link), daemon=True)
         thread.start()
         connection, _ = listener.accept()

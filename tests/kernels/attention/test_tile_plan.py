@@ -33,9 +33,8 @@ def request_rows(draw: st.DrawFn) -> RequestRows:
 def plans(draw: st.DrawFn) -> tuple[RequestRows, SplitRule, TilePlan]:
     """A step's requests, the rule, and the plan with tiles of a size that steps have."""
     requests, rule = draw(request_rows()), draw(RULES)
-    total = int(requests.column(1).sum())
     tile_rows = rule.lines_of_tiles(draw(st.integers(1, 90))) // rule.share
-    return requests, rule, plan_tiles(requests, total, tile_rows, rule)
+    return requests, rule, plan_tiles(requests, tile_rows, rule)
 
 
 @given(plans())
@@ -43,10 +42,10 @@ def test_every_row_meets_every_column_once(
     planned: tuple[RequestRows, SplitRule, TilePlan],
 ) -> None:
     requests, rule, plan = planned
-    total = len(plan.merges)
+    total = int(requests.column(1).sum())
     context_seen, own_seen = np.zeros(total, dtype=int), np.zeros(total, dtype=int)
     ends: dict[int, list[tuple[int, int]]] = {}
-    for request, first, num_rows, begin, end, num_own, _ in plan.items.tolist():
+    for request, first, num_rows, begin, end, num_own, *_ in plan.items.tolist():
         assert num_rows >= 1
         assert num_rows * rule.share <= rule.tile_lines
         assert begin % COLUMN_STEP == 0
@@ -68,30 +67,34 @@ def test_every_row_meets_every_column_once(
 
 
 @given(plans())
-def test_merges_name_every_line_of_every_partial_result_once(
+def test_whoever_merges_finds_every_partial_result_of_its_tile_once(
     planned: tuple[RequestRows, SplitRule, TilePlan],
 ) -> None:
-    _, rule, plan = planned
-    written = sorted(
-        (partial + row * rule.share, first + row)
-        for _, first, num_rows, *_, partial in plan.items.tolist()
-        if partial >= 0
-        for row in range(num_rows)
-    )
-    merged = sorted(
-        (begin + split * step, row)
-        for row, (begin, count, step) in enumerate(plan.merges.tolist())
-        for split in range(count)
-    )
-    assert merged == written
-    assert [line for line, _ in merged] == list(range(0, plan.num_lines, rule.share))
-    assert (plan.merges[:, 1] != 1).all()
+    """By what each item of a tile says: where the first result is, and how many there are."""
+    requests, rule, plan = planned
+    tiles: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    lines: list[int] = []
+    for request, first, num_rows, begin, *_, partial, first_partial, count in plan.items.tolist():
+        if count == 1:
+            continue
+        tiles.setdefault((first_partial, count), []).append((begin, partial))
+        own = range(partial, partial + num_rows * rule.share)
+        lines += own
+        between = requests.table[request, 1] * rule.share
+        assert (partial - first_partial) % between == 0
+    for (first_partial, count), found in tiles.items():
+        assert len(found) == count > 1
+        partials = [partial for _, partial in sorted(found)]
+        # As they are merged: in the order of the context.
+        assert partials == sorted(partials)
+        assert partials[0] == first_partial
+    assert sorted(lines) == list(range(plan.num_lines))
 
 
 @given(plans())
 def test_any_mix_of_requests_fits(planned: tuple[RequestRows, SplitRule, TilePlan]) -> None:
     requests, rule, plan = planned
-    assert len(plan.items) <= rule.most_items(len(plan.merges), len(requests.table))
+    assert len(plan.items) <= rule.most_items(int(requests.column(1).sum()), len(requests.table))
     assert plan.num_lines <= len(requests.table) * rule.split_lines
 
 
@@ -99,21 +102,18 @@ def test_any_mix_of_requests_fits(planned: tuple[RequestRows, SplitRule, TilePla
 def test_a_request_is_split_alike_in_any_company(
     requests: RequestRows, rule: SplitRule, most_rows: int
 ) -> None:
-    total = int(requests.column(1).sum())
     tile_rows = rule.tile_lines // rule.share
-    among = plan_tiles(requests, total, tile_rows, rule)
+    among = plan_tiles(requests, tile_rows, rule)
     # Tiles of another size, as other steps may have, change no split.
-    others = plan_tiles(requests, total, rule.lines_of_tiles(most_rows) // rule.share, rule)
-    for index, (first, num_rows, *_) in enumerate(requests.table.tolist()):
+    others = plan_tiles(requests, rule.lines_of_tiles(most_rows) // rule.share, rule)
+    for index, (first, *_) in enumerate(requests.table.tolist()):
         alone = RequestRows(requests.table[index : index + 1].copy())
         alone.table[0, 0] = 0
-        plan = plan_tiles(alone, num_rows, tile_rows, rule)
+        plan = plan_tiles(alone, tile_rows, rule)
         mine = among.items[among.items[:, 0] == index]
         mine[:, 1] -= first
         np.testing.assert_array_equal(cuts(mine), cuts(plan.items))
-        np.testing.assert_array_equal(
-            among.merges[first : first + num_rows, 1:], plan.merges[:, 1:]
-        )
+        assert {*mine[:, 8].tolist()} == {*plan.items[:, 8].tolist()}
         theirs = others.items[others.items[:, 0] == index]
         assert {*theirs[:, 3].tolist()} == {*mine[:, 3].tolist()}
 
@@ -128,7 +128,7 @@ def test_items_fit_where_every_request_is_split_as_far_as_can_be() -> None:
     rule = SplitRule(4, 1024)
     for num_rows in (1, 8, 16, 17, 40):
         table = np.array([[row * num_rows, num_rows, 64_000, 0, 1, 0] for row in range(20)])
-        plan = plan_tiles(RequestRows(table.astype(np.int32)), 20 * num_rows, 4, rule)
+        plan = plan_tiles(RequestRows(table.astype(np.int32)), 4, rule)
         assert len(plan.items) <= rule.most_items(20 * num_rows, 20)
         assert plan.num_lines <= 20 * rule.split_lines
-        assert plan.merges[:, 1].min() == min(32, 1024 // (num_rows * 4))
+        assert plan.items[:, 8].min() == min(32, 1024 // (num_rows * 4))

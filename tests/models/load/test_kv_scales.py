@@ -35,16 +35,22 @@ def test_scales_of_the_checkpoint_are_those_of_the_cache(tmp_path: Path) -> None
     kv = make_kv(part, 2, 4, "fp8")
     assert kv.scales is not None
     assert kv.scales.tolist() == [[[1, 1], [1, 1]], [[0.5, 0.5], [2, 3]]]
+    assert not kv.has_row_scales
+    assert kv.num_bytes == kv.data.nbytes
     assert make_kv(part, 2, 4).scales is None
 
 
-def test_without_scales_all_are_1(tmp_path: Path) -> None:
+def test_without_scales_every_row_has_its_own(tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
     part = load_slice(tmp_path, SPAN)
     assert part.kv_scales is None
-    scales = make_kv(part, 2, 4, "fp8").scales
-    assert scales is not None
-    assert (scales == 1).all()
+    kv, plain = make_kv(part, 2, 4, "fp8"), make_kv(part, 2, 4)
+    assert kv.has_row_scales
+    assert not plain.has_row_scales
+    assert kv.scales is not None
+    assert kv.scales.shape == kv.data.shape[:-1]
+    assert kv.num_bytes == kv.data.nbytes + kv.scales.nbytes
+    assert plain.num_bytes == plain.data.nbytes
 
 
 @pytest.mark.parametrize("scale", [torch.tensor([1.0, 2.0, 3.0]), torch.tensor(0.0)])

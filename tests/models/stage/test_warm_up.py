@@ -15,6 +15,7 @@ from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, StepInput
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import TileOptions
+from draftline.models.layers import int8_linear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.sampling import KernelSampler
@@ -22,7 +23,7 @@ from draftline.models.stage.memory import make_kv
 from draftline.models.stage.stage import Stage
 from support.inputs.steps import PagedRequest, make_step
 from support.tools.tiny_models import save_tiny_model
-from triton.runtime.interpreter import GridExecutor
+from triton.runtime.interpreter import InterpretedFunction
 
 WHOLE = LayerSpan(0, 1, 1)
 BLOCK_SIZE = 16
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="records inter
 
 
 class Variants:
-    """Kernels that would be launched, each with its constants and the types of its tensors.
+    """Kernels that would be launched, each with all that Triton compiles it anew for: constants,
+    types of tensors, whether addresses and numbers are multiples of 16, and numbers that are 1.
 
     None runs: the interpreter would take minutes, and what comes out does not matter here.
     """
@@ -38,18 +40,29 @@ class Variants:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.seen: set[tuple[Any, ...]] = set()
 
-        def noting(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-            given = dict(zip(executor.arg_names, args, strict=False)) | kwargs
+        def noting(
+            kernel: InterpretedFunction, *args: Any, grid: object, warmup: bool, **kwargs: Any
+        ) -> None:
+            given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+            alike = kernel.kwargs.get("do_not_specialize") or ()
             facts = tuple(
-                (name, str(getattr(given[name], "dtype", given[name])))
-                for name in executor.arg_names
-                if name in given and (name.isupper() or isinstance(given[name], torch.Tensor))
+                (name, variant_of(name, given[name]))
+                for name in kernel.arg_names
+                if name in given and name not in alike
             )
-            self.seen.add((executor.fn.__name__, facts))
-            if executor.fn.__name__ == "pick_tokens":
+            self.seen.add((kernel.fn.__name__, facts))
+            if kernel.fn.__name__ == "pick_tokens":
                 given["out"].zero_()
 
-        patch.setattr(GridExecutor, "__call__", noting)
+        patch.setattr(InterpretedFunction, "run", noting)
+
+
+def variant_of(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.data_ptr() % 16 == 0
+    if isinstance(value, int) and not name.isupper():
+        return value == 1, value % 16 == 0
+    return "a float" if isinstance(value, float) else str(value)
 
 
 def serving_steps() -> Iterator[StepInput]:
@@ -77,12 +90,14 @@ def serving_steps() -> Iterator[StepInput]:
         yield replace(step, sampling=sampling, edits=(bias, mask), with_log_probs=True)
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_serving_launches_no_kernel_for_the_first_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(int8_linear, "runs_triton", lambda _: True)
     save_tiny_model("gemma3", tmp_path, num_layers=1)
     monkeypatch.setattr("draftline.models.stage.stage.choose_sampler", lambda _: KernelSampler())
-    part = load_slice(tmp_path, WHOLE, fused=True)
+    part = load_slice(tmp_path, WHOLE, quantization=quantization, fused=True)
     kv = make_kv(part, 24, BLOCK_SIZE)
     tiles = TileOptions(max_requests=2)
     backend, _ = choose_backend(
@@ -95,5 +110,5 @@ def test_serving_launches_no_kernel_for_the_first_time(
     compiled = set(variants.seen)
     for step in serving_steps():
         stage.run(step)
-    assert {name for name, _ in compiled} >= {"merge_partials", "copy_rows", "find_doubt"}
+    assert {name for name, _ in compiled} >= {"attend_tiles", "copy_rows", "find_doubt"}
     assert {name for name, _ in variants.seen - compiled} == set()

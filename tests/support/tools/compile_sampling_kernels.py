@@ -16,7 +16,7 @@ from draftline.kernels.sampling import edit_kernels, filter_kernels, threshold_k
 from draftline.kernels.sampling import kernels as sampling_kernels
 from draftline.kernels.sampling.choose import BISECT, BISECT_LEN, LAUNCH
 from draftline.kernels.sampling.noise_kernels import EXACT
-from support.tools.machine_code import resources
+from support.tools.machine_code import resources, waits_first
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -36,7 +36,8 @@ TYPES = (
 CONSTANTS = {
     "LEN": 4096, "CHUNKS": 32, "ROOM": 4096, "BINS": 512, "IS_GATHERED": True, "SIZE": 4096,
     "WIDTH": 4096, "HAS_RESIDUAL": True, "NUM_HEADS": 40, "HEADS": 64, "HALF": 64, "IS_GELU": True,
-    "NUM_KV_HEADS": 8, "HAS_NORMS": True, "HAS_SCALES": False, "IS_FP8": False, "DEPENDS": True,
+    "NUM_KV_HEADS": 8, "HAS_NORMS": True, "HAS_SCALES": False, "IS_FP8": False,
+    "BY_ROW": False, "DEPENDS": True,
 }  # fmt: skip
 
 
@@ -86,14 +87,17 @@ def main() -> None:
         made = compiled(kernel, FUSED | arguments.pop("options", {}), out="*bf16", **arguments)
         if "DEPENDS" in kernel.arg_names:
             # Launched while the kernel before it ends.
-            assert "griddepcontrol.wait" in made.asm["ptx"]
+            assert waits_first(made.asm["ptx"])
             assert "griddepcontrol.launch_dependents" in made.asm["ptx"]
 
 
 def between_products() -> Iterator[tuple[str, dict[str, Any]]]:
     ahead = {"launch_pdl": True}
     yield "normalise", {"eps": "fp32", "options": ahead | {"num_warps": norm_warps(4096)}}
-    yield "turn_and_store", {"eps": "fp32", "WIDTH": 64, "options": ahead | {"num_warps": 1}}
+    turning = {"eps": "fp32", "WIDTH": 64, "options": ahead | {"num_warps": 1}}
+    yield "turn_and_store", dict(turning)
+    by_row = {"HAS_SCALES": True, "BY_ROW": True, "IS_FP8": True, "pairs": "*fp8e4nv"}
+    yield "turn_and_store", turning | by_row
     yield "turn_heads", {"WIDTH": 64}
     yield "gate", {"LEN": 1024}
 

@@ -11,6 +11,15 @@ from typing import Any
 
 import triton
 
+# What touches memory that other kernels and programs see.
+ACCESS = re.compile(r"\b(?:ld\.global|st\.global|cp\.async\.c|atom\.global|red\.global)")
+WAIT = "griddepcontrol.wait"
+# All threads have stored, one counts for them, and all know what it found.
+PUBLISHED = re.compile(
+    r"bar\.sync\s+0;(?:(?!bar\.sync|st\.global).)*atom\.global\.gpu\.acq_rel\.add\.u32"
+    r"(?:(?!ld\.global|st\.global).)*bar\.sync\s+0;",
+    re.DOTALL,
+)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -43,3 +52,15 @@ def resources(binary: Any) -> Resources:
     waits = re.findall(r"async_wait .*?num = (\d+)", binary.asm["ttgir"])
     shared = binary.metadata.shared
     return Resources(int(found[1]), int(found[2]), shared, tuple(map(int, waits)))
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel that is launched ahead touches no memory before it has waited."""
+    access = ACCESS.search(ptx)
+    return WAIT in ptx and (access is None or ptx.index(WAIT) < access.start())
+
+
+def publishes(ptx: str) -> bool:
+    """Whether its one atomic addition says, on the whole device, that all threads have stored, and
+    none of them reads on before it knows the count."""
+    return len(re.findall(r"\batom\.", ptx)) == 1 and PUBLISHED.search(ptx) is not None
