@@ -302,8 +302,7 @@ def attend_tiles(
     kv_head = tl.program_id(1)
     dims = tl.arange(0, DIMS)
     dim_ok = dims < HEAD_DIM
-    ONE_SCALE: tl.constexpr = HAS_SCALES and not BY_ROW
-    scoring = (_logit_scale(scaling, scales, kv_head, ONE_SCALE), window, softcap)
+    scoring = (_logit_scale(scaling, scales, kv_head, HAS_SCALES), window, softcap)
     heads = tl.num_programs(1)
     cache = (
         pairs + kv_head * stride_kv_head, scales + kv_head, stride_slot, stride_value, heads
@@ -330,7 +329,7 @@ def attend_tiles(
             state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
             COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
         )  # fmt: skip
-        result, sums = _finish(state, scales, kv_head, ONE_SCALE)
+        result, sums = _finish(state, scales, kv_head, HAS_SCALES)
         is_done = tl.load(item + 8) == 1
         if not is_done:
             partials = (partial_out, partial_sums)

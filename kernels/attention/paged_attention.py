@@ -50,6 +50,7 @@ def paged_attention(
     sums = out if log_sums is None else log_sums
     dims = max(triton.next_power_of_2(shape.head_dim), LEAST_DIM)
     lines = max(layout.tile_lines, LEAST_DIM)
+    by_row = are_by_row(spec.scales)
     attend_tiles[layout.launch_items, shape.num_kv_heads](
         query, pairs, out, sums, out if spec.scales is None else spec.scales,
         partials.out, partials.sums, partials.arrived, layout.item_count,
@@ -61,7 +62,7 @@ def paged_attention(
         BLOCK_SIZE=layout.block_size, SHARE=shape.share, HEAD_DIM=shape.head_dim, DIMS=dims,
         LINES=lines, HAS_SUMS=log_sums is not None, KEEP=triton_type(out.dtype),
         HAS_WINDOW=spec.window is not None, HAS_SOFTCAP=spec.softcap is not None,
-        HAS_SCALES=spec.scales is not None, BY_ROW=are_by_row(spec.scales),
+        HAS_SCALES=spec.scales is not None and not by_row, BY_ROW=by_row,
         **tile_options(dims, query.dtype, lines), **FUSED,
     )  # fmt: skip
 

@@ -28,8 +28,8 @@ class LayerSpec:
     scaling  factor of the logits
     window   largest distance of absolute positions that is seen, plus one; None: all
     softcap  bound of the logits, by tanh (Gemma 2); None: none
-    scales   what stored keys and values are multiplied by (FP8): float32 [2, kv_heads], or powers of
-             two [slots, 2, kv_heads], one for every row; None: 1
+    scales   what stored keys and values are multiplied by (FP8): float32 [2, kv_heads], or powers
+             of two [slots, 2, kv_heads], one for every row; None: 1
     """
 
     scaling: float

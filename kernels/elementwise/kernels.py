@@ -112,17 +112,14 @@ def turn_and_store(
         kv_head = of_pair % NUM_KV_HEADS
         scale = 1.0
         if HAS_SCALES:
-            at_scale = kv_scales + of_pair
-            if BY_ROW:
-                at_scale += slot * 2 * NUM_KV_HEADS
-                sizes = tl.maximum(tl.abs(left.to(tl.float32)), tl.abs(right.to(tl.float32)))
-                scale = row_scales(tl.max(sizes, axis=0))
-                tl.store(at_scale, scale)
-            else:
-                scale = tl.load(at_scale)
+            scale = tl.load(kv_scales + of_pair)
+        if BY_ROW:
+            sizes = tl.maximum(tl.abs(left.to(tl.float32)), tl.abs(right.to(tl.float32)))
+            scale = row_scales(tl.max(sizes, axis=0))
+            tl.store(kv_scales + slot * 2 * NUM_KV_HEADS + of_pair, scale)
         at_pair = pairs + slot * stride_slot + half * stride_half + kv_head * stride_pair_head
-        left = as_stored(left, scale, HAS_SCALES, IS_FP8)
-        right = as_stored(right, scale, HAS_SCALES, IS_FP8)
+        left = as_stored(left, scale, HAS_SCALES or BY_ROW, IS_FP8)
+        right = as_stored(right, scale, HAS_SCALES or BY_ROW, IS_FP8)
         tl.store(at_pair + number, left.to(pairs.dtype.element_ty), mask=mask)
         tl.store(at_pair + HALF + number, right.to(pairs.dtype.element_ty), mask=mask)
 

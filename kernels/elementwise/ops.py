@@ -51,6 +51,7 @@ def turn_and_store(
     assert cos.shape == sin.shape == (num_rows, 1, dim)
     if not num_rows:
         return
+    by_row = are_by_row(target.scales)
     kernels.turn_and_store[num_rows, num_heads](
         heads, pairs, target.slots, cos, sin, cos if norms is None else norms.scales,
         cos if target.scales is None else target.scales, 0.0 if norms is None else norms.eps,
@@ -58,7 +59,8 @@ def turn_and_store(
         pairs.stride(0), pairs.stride(1), pairs.stride(2),
         NUM_HEADS=num_heads - 2 * kv_heads, NUM_KV_HEADS=kv_heads,
         HALF=dim // 2, WIDTH=triton.next_power_of_2(dim // 2), HAS_NORMS=norms is not None,
-        HAS_SCALES=target.scales is not None, BY_ROW=are_by_row(target.scales), IS_FP8=pairs.dtype == torch.float8_e4m3fn,
+        HAS_SCALES=target.scales is not None and not by_row, BY_ROW=by_row,
+        IS_FP8=pairs.dtype == torch.float8_e4m3fn,
         num_warps=1, **dependent_launch(heads.device), **FUSED,
     )  # fmt: skip
 

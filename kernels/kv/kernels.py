@@ -54,15 +54,13 @@ def store_rows(
         at = values + wide_row * stride_value_row + head * stride_value_head + dim
         numbers = tl.load(at, mask=mask, other=0.0)
     scale = 1.0
+    at_scale = scales + half * NUM_HEADS + head
     if HAS_SCALES:
-        at_scale = scales + half * NUM_HEADS + head
-        if BY_ROW:
-            at_scale += slot * 2 * NUM_HEADS
-            scale = row_scales(tl.max(tl.abs(numbers.to(tl.float32)), axis=1))[:, None]
-            tl.store(at_scale, scale, mask=head < NUM_HEADS)
-        else:
-            scale = tl.load(at_scale, mask=head < NUM_HEADS, other=1.0)
-    numbers = as_stored(numbers, scale, HAS_SCALES, IS_FP8)
+        scale = tl.load(at_scale, mask=head < NUM_HEADS, other=1.0)
+    if BY_ROW:
+        scale = row_scales(tl.max(tl.abs(numbers.to(tl.float32)), axis=1))[:, None]
+        tl.store(at_scale + slot * 2 * NUM_HEADS, scale, mask=head < NUM_HEADS)
+    numbers = as_stored(numbers, scale, HAS_SCALES or BY_ROW, IS_FP8)
     at_pair = pairs + slot * stride_slot + half * stride_half + head * stride_pair_head + dim
     tl.store(at_pair, numbers.to(pairs.dtype.element_ty), mask=mask)
 

@@ -27,13 +27,15 @@ def write_kv(
     assert keys.stride(2) == values.stride(2) == pairs.stride(3) == 1
     if not num_rows:
         return
+    by_row = are_by_row(scales)
     store_rows[num_rows, 2](
         keys, values, pairs, slots, pairs if scales is None else scales,
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         pairs.stride(0), pairs.stride(1), pairs.stride(2),
         NUM_HEADS=num_heads, HEADS=triton.next_power_of_2(num_heads),
         HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim),
-        HAS_SCALES=scales is not None, BY_ROW=are_by_row(scales), IS_FP8=pairs.dtype == torch.float8_e4m3fn, **FUSED,
+        HAS_SCALES=scales is not None and not by_row, BY_ROW=by_row,
+        IS_FP8=pairs.dtype == torch.float8_e4m3fn, **FUSED,
     )  # fmt: skip
 
 

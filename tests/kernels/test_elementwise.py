@@ -109,7 +109,9 @@ def angles(num_rows: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize("has_norms", [True, False])
-@pytest.mark.parametrize(("dim", "stored"), [(16, "same"), (80, "same"), (16, "fp8"), (16, "by row")])
+@pytest.mark.parametrize(
+    ("dim", "stored"), [(16, "same"), (80, "same"), (16, "fp8"), (16, "by row")]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_turning_and_storing_is_norms_rotation_and_store(
     dtype: torch.dtype, dim: int, stored: str, has_norms: bool

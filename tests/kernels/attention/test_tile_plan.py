@@ -74,7 +74,7 @@ def test_whoever_merges_finds_every_partial_result_of_its_tile_once(
     requests, rule, plan = planned
     tiles: dict[tuple[int, int], list[tuple[int, int]]] = {}
     lines: list[int] = []
-    for request, first, num_rows, begin, *_, partial, first_partial, count in plan.items.tolist():
+    for request, _, num_rows, begin, *_, partial, first_partial, count in plan.items.tolist():
         if count == 1:
             continue
         tiles.setdefault((first_partial, count), []).append((begin, partial))

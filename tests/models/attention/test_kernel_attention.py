@@ -144,9 +144,9 @@ def test_fp8_caches_without_calibration_hold_keys_and_values_of_any_size(
     tensors = load_file(tmp_path / "model.safetensors")
     for name, tensor in tensors.items():
         if "v_proj" in name:
-            tensor *= factor
+            tensor.mul_(factor)
         if "o_proj" in name:
-            tensor /= factor
+            tensor.div_(factor)
     save_file(tensors, tmp_path / "model.safetensors")
     theirs = load_stage(tmp_path, WHOLE, 16, 4, attention="sdpa")
     ours = load_stage(tmp_path, WHOLE, 16, 4, options=StageOptions(kv_cache_dtype="fp8"))

@@ -113,7 +113,7 @@ def attention(
     constants = {
         "BLOCK_SIZE": 16, "SHARE": 4, "HEAD_DIM": head_dim, "DIMS": dims,
         "LINES": lines, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
-        "HAS_SCALES": stored == "fp8e4nv", "BY_ROW": by_row, "HAS_SUMS": not plain,
+        "HAS_SCALES": stored == "fp8e4nv" and not by_row, "BY_ROW": by_row, "HAS_SUMS": not plain,
         "KEEP": triton_type(dtype),
         **{name: value for name, value in options.items() if name not in OPTIONS},
     }  # fmt: skip
@@ -133,15 +133,13 @@ def storing(stored: str) -> Resources:
         "scales": "*fp32",
     }  # fmt: skip
     constants = {
-        "NUM_HEADS": 8, "HEADS": 8, "HEAD_DIM": 80, "DIMS": 128, "HAS_SCALES": stored != "bf16",
+        "NUM_HEADS": 8, "HEADS": 8, "HEAD_DIM": 80, "DIMS": 128, "HAS_SCALES": False,
         "BY_ROW": stored != "bf16", "IS_FP8": stored != "bf16",
     }  # fmt: skip
     return compiled(kv_kernels.store_rows, types, constants)
 
 
-def multiplying(
-    num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool
-) -> Resources:
+def multiplying(num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool) -> Resources:
     """Raises where no weights are under way while others are multiplied, or registers spill."""
     sizes = int8_product.tile_sizes(num_rows, 4096, dtype, is_gated=is_gated)
     types = dict.fromkeys(("x", "bias", "out"), f"*{NAMES[dtype]}")
