@@ -3,15 +3,16 @@
     python -m draftline.benchmarks.heads.tables
 
 Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
-`heads-PROMPTS-TEMPERATURE-PROFILE.json`, and those of chains of so many nodes under load,
-`heads-load-REQUESTS-PROFILE.json`, as many as are there, and replaces the tables between two
-marks in docs/results.md.
+`heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of chains of so many nodes under load,
+`heads-load-REQUESTS-PROFILE.json`, and those of heads that were trained alike
+(`equal_training.py`), as many as are there, and replaces the tables between two marks in
+docs/results.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table, replaced
 from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
+from . import equal_training
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -60,9 +62,10 @@ def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
 
 
 def tables(folder: Path) -> str:
-    """tau; acceptance by depth and time of the first file; speeds of each profile."""
+    """Heads that were trained alike; tau; acceptance by depth and time of the first file; speeds of
+    each profile."""
     real = read_columns(folder)
-    parts = [table("tau", real, tau_cell)]
+    parts = [*_equal_tables(folder), table("tau", real, tau_cell)]
     head, content = next(iter(real.items()))
     parts.append(depth_table(head, content))
     for profile in bundled_profiles():
@@ -75,6 +78,17 @@ def tables(folder: Path) -> str:
             title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
             parts.append(table(title, loads, _kappa))
     return "\n\n".join(parts)
+
+
+def _equal_tables(folder: Path) -> Iterator[str]:
+    """tau, differences with their intervals, and acceptance while they were trained."""
+    columns = read_columns(folder, suite=equal_training.SUITE)
+    if columns:
+        yield table("equal training: tau", columns, tau_cell)
+        yield equal_training.difference_table(columns)
+    records = folder / equal_training.TRAINING
+    if records.exists():
+        yield equal_training.depth_table(json.loads(records.read_text("utf-8")))
 
 
 def table(title: str, columns: Columns, cell: Any) -> str:
