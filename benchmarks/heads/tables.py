@@ -130,13 +130,17 @@ def _kappa(content: Mapping[str, Any], name: str) -> str:
     return f"{kappa:.2f}, {speedup:.2f}x, {kappa / speedup:.2f}"
 
 
+def depth_shares(content: Mapping[str, Any], name: str, most: int) -> list[float]:
+    """Share of a row's steps that accepted a node at each depth, from 1 to `most`."""
+    lengths = content["settings"][name]["all_rounds"]["counts"]["lengths"]
+    return [sum(lengths[depth:]) / sum(lengths) for depth in range(1, most + 1)]
+
+
 def depth_table(head: str, content: Mapping[str, Any]) -> str:
     """Share of steps that accepted a node at each depth, and milliseconds of a draft here."""
     lines = []
     for name in names_of({head: content}):
-        lengths = content["settings"][name]["all_rounds"]["counts"]["lengths"]
-        steps = sum(lengths)
-        shares = [sum(lengths[depth:]) / steps for depth in range(1, SHOWN_DEPTHS + 1)]
+        shares = depth_shares(content, name, SHOWN_DEPTHS)
         times = content["draft_ms"].get(name, {})
         drafters = content["settings"][name]["all_rounds"]["counts"]["drafted"]
         spent = sum(times.get(drafter, 0.0) for drafter in drafters)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftline.benchmarks.heads import plots
 from draftline.benchmarks.heads.equal_training import KEPT, TRAINING, collected
 from draftline.benchmarks.heads.tables import PAGE, RESULTS, main, tables
 from draftline.core.errors import ConfigError
@@ -95,6 +96,19 @@ def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -
         "| eagle2 | 0.50 | - |",
         "| griffin | 0.50 | 0.25 |",
     ]
+
+
+def test_both_plots_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0, tree=3.0))
+    plots.main(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.png")] == ["heads.png"]
+    for name in ("bundled-t0", "humaneval-t0"):
+        (tmp_path / f"heads-equal-{name}.json").write_text(content(a=1.5, b=2.5))
+    records = {name: {"acceptance_by_depth": [0.5, 0.25]} for name in ("a", "b")}
+    (tmp_path / TRAINING).write_text(json.dumps(records))
+    plots.main(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"heads.png", "heads-equal.png"}
 
 
 def test_heads_that_were_not_are_refused(tmp_path: Path) -> None:
