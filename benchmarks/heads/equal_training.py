@@ -4,14 +4,14 @@
 
 Keeps what the training records in FOLDER say, one folder a head, as
 `benchmarks/results/heads-equal-training.json`; all must be of as many steps and texts. Their rows
-are those of `heads-equal-PROMPTS-TEMPERATURE.json`, of `draftline bench --suite heads
---suite-rows`; `tables.py` writes them.
+are those of `heads-equal-griffin-PROMPTS-TEMPERATURE.json` and of `heads-equal-specformer-...`, of
+`draftline bench --suite heads --suite-rows`; `tables.py` writes them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,8 @@ from ...training.heads.export import RECORD
 
 RESULTS = Path(__file__).parents[1] / "results"
 TRAINING = "heads-equal-training.json"
-SUITE = "heads-equal"
+# Rows of a family come from one run.
+SUITES = ("heads-equal-griffin", "heads-equal-specformer")
 # A head, and the one that is compared with it: what papers say to be less comes first.
 PAIRS = (
     ("eagle2", "hass"),
@@ -50,6 +51,17 @@ def collected(folder: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(
             "folder", f"{folder} has no heads of as many steps and texts, but {sorted(lengths)}"
         )
+    return found
+
+
+def together(
+    families: Iterable[Mapping[str, Mapping[str, Any]]],
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Rows of tau of all families, by column."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for columns in families:
+        for column, content in columns.items():
+            found.setdefault(column, {"taus": []})["taus"] += content["taus"]
     return found
 
 

@@ -17,8 +17,16 @@ import numpy as np
 import typer
 
 from ...measure.report.plots import require_matplotlib
-from .equal_training import SUITE, TRAINING
-from .tables import RESULTS, SHOWN_DEPTHS, Columns, depth_shares, names_of, read_columns
+from .equal_training import TRAINING
+from .tables import (
+    RESULTS,
+    SHOWN_DEPTHS,
+    Columns,
+    depth_shares,
+    names_of,
+    read_alike,
+    read_columns,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,11 +85,11 @@ def main(
     head, first = next(iter(every.items()))
     shares = {name: depth_shares(first, name, SHOWN_DEPTHS) for name in names_of({head: first})}
     draw(every, shares, f"share of steps that accept so many: {head}", folder / "heads.png")
-    alike, records = read_columns(folder, suite=SUITE), folder / TRAINING
+    alike, records = read_alike(folder), folder / TRAINING
     if alike and records.exists():
         trained = json.loads(records.read_text("utf-8"))
         shares = {name: record["acceptance_by_depth"] for name, record in trained.items()}
-        draw(alike, shares, "accepted behind accepted: held-out texts", folder / f"{SUITE}.png")
+        draw(alike, shares, "accepted behind accepted: held-out texts", folder / "heads-equal.png")
 
 
 if __name__ == "__main__":

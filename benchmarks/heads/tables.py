@@ -22,7 +22,8 @@ from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table, replaced
 from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
-from . import equal_training
+from .equal_training import SUITES, TRAINING, difference_table, together
+from .equal_training import depth_table as trained_depth_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,6 +50,11 @@ def read_columns(
             if path.exists():
                 found[f"{name}, {label}"] = json.loads(path.read_text("utf-8"))
     return found
+
+
+def read_alike(folder: Path) -> Columns:
+    """The files of heads that were trained alike."""
+    return together(read_columns(folder, suite=suite) for suite in SUITES)
 
 
 def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
@@ -82,13 +88,13 @@ def tables(folder: Path) -> str:
 
 def _equal_tables(folder: Path) -> Iterator[str]:
     """tau, differences with their intervals, and acceptance while they were trained."""
-    columns = read_columns(folder, suite=equal_training.SUITE)
+    columns = read_alike(folder)
     if columns:
         yield table("equal training: tau", columns, tau_cell)
-        yield equal_training.difference_table(columns)
-    records = folder / equal_training.TRAINING
+        yield difference_table(columns)
+    records = folder / TRAINING
     if records.exists():
-        yield equal_training.depth_table(json.loads(records.read_text("utf-8")))
+        yield trained_depth_table(json.loads(records.read_text("utf-8")))
 
 
 def table(title: str, columns: Columns, cell: Any) -> str:

@@ -68,8 +68,10 @@ def test_kappa_and_theta_under_load(tmp_path: Path) -> None:
 
 def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -> None:
     (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0))
-    taus = {"griffin chain": 3.0, "griffin-no-fusion chain": 2.5, "specformer tree": 2.0}
-    (tmp_path / "heads-equal-bundled-t0.json").write_text(content_of(taus))
+    taus = {"griffin chain": 3.0, "griffin-no-fusion chain": 2.5}
+    (tmp_path / "heads-equal-griffin-bundled-t0.json").write_text(content_of(taus))
+    others = content_of({"specformer tree": 2.0})
+    (tmp_path / "heads-equal-specformer-bundled-t0.json").write_text(others)
     shares = {"griffin": [0.5, 0.25], "eagle2": [0.5]}
     for name, own in shares.items():
         folder = tmp_path / "heads" / name
@@ -85,6 +87,7 @@ def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -
         "| --- | --- |",
         "| griffin chain | 3.00 (2.00-4.00) |",
     ]
+    assert lines[4] == "| specformer tree | 2.00 (1.00-3.00) |"
     assert lines[6:9] == [
         "| equal training: difference of tau | bundled, greedy |",
         "| --- | --- |",
@@ -104,7 +107,7 @@ def test_both_plots_are_drawn(tmp_path: Path) -> None:
     plots.main(tmp_path)
     assert [path.name for path in tmp_path.glob("*.png")] == ["heads.png"]
     for name in ("bundled-t0", "humaneval-t0"):
-        (tmp_path / f"heads-equal-{name}.json").write_text(content(a=1.5, b=2.5))
+        (tmp_path / f"heads-equal-griffin-{name}.json").write_text(content(a=1.5, b=2.5))
     records = {name: {"acceptance_by_depth": [0.5, 0.25]} for name in ("a", "b")}
     (tmp_path / TRAINING).write_text(json.dumps(records))
     plots.main(tmp_path)
