@@ -3,15 +3,16 @@
     python -m draftline.benchmarks.heads.tables
 
 Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
-`heads-PROMPTS-TEMPERATURE-PROFILE.json`, and those of chains of so many nodes under load,
-`heads-load-REQUESTS-PROFILE.json`, as many as are there, and replaces the tables between two
-marks in docs/results.md.
+`heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of chains of so many nodes under load,
+`heads-load-REQUESTS-PROFILE.json`, and those of heads that were trained alike
+(`equal_training.py`), as many as are there, and replaces the tables between two marks in
+docs/results.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table, replaced
 from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
+from .equal_training import SUITES, TRAINING, difference_table, together
+from .equal_training import depth_table as trained_depth_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,6 +52,11 @@ def read_columns(
     return found
 
 
+def read_alike(folder: Path) -> Columns:
+    """The files of heads that were trained alike."""
+    return together(read_columns(folder, suite=suite) for suite in SUITES)
+
+
 def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
     """The files of so many requests at once."""
     paths = {count: folder / f"heads-load-{count}-{profile}.json" for count in LOADS}
@@ -60,9 +68,10 @@ def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
 
 
 def tables(folder: Path) -> str:
-    """tau; acceptance by depth and time of the first file; speeds of each profile."""
+    """Heads that were trained alike; tau; acceptance by depth and time of the first file; speeds of
+    each profile."""
     real = read_columns(folder)
-    parts = [table("tau", real, tau_cell)]
+    parts = [*_equal_tables(folder), table("tau", real, tau_cell)]
     head, content = next(iter(real.items()))
     parts.append(depth_table(head, content))
     for profile in bundled_profiles():
@@ -75,6 +84,17 @@ def tables(folder: Path) -> str:
             title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
             parts.append(table(title, loads, _kappa))
     return "\n\n".join(parts)
+
+
+def _equal_tables(folder: Path) -> Iterator[str]:
+    """tau, differences with their intervals, and acceptance while they were trained."""
+    columns = read_alike(folder)
+    if columns:
+        yield table("equal training: tau", columns, tau_cell)
+        yield difference_table(columns)
+    records = folder / TRAINING
+    if records.exists():
+        yield trained_depth_table(json.loads(records.read_text("utf-8")))
 
 
 def table(title: str, columns: Columns, cell: Any) -> str:
@@ -116,13 +136,17 @@ def _kappa(content: Mapping[str, Any], name: str) -> str:
     return f"{kappa:.2f}, {speedup:.2f}x, {kappa / speedup:.2f}"
 
 
+def depth_shares(content: Mapping[str, Any], name: str, most: int) -> list[float]:
+    """Share of a row's steps that accepted a node at each depth, from 1 to `most`."""
+    lengths = content["settings"][name]["all_rounds"]["counts"]["lengths"]
+    return [sum(lengths[depth:]) / sum(lengths) for depth in range(1, most + 1)]
+
+
 def depth_table(head: str, content: Mapping[str, Any]) -> str:
     """Share of steps that accepted a node at each depth, and milliseconds of a draft here."""
     lines = []
     for name in names_of({head: content}):
-        lengths = content["settings"][name]["all_rounds"]["counts"]["lengths"]
-        steps = sum(lengths)
-        shares = [sum(lengths[depth:]) / steps for depth in range(1, SHOWN_DEPTHS + 1)]
+        shares = depth_shares(content, name, SHOWN_DEPTHS)
         times = content["draft_ms"].get(name, {})
         drafters = content["settings"][name]["all_rounds"]["counts"]["drafted"]
         spent = sum(times.get(drafter, 0.0) for drafter in drafters)

@@ -42,12 +42,14 @@ class TauRow:
 
     difference   to the setting above; None of the first
     by_category  where prompts have several, in their order
+    by_prompt    of each prompt: committed tokens and steps of all rounds
     """
 
     name: str
     tau: Interval
     difference: Interval | None
     by_category: dict[str, Interval]
+    by_prompt: tuple[tuple[int, int], ...] = ()
 
 
 def tau_rows(runs: Runs, categories: Sequence[str]) -> tuple[TauRow, ...]:
@@ -74,9 +76,16 @@ def tau_rows(runs: Runs, categories: Sequence[str]) -> tuple[TauRow, ...]:
             if row
             else None,
             {kind: interval(taus[row], draws[:, row]) for kind, (taus, draws) in parts.items()},
+            tuple((int(tokens), int(steps)) for tokens, steps in totals[row].tolist()),
         )
         for row, name in enumerate(names)
     )
+
+
+def tau_difference(mine: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> Interval:
+    """By how much tau of one setting is above another's on the same prompts (`by_prompt`)."""
+    whole, drawn = drawn_taus(np.array([mine, theirs], dtype=np.float64))
+    return interval(whole[0] - whole[1], drawn[:, 0] - drawn[:, 1])
 
 
 def counts_of(rounds: Sequence[Run]) -> Float64 | None:

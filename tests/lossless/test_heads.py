@@ -31,6 +31,8 @@ OTHERS = (
     DrafterConfig(kind="model", model="demo-drafter"),
 )
 PLAIN = RequestOptions(speculative=False)
+# Requests lose their KV, and their prompts are computed again in pieces.
+LITTLE_KV = {"kv_cache_tokens": 512, "max_num_batched_tokens": 48, "max_num_seqs": 3}
 
 
 def answers(engine: Engine, temperature: float, **options: Any) -> list[RequestOutput]:
@@ -173,7 +175,7 @@ def test_a_head_that_is_late_changes_no_token() -> None:
 
 def test_with_little_kv_and_short_chunks(caplog: pytest.LogCaptureFixture) -> None:
     """Requests are preempted, and their prompts are computed again, in pieces."""
-    outputs = check_equal((HEAD,), kv_cache_tokens=512, max_num_batched_tokens=48, max_num_seqs=3)
+    outputs = check_equal((HEAD,), **LITTLE_KV)
     assert accepted_of(outputs, "head")
     assert "event=head_failed" not in caplog.text
 
@@ -232,19 +234,24 @@ def test_wrong_settings_name_the_field(fields: dict[str, Any], field: str) -> No
     assert caught.value.field.endswith(field)
 
 
+def of_ray(stages: int, settings: dict[str, int], *, is_full: bool) -> Any:
+    return pytest.param(stages, settings, marks=pytest.mark.full if is_full else ())
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_head_in_an_actor_gets_states_of_stages_of_other_processes() -> None:
-    outputs = check_equal((REMOTE,), backend="ray", pipeline_parallel_size=2, **PATIENT)
+@pytest.mark.parametrize(
+    ("stages", "settings"),
+    [of_ray(2, {}, is_full=False), of_ray(1, {}, is_full=True), of_ray(3, LITTLE_KV, is_full=True)],
+)
+@pytest.mark.parametrize("head", [HEAD, REMOTE], ids=["last_stage", "actor"])
+def test_heads_change_no_token_where_stages_are_other_processes(
+    head: DrafterConfig, stages: int, settings: dict[str, int]
+) -> None:
+    """States come from stages of Ray actors, to the last of them or to an actor of its own."""
+    outputs = check_equal(
+        (head,), backend="ray", pipeline_parallel_size=stages, **settings, **PATIENT
+    )
     lengths = [length for one in outputs for length in one.metrics.accepted_lengths]
     assert np.mean(lengths) > 0.5
-
-
-@pytest.mark.cluster
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("ray_cluster")
-def test_states_come_from_stages_of_other_processes() -> None:
-    outputs = check_equal((HEAD,), backend="ray", pipeline_parallel_size=2)
-    lengths = [length for one in outputs for length in one.metrics.accepted_lengths]
-    assert np.mean(lengths) > 0.6

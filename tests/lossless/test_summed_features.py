@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
@@ -26,20 +28,55 @@ def answers(config: EngineConfig) -> list[RequestOutput]:
     return found
 
 
-@pytest.mark.parametrize(("name", "stages"), [("demo-dflash", 2), ("demo-specformer", 3)])
-def test_sums_change_no_token_and_drafts_are_as_by_states(name: str, stages: int) -> None:
-    outputs, widths = [], []
-    for features in ("states", "sums"):
-        config = EngineConfig(
-            model="demo", drafters=(DrafterConfig(kind="head", model=name),), node_budget="full",
-            pipeline_parallel_size=stages, head_features=features, enable_prefix_caching=False,
-        )  # fmt: skip
-        widths.append([spec.output_size for spec in plan_model(config).specs[:-1]])
-        outputs.append(answers(config))
-    assert sum(widths[1]) < sum(widths[0])
+def config_of(name: str, features: str, **settings: Any) -> EngineConfig:
+    drafter = DrafterConfig(kind="head", model=name)
+    return EngineConfig(
+        model="demo", drafters=(drafter,), node_budget="full", head_features=features,
+        enable_prefix_caching=False, **settings,
+    )  # fmt: skip
+
+
+def width(config: EngineConfig) -> int:
+    """Columns of a row that its stages hand on."""
+    return sum(spec.output_size for spec in plan_model(config).specs[:-1])
+
+
+def check_alike(by_states: EngineConfig, by_sums: EngineConfig) -> None:
+    """No answer differs from plain decoding's, and hardly a draft from one to the other."""
+    assert width(by_sums) < width(by_states)
+    outputs = [answers(by_states), answers(by_sums)]
+    assert [one.token_ids for one in outputs[0]] == [one.token_ids for one in outputs[1]]
     lengths = [[one.metrics.accepted_lengths for one in each] for each in outputs]
     # Sums add in another order, so that near-ties may swap.
     assert np.mean([mine == theirs for mine, theirs in zip(*lengths, strict=True)]) > 0.5
     means = [np.mean(np.concatenate(each)) for each in lengths]
     assert means[1] == pytest.approx(means[0], rel=0.05)
     assert means[0] > 0.4
+
+
+@pytest.mark.parametrize(("name", "stages"), [("demo-dflash", 2), ("demo-specformer", 3)])
+def test_sums_change_no_token_and_drafts_are_as_by_states(name: str, stages: int) -> None:
+    states, sums = (
+        config_of(name, features, pipeline_parallel_size=stages) for features in ("states", "sums")
+    )
+    check_alike(states, sums)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    ("name", "stages", "transport"),
+    [("demo-dflash", 2, "compiled_graph"), ("demo-specformer", 3, "distributed")],
+)
+def test_sums_between_processes_are_those_between_threads(
+    name: str, stages: int, transport: str
+) -> None:
+    """Stages of Ray actors send sums as wide as their links expect, and heads read them as
+    such: what drafts states of this process is drafted."""
+    near = config_of(name, "states", pipeline_parallel_size=stages)
+    far = config_of(
+        name, "sums", pipeline_parallel_size=stages, backend="ray", stage_transport=transport,
+        standby_stages=0,
+    )  # fmt: skip
+    check_alike(near, far)

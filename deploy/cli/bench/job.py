@@ -107,8 +107,8 @@ class BenchJob:
     suite_rows: Annotated[
         str | None,
         Field(
-            description="of a suite: the rows to run, by their names parted by semicolons "
-            "(default: all); fewer engines are in memory then"
+            description="of a suite: the rows to run, by their names parted by semicolons, * for "
+            "any part of one (default: all); fewer engines are in memory then"
         ),
     ] = None
     heads: Annotated[

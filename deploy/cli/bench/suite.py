@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import filter as filter_names
 from typing import Any
 
 from ....cluster.config import DrafterConfig
@@ -81,9 +82,10 @@ def _chosen(settings: Sequence[Setting], names: str) -> tuple[Setting, ...]:
     wanted = [name.strip() for name in names.split(";")]
     known = [setting.name for setting in settings]
     for name in wanted:
-        if name not in known:
+        if not filter_names(known, name):
             raise ConfigError("suite-rows", f"no row {name!r}; there are: {'; '.join(known)}")
-    return tuple(one for one in settings if one.name in {TARGET_ONLY, *wanted})
+    chosen = {TARGET_ONLY, *(name for each in wanted for name in filter_names(known, each))}
+    return tuple(one for one in settings if one.name in chosen)
 
 
 def heads_suite(heads: str, store: str | None, *, is_bundled: bool) -> Suite:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +12,13 @@ from draftline.core.errors import ProtocolError
 from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.steps import TreeCandidates
 from draftline.core.tree.merge import merge
-from draftline.core.tree.tree import TokenTree
 from draftline.core.verify.candidates import Rng, candidates_of, children_of
-from draftline.core.verify.rules import RULES, SeededRng, rule_for
+from draftline.core.verify.rules import SeededRng, rule_for
+from support.inputs.enumerated_steps import Propose, committed
 from support.inputs.enumeration import Distributions, Text, deviation, random_distributions
 
 VOCAB = 3
 EXACT = 1e-12
-MAX_DEPTH = 2
-Propose = Callable[[Rng], Proposal]
 
 
 def dyadic_distributions(rng: np.random.Generator, length: int) -> Distributions:
@@ -99,37 +96,6 @@ def without(distribution: np.ndarray, token: int) -> np.ndarray:
 
 def fixed(*tokens: int) -> Propose:
     return lambda _rng: chain_proposal("fixed", np.array(tokens, dtype=np.int32))
-
-
-def texts_of(tree: TokenTree) -> list[Text]:
-    texts: list[Text] = [()]
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        texts.append((*texts[parent + 1], token))
-    return texts
-
-
-def committed(
-    target: Distributions,
-    drafters: list[Propose],
-    max_nodes: int,
-    rule: str,
-    *,
-    room: int | None = None,
-    max_depth: int = MAX_DEPTH,
-) -> Callable[[Rng], Text]:
-    """What a step commits; `room` tells the candidates of another limit than the tree's."""
-
-    def run(rng: Rng) -> Text:
-        proposals = [propose(rng) for propose in drafters]
-        tree = merge(proposals, max_nodes, max_depth)
-        chosen = rule_for(rule, proposals)
-        candidates = candidates_of(chosen, tree, proposals, max_nodes if room is None else room)
-        texts = texts_of(tree)
-        table = np.array([target[text] for text in texts])
-        path, token = RULES[chosen](table, children_of(candidates, VOCAB), rng)
-        return (*(texts[path[-1] + 1] if path else ()), token)
-
-    return run
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])

@@ -263,6 +263,8 @@ def test_rows_of_a_suite_are_chosen_by_name() -> None:
     result = runner.invoke(cli.app, [*arguments, "cascade, vertical; same chain"])
     assert result.exit_code == 0, result.output
     assert "rounds of: target, same chain, cascade, vertical\n" in result.output
+    result = runner.invoke(cli.app, [*arguments, "*, vertical;same ch*n"])
+    assert "rounds of: target, same chain, cascade, vertical\n" in result.output
     result = runner.invoke(cli.app, [*arguments, "cascade"])
     assert "suite-rows: no row 'cascade'; there are: target; same chain" in str(result.exception)
 
