@@ -353,6 +353,11 @@ class InprocLink:
         """Passes of the drafter's models so far; None of one that does not count any."""
         return self._drafter.num_passes if isinstance(self._drafter, PassCounter) else None
 
+    def follow(self, clock: Callable[[], float]) -> None:
+        """Let a drafter that counts passes read from this clock, seconds, how long they take."""
+        if isinstance(self._drafter, PassCounter):
+            self._drafter.clock = clock
+
     @property
     def learning_counts(self) -> Mapping[str, int]:
         """Learning counts of the drafter; see `LearningDrafter`."""

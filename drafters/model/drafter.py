@@ -35,11 +35,12 @@ from .chain_job import (
     next_batch,
     take_hints,
 )
-from .chain_length import ChainLength
 from .expansion import Expansion
 from .options import AUTO_WEIGHTS, MAX_TOKENS, ModelOptions
 from .prefix_cache import PrefixCache
-from .stopping import SVIP, DraftCosts
+from .stopping.chain_length import ChainLength
+from .stopping.draft_costs import DraftCosts, DraftRounds
+from .stopping.rules import SVIP
 from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
@@ -119,12 +120,14 @@ class ModelDrafter:
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         """`stage` holds the whole model `info`, with the options' KV blocks; `clock` is that of
-        the deadlines. Without a `vocabulary` the model's is the target's."""
+        the deadlines, and of how long drafts take. Without a `vocabulary` the model's is the
+        target's.
+        """
         self._stage = stage
         self._info = info
         self._name = name
         self._options = options or ModelOptions()
-        self._clock = clock
+        self.clock = clock
         # Who guesses what will be drawn; it is told of requests by whoever sets it.
         self.helper: HintSource | None = None
         self.num_passes = 0  # see `PassCounter`
@@ -141,11 +144,7 @@ class ModelDrafter:
             self._options, self._vocabulary, self._cache, run=self._pass,
             max_context_len=info.max_context_len, expansions=self._expansions,
         )  # fmt: skip
-        # When the last drafts were done, and of which requests: what is between the drafts of one
-        # request is a verification, anything else may be idleness.
-        self._proposed_at = 0.0
-        self._drafted: frozenset[str] = frozenset()
-        self._was_asked_ahead = False
+        self._rounds = DraftRounds()
         # Of each request in the last proposals, on average.
         self._num_nodes = 0.0
 
@@ -193,11 +192,9 @@ class ModelDrafter:
         """
         states = [self._requests.of_query(query) for query in queries]
         is_behind = any(query.assumed is not None for query in queries)
-        start = self._clock()
-        if not is_behind and not self._drafted.isdisjoint(query.request_id for query in queries):
-            self._costs.note_verify(start - self._proposed_at)
-            if self._sequoia is not None:
-                self._sequoia.note_verify(self._num_nodes, start - self._proposed_at)
+        start = self.clock()
+        if not is_behind:
+            self._note_verify(states, queries, start)
         jobs = [
             self._begin(state, query, len(queries))
             for state, query in zip(states, queries, strict=True)
@@ -207,17 +204,14 @@ class ModelDrafter:
             take_hints(self.helper, queries, jobs)
             self._run(next_batch(active, self._options.prefill_chunk))
             active = [job for job in active if not job.is_done]
-            before, start = start, self._clock()
+            before, start = start, self.clock()
             self._costs.note_draw(start - before)
         growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
         while growing and (deadline is None or start < deadline):
             growing = self._grow(growing)
-            before, start = start, self._clock()
+            before, start = start, self.clock()
             self._costs.note_draw(start - before)
-        self._proposed_at = start
-        self._was_asked_ahead = False
-        # Those before it know how long a verification takes.
-        self._drafted = frozenset(() if is_behind else (query.request_id for query in queries))
+        self._rounds.finished([] if is_behind else [query.request_id for query in queries], start)
         for state, query, job in zip(states, queries, jobs, strict=True):
             state.keep_cache(job, query.assumed or ())
             self._cache.register(state)
@@ -235,10 +229,7 @@ class ModelDrafter:
         self, queries: Sequence[AheadQuery], is_over: Callable[[], bool]
     ) -> list[Proposal]:
         """Drafts behind the likeliest outcomes of each query's tree; see `AssumingDrafter`."""
-        if self._was_asked_ahead:
-            # The drafts between were those ahead: how long their verification took is not known.
-            self._drafted = frozenset()
-        self._was_asked_ahead = True
+        self._rounds.asked_ahead(queries)
         asked = [(query, self._requests.of_query(query)) for query in queries]
         return self._ahead.propose(self._name, asked, is_over)
 
@@ -256,6 +247,18 @@ class ModelDrafter:
         state = self._requests.drop(request_id)
         if state is not None:
             self._cache.release(state)
+
+    def _note_verify(
+        self, states: Sequence[CachedText], queries: Sequence[Query], now: float
+    ) -> None:
+        pairs = zip(states, queries, strict=True)
+        stepped = [query.request_id for state, query in pairs if state.took_one_step]
+        seconds = self._rounds.verify_s(stepped, now)
+        if seconds is None:
+            return
+        self._costs.note_verify(seconds)
+        if self._sequoia is not None:
+            self._sequoia.note_verify(self._num_nodes, seconds)
 
     def _begin(self, state: CachedText, query: Query, num_requests: int) -> ChainJob:
         assumed = query.assumed or ()
@@ -379,6 +382,9 @@ class ModelDrafter:
         if job.tree is not None:
             nodes = DraftNodes(*job.tree.proposed(self._vocabulary.num_draws(max_nodes)))
             declared = stacked(job.tree.declared[: len(nodes.tokens)])
+            if not isinstance(self._vocabulary, StringVocabulary):
+                own = map(self._vocabulary.fed, nodes.tokens.tolist())
+                state.length.becomes([*own], nodes.parents.tolist())
         else:
             nodes = chain_nodes(job, self._options.branch, max_nodes)
             declared = stacked(job.distributions)

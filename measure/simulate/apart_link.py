@@ -73,6 +73,7 @@ class ApartLink(SlowedLink):
             left = iter(range(begun))
             # It heard of the rest with the first time.
             again = replace(self._message, closes=(), opens=(), commits=(), last_commits=())
+            self._clock.begin()
             self._link.send(again, lambda: next(left, None) is None)
 
     def disconnect(self) -> None:
@@ -90,6 +91,7 @@ class ApartLink(SlowedLink):
         """Pass the answer on when the profile's drafter has it."""
         assert self._events is not None
         assert self._message is not None
+        self._clock.end()
         waited = max(self._left_to_wait(proposals), 0.0)
         took = time.perf_counter() - self._sent_at
         self._num_passes = (self._link.num_passes or 0) - self._passes_before

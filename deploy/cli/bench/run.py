@@ -151,6 +151,7 @@ def _load_fields(job: BenchJob) -> dict[str, Any]:
         "ignore_eos": job.ignore_eos,
         "rounds": job.rounds,
         "cost_profile": job.cost_profile,
+        "small_model": job.small_model,
         "concurrency": job.load.concurrency,
         "request_rate": job.load.request_rate,
     }

@@ -9,7 +9,7 @@ from ....core.steps import StepInput, StepOutput
 from ..cached_text import CachedText
 from ..options import Expansions, ModelOptions
 from ..prefix_cache import PrefixCache
-from ..stopping import SVIP
+from ..stopping.rules import SVIP
 from ..tree_job import TreeJob
 from ..vocabulary.strategy import DraftVocabulary
 from .ahead_job import AheadJob, build_ahead_step
