@@ -143,7 +143,7 @@ class Drafting:
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
         queries = [
-            Query(state.request_id, len(state.token_ids), size)
+            Query(state.request_id, len(state.token_ids), size, step_s=plan.step_s)
             for state, size in sizes
             if state.request_id in asked
         ]

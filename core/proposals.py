@@ -251,12 +251,15 @@ class Query(NamedTuple):
 
     assumed  tokens that another drafter wrote behind those: the proposal is of the text that these
              end. None: nobody did
+    step_s   seconds of a step without drafts for these requests, as the engine has measured it; 0:
+             it has not
     """
 
     request_id: str
     committed_len: int
     max_nodes: int
     assumed: tuple[int, ...] | None = None
+    step_s: float = 0.0
 
 
 class AheadQuery(NamedTuple):

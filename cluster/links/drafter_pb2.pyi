@@ -138,14 +138,16 @@ class Features(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., values: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("request_id", "committed_len", "max_nodes")
+    __slots__ = ("request_id", "committed_len", "max_nodes", "step_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     committed_len: int
     max_nodes: int
-    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+    step_s: float
+    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class AheadQuery(_message.Message):
     __slots__ = ("request_id", "committed_len", "max_nodes", "tokens", "parents")

@@ -122,6 +122,7 @@ def encode_step(
             request_id=query.request_id,
             committed_len=query.committed_len,
             max_nodes=query.max_nodes,
+            step_s=query.step_s,
         )
     for ahead in message.ahead:
         step.ahead.add(
@@ -191,7 +192,9 @@ def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
 
 
 def _decode_query(query: pb.Query) -> Query:
-    return Query(query.request_id, query.committed_len, query.max_nodes)
+    if not 0.0 <= query.step_s < math.inf:
+        raise ProtocolError(f"wire: a step takes no {query.step_s} seconds")
+    return Query(query.request_id, query.committed_len, query.max_nodes, step_s=query.step_s)
 
 
 def _decode_ahead(query: pb.AheadQuery) -> AheadQuery:

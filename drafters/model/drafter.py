@@ -254,11 +254,12 @@ class ModelDrafter:
         pairs = zip(states, queries, strict=True)
         stepped = [query.request_id for state, query in pairs if state.took_one_step]
         seconds = self._rounds.verify_s(stepped, now)
-        if seconds is None:
-            return
-        self._costs.note_verify(seconds)
-        if self._sequoia is not None:
-            self._sequoia.note_verify(self._num_nodes, seconds)
+        if seconds is not None:
+            self._costs.note_verify(seconds)
+            if self._sequoia is not None:
+                self._sequoia.note_verify(self._num_nodes, seconds)
+        if step_s := max((query.step_s for query in queries), default=0.0):
+            self._costs.told_verify(step_s)
 
     def _begin(self, state: CachedText, query: Query, num_requests: int) -> ChainJob:
         assumed = query.assumed or ()

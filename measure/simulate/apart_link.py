@@ -69,7 +69,7 @@ class ApartLink(SlowedLink):
             self._answer.cancel()
             self.spans.pop()
             self.num_drafts -= 1
-            self._passes_before = self._link.num_passes or 0
+            self._passes_before = self._passes_so_far
             left = iter(range(begun))
             # It heard of the rest with the first time.
             again = replace(self._message, closes=(), opens=(), commits=(), last_commits=())
@@ -94,7 +94,7 @@ class ApartLink(SlowedLink):
         self._clock.end()
         waited = max(self._left_to_wait(proposals), 0.0)
         took = time.perf_counter() - self._sent_at
-        self._num_passes = (self._link.num_passes or 0) - self._passes_before
+        self._num_passes = self._passes_so_far - self._passes_before
         self._total_s = took + waited
         if proposals:
             now = time.time()

@@ -34,9 +34,9 @@ class SlowedLink:
         self._link = link
         self.kind = kind
         self._profile = profile
-        self._clock = DraftClock(self._pass_s, lambda: self._link.num_passes or 0)
-        if link.num_passes is not None and kind in profile.drafters:
-            link.follow(self._clock)
+        self._clock = DraftClock(self._pass_s, lambda: self._passes_so_far)
+        if link.passes is not None and kind in profile.drafters:
+            link.passes.clock = self._clock
         self._events: LinkEvents | None = None
         self._sent_at = 0.0
         self._passes_before = 0
@@ -90,7 +90,7 @@ class SlowedLink:
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
         self._sent_at = time.perf_counter()
-        self._passes_before = self._link.num_passes or 0
+        self._passes_before = self._passes_so_far
         self._clock.begin()
         self._link.send(message)
 
@@ -141,6 +141,11 @@ class SlowedLink:
         self._events.told(num_others, is_draining=is_draining)
 
     @property
+    def _passes_so_far(self) -> int:
+        """Of the drafter's models so far; 0 of one that does not count any."""
+        return 0 if self._link.passes is None else self._link.passes.num_passes
+
+    @property
     def _pass_s(self) -> float:
         """Seconds here of a pass of the profile's drafter; 0 where it has none of its kind."""
         if self.kind not in self._profile.drafters:
@@ -150,8 +155,8 @@ class SlowedLink:
     def _left_to_wait(self, proposals: Sequence[Proposal]) -> float:
         """Seconds that the profile's drafter would still work, now that the real one is done."""
         took = time.perf_counter() - self._sent_at
-        after = self._link.num_passes
-        num_passes = None if after is None else after - self._passes_before
+        counts = self._link.passes is not None
+        num_passes = self._passes_so_far - self._passes_before if counts else None
         left = draft_seconds(self._profile, self.kind, proposals, took, num_passes) - took
         self.num_drafts += bool(proposals)
         self.num_late += bool(proposals) and left < 0

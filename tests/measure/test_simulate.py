@@ -268,16 +268,6 @@ def test_an_engine_gets_the_profile_s_stages_and_slower_deadlines() -> None:
     assert (changed.pipeline_parallel_size, changed.draft_deadline_ms) == (1, 20)
     assert simulation.late_shares() == (0, 0)
 
-
-def test_small_models_take_the_times_of_the_entry_that_is_named() -> None:
-    profile = PROFILE.model_copy(update={"drafters": {"model-2": PROFILE.drafters["griffin"]}})
-    config = DrafterConfig(kind="model", model="demo-drafter")
-    cascade = DrafterConfig(kind="cascade", drafters=[{"kind": "model", "model": "demo-drafter"}])
-    links = [InprocLink(PassingDrafter("model", 1)) for _ in range(2)]
-    slowed = Simulation(profile, "model-2").links([config, cascade], links)
-    assert [link.kind for link in slowed if isinstance(link, SlowedLink)] == ["model-2"] * 2
-    with pytest.raises(ConfigError, match="toy has no 'model-3'; has: model-2"):
-        Simulation(profile, "model-3")
     assert kind_of(DrafterConfig(kind="head", model="demo-griffin")) == "griffin"
     assert kind_of(DrafterConfig(kind="suffix")) == "suffix"
     assert kind_of(DrafterConfig(kind="cascade")) == "model"
@@ -289,6 +279,17 @@ def test_small_models_take_the_times_of_the_entry_that_is_named() -> None:
     }
     assert isinstance(links[True], ApartLink)
     assert not isinstance(links[False], ApartLink)
+
+
+def test_small_models_take_the_times_of_the_entry_that_is_named() -> None:
+    profile = PROFILE.model_copy(update={"drafters": {"model-2": PROFILE.drafters["griffin"]}})
+    config = DrafterConfig(kind="model", model="demo-drafter")
+    cascade = DrafterConfig(kind="cascade", drafters=[{"kind": "model", "model": "demo-drafter"}])
+    links = [InprocLink(PassingDrafter("model", 1)) for _ in range(2)]
+    slowed = Simulation(profile, "model-2").links([config, cascade], links)
+    assert [link.kind for link in slowed if isinstance(link, SlowedLink)] == ["model-2"] * 2
+    with pytest.raises(ConfigError, match="toy has no 'model-3'; has: model-2"):
+        Simulation(profile, "model-3")
 
 
 def test_runs_are_told_in_the_profile_s_times() -> None:

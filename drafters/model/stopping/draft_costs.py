@@ -20,14 +20,14 @@ class DraftCosts:
     accepted  share of judged tokens that was accepted
     """
 
-    __slots__ = ("_has_verified", "accepted", "draw_s", "verify_s")
+    __slots__ = ("_is_known", "accepted", "draw_s", "verify_s")
 
     def __init__(self) -> None:
         # Until both are known every length is worth trying.
         self.draw_s = 0.0
         self.verify_s = 1.0
         self.accepted = FIRST_ACCEPTED
-        self._has_verified = False
+        self._is_known = False
 
     def note_draw(self, seconds: float) -> None:
         """Learn the seconds of one more token for all requests of a batch."""
@@ -35,9 +35,14 @@ class DraftCosts:
 
     def note_verify(self, seconds: float) -> None:
         """Learn the seconds from the end of one draft to the beginning of the next."""
-        weight = WEIGHT if self._has_verified else 1.0
-        self._has_verified = True
+        weight = WEIGHT if self._is_known else 1.0
         self.verify_s += weight * (seconds - self.verify_s)
+        self._is_known = True
+
+    def told_verify(self, seconds: float) -> None:
+        """Take what the engine has measured: who is asked now and then sees no verification."""
+        self.verify_s = seconds
+        self._is_known = True
 
     def note_accepted(self, share: float) -> None:
         """Learn the share of a draft's judged tokens that was accepted."""

@@ -119,6 +119,10 @@ def test_goodput_begins_new_requests_where_others_are_and_goes_on_trying() -> No
     costs.note_draw(4.0)
     costs.note_verify(2.0)
     assert costs.verify_s == 2.0, "the first one counts whole"
+    costs.told_verify(3.0)
+    costs.note_verify(2.0)
+    assert costs.verify_s == pytest.approx(2.9)
+    costs.told_verify(2.0)
     for _ in range(100):
         old.observe(drawn(0.5), 0)
     new = Goodput(costs)
