@@ -43,7 +43,8 @@ from .stopping.draft_costs import DraftCosts, DraftRounds
 from .stopping.rules import SVIP
 from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
-from .tree_job import TreeJob, build_tree_step
+from .tree_job import TreeJob
+from .tree_step import build_tree_step
 from .vocabulary.choice import choose_vocabulary
 from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.names import SLRS, check_tree
@@ -237,6 +238,7 @@ class ModelDrafter:
         """Follow the committed tokens; keeps the KV of drawn tokens that were accepted."""
         for commit in commits:
             state = self._requests.of_commit(commit)
+            self._ahead.observe(commit)
             if self._sequoia is not None and state.proposed is not None:
                 self._sequoia.judge(*state.proposed, commit.tokens.tolist())
             state.extend(commit.tokens)
@@ -244,6 +246,7 @@ class ModelDrafter:
 
     def close(self, request_id: str) -> None:
         """Forget a request and free its KV blocks; an unknown id is ignored."""
+        self._ahead.forget(request_id)
         state = self._requests.drop(request_id)
         if state is not None:
             self._cache.release(state)
@@ -369,7 +372,8 @@ class ModelDrafter:
         active = [job for job in jobs if job.expansion.frontier]
         if not active:
             return []
-        output = self._pass(build_tree_step(active, self._options.block_size))
+        parts = [job.part(self._options.block_size) for job in active]
+        output = self._pass(build_tree_step(parts, max(job.num_top for job in active)))
         first = 0
         for job in active:
             count = len(job.expansion.frontier)
