@@ -203,10 +203,11 @@ class ModelDrafter:
         active = [job for job in jobs if not job.is_done]
         while active and (deadline is None or start < deadline):
             take_hints(self.helper, queries, jobs)
-            self._run(next_batch(active, self._options.prefill_chunk))
+            batch = next_batch(active, self._options.prefill_chunk)
+            self._run(batch)
             active = [job for job in active if not job.is_done]
             before, start = start, self.clock()
-            self._costs.note_draw(start - before)
+            self._costs.note_draw(start - before, max(batch.counts, default=0))
         growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
         while growing and (deadline is None or start < deadline):
             growing = self._grow(growing)

@@ -81,6 +81,14 @@ class Simulation:
         late_drafts = sum(link.num_late for link in self._links)
         return late_steps / max(steps, 1), late_drafts / max(drafts, 1)
 
+    def late_by_drafter(self) -> dict[str, float]:
+        """The same share of each drafter's drafts, by name; of those that drafted."""
+        counts: dict[str, tuple[int, int]] = {}
+        for link in self._links:
+            drafts, late = counts.get(link.name, (0, 0))
+            counts[link.name] = drafts + link.num_drafts, late + link.num_late
+        return {name: late / drafts for name, (drafts, late) in counts.items() if drafts}
+
 
 def kind_of(drafter: DrafterConfig) -> str:
     """As profiles name it; of a cascade its models count, what copies text is next to nothing."""

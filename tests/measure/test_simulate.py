@@ -259,6 +259,10 @@ def test_what_takes_longer_than_the_profile_is_counted() -> None:
     link.connect(Events())
     link.send(DrafterMessage(1, (), (), (), (Query("r", 1, 4),), 1e9))
     assert (link.num_drafts, link.num_late) == (1, 1)
+    simulation = Simulation(PROFILE)
+    simulation.add_links([link, SlowedLink(InprocLink(CountingDrafter("m", 1)), "m", PROFILE)])
+    assert simulation.late_shares() == (0, 1)
+    assert simulation.late_by_drafter() == {link.name: 1}
 
 
 def test_an_engine_gets_the_profile_s_stages_and_slower_deadlines() -> None:

@@ -46,7 +46,7 @@ class AheadJob:
     """
 
     def __init__(
-        self, query: AheadQuery, state: CachedText, make_branches: MakeBranches,
+        self, query: AheadQuery, state: CachedText, make_branches: MakeBranches, *,
         num_candidates: int, num_outcomes: int, agreement: Agreement,
     ) -> None:  # fmt: skip
         self.query = query

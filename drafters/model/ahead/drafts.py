@@ -107,7 +107,10 @@ class DraftsAhead:
     def _job(self, query: AheadQuery, state: CachedText) -> AheadJob:
         most = self._options.ahead_outcomes
         num_candidates = min(max(LEAST_CANDIDATES, 2 * most), self._vocabulary.size)
-        return AheadJob(query, state, self._branches, num_candidates, most, self._agreement)
+        return AheadJob(
+            query, state, self._branches,
+            num_candidates=num_candidates, num_outcomes=most, agreement=self._agreement,
+        )  # fmt: skip
 
     def _most_fed(self, query: AheadQuery) -> int:
         """Rows of all drafts together, those of the outcomes' own tokens included."""

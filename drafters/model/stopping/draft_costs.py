@@ -8,6 +8,8 @@ from ....core.proposals import AheadQuery
 
 # Weight of the newest measurement in a running mean.
 WEIGHT = 0.1
+# A pass that feeds more tokens of one request is no draw.
+MOST_READ = 16
 # Share of judged tokens that is taken for accepted before any was judged.
 FIRST_ACCEPTED = 0.5
 
@@ -16,22 +18,27 @@ class DraftCosts:
     """Running means over a drafter's requests.
 
     draw_s    seconds of a draw
+    is_told   whether the engine says what a verification takes: then it weighs drafts itself
     verify_s  of a verification
     accepted  share of judged tokens that was accepted
     """
 
-    __slots__ = ("_is_known", "accepted", "draw_s", "verify_s")
+    __slots__ = ("_is_known", "accepted", "draw_s", "is_told", "verify_s")
 
     def __init__(self) -> None:
         # Until both are known every length is worth trying.
         self.draw_s = 0.0
         self.verify_s = 1.0
         self.accepted = FIRST_ACCEPTED
-        self._is_known = False
+        self._is_known = self.is_told = False
 
-    def note_draw(self, seconds: float) -> None:
-        """Learn the seconds of one more token for all requests of a batch."""
-        self.draw_s += WEIGHT * (seconds - self.draw_s)
+    def note_draw(self, seconds: float, num_read: int = 1) -> None:
+        """Learn the seconds of one more token for all requests of a batch.
+
+        num_read  most tokens that one of them fed: who reads a text takes longer
+        """
+        if num_read <= MOST_READ:
+            self.draw_s += WEIGHT * (seconds - self.draw_s)
 
     def note_verify(self, seconds: float) -> None:
         """Learn the seconds from the end of one draft to the beginning of the next."""
@@ -42,7 +49,7 @@ class DraftCosts:
     def told_verify(self, seconds: float) -> None:
         """Take what the engine has measured: who is asked now and then sees no verification."""
         self.verify_s = seconds
-        self._is_known = True
+        self._is_known = self.is_told = True
 
     def note_accepted(self, share: float) -> None:
         """Learn the share of a draft's judged tokens that was accepted."""

@@ -159,7 +159,8 @@ class Goodput(Constant):
     """Chooses the length that is expected to bring most tokens a second.
 
     A draft of k tokens, or of k levels, brings 1 + a + .. + a^k, for a running mean a of the share
-    of judged ones that was accepted, and takes what k draws and one verification take.
+    of judged ones that was accepted, and takes what k draws and one verification take. Where the
+    engine weighs drafts itself, none is shorter than a token.
     """
 
     def __init__(self, costs: DraftCosts) -> None:
@@ -172,10 +173,11 @@ class Goodput(Constant):
         tokens = np.cumsum(self._accepted**lengths)
         seconds = self._costs.verify_s + lengths * self._costs.draw_s
         best = int(np.argmax(tokens / seconds))
-        if not best:
-            # Who never drafts never learns that it would pay by now.
-            self._accepted += RECALL * (FIRST_ACCEPTED - self._accepted)
-        return best
+        if best:
+            return best
+        # Who never drafts never learns that it would pay by now.
+        self._accepted += RECALL * (FIRST_ACCEPTED - self._accepted)
+        return min(1, most) if self._costs.is_told else 0
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
         """Move the running mean of acceptance."""

@@ -119,10 +119,6 @@ def test_goodput_begins_new_requests_where_others_are_and_goes_on_trying() -> No
     costs.note_draw(4.0)
     costs.note_verify(2.0)
     assert costs.verify_s == 2.0, "the first one counts whole"
-    costs.told_verify(3.0)
-    costs.note_verify(2.0)
-    assert costs.verify_s == pytest.approx(2.9)
-    costs.told_verify(2.0)
     for _ in range(100):
         old.observe(drawn(0.5), 0)
     new = Goodput(costs)
@@ -132,6 +128,18 @@ def test_goodput_begins_new_requests_where_others_are_and_goes_on_trying() -> No
     for _ in range(60):
         new.observe(drawn(0.5), 1)
     assert new.num_tokens(4, 1) > 1
+    costs.note_draw(900.0, num_read=200)
+    assert costs.draw_s == pytest.approx(0.4), "who reads a text takes longer"
+
+
+def test_where_the_engine_weighs_drafts_goodput_leaves_none_out() -> None:
+    costs = DraftCosts()
+    rule = Goodput(costs)
+    costs.told_verify(3.0)
+    costs.note_draw(90.0)
+    assert [rule.num_tokens(most, 1) for most in (4, 1, 0)] == [1, 1, 0]
+    costs.note_verify(2.0)
+    assert costs.verify_s == pytest.approx(2.9)
 
 
 class Seen(Constant):
