@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.cluster.drafting.stats import DrafterStats
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
-from support.servers.drafter_pool import POOL, serving_pool
+from support.servers.drafter_pool import POOL, RAY_VARIABLES, serving_pool
 from support.servers.ray_cluster import ray_nodes
 from support.servers.self_signed import self_signed_files
 
@@ -62,7 +64,8 @@ def test_servers_on_two_nodes_take_tls_and_one_node_is_lost(tmp_path: Path) -> N
     }
     far = {"kind": "prompt_lookup", "name": "far", "transport": "grpc", "drafter_pool": POOL}
     known = DrafterConfig(**far, **tls, tls_server_name="localhost")
-    with ray_nodes([OTHER]) as nodes, serving_pool(**pool):
+    quick = mock.patch.dict(os.environ, RAY_VARIABLES)
+    with quick, ray_nodes([OTHER]) as nodes, serving_pool(**pool):
         # One that shows no certificate, and expects none, gets no drafts, and loses no text.
         with engine_of(DrafterConfig(**far)) as stranger:
             [answer] = stranger.generate(PROMPTS[:1], PARAMS)

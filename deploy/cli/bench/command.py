@@ -70,8 +70,11 @@ def bench(
     for field, suite in (("profile", "spectra"), ("heads", "heads")):
         if getattr(job, field) is not None and job.suite != suite:
             raise ConfigError(field, f"belongs to a suite: --suite {suite}")
-    if job.small_model is not None and job.cost_profile is None:
-        raise ConfigError("small-model", "belongs to simulated times: give --cost-profile")
+    for field in ("small_model", "slowdown"):
+        if getattr(job, field) is not None and job.cost_profile is None:
+            raise ConfigError(
+                field.replace("_", "-"), "belongs to simulated times: give --cost-profile"
+            )
     if job.suite_rows is not None and job.suite is None:
         raise ConfigError("suite-rows", "belongs to a suite: give --suite")
     if job.suite is not None:

@@ -158,7 +158,10 @@ def _simulation(job: BenchJob, recording: Recording | None) -> Simulation:
         raise ConfigError(
             "cost-profile", "needs engines of its own: leave out --record, --replay, --one-engine"
         )
-    return Simulation(read_cost_profile(job.cost_profile), job.small_model or SMALL_MODEL)
+    profile = read_cost_profile(job.cost_profile)
+    if job.slowdown is not None:
+        profile = profile.model_copy(update={"slowdown": job.slowdown})
+    return Simulation(profile, job.small_model or SMALL_MODEL)
 
 
 def _check_fits(config: EngineConfig, recording: Recording) -> None:

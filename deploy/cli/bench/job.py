@@ -167,6 +167,14 @@ class BenchJob:
             "such as model-0.5b of 8b-h100; default: model"
         ),
     ] = None
+    slowdown: Annotated[
+        float | None,
+        Field(
+            ge=1,
+            description="of a cost profile: seconds here for each of its own, in place of what it "
+            "says; more where this machine is busy, so that fewer drafts are late",
+        ),
+    ] = None
     base_url: Annotated[
         str | None,
         Field(description="measure this OpenAI-compatible server, and no engine in this process"),

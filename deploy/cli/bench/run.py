@@ -156,6 +156,7 @@ def _load_fields(job: BenchJob) -> dict[str, Any]:
         "rounds": job.rounds,
         "cost_profile": job.cost_profile,
         "small_model": job.small_model,
+        "slowdown": job.slowdown,
         "concurrency": job.load.concurrency,
         "request_rate": job.load.request_rate,
     }
