@@ -240,9 +240,13 @@ class CachingDrafter(Protocol):
 
 @runtime_checkable
 class PassCounter(Protocol):
-    """A drafter that counts the passes of its models."""
+    """A drafter that counts the passes of its models, and reads from a clock, seconds, how long
+    they take; whoever sets another one makes it follow other times."""
 
-    num_passes: int
+    clock: Callable[[], float]
+
+    @property
+    def num_passes(self) -> int: ...  # noqa: D102 - see the class
 
 
 @runtime_checkable

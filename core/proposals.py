@@ -216,6 +216,8 @@ class Query(NamedTuple):
 
     assumed  a path behind these that the target has not confirmed, whose end is the proposal's
              root. None: no path; what is proposed is verified next
+    step_s   seconds of a step without drafts for these requests, as the engine has measured it; 0:
+             it has not
 
     The proposal is the one for a text that ends in the path, by what is known of the committed text
     alone: none of the path is counted, kept or learned, later proposals are what they would be
@@ -226,6 +228,7 @@ class Query(NamedTuple):
     committed_len: int
     max_nodes: int
     assumed: tuple[int, ...] | None = None
+    step_s: float = 0.0
 
 
 class AheadQuery(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from ...measure.report.marked_part import markdown_table, replaced
-from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
+from ...measure.simulate.cost_profile import SMALL_MODEL, bundled_profiles, read_cost_profile
 from ..heads.tables import (
     PAGE,
     RESULTS,
@@ -35,7 +35,7 @@ SUITE = "models"
 
 
 def tables(folder: Path) -> str:
-    """tau; acceptance by depth; expected and measured acceptance; speeds; hidden shares."""
+    """tau; acceptance by depth, expected and measured; simulated speeds; hidden shares."""
     real = read_columns(folder, suite=SUITE)
     parts = [table("tau", real, tau_cell)] if real else []
     parts += [depth_table(name, content) for name, content in real.items()]
@@ -46,11 +46,34 @@ def tables(folder: Path) -> str:
         simulated = read_columns(folder, profile, SUITE)
         if simulated:
             title = f"simulated speed: {read_cost_profile(profile).name}"
-            parts.append(table(title, simulated, speed_cell))
+            parts += [table(title, simulated, speed_cell), _simulated(simulated)]
     hidden = folder / "hidden_share.json"
     if hidden.exists():
         parts.append(_hidden(json.loads(hidden.read_text("utf-8"))))
     return "\n\n".join(parts) or "Not measured yet."
+
+
+def _simulated(columns: Columns) -> str:
+    """The best row of each run, those that are no faster than plain decoding, and how much of what
+    is real took longer than the profile's time."""
+    lines = []
+    for label, content in columns.items():
+        speeds = {name: content["settings"][name]["speedup"] for name in names_of({"": content})}
+        best = max(speeds, key=lambda name: speeds[name])
+        below = [f"{name} ({speed:.2f})" for name, speed in speeds.items() if speed < 1]
+        load, late = content["load"], content["late"]
+        lines.append(
+            [
+                label, f"{best} ({speeds[best]:.2f})", ", ".join(below) or "none",
+                load["small_model"] or SMALL_MODEL, f"{load['slowdown']:g}",
+                f"{late['steps']:.1%}", f"{late['drafts']:.1%}",
+            ]
+        )  # fmt: skip
+    return markdown_table(
+        ["simulated", "fastest", "below 1", "drafter", "times slower here", "late steps",
+         "late drafts"],
+        lines,
+    )  # fmt: skip
 
 
 def _acceptance(content: Mapping[str, Any], real: Columns) -> str:

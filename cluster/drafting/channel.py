@@ -29,7 +29,7 @@ from .stats import DrafterStats
 
 logger = logging.getLogger(__name__)
 
-# Every so many messages a drafter that seemed too slow is waited for again.
+# Every so many messages with queries a drafter that seemed too slow is waited for again.
 PATIENCE = 16
 
 
@@ -99,7 +99,7 @@ class DrafterChannel:
         self._hoped: list[Query] = []
         self._is_hurried = False
         self._budget_s = 0.0
-        self._num_messages = self._num_errors = self._num_connects = 0
+        self._num_messages = self._num_asked = self._num_errors = self._num_connects = 0
         self._seconds = DraftSeconds()
         self._report = DrafterReport()
 
@@ -358,6 +358,7 @@ class DrafterChannel:
             return
         self._sent_at = now = self._clock()
         self._num_messages += 1
+        self._num_asked += bool(queries)
         asked = [query.request_id for query in queries or ahead]
         closes, opens, commits, last = self._backlog.take(texts, asked)
         message = DrafterMessage(
@@ -376,7 +377,7 @@ class DrafterChannel:
 
     def _is_in_time(self) -> bool:
         """Whether to wait for it: proposals of one slower than the budget are used re-rooted."""
-        return self.times.mean_s <= self._budget_s or self._num_messages % PATIENCE == 0
+        return self.times.mean_s <= self._budget_s or self._num_asked % PATIENCE == 0
 
     def _current(self, queries: Sequence[AnyQuery]) -> list[AnyQuery]:
         # Of a text that has grown since, none is of use: the drafter is told of all its tokens.

@@ -318,11 +318,12 @@ class InprocLink:
     """Calls a drafter directly. What the drafter raises becomes `failed`.
 
     features  what the target hands out, for one that reads some of it; by default just that
+    passes    the drafter, if it counts the passes of its models
     """
 
     __slots__ = (
         "_columns", "_drafter", "_events", "_session", "ahead", "keeps_answers", "max_nodes",
-        "name", "reads_features",
+        "name", "passes", "reads_features",
     )  # fmt: skip
 
     is_local = True
@@ -347,11 +348,7 @@ class InprocLink:
         self.keeps_answers = keeps_answers
         self.reads_features = read is not None
         self.ahead = drafter if isinstance(drafter, AheadDrafter) else None
-
-    @property
-    def num_passes(self) -> int | None:
-        """Passes of the drafter's models so far; None of one that does not count any."""
-        return self._drafter.num_passes if isinstance(self._drafter, PassCounter) else None
+        self.passes = drafter if isinstance(drafter, PassCounter) else None
 
     @property
     def learning_counts(self) -> Mapping[str, int]:

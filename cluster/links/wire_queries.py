@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ...core.arrays import ROOT
@@ -16,6 +18,7 @@ def encode_query(added: pb.Query, query: Query) -> None:
     added.request_id = query.request_id
     added.committed_len = query.committed_len
     added.max_nodes = query.max_nodes
+    added.step_s = query.step_s
     if query.assumed is not None:
         _check_path(len(query.assumed))
         path = np.array(query.assumed, dtype=np.int32)
@@ -31,7 +34,9 @@ def decode_query(query: pb.Query) -> Query:
         if path.min(initial=0) < 0:
             raise ProtocolError("wire: query.assumed: a token id is negative")
         assumed = tuple(path.tolist())
-    return Query(query.request_id, query.committed_len, query.max_nodes, assumed)
+    if not 0.0 <= query.step_s < math.inf:
+        raise ProtocolError(f"wire: a step takes no {query.step_s} seconds")
+    return Query(query.request_id, query.committed_len, query.max_nodes, assumed, query.step_s)
 
 
 def _check_path(count: int) -> None:

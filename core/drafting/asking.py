@@ -150,7 +150,11 @@ class Drafting:
         self._order(told, plan, {state.request_id: size for state, size in sizes})
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
-        queries = [query for one, query in wanted.items() if query is not None and one in asked]
+        queries = [
+            query._replace(step_s=plan.step_s)
+            for one, query in wanted.items()
+            if query is not None and one in asked
+        ]
         start = self._clock()
         self._budget.note_host(start - began_at)
         if not queries:

@@ -25,6 +25,7 @@ class AskPlan:
     row_s       seconds that a row takes at the margin
     token_s     seconds that an accepted token saves
     regime      of the step's prices
+    step_s      seconds of a step of one token for each; 0 where nobody asks what it takes
     """
 
     by_drafter: Mapping[str, tuple[str, ...]]
@@ -36,6 +37,7 @@ class AskPlan:
     token_s: float = 0.0
     regime: int = 0
     ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

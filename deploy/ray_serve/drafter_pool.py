@@ -24,6 +24,8 @@ POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
 # Of a server that Ray Serve stops, engines find within a second that it is none of the pool's any
 # more. So long it is left alone, and then told to drain.
 NOTICE_S = 2.0
+# Each engine asks each server every second where it is: no news.
+QUIET = {"log_level": "WARNING", "enable_access_log": False}
 # Beyond the time of its requests: what it takes to end the rest.
 STOP_SLACK_S = 5.0
 
@@ -56,6 +58,7 @@ def pool_options(config: PoolConfig) -> dict[str, Any]:
             "downscale_delay_s": config.downscale_delay_s,
             "policy": {"policy_function": POLICY, "policy_kwargs": targets},
         },
+        "logging_config": QUIET,
         "health_check_period_s": config.health_check_period_s,
         "health_check_timeout_s": config.health_check_timeout_s,
         "graceful_shutdown_wait_loop_s": NOTICE_S,

@@ -7,7 +7,8 @@ drafter is itself sped up by cheaper ones (`helper.py`). See docs/algorithms/dra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,8 +33,7 @@ class CascadeDrafter:
         self._name = name
         self._drafters = tuple(drafters)
         self._lengths = tuple(lengths)
-        # See `PassCounter`.
-        self.num_passes = 0
+        self._counters = [one for one in self._drafters if isinstance(one, PassCounter)]
 
     @property
     def name(self) -> str:
@@ -44,6 +44,21 @@ class CascadeDrafter:
     def memory_bytes(self) -> int:
         """About the bytes that all of its drafters keep."""
         return sum(drafter.memory_bytes for drafter in self._drafters)
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of its models; see `PassCounter`."""
+        return sum(one.num_passes for one in self._counters)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What its models measure their drafts by."""
+        return next((one.clock for one in self._counters), time.monotonic)
+
+    @clock.setter
+    def clock(self, clock: Callable[[], float]) -> None:
+        for one in self._counters:
+            one.clock = clock
 
     @property
     def reads_chat(self) -> bool:
@@ -71,8 +86,6 @@ class CascadeDrafter:
             if length and asked:
                 for place, part in zip(places, drafter.propose(asked, deadline), strict=True):
                     chains[place].append(part)
-        counters = (one for one in self._drafters if isinstance(one, PassCounter))
-        self.num_passes = sum(counter.num_passes for counter in counters)
         return [self._joined(parts) for parts in chains]
 
     def observe(self, commits: Sequence[Commit]) -> None:

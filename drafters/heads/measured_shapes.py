@@ -10,7 +10,7 @@ from ...core.proposals import Proposal
 from ..model.expansion import StaticExpansion
 from ..model.options import FULL
 from ..model.sequoia import SequoiaShapes
-from ..model.stopping import DraftCosts
+from ..model.stopping.draft_costs import DraftCosts
 from .options import HeadOptions
 
 # Drafts that wait for the text behind them: nobody tells the last stage when a request ends.

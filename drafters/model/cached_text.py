@@ -12,7 +12,7 @@ from ...core.proposals import DraftRequest
 from ...core.request.request import PrefixKeys
 from ..coupled_rank import CoupledChoice
 from .chain_job import ChainJob
-from .chain_length import ChainLength, num_equal
+from .stopping.chain_length import ChainLength, num_equal
 from .text_distribution import TextDistribution
 from .vocabulary.strategy import DraftText, DraftVocabulary, SameText
 
@@ -56,6 +56,7 @@ class CachedText:
     seed          of the request's noise
     length        decides how long the chains after the text become
     proposed      tokens and parents of the last proposal, until it was decided about
+    took_one_step whether a single verification may have brought the tokens committed last
     is_draftable  false once the text holds an id that the model cannot read, where it has nothing
                   to feed, and where the model has no token that may be chosen
     """
@@ -74,6 +75,7 @@ class CachedText:
         "proposed",
         "seed",
         "text",
+        "took_one_step",
     )
 
     def __init__(
@@ -98,6 +100,7 @@ class CachedText:
         self.seed = request.seed
         self.length = length
         self.proposed: tuple[Int32, Int32] | None = None
+        self.took_one_step = False
         # Drawn tokens whose KV stands behind that of the committed ones, as the drafter's ids.
         self._drawn: list[int] = []
 
@@ -127,6 +130,7 @@ class CachedText:
         added = tokens.tolist()
         self.committed_len += len(added)
         self.proposed = None
+        self.took_one_step = False
         self.distribution.append(added)
         if not self._is_known:
             return
@@ -139,7 +143,7 @@ class CachedText:
         self.cached_len = min(self.cached_len + agreed, kept + len(new))
         # There may be more behind these.
         self._drawn = self._drawn[agreed:] if 0 < agreed == len(new) else []
-        self.length.observe(new)
+        self.took_one_step = len(added) <= self.length.observe(new) + 1
 
     def may_follow(self, assumed: Sequence[int]) -> bool:
         """Whether tokens can be drafted behind the text and these."""

@@ -16,8 +16,8 @@ from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.step.layout import kv_slots
 from ...core.steps import LogitEdits, SamplingRows, StepInput, StepOutput
-from .chain_length import ChainLength
-from .stopping import Drawn
+from .stopping.chain_length import ChainLength
+from .stopping.rules import Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
 from .vocabulary.heard_noise import HeardNoise

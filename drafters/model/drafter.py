@@ -35,14 +35,16 @@ from .chain_job import (
     next_batch,
     take_hints,
 )
-from .chain_length import ChainLength
 from .expansion import Expansion
 from .options import AUTO_WEIGHTS, MAX_TOKENS, ModelOptions
 from .prefix_cache import PrefixCache
-from .stopping import SVIP, DraftCosts
+from .stopping.chain_length import ChainLength
+from .stopping.draft_costs import DraftCosts, DraftRounds
+from .stopping.rules import SVIP
 from .text_distribution import draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
-from .tree_job import TreeJob, build_tree_step
+from .tree_job import TreeJob
+from .tree_step import build_tree_step
 from .vocabulary.choice import choose_vocabulary
 from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.names import SLRS, check_tree
@@ -119,12 +121,14 @@ class ModelDrafter:
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         """`stage` holds the whole model `info`, with the options' KV blocks; `clock` is that of
-        the deadlines. Without a `vocabulary` the model's is the target's."""
+        the deadlines, and of how long drafts take. Without a `vocabulary` the model's is the
+        target's.
+        """
         self._stage = stage
         self._info = info
         self._name = name
         self._options = options or ModelOptions()
-        self._clock = clock
+        self.clock = clock
         # Who guesses what will be drawn; it is told of requests by whoever sets it.
         self.helper: HintSource | None = None
         self.num_passes = 0  # see `PassCounter`
@@ -141,11 +145,7 @@ class ModelDrafter:
             self._options, self._vocabulary, self._cache, run=self._pass,
             max_context_len=info.max_context_len, expansions=self._expansions,
         )  # fmt: skip
-        # When the last drafts were done, and of which requests: what is between the drafts of one
-        # request is a verification, anything else may be idleness.
-        self._proposed_at = 0.0
-        self._drafted: frozenset[str] = frozenset()
-        self._was_asked_ahead = False
+        self._rounds = DraftRounds()
         # Of each request in the last proposals, on average.
         self._num_nodes = 0.0
 
@@ -193,11 +193,9 @@ class ModelDrafter:
         """
         states = [self._requests.of_query(query) for query in queries]
         is_behind = any(query.assumed is not None for query in queries)
-        start = self._clock()
-        if not is_behind and not self._drafted.isdisjoint(query.request_id for query in queries):
-            self._costs.note_verify(start - self._proposed_at)
-            if self._sequoia is not None:
-                self._sequoia.note_verify(self._num_nodes, start - self._proposed_at)
+        start = self.clock()
+        if not is_behind:
+            self._note_verify(states, queries, start)
         ends = [
             state.end(query.assumed or () if state.may_follow(query.assumed or ()) else ())
             for state, query in zip(states, queries, strict=True)
@@ -209,19 +207,17 @@ class ModelDrafter:
         active = [job for job in jobs if not job.is_done]
         while active and (deadline is None or start < deadline):
             take_hints(self.helper, queries, jobs)
-            self._run(next_batch(active, self._options.prefill_chunk))
+            batch = next_batch(active, self._options.prefill_chunk)
+            self._run(batch)
             active = [job for job in active if not job.is_done]
-            before, start = start, self._clock()
-            self._costs.note_draw(start - before)
+            before, start = start, self.clock()
+            self._costs.note_draw(start - before, max(batch.counts, default=0))
         growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
         while growing and (deadline is None or start < deadline):
             growing = self._grow(growing)
-            before, start = start, self._clock()
+            before, start = start, self.clock()
             self._costs.note_draw(start - before)
-        self._proposed_at = start
-        self._was_asked_ahead = False
-        # Those before it know how long a verification takes.
-        self._drafted = frozenset(() if is_behind else (query.request_id for query in queries))
+        self._rounds.finished([] if is_behind else [query.request_id for query in queries], start)
         for state, end, job in zip(states, ends, jobs, strict=True):
             state.keep_cache(job, end)
             self._cache.register(state)
@@ -239,10 +235,7 @@ class ModelDrafter:
         self, queries: Sequence[AheadQuery], is_over: Callable[[], bool]
     ) -> list[Proposal]:
         """Drafts behind the likeliest outcomes of each query's tree; see `AssumingDrafter`."""
-        if self._was_asked_ahead:
-            # The drafts between were those ahead: how long their verification took is not known.
-            self._drafted = frozenset()
-        self._was_asked_ahead = True
+        self._rounds.asked_ahead(queries)
         asked = [(query, self._requests.of_query(query)) for query in queries]
         return self._ahead.propose(self._name, asked, is_over)
 
@@ -250,6 +243,7 @@ class ModelDrafter:
         """Follow the committed tokens; keeps the KV of drawn tokens that were accepted."""
         for commit in commits:
             state = self._requests.of_commit(commit)
+            self._ahead.observe(commit)
             if self._sequoia is not None and state.proposed is not None:
                 self._sequoia.judge(*state.proposed, commit.tokens.tolist())
             state.extend(commit.tokens)
@@ -257,9 +251,23 @@ class ModelDrafter:
 
     def close(self, request_id: str) -> None:
         """Forget a request and free its KV blocks; an unknown id is ignored."""
+        self._ahead.forget(request_id)
         state = self._requests.drop(request_id)
         if state is not None:
             self._cache.release(state)
+
+    def _note_verify(
+        self, states: Sequence[CachedText], queries: Sequence[Query], now: float
+    ) -> None:
+        pairs = zip(states, queries, strict=True)
+        stepped = [query.request_id for state, query in pairs if state.took_one_step]
+        seconds = self._rounds.verify_s(stepped, now)
+        if seconds is not None:
+            self._costs.note_verify(seconds)
+            if self._sequoia is not None:
+                self._sequoia.note_verify(self._num_nodes, seconds)
+        if step_s := max((query.step_s for query in queries), default=0.0):
+            self._costs.told_verify(step_s)
 
     def _begin(self, state: CachedText, end: TextEnd, query: Query, num_requests: int) -> ChainJob:
         tokens = end.text.tokens
@@ -367,7 +375,8 @@ class ModelDrafter:
         active = [job for job in jobs if job.expansion.frontier]
         if not active:
             return []
-        output = self._pass(build_tree_step(active, self._options.block_size))
+        parts = [job.part(self._options.block_size) for job in active]
+        output = self._pass(build_tree_step(parts, max(job.num_top for job in active)))
         first = 0
         for job in active:
             count = len(job.expansion.frontier)
@@ -381,6 +390,9 @@ class ModelDrafter:
         if job.tree is not None:
             nodes = DraftNodes(*job.tree.proposed(self._vocabulary.num_draws(max_nodes)))
             declared = stacked(job.tree.declared[: len(nodes.tokens)])
+            if not isinstance(self._vocabulary, StringVocabulary):
+                own = map(self._vocabulary.fed, nodes.tokens.tolist())
+                state.length.becomes([*own], nodes.parents.tolist())
         else:
             nodes = chain_nodes(job, self._options.branch, max_nodes)
             declared = stacked(job.distributions)

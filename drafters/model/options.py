@@ -9,10 +9,11 @@ from pathlib import Path
 from ...core.errors import ConfigError
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
 from ..tree_shape import read_tree_shape
-from .chain_length import stop_rule
 from .expansion import DynamicExpansion, Expansion, StaticExpansion
 from .sequoia import SequoiaShapes
-from .stopping import DraftCosts, Stopping
+from .stopping.chain_length import stop_rule
+from .stopping.draft_costs import DraftCosts
+from .stopping.rules import Stopping
 from .tree_draws import AUTO, DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from .vocabulary.names import CHAT_AUTO, VOCABULARIES, VOCABULARY_AUTO
 
@@ -55,7 +56,7 @@ class ModelOptions:
                           write so many of the target's
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
-    stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
+    stop                  when a draft ends before that (`drafters/model/stopping/`): constant,
                           heuristic, confidence, svip, schedule or goodput
     ahead                 it drafts behind the likeliest outcomes of a step that the target computes
                           still; of drafters with a process of their own, and `coupled`

@@ -14,7 +14,7 @@ import numpy as np
 from ...core.arrays import ROOT, Float64, Int32
 from ...core.schedule.line_fit import LineFit
 from ..tree_shape import TreeShape, fastest_shape_of_sequoia, shape_of_sequoia
-from .stopping import DraftCosts
+from .stopping.draft_costs import DraftCosts
 
 # Ranks that the tree may use, and what a judged node leaves of the weight of those before it.
 NUM_RANKS = 8
@@ -103,7 +103,9 @@ class SequoiaShapes:
         acceptance = self.acceptance.tolist()
         if self._is_full:
             return shape_of_sequoia(acceptance, max_nodes, max_depth)[0]
-        alone_s, node_s = self._verify.parts(PRIOR_SQUARES) if self._verify.weight else (1.0, 0.0)
+        alone_s, node_s = self._costs.verify_s, 0.0
+        if self._verify.weight:
+            alone_s, node_s = self._verify.parts(PRIOR_SQUARES)
         draw_s = self._costs.draw_s
 
         def seconds(nodes: int, depth: int) -> float:

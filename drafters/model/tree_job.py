@@ -1,24 +1,22 @@
-"""Drafting one request's tree, and the batch step that computes a level of several of them."""
+"""Drafting one request's tree, level by level."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import inf
 
 import numpy as np
 
 from ...core.arrays import ROOT, Bool, Float32, Int32
-from ...core.sampling.rows import sampling_rows
-from ...core.step.builder import block_tables
 from ...core.step.layout import kv_slots
-from ...core.steps import StepInput, StepOutput, TreeRows
+from ...core.steps import StepOutput, TreeRows
 from ...core.tree.kernels import pack
-from ..coupled_rank import CoupledChoice, rank_coupled
+from ..coupled_rank import CoupledChoice
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution
 from .tree_draws import TreeDraws
+from .tree_step import TreePart, ranked_tokens
 from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.strategy import DraftVocabulary
 
@@ -123,22 +121,15 @@ class TreeJob:
 
         What the model itself would choose is always among them, however unlikely it was.
         """
-        assert output.top is not None
-        assert output.log_probs is not None
-        tokens, log_probs = output.top.ids[row, : self.num_top], output.top.log_probs[row]
-        log_probs = log_probs[: len(tokens)]
         count = self.expansion.num_candidates
         if self.heard is not None:
+            assert output.top is not None
+            tokens = output.top.ids[row, : self.num_top]
+            log_probs = output.top.log_probs[row, : len(tokens)]
             return self.heard.rank(self._path(node), tokens, log_probs, count)
-        chosen = output.target_tokens[row]
-        if chosen not in tokens:
-            tokens = np.append(tokens, chosen)
-            log_probs = np.append(log_probs, output.log_probs[row])
-        siblings = np.full(len(tokens), ROOT, dtype=np.int32)
         position = self.next_position + self.expansion.depth(node)
         choice = CoupledChoice(self.distribution.temperature, self.distribution.seed, position)
-        tokens, _, given = rank_coupled(tokens, siblings, log_probs, choice, count)
-        return tokens, given
+        return ranked_tokens(output, row, self.num_top, choice, count)
 
     def _path(self, node: int) -> list[int]:
         path: list[int] = []
@@ -150,6 +141,18 @@ class TreeJob:
     def feed_frontier(self) -> None:
         """Note that the frontier's KV has been written."""
         self.fed.extend(self.expansion.frontier)
+
+    def part(self, block_size: int) -> TreePart:
+        """The frontier as a part of the next pass."""
+        expansion = self.expansion
+        return TreePart(
+            [self.vocabulary.fed(expansion.tokens[node]) for node in expansion.frontier],
+            self._rows(block_size),
+            self.text_len,
+            self.blocks,
+            self.distribution,
+            [self.next_position + expansion.depth(node) for node in expansion.frontier],
+        )
 
     def mask(self) -> Bool:
         """bool [frontier, fed + frontier]: a node sees its ancestors and itself."""
@@ -163,66 +166,14 @@ class TreeJob:
                 ancestor = self.expansion.parents[ancestor]
         return mask
 
-
-def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
-    """The step that computes the frontiers of all jobs."""
-    counts = [len(job.expansion.frontier) for job in jobs]
-    trees = [_rows(job, block_size) for job in jobs]
-    last_rows = [
-        slice(len(tree.slots) - count, None) for tree, count in zip(trees, counts, strict=True)
-    ]
-    positions = np.concatenate(
-        [tree.positions[rows] for tree, rows in zip(trees, last_rows, strict=True)]
-    )
-    tokens = [
-        job.vocabulary.fed(job.expansion.tokens[node])
-        for job in jobs
-        for node in job.expansion.frontier
-    ]
-    noise_positions = [
-        job.next_position + job.expansion.depth(node)
-        for job in jobs
-        for node in job.expansion.frontier
-    ]
-    distributions = [job.distribution for job in jobs]
-    no_rows = np.empty(0, dtype=np.int32)
-    return StepInput(
-        step_id=0,
-        moves=np.empty((0, 2), dtype=np.int32),
-        token_ids=np.array(tokens, dtype=np.int32),
-        positions=positions,
-        slots=np.concatenate(
-            [tree.slots[rows] for tree, rows in zip(trees, last_rows, strict=True)]
-        ),
-        request_starts=np.array([0, *accumulate(counts)], dtype=np.int32),
-        context_lens=np.array([job.text_len for job in jobs], dtype=np.int32),
-        block_tables=block_tables([job.blocks for job in jobs]),
-        trees=tuple(trees),
-        logits_rows=np.arange(len(tokens), dtype=np.int32),
-        sampling=sampling_rows(
-            [distribution.temperature for distribution in distributions],
-            [distribution.logits_params for distribution in distributions],
-            [distribution.seed for distribution in distributions],
-            np.array(noise_positions, dtype=np.int64),
-            np.array(counts, dtype=np.int32),
-        ),
-        probe_rows=no_rows,
-        probe_top_k=0,
-        scored_rows=no_rows,
-        scored_tokens=no_rows,
-        with_log_probs=True,
-        num_top=max(job.num_top for job in jobs),
-    )
-
-
-def _rows(job: TreeJob, block_size: int) -> TreeRows:
-    nodes = [*job.fed, *job.expansion.frontier]
-    places = np.arange(job.text_len, job.text_len + len(nodes), dtype=np.int32)
-    table = np.array([job.blocks], dtype=np.int32)
-    depths = [job.expansion.depth(node) for node in nodes]
-    return TreeRows(
-        ancestors=pack(job.mask()),
-        slots=kv_slots(table, np.zeros_like(places), places, block_size),
-        # The root stands at the text's last position.
-        positions=np.array(depths, dtype=np.int32) + np.int32(job.text_len - 1),
-    )
+    def _rows(self, block_size: int) -> TreeRows:
+        nodes = [*self.fed, *self.expansion.frontier]
+        places = np.arange(self.text_len, self.text_len + len(nodes), dtype=np.int32)
+        table = np.array([self.blocks], dtype=np.int32)
+        depths = [self.expansion.depth(node) for node in nodes]
+        return TreeRows(
+            ancestors=pack(self.mask()),
+            slots=kv_slots(table, np.zeros_like(places), places, block_size),
+            # The root stands at the text's last position.
+            positions=np.array(depths, dtype=np.int32) + np.int32(self.text_len - 1),
+        )

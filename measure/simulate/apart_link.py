@@ -69,10 +69,11 @@ class ApartLink(SlowedLink):
             self._answer.cancel()
             self.spans.pop()
             self.num_drafts -= 1
-            self._passes_before = self._link.num_passes or 0
+            self._passes_before = self._passes_so_far
             left = iter(range(begun))
             # It heard of the rest with the first time.
             again = replace(self._message, closes=(), opens=(), commits=(), last_commits=())
+            self._clock.begin()
             self._link.send(again, lambda: next(left, None) is None)
 
     def disconnect(self) -> None:
@@ -90,9 +91,10 @@ class ApartLink(SlowedLink):
         """Pass the answer on when the profile's drafter has it."""
         assert self._events is not None
         assert self._message is not None
+        self._clock.end()
         waited = max(self._left_to_wait(proposals), 0.0)
         took = time.perf_counter() - self._sent_at
-        self._num_passes = (self._link.num_passes or 0) - self._passes_before
+        self._num_passes = self._passes_so_far - self._passes_before
         self._total_s = took + waited
         if proposals:
             now = time.time()

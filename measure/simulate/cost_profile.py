@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...core.errors import ConfigError
 
 FIELD = "cost-profile"
+# The drafter that small models take the times of, where no other one is named.
+SMALL_MODEL = "model"
 # What comes with the package, by name.
 FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "profiles"
 Positive = Annotated[float, Field(gt=0)]

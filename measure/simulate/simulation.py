@@ -9,18 +9,27 @@ from ...cluster.drafting.head_features import head_folder
 from ...cluster.engine.assembly import MakePipeline
 from ...cluster.links.pool import AnyLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
+from ...core.errors import ConfigError
 from .apart_link import ApartLink
-from .cost_profile import CostProfile
+from .cost_profile import SMALL_MODEL, CostProfile
 from .draft_times import head_kind
 from .slowed_link import SlowedLink
 from .slowed_pipeline import SlowedPipeline
 
 
 class Simulation:
-    """Makes pipelines and links that take as long as those of a profile, and counts over all."""
+    """Makes pipelines and links that take as long as those of a profile, and counts over all.
 
-    def __init__(self, profile: CostProfile) -> None:
+    small_model  the profile's entry whose times small models take
+    """
+
+    def __init__(self, profile: CostProfile, small_model: str = SMALL_MODEL) -> None:
+        """Raises `ConfigError` where the profile has no such entry."""
+        if small_model not in {SMALL_MODEL, *profile.drafters}:
+            known = ", ".join(name for name in profile.drafters if name.startswith(SMALL_MODEL))
+            raise ConfigError("small-model", f"{profile.name} has no {small_model!r}; has: {known}")
         self.profile = profile
+        self._small_model = small_model
         self._pipelines: list[SlowedPipeline] = []
         self._links: list[SlowedLink] = []
 
@@ -57,8 +66,12 @@ class Simulation:
     def _slowed(self, drafter: DrafterConfig, link: AnyLink) -> SlowedLink:
         """A drafter that would draft ahead has a device of its own."""
         if drafter.options.get("ahead"):
-            return ApartLink(link, kind_of(drafter), self.profile, drafts_ahead=True)
-        return SlowedLink(link, kind_of(drafter), self.profile)
+            return ApartLink(link, self._kind_of(drafter), self.profile, drafts_ahead=True)
+        return SlowedLink(link, self._kind_of(drafter), self.profile)
+
+    def _kind_of(self, drafter: DrafterConfig) -> str:
+        kind = kind_of(drafter)
+        return self._small_model if kind == SMALL_MODEL else kind
 
     def late_shares(self) -> tuple[float, float]:
         """Shares of steps and of drafts whose real work took longer than the profile's."""
@@ -68,11 +81,19 @@ class Simulation:
         late_drafts = sum(link.num_late for link in self._links)
         return late_steps / max(steps, 1), late_drafts / max(drafts, 1)
 
+    def late_by_drafter(self) -> dict[str, float]:
+        """The same share of each drafter's drafts, by name; of those that drafted."""
+        counts: dict[str, tuple[int, int]] = {}
+        for link in self._links:
+            drafts, late = counts.get(link.name, (0, 0))
+            counts[link.name] = drafts + link.num_drafts, late + link.num_late
+        return {name: late / drafts for name, (drafts, late) in counts.items() if drafts}
+
 
 def kind_of(drafter: DrafterConfig) -> str:
     """As profiles name it; of a cascade its models count, what copies text is next to nothing."""
     if drafter.kind == CASCADE:
-        return "model"
+        return SMALL_MODEL
     if drafter.kind != HEAD:
         return drafter.kind
     return head_kind(head_folder(drafter))

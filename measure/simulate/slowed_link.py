@@ -17,6 +17,7 @@ from ...core.errors import DrafterError
 from ...core.interfaces import AheadDrafter
 from ...core.proposals import Proposal
 from .cost_profile import CostProfile
+from .draft_clock import DraftClock
 from .draft_times import draft_seconds
 
 
@@ -31,8 +32,11 @@ class SlowedLink:
     def __init__(self, link: AnyLink, kind: str, profile: CostProfile) -> None:
         assert isinstance(link, InprocLink), "an engine over a profile has its drafters in process"
         self._link = link
-        self._kind = kind
+        self.kind = kind
         self._profile = profile
+        self._clock = DraftClock(self._pass_s, lambda: self._passes_so_far)
+        if link.passes is not None and kind in profile.drafters:
+            link.passes.clock = self._clock
         self._events: LinkEvents | None = None
         self._sent_at = 0.0
         self._passes_before = 0
@@ -86,7 +90,8 @@ class SlowedLink:
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
         self._sent_at = time.perf_counter()
-        self._passes_before = self._link.num_passes or 0
+        self._passes_before = self._passes_so_far
+        self._clock.begin()
         self._link.send(message)
 
     def hurry(self) -> None:
@@ -119,6 +124,7 @@ class SlowedLink:
     ) -> None:
         """Wait for the profile's drafter, then pass the answer on."""
         assert self._events is not None
+        self._clock.end()
         if self.ahead is not None:
             # It was drafted in a step, and took its time there.
             self._events.answered(proposals, report, seconds)
@@ -134,12 +140,24 @@ class SlowedLink:
         assert self._events is not None
         self._events.told(num_others, is_draining=is_draining)
 
+    @property
+    def _passes_so_far(self) -> int:
+        """Of the drafter's models so far; 0 of one that does not count any."""
+        return 0 if self._link.passes is None else self._link.passes.num_passes
+
+    @property
+    def _pass_s(self) -> float:
+        """Seconds here of a pass of the profile's drafter; 0 where it has none of its kind."""
+        if self.kind not in self._profile.drafters:
+            return 0.0
+        return self._profile.slowdown * self._profile.draft_s(self.kind, 1, 1)
+
     def _left_to_wait(self, proposals: Sequence[Proposal]) -> float:
         """Seconds that the profile's drafter would still work, now that the real one is done."""
         took = time.perf_counter() - self._sent_at
-        after = self._link.num_passes
-        num_passes = None if after is None else after - self._passes_before
-        left = draft_seconds(self._profile, self._kind, proposals, took, num_passes) - took
+        counts = self._link.passes is not None
+        num_passes = self._passes_so_far - self._passes_before if counts else None
+        left = draft_seconds(self._profile, self.kind, proposals, took, num_passes) - took
         self.num_drafts += bool(proposals)
         self.num_late += bool(proposals) and left < 0
         return left
@@ -147,4 +165,5 @@ class SlowedLink:
     def failed(self, error: DrafterError) -> None:
         """See `LinkEvents`."""
         assert self._events is not None
+        self._clock.end()
         self._events.failed(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def test_bundled_profiles_say_where_their_numbers_are_from(name: str) -> None:
     given |= {"device.bandwidth_share", "device.operations_share"}
     if profile.num_stages > 1:
         given |= {"hop_s", "row_bytes", "link"}
+    given |= {f"drafters.{kind}" for kind in profile.drafters if kind.startswith("model-")}
     assert profile.sources.keys() == given
     # Decoding is bound by memory: a few rows cost as much as one.
     assert profile.stage_s(1, 0) == pytest.approx(profile.stage_s(8, 0), rel=1e-3)
@@ -163,22 +164,30 @@ async def test_a_draft_waits_for_that_of_the_profile() -> None:
 
 
 class PassingDrafter(CountingDrafter):
-    """A model that takes three passes a draft, whatever it drafts."""
+    """A model that takes three passes a draft, whatever it drafts, and reads its clock."""
 
     num_passes = 0
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    read_s = 0.0
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+        began_at = self.clock()
         self.num_passes += 3
+        self.read_s = self.clock() - began_at
         return super().propose(queries, deadline)
 
 
 async def test_a_draft_takes_the_passes_that_its_model_took() -> None:
-    link = SlowedLink(InprocLink(PassingDrafter("model", 1)), "griffin", PROFILE)
+    drafter = PassingDrafter("model", 1)
+    link = SlowedLink(InprocLink(drafter), "griffin", PROFILE)
     hub = DrafterHub([link], LIMITS)
     await hub.start()
     await HubSession(hub).step(1)
     [stats] = hub.stats()
     assert stats.propose_s >= PROFILE.slowdown * 3 * 0.03 * 0.9
+    # It sees what they take while it drafts, and no longer than the engine does.
+    assert drafter.read_s == pytest.approx(PROFILE.slowdown * 3 * 0.03, rel=0.2)
+    assert drafter.clock() == pytest.approx(time.monotonic(), abs=0.05)
     await hub.stop()
 
 
@@ -209,6 +218,7 @@ async def test_the_engine_goes_on_while_a_drafter_of_its_own_device_works(is_ahe
 async def test_what_is_hurried_has_the_passes_that_were_begun() -> None:
     class Passing(GuessingDrafter):
         num_passes = 0
+        clock: Callable[[], float] = staticmethod(time.monotonic)
 
     drafter = Passing("model", 2)
     drafter.on_pass = lambda: setattr(drafter, "num_passes", drafter.num_passes + 1)
@@ -249,6 +259,10 @@ def test_what_takes_longer_than_the_profile_is_counted() -> None:
     link.connect(Events())
     link.send(DrafterMessage(1, (), (), (), (Query("r", 1, 4),), 1e9))
     assert (link.num_drafts, link.num_late) == (1, 1)
+    simulation = Simulation(PROFILE)
+    simulation.add_links([link, SlowedLink(InprocLink(CountingDrafter("m", 1)), "m", PROFILE)])
+    assert simulation.late_shares() == (0, 1)
+    assert simulation.late_by_drafter() == {link.name: 1}
 
 
 def test_an_engine_gets_the_profile_s_stages_and_slower_deadlines() -> None:
@@ -257,6 +271,7 @@ def test_an_engine_gets_the_profile_s_stages_and_slower_deadlines() -> None:
     changed = simulation.config(config)
     assert (changed.pipeline_parallel_size, changed.draft_deadline_ms) == (1, 20)
     assert simulation.late_shares() == (0, 0)
+
     assert kind_of(DrafterConfig(kind="head", model="demo-griffin")) == "griffin"
     assert kind_of(DrafterConfig(kind="suffix")) == "suffix"
     assert kind_of(DrafterConfig(kind="cascade")) == "model"
@@ -268,6 +283,17 @@ def test_an_engine_gets_the_profile_s_stages_and_slower_deadlines() -> None:
     }
     assert isinstance(links[True], ApartLink)
     assert not isinstance(links[False], ApartLink)
+
+
+def test_small_models_take_the_times_of_the_entry_that_is_named() -> None:
+    profile = PROFILE.model_copy(update={"drafters": {"model-2": PROFILE.drafters["griffin"]}})
+    config = DrafterConfig(kind="model", model="demo-drafter")
+    cascade = DrafterConfig(kind="cascade", drafters=[{"kind": "model", "model": "demo-drafter"}])
+    links = [InprocLink(PassingDrafter("model", 1)) for _ in range(2)]
+    slowed = Simulation(profile, "model-2").links([config, cascade], links)
+    assert [link.kind for link in slowed if isinstance(link, SlowedLink)] == ["model-2"] * 2
+    with pytest.raises(ConfigError, match="toy has no 'model-3'; has: model-2"):
+        Simulation(profile, "model-3")
 
 
 def test_runs_are_told_in_the_profile_s_times() -> None:

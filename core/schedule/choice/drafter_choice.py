@@ -180,7 +180,7 @@ class DrafterChoice:
         ahead, _ = self._by_drafter(ids, orders)
         return AskPlan(
             by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime,
-            ahead,
+            ahead, prices.plain_s * len(wishes) + prices.single_s,
         )  # fmt: skip
 
     def is_quiet(self, ids: Iterable[str], num_tokens: int = 1) -> bool:

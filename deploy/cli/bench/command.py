@@ -16,6 +16,7 @@ from ..flag_command import ConfigFile, FlagCommand, Model, Speculative
 
 if TYPE_CHECKING:
     from ..flags import FlagGroup
+    from .job import BenchJob
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -67,14 +68,24 @@ def bench(
         raise ConfigError("base-url", "a server has its own engine: leave out an engine's settings")
     else:
         settings = {}
-    for field, suite in (("profile", "spectra"), ("heads", "heads")):
-        if getattr(job, field) is not None and job.suite != suite:
-            raise ConfigError(field, f"belongs to a suite: --suite {suite}")
-    if job.suite_rows is not None and job.suite is None:
-        raise ConfigError("suite-rows", "belongs to a suite: give --suite")
+    _check_belongings(job)
     if job.suite is not None:
         job, settings = with_suite(job, settings, console.print)
     sys.exit(run_bench(job, settings, console))
+
+
+def _check_belongings(job: BenchJob) -> None:
+    """Raises `ConfigError` for what says something of nothing that is asked for."""
+    for field, suite in (("profile", "spectra"), ("heads", "heads")):
+        if getattr(job, field) is not None and job.suite != suite:
+            raise ConfigError(field, f"belongs to a suite: --suite {suite}")
+    for field in ("small_model", "slowdown"):
+        if getattr(job, field) is not None and job.cost_profile is None:
+            raise ConfigError(
+                field.replace("_", "-"), "belongs to simulated times: give --cost-profile"
+            )
+    if job.suite_rows is not None and job.suite is None:
+        raise ConfigError("suite-rows", "belongs to a suite: give --suite")
 
 
 def lossless(ctx: typer.Context) -> None:

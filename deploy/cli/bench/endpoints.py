@@ -29,7 +29,7 @@ from ....measure.replay.tapped_pipeline import TappedPipeline
 from ....measure.runs.equality import Explain
 from ....measure.runs.matched import Plan
 from ....measure.runs.near_tie import explain_by_model
-from ....measure.simulate.cost_profile import read_cost_profile
+from ....measure.simulate.cost_profile import SMALL_MODEL, read_cost_profile
 from ....measure.simulate.simulation import Simulation
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.engine import AsyncEngine
@@ -158,7 +158,10 @@ def _simulation(job: BenchJob, recording: Recording | None) -> Simulation:
         raise ConfigError(
             "cost-profile", "needs engines of its own: leave out --record, --replay, --one-engine"
         )
-    return Simulation(read_cost_profile(job.cost_profile))
+    profile = read_cost_profile(job.cost_profile)
+    if job.slowdown is not None:
+        profile = profile.model_copy(update={"slowdown": job.slowdown})
+    return Simulation(profile, job.small_model or SMALL_MODEL)
 
 
 def _check_fits(config: EngineConfig, recording: Recording) -> None:

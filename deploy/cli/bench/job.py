@@ -160,6 +160,21 @@ class BenchJob:
             "on other machines: 8b-h100, 70b-2-h200, 70b-4-h200, 70b-8-h200, or a file"
         ),
     ] = None
+    small_model: Annotated[
+        str | None,
+        Field(
+            description="of a cost profile: its entry whose times small models and cascades take, "
+            "such as model-0.5b of 8b-h100; default: model"
+        ),
+    ] = None
+    slowdown: Annotated[
+        float | None,
+        Field(
+            ge=1,
+            description="of a cost profile: seconds here for each of its own, in place of what it "
+            "says; more where this machine is busy, so that fewer drafts are late",
+        ),
+    ] = None
     base_url: Annotated[
         str | None,
         Field(description="measure this OpenAI-compatible server, and no engine in this process"),

@@ -1,6 +1,7 @@
 """The rows of the suite of model drafters: one small model in many ways, and models together.
 
-All drafts have at most as many levels and, all drafters of a row together, as many nodes.
+All drafts have at most as many levels and, all drafters of a row together, as many nodes. Where
+drafts have a price, under a cost profile, models stop by what a level brings and takes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ TREE_NODES, DEPTH, TOP_K = 32, 6, 6
 # Of a cascade: tokens that the model writes before one that copies goes on, and its guesses.
 FIRST, BEHIND, GUESSES = 3, 8, 3
 AHEAD = "ahead"
+GOODPUT = "goodput"
 # Rows that a rule other than `coupled` decides about: the rule, and which of `_RULED` drafts.
 RULES: Mapping[str, tuple[str, str]] = {
     "chain, rejection": ("rejection", "drawn-chain"),
@@ -34,7 +36,7 @@ class ModelRows:
     other       one of another tokenizer
     alphabet    one of single bytes or letters
     is_sampled  whether there is a temperature, without which all rules are alike
-    is_timed    whether a cost profile says how long a drafter with a device of its own takes
+    is_timed    whether a cost profile says how long drafts take, of a device of their own, too
     """
 
     same: str
@@ -45,22 +47,22 @@ class ModelRows:
 
     def drafters(self) -> Iterator[DrafterConfig]:
         """All that settings name."""
-        yield _model("same-chain", self.same)
-        yield _model("same-tree", self.same, **_DYNAMIC)
+        yield self._model("same-chain", self.same)
+        yield self._model("same-tree", self.same, **_DYNAMIC)
         for vocabulary in ("tli", "slem"):
-            yield _model(f"{vocabulary}-chain", self.other, vocabulary=vocabulary)
-            yield _model(f"{vocabulary}-tree", self.other, vocabulary=vocabulary, **_DYNAMIC)
-        yield _model("union-chain", self.other, vocabulary="union")
-        yield _model("slrs", self.alphabet, vocabulary="slrs")
-        yield _cascade("vertical", self.same, [DEPTH, 0], [GUESSES])
-        yield _cascade("horizontal", self.same, [FIRST, BEHIND], [])
-        yield _model("full-tree", self.same, **_STATIC)
+            yield self._model(f"{vocabulary}-chain", self.other, vocabulary=vocabulary)
+            yield self._model(f"{vocabulary}-tree", self.other, vocabulary=vocabulary, **_DYNAMIC)
+        yield self._model("union-chain", self.other, vocabulary="union")
+        yield self._model("slrs", self.alphabet, vocabulary="slrs")
+        yield self._cascade("vertical", self.same, [DEPTH, 0], [GUESSES])
+        yield self._cascade("horizontal", self.same, [FIRST, BEHIND], [])
+        yield self._model("full-tree", self.same, **_STATIC)
         if self.is_sampled:
-            yield _model("drawn-chain", self.same)
-            yield _model("drawn-tree", self.same, **_STATIC)
-            yield _model("probable-tree", self.same, draws="none", **_STATIC)
+            yield self._model("drawn-chain", self.same)
+            yield self._model("drawn-tree", self.same, **_STATIC)
+            yield self._model("probable-tree", self.same, draws="none", **_STATIC)
         if self.is_timed:
-            yield _model(AHEAD, self.same, ahead=True, transport="grpc")
+            yield self._model(AHEAD, self.same, ahead=True, transport="grpc")
 
     def settings(self) -> Iterator[Setting]:
         """Each way alone, then drafters together, then rules beside `coupled`."""
@@ -83,25 +85,26 @@ class ModelRows:
             for name, (rule, drafter) in RULES.items():
                 yield Setting(name, (drafter,), acceptance=rule)
 
+    @property
+    def _own(self) -> Mapping[str, Any]:
+        """Options of every model."""
+        return {"stop": GOODPUT} if self.is_timed else {}
+
+    def _model(self, name: str, model: str, **options: Any) -> DrafterConfig:
+        given = {"max_nodes": TREE_NODES, "num_tokens": DEPTH, **self._own, **options}
+        return DrafterConfig(kind="model", name=name, model=model, **given)
+
+    def _cascade(
+        self, name: str, model: str, horizontal: list[int], vertical: list[int]
+    ) -> DrafterConfig:
+        members = [{"kind": "model", "model": model, **self._own}, {"kind": "anpd"}]
+        return DrafterConfig(
+            kind="cascade", name=name, max_nodes=TREE_NODES, drafters=members,
+            horizontal=horizontal, vertical=vertical,
+        )  # fmt: skip
+
 
 # EAGLE-2's tree, and the static one of the highest expected acceptance, as large as is allowed:
 # nodes of the same ranks, whatever was drawn.
 _DYNAMIC: Mapping[str, Any] = {"tree": "dynamic", "top_k": TOP_K}
 _STATIC: Mapping[str, Any] = {"tree": "sequoia", "tree_size": "full"}
-
-
-def _model(name: str, model: str, **options: Any) -> DrafterConfig:
-    return DrafterConfig(
-        kind="model", name=name, model=model, max_nodes=TREE_NODES, num_tokens=DEPTH, **options
-    )
-
-
-def _cascade(name: str, model: str, horizontal: list[int], vertical: list[int]) -> DrafterConfig:
-    return DrafterConfig(
-        kind="cascade",
-        name=name,
-        max_nodes=TREE_NODES,
-        drafters=[{"kind": "model", "model": model}, {"kind": "anpd"}],
-        horizontal=horizontal,
-        vertical=vertical,
-    )

@@ -55,6 +55,10 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
     measured = await measured_runs(job, settings, console)
     job, bench, runs = measured.job, measured.bench, measured.runs
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
+    if bench.simulation is not None:
+        steps, drafts = bench.simulation.late_shares()
+        by_drafter = bench.simulation.late_by_drafter()
+        what["late"] = {"steps": steps, "drafts": drafts, "by_drafter": by_drafter}
     # Under other rules answers have the target's distribution, but are not its own for a seed.
     own = {
         setting.name: runs[setting.name]
@@ -151,6 +155,8 @@ def _load_fields(job: BenchJob) -> dict[str, Any]:
         "ignore_eos": job.ignore_eos,
         "rounds": job.rounds,
         "cost_profile": job.cost_profile,
+        "small_model": job.small_model,
+        "slowdown": job.slowdown,
         "concurrency": job.load.concurrency,
         "request_rate": job.load.request_rate,
     }

@@ -1,20 +1,19 @@
-"""Drafting ahead for one request, and the step that computes the next rows of several of them."""
+"""Drafting ahead for one request, pass by pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 
 from ....core.arrays import ROOT, Float32, Int32
 from ....core.proposals import MAX_PROPOSAL_NODES, AheadQuery, Proposal
-from ....core.sampling.rows import sampling_rows
-from ....core.step.builder import block_tables
-from ....core.steps import StepInput, StepOutput
-from ...coupled_rank import CoupledChoice, rank_coupled
+from ....core.steps import StepOutput
+from ...coupled_rank import CoupledChoice
 from ..cached_text import CachedText
+from ..tree_step import TreePart, ranked_tokens
+from .agreement import Agreement
 from .branches import Growing
 from .fed_tree import FedTree
 from .outcomes import Candidates, Outcome, likeliest_outcomes
@@ -43,17 +42,19 @@ class AheadJob:
 
     num_candidates  most probable tokens that are looked at after a node of the tree
     num_outcomes    most drafts
+    agreement       what the target makes of the drafter's probabilities
     """
 
     def __init__(
-        self, query: AheadQuery, state: CachedText, make_branches: MakeBranches,
-        num_candidates: int, num_outcomes: int,
+        self, query: AheadQuery, state: CachedText, make_branches: MakeBranches, *,
+        num_candidates: int, num_outcomes: int, agreement: Agreement,
     ) -> None:  # fmt: skip
         self.query = query
         self.state = state
         self._make_branches = make_branches
         self._num_candidates = num_candidates
         self._num_outcomes = num_outcomes
+        self._agreement = agreement
         self._parents = query.parents.tolist()
         position = state.rewind()
         self.fed = FedTree(position, state.blocks)
@@ -102,6 +103,18 @@ class AheadJob:
                 branch.nodes[node] = self._feed(branch, node)
             self._growing.append((branch, len(frontier)))
         return bool(self._growing)
+
+    def part(self, block_size: int) -> TreePart:
+        """What `prepare` has chosen as a part of the next pass."""
+        rows = self.fed.rows(block_size)
+        return TreePart(
+            self.fed.tokens[self.fed.num_fed :],
+            rows,
+            self.fed.context_len,
+            self.state.blocks,
+            self.state.distribution,
+            (rows.positions[self.first_wanted :] + 1).tolist(),
+        )
 
     def take(self, output: StepOutput, first: int) -> int:
         """Go on by the results of a pass, whose wanted rows begin at `first`; how many it has."""
@@ -155,8 +168,12 @@ class AheadJob:
             self._candidates(output, row, self.fed.position(self._root + place) + 1)
             for place, row in enumerate(rows)
         ]
+        self._agreement.ask(self.query, candidates)
         outcomes = likeliest_outcomes(
-            self.query.tokens.tolist(), self._parents, candidates, self._num_outcomes
+            self.query.tokens.tolist(),
+            self._parents,
+            [self._agreement.corrected(one) for one in candidates],
+            self._num_outcomes,
         )
         paths = [
             (*(int(self.query.tokens[node]) for node in self._path(outcome.node)), outcome.token)
@@ -166,19 +183,10 @@ class AheadJob:
         return [Branch(outcome, draft) for outcome, draft in zip(outcomes, drafts, strict=True)]
 
     def _candidates(self, output: StepOutput, row: int, next_position: int) -> Candidates:
-        assert output.top is not None
-        assert output.log_probs is not None
-        tokens = output.top.ids[row, : self._num_candidates]
-        log_probs = output.top.log_probs[row, : self._num_candidates]
-        chosen = output.target_tokens[row]
-        if chosen not in tokens:
-            tokens = np.append(tokens, chosen)
-            log_probs = np.append(log_probs, output.log_probs[row])
         distribution = self.state.distribution
         choice = CoupledChoice(distribution.temperature, distribution.seed, next_position)
-        siblings = np.full(len(tokens), ROOT, dtype=np.int32)
-        ranked, _, given = rank_coupled(tokens, siblings, log_probs, choice, len(tokens))
-        return Candidates(ranked, given)
+        count = self._num_candidates
+        return Candidates(*ranked_tokens(output, row, count, choice, count + 1))
 
     def _feed(self, branch: Branch, node: int) -> int:
         if node == ROOT:
@@ -200,49 +208,3 @@ class AheadJob:
             drafted = branch.draft.proposed(self.query.max_nodes)
             if len(drafted[0]):
                 yield branch.outcome, drafted
-
-
-def build_ahead_step(
-    jobs: Sequence[AheadJob], block_size: int, *, with_entropies: bool = False
-) -> StepInput:
-    """The step that feeds what all jobs have prepared."""
-    trees = [job.fed.rows(block_size) for job in jobs]
-    counts = [len(job.fed) - job.fed.num_fed for job in jobs]
-    starts = [0, *accumulate(counts)]
-    own = [slice(job.fed.num_fed, None) for job in jobs]
-    pairs = list(zip(trees, own, strict=True))
-    wanted = [len(job.fed) - job.first_wanted for job in jobs]
-    logits_rows = np.concatenate(
-        [np.arange(end - count, end) for end, count in zip(starts[1:], wanted, strict=True)]
-    ).astype(np.int32)
-    positions = np.concatenate([tree.positions[rows] for tree, rows in pairs])
-    distributions = [job.state.distribution for job in jobs]
-    no_rows = np.empty(0, dtype=np.int32)
-    return StepInput(
-        step_id=0,
-        moves=np.empty((0, 2), dtype=np.int32),
-        token_ids=np.array(
-            [token for job in jobs for token in job.fed.tokens[job.fed.num_fed :]], dtype=np.int32
-        ),
-        positions=positions,
-        slots=np.concatenate([tree.slots[rows] for tree, rows in pairs]),
-        request_starts=np.array(starts, dtype=np.int32),
-        context_lens=np.array([job.fed.context_len for job in jobs], dtype=np.int32),
-        block_tables=block_tables([job.state.blocks for job in jobs]),
-        trees=tuple(trees),
-        logits_rows=logits_rows,
-        sampling=sampling_rows(
-            [distribution.temperature for distribution in distributions],
-            [distribution.logits_params for distribution in distributions],
-            [distribution.seed for distribution in distributions],
-            positions[logits_rows].astype(np.int64) + 1,
-            np.array(wanted, dtype=np.int32),
-        ),
-        probe_rows=no_rows,
-        probe_top_k=0,
-        scored_rows=no_rows,
-        scored_tokens=no_rows,
-        with_log_probs=True,
-        with_entropies=with_entropies,
-        num_top=max(job.num_top for job in jobs),
-    )

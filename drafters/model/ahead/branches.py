@@ -7,9 +7,9 @@ from typing import Protocol
 
 from ....core.arrays import Float32, Int32
 from ....core.steps import StepOutput
-from ..chain_length import Chain, ChainLength
 from ..expansion import Expansion, GrownNodes
-from ..stopping import Drawn
+from ..stopping.chain_length import Chain, ChainLength
+from ..stopping.rules import Drawn
 
 
 class Growing(Protocol):

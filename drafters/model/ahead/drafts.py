@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ....core.proposals import AheadQuery, Proposal, empty_proposal
+from ....core.proposals import AheadQuery, Commit, Proposal, empty_proposal
 from ....core.steps import StepInput, StepOutput
 from ..cached_text import CachedText
 from ..options import Expansions, ModelOptions
 from ..prefix_cache import PrefixCache
-from ..stopping import SVIP
+from ..stopping.rules import SVIP
 from ..tree_job import TreeJob
+from ..tree_step import build_tree_step
 from ..vocabulary.strategy import DraftVocabulary
-from .ahead_job import AheadJob, build_ahead_step
+from .agreement import Agreement
+from .ahead_job import AheadJob
 from .branches import ChainBranch, Growing
 
 # Candidates after a node that are looked at, however few outcomes are wanted.
@@ -48,6 +50,7 @@ class DraftsAhead:
         self._run = run
         self._expansions = expansions
         self._num_requests = 0
+        self._agreement = Agreement()
 
     def propose(
         self,
@@ -71,6 +74,14 @@ class DraftsAhead:
             self._end(job)
         found = {job.query.request_id: job.proposal(source) for job in jobs}
         return [found.get(query.request_id) or empty_proposal(source) for query, _ in asked]
+
+    def observe(self, commit: Commit) -> None:
+        """Learn from what the target said to a tree that was gone behind."""
+        self._agreement.said(commit)
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended; an unknown id is ignored."""
+        self._agreement.forget(request_id)
 
     def _begin(self, asked: Sequence[tuple[AheadQuery, CachedText]]) -> list[AheadJob]:
         """Those whose trees fit in one pass together, with room in the cache for their drafts."""
@@ -96,7 +107,10 @@ class DraftsAhead:
     def _job(self, query: AheadQuery, state: CachedText) -> AheadJob:
         most = self._options.ahead_outcomes
         num_candidates = min(max(LEAST_CANDIDATES, 2 * most), self._vocabulary.size)
-        return AheadJob(query, state, self._branches, num_candidates, most)
+        return AheadJob(
+            query, state, self._branches,
+            num_candidates=num_candidates, num_outcomes=most, agreement=self._agreement,
+        )  # fmt: skip
 
     def _most_fed(self, query: AheadQuery) -> int:
         """Rows of all drafts together, those of the outcomes' own tokens included."""
@@ -130,7 +144,9 @@ class DraftsAhead:
 
     def _pass(self, jobs: Sequence[AheadJob]) -> None:
         with_entropies = self._options.stop == SVIP
-        step = build_ahead_step(jobs, self._options.block_size, with_entropies=with_entropies)
+        parts = [job.part(self._options.block_size) for job in jobs]
+        num_top = max(job.num_top for job in jobs)
+        step = build_tree_step(parts, num_top, with_entropies=with_entropies)
         output, row = self._run(step), 0
         for job in jobs:
             row += job.take(output, row)

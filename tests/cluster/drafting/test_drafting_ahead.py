@@ -9,6 +9,7 @@ import random
 
 import numpy as np
 import pytest
+from draftline.cluster.drafting.channel import PATIENCE
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.stats import DrafterStats
 from draftline.core.proposals import AheadQuery, Proposal
@@ -207,3 +208,23 @@ async def test_only_those_that_were_asked_go_ahead(scene: Ahead) -> None:
     scene.hub.draft_ahead([query], {"other": ("r",)})
     assert len(scene.link.sent) == sent
     assert scene.hub.drafts_ahead
+
+
+async def test_one_that_seemed_too_slow_is_waited_for_again_whatever_it_was_asked_ahead(
+    scene: Ahead,
+) -> None:
+    session = await scene.begin()
+    (channel,) = scene.hub._channels
+    waited_for = []
+    for _ in range(2 * PATIENCE):
+        scene.go_ahead(session, (47, 48))
+        scene.link.answer()
+        step = asyncio.create_task(session.step(1, budget_s=0.01))
+        await asyncio.sleep(0.003)
+        waited_for.append(channel.is_awaited)
+        scene.clock.now += 1.0
+        await scene.answered()
+        await step
+    # Before it is known to be slow, and then once in so many queries.
+    assert waited_for.count(True) == 3
+    assert waited_for[0]

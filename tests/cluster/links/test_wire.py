@@ -83,7 +83,9 @@ top_next_tokens = st.builds(
 commits = st.builds(
     Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | top_next_tokens
 )
-queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256), st.none() | lists)
+queries = st.builds(
+    Query, ids, st.integers(0, 2**31), st.integers(0, 256), st.none() | lists, st.floats(0, 1e9)
+)
 # Every node's parent is an earlier one or the root.
 trees = ints.flatmap(
     lambda tokens: st.tuples(
@@ -322,6 +324,13 @@ def test_seconds_that_cannot_be_are_a_protocol_error(bad: float):
     data = wire.encode_answer(message, [], LIMIT, None, DraftSeconds(open_s=bad))
     with pytest.raises(ProtocolError, match="seconds"):
         wire.decode_answer(data, message, "s")
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("inf"), float("nan")])
+def test_steps_that_take_no_such_time_are_a_protocol_error(bad: float):
+    message = DrafterMessage(1, (), (), [], [Query("r", 1, 4, step_s=bad)], 0.0)
+    with pytest.raises(ProtocolError, match="a step takes no"):
+        wire.decode_step(wire.encode_step(message, 0.1, LIMIT), 0.0)
 
 
 @given(st.binary(max_size=64))

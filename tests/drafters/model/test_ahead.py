@@ -16,6 +16,7 @@ from draftline.core.errors import ConfigError, DrafterError
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
 from draftline.core.tree.merge import reroot
+from draftline.drafters.model.ahead.agreement import Agreement
 from draftline.drafters.model.ahead.outcomes import Candidates, likeliest_outcomes
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
@@ -127,6 +128,62 @@ def test_outcomes_are_the_products_along_their_paths() -> None:
 def test_without_a_tree_they_are_the_tokens_after_the_text() -> None:
     found = likeliest_outcomes([], [], [Candidates(int32([4, 2]), np.zeros(2, np.float32))], 1)
     assert [(one.node, one.token) for one in found] == [(ROOT, 4)]
+
+
+def halves(*tokens: int) -> Candidates:
+    """Candidates that share all but a little, the first one a little more probable."""
+    probs = np.linspace(0.55, 0.45, len(tokens)) * 2 / len(tokens)
+    return Candidates(int32([*tokens]), np.log(probs).astype(np.float32))
+
+
+def ask(agreement: Agreement, *tokens: int) -> list[Candidates]:
+    """A chain of these tokens in flight, of which the drafter is never sure."""
+    own = [halves(token, 40) for token in (*tokens, 41)]
+    parents = list(range(ROOT, len(tokens) - 1))
+    agreement.ask(AheadQuery("r", 8, 20, int32([*tokens]), int32(parents)), own)
+    return own
+
+
+def test_what_the_target_says_makes_of_the_drafter_s_doubts_what_they_are_worth() -> None:
+    agreement = Agreement()
+    first = np.exp(agreement.corrected(halves(1, 2)).log_probs)
+    np.testing.assert_allclose(first, [0.55, 0.45], atol=0.1)
+    for _ in range(30):
+        ask(agreement, 1, 2, 3)
+        # All is accepted, and what the drafter finds likeliest follows.
+        agreement.said(Commit("r", 8, int32([1, 2, 3, 41])))
+    likely, other = np.exp(agreement.corrected(halves(1, 2)).log_probs)
+    assert likely > 0.9
+    assert other < 0.1
+    own = [agreement.corrected(one) for one in ask(agreement, 1, 2, 3)]
+    [best, *_] = likeliest_outcomes([1, 2, 3], [ROOT, 0, 1], own, 4)
+    assert (best.node, best.token) == (2, 41)
+    # Nothing is learned from what nobody asked about, or behind what the tree does not have.
+    agreement.forget("r")
+    agreement.said(Commit("r", 8, int32([40])))
+    ask(agreement, 1, 2, 3)
+    agreement.said(Commit("r", 8, int32([40, 2, 3, 41])))
+    after, _ = np.exp(agreement.corrected(halves(1, 2)).log_probs)
+    assert 0.85 < after < likely
+
+
+def test_it_drafts_behind_what_came_true_of_its_ranks() -> None:
+    """With one outcome to draft behind, it is that of the target's habit, once this was seen."""
+    bench = Bench(context_len=256, ahead_outcomes=1)
+
+    def hit() -> bool:
+        ahead = bench.go_ahead(bench.propose())
+        said = bench.ranked([], 2)[1]
+        left = left_of(ahead, said)
+        bench.commit([said])
+        return left == bench.chain()
+
+    first = [hit() for _ in range(4)]
+    for _ in range(20):
+        hit()
+    last = [hit() for _ in range(20)]
+    assert sum(first) < 2
+    assert sum(last) > 15
 
 
 def test_behind_each_outcome_it_drafts_what_it_will_draft_when_it_is_said() -> None:

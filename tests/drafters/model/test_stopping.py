@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
-from draftline.drafters.model.stopping import (
+from draftline.core.proposals import AheadQuery
+from draftline.drafters.model.stopping.chain_length import ChainLength
+from draftline.drafters.model.stopping.draft_costs import DraftCosts, DraftRounds
+from draftline.drafters.model.stopping.rules import (
     MIN_PAIRS,
     Confidence,
     Constant,
-    DraftCosts,
     Drawn,
     Goodput,
     Heuristic,
@@ -107,6 +111,83 @@ def test_goodput_drafts_long_where_draws_are_cheap_and_right() -> None:
     for _ in range(400):
         rule.observe(drawn(0.5, 0.5), 1)
     assert rule.num_tokens(10, 1) in (1, 2)
+
+
+def test_goodput_begins_new_requests_where_others_are_and_goes_on_trying() -> None:
+    costs = DraftCosts()
+    old = Goodput(costs)
+    costs.note_draw(4.0)
+    costs.note_verify(2.0)
+    assert costs.verify_s == 2.0, "the first one counts whole"
+    for _ in range(100):
+        old.observe(drawn(0.5), 0)
+    new = Goodput(costs)
+    assert new.num_tokens(4, 1) == 0
+    tries = [new.num_tokens(4, 1) for _ in range(400)]
+    assert tries.index(1) > 0
+    for _ in range(60):
+        new.observe(drawn(0.5), 1)
+    assert new.num_tokens(4, 1) > 1
+    costs.note_draw(900.0, num_read=200)
+    assert costs.draw_s == pytest.approx(0.4), "who reads a text takes longer"
+
+
+def test_where_the_engine_weighs_drafts_goodput_leaves_none_out() -> None:
+    costs = DraftCosts()
+    rule = Goodput(costs)
+    costs.told_verify(3.0)
+    costs.note_draw(90.0)
+    assert [rule.num_tokens(most, 1) for most in (4, 1, 0)] == [1, 1, 0]
+    costs.note_verify(2.0)
+    assert costs.verify_s == pytest.approx(2.9)
+
+
+class Seen(Constant):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
+        self.told.append((len(draft), num_accepted))
+
+
+def test_of_a_tree_the_levels_of_its_path_count() -> None:
+    rule = Seen()
+    length = ChainLength(rule)
+    for said, accepted in [([5, 8, 9], 2), ([4, 8], 1), ([6], 0), ([5, 7, 1, 1], 3), ([5], 1)]:
+        assert length.begin(3, 1) == 3
+        length.ends_with(5, drawn(0.5)[0])
+        length.becomes([4, 5, 7, 8, 1], [ROOT, ROOT, 1, 1, 2])
+        assert length.observe(said) == accepted
+        assert rule.told.pop() == (3, accepted)
+    length.begin(3, 1)
+    length.becomes([], [])
+    assert length.observe([4]) == 0
+    # What nobody drafted is no draft.
+    assert length.observe([4]) == 0
+    assert rule.told == [(0, 0)]
+
+
+def ahead(*texts: tuple[str, int]) -> list[AheadQuery]:
+    none = np.empty(0, dtype=np.int32)
+    return [AheadQuery(name, length, 4, none, none) for name, length in texts]
+
+
+def test_what_is_between_two_drafts_of_a_request_is_a_verification() -> None:
+    rounds = DraftRounds()
+    assert rounds.verify_s(["a"], 1.0) is None
+    rounds.finished(["a", "b"], 2.0)
+    assert rounds.verify_s(["b", "c"], 5.0) == 3.0
+    # Others, and a text that went on by more than a step.
+    assert rounds.verify_s(["c"], 5.0) is None
+    assert rounds.verify_s([], 5.0) is None
+    # Asked for the same again, when it is hurried, and then behind the next step.
+    rounds.asked_ahead(ahead(("a", 7)))
+    rounds.asked_ahead(ahead(("a", 7)))
+    assert rounds.verify_s(["a"], 6.0) == 4.0
+    rounds.asked_ahead(ahead(("a", 9)))
+    assert rounds.verify_s(["a"], 6.0) is None
 
 
 def rules() -> list[Stopping]:

@@ -25,6 +25,14 @@ DRAFTER = DrafterConfig(kind="prompt_lookup", name="far", transport="grpc", draf
 @contextmanager
 def drafter_pool(**settings: Any) -> Iterator[None]:
     """A pool of prompt lookup with these settings beside its own; quick to grow and to shrink."""
+    variables = mock.patch.dict(os.environ, RAY_VARIABLES)
+    with variables, ray_cluster(num_cpus=4), serving_pool(**settings):
+        yield
+
+
+@contextmanager
+def serving_pool(**settings: Any) -> Iterator[None]:
+    """The same on a Ray that runs already, started with `RAY_VARIABLES`."""
     # Ray Serve warns when it is imported: in tests that expect it.
     from draftline.deploy.ray_serve.drafter_pool import build_pool
     from ray import serve
@@ -38,13 +46,12 @@ def drafter_pool(**settings: Any) -> Iterator[None]:
         "downscale_delay_s": 1,
         **settings,
     }
-    with mock.patch.dict(os.environ, RAY_VARIABLES), ray_cluster(num_cpus=4):
-        serve.start(proxy_location="Disabled")
-        try:
-            serve.run(build_pool(given), name=POOL, route_prefix=None)
-            yield
-        finally:
-            serve.shutdown()
+    serve.start(proxy_location="Disabled")
+    try:
+        serve.run(build_pool(given), name=POOL, route_prefix=None)
+        yield
+    finally:
+        serve.shutdown()
 
 
 def pool_pids() -> list[int]:

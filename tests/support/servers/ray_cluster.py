@@ -6,11 +6,13 @@ import asyncio
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.cluster_utils import Cluster
 
 TESTS = Path(__file__).parents[2]
 
@@ -18,13 +20,58 @@ TESTS = Path(__file__).parents[2]
 @contextmanager
 def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
     """Ray with this many logical CPUs; its workers can import `support`."""
+    with _tests_in_path():
+        try:
+            _start(num_cpus)
+            yield
+        finally:
+            ray.shutdown()
+
+
+class RayNodes:
+    """A head and further nodes of a Ray cluster on this machine, each with one logical CPU."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """`addresses` of the further ones; the head has the machine's."""
+        self._cluster = Cluster()
+        self._add()
+        self._nodes = {address: self._add(node_ip_address=address) for address in addresses}
+        self.address = self._cluster.address
+
+    def _add(self, **options: Any) -> Any:
+        return self._cluster.add_node(
+            num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, **options
+        )
+
+    def lose(self, address: str) -> None:
+        """End a node with all that runs there, at once."""
+        self._cluster.remove_node(self._nodes.pop(address), allow_graceful=False)
+
+    def end(self) -> None:
+        """End all nodes."""
+        self._cluster.shutdown()
+
+
+@contextmanager
+def ray_nodes(addresses: Sequence[str]) -> Iterator[RayNodes]:
+    """A Ray cluster of a head, which this process uses, and nodes with these addresses."""
+    with _tests_in_path():
+        nodes = RayNodes(addresses)
+        try:
+            ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.end()
+
+
+@contextmanager
+def _tests_in_path() -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([before] if before else [])])
     try:
-        _start(num_cpus)
         yield
     finally:
-        ray.shutdown()
         if before is None:
             del os.environ["PYTHONPATH"]
         else:

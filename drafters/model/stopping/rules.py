@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ...core.errors import ConfigError
+from ....core.errors import ConfigError
+from .draft_costs import FIRST_ACCEPTED, DraftCosts
 
 # Pairs of a draft's probability and its fate that the learned threshold is drawn from.
 MAX_PAIRS = 512
@@ -22,7 +23,9 @@ MAX_PAIRS = 512
 MIN_PAIRS = 6
 # A wrong stop costs a token, a missed one a row.
 FALSE_NEGATIVE_COST = 3.0
-WEIGHT = 0.1
+# Weight of the newest draft in the mean of what is accepted, and, once nothing is drafted, of what
+# it began with.
+WEIGHT, RECALL = 0.1, 0.01
 # The rule that asks for entropies.
 SVIP = "svip"
 
@@ -155,19 +158,26 @@ class Schedule(Constant):
 class Goodput(Constant):
     """Chooses the length that is expected to bring most tokens a second.
 
-    A draft of k tokens brings 1 + a + .. + a^k, for a running mean a of the share of judged tokens
-    that was accepted, and takes what k draws and one verification take.
+    A draft of k tokens, or of k levels, brings 1 + a + .. + a^k, for a running mean a of the share
+    of judged ones that was accepted, and takes what k draws and one verification take. Where the
+    engine weighs drafts itself, none is shorter than a token.
     """
 
     def __init__(self, costs: DraftCosts) -> None:
         self._costs = costs
-        self._accepted = 0.5
+        self._accepted = costs.accepted
 
     def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
         """The length of most tokens a second, by the times measured so far."""
         lengths = np.arange(most + 1)
         tokens = np.cumsum(self._accepted**lengths)
-        return int(np.argmax(tokens / (self._costs.verify_s + lengths * self._costs.draw_s)))
+        seconds = self._costs.verify_s + lengths * self._costs.draw_s
+        best = int(np.argmax(tokens / seconds))
+        if best:
+            return best
+        # Who never drafts never learns that it would pay by now.
+        self._accepted += RECALL * (FIRST_ACCEPTED - self._accepted)
+        return min(1, most) if self._costs.is_told else 0
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
         """Move the running mean of acceptance."""
@@ -175,25 +185,7 @@ class Goodput(Constant):
         if judged:
             share = min(num_accepted, judged) / judged
             self._accepted += WEIGHT * (share - self._accepted)
-
-
-class DraftCosts:
-    """Running means of the seconds of a draw and of a verification, over a drafter's requests."""
-
-    __slots__ = ("draw_s", "verify_s")
-
-    def __init__(self) -> None:
-        # Until both are known every length is worth trying.
-        self.draw_s = 0.0
-        self.verify_s = 1.0
-
-    def note_draw(self, seconds: float) -> None:
-        """Learn the seconds of one more token for all requests of a batch."""
-        self.draw_s += WEIGHT * (seconds - self.draw_s)
-
-    def note_verify(self, seconds: float) -> None:
-        """Learn the seconds from the end of one draft to the beginning of the next."""
-        self.verify_s += WEIGHT * (seconds - self.verify_s)
+            self._costs.note_accepted(share)
 
 
 def _cheapest_threshold(pairs: Sequence[tuple[float, bool]], otherwise: float) -> float:

@@ -1,23 +1,18 @@
-"""Applies a stopping rule to the chains of one request, and reports their acceptance to it."""
+"""Applies a stopping rule to the drafts of one request, and reports their acceptance to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...core.errors import ConfigError
-from ..option_checks import require_whole
-from .stopping import (
-    Confidence,
-    Constant,
-    DraftCosts,
-    Drawn,
-    Goodput,
-    Heuristic,
-    Schedule,
-    Stopping,
-    Svip,
-)
+from ....core.arrays import ROOT
+from ....core.errors import ConfigError
+from ...option_checks import require_whole
+from .draft_costs import DraftCosts
+from .rules import Confidence, Constant, Drawn, Goodput, Heuristic, Schedule, Stopping, Svip
+
+# A level of a tree: what rules ask of a drawn token is not asked of it.
+LEVEL = Drawn(0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -36,14 +31,18 @@ class Chain:
 
 
 class ChainLength:
-    """Asks a rule how long a chain may become, and reports how much of it was accepted."""
+    """Asks a rule how long a chain may become, or how deep a tree, and reports how much of it was
+    accepted.
+    """
 
-    __slots__ = ("_chains", "_rule")
+    __slots__ = ("_chains", "_rule", "_tree")
 
     def __init__(self, rule: Stopping) -> None:
         self._rule = rule
         # The one that is verified, and those that were drafted ahead of it.
         self._chains: list[Chain] = []
+        # Tokens and parents of the tree that is verified in place of a chain.
+        self._tree: tuple[list[int], list[int]] | None = None
 
     def begin(self, most: int, num_requests: int, assumed: Sequence[int] | None = None) -> int:
         """Begin a new chain: the most tokens that it may have.
@@ -53,8 +52,10 @@ class ChainLength:
         assumed       tokens that stand before it and are not committed
         """
         path = list(assumed or ())
+        if assumed is None:
+            self._chains, self._tree = [], None
         # It takes the place of one that stood where it stands.
-        others = [] if assumed is None else [one for one in self._chains if one.assumed != path]
+        others = [one for one in self._chains if one.assumed != path]
         self._chains = [*others, Chain(path, assumed is not None)]
         return self._rule.num_tokens(most, num_requests)
 
@@ -74,12 +75,24 @@ class ChainLength:
         chain.drawn.append(drawn)
         return self._rule.stops_after(drawn)
 
-    def observe(self, committed: Sequence[int]) -> None:
-        """Report what was committed, in the drafter's own tokens as `ends_with` has them.
+    def becomes(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """Note that the draft that began last is this tree, of tokens as `ends_with` has them."""
+        del self._chains[-1]
+        self._tree = [*tokens], [*parents]
 
-        The part of the chain that it begins with was accepted. Nothing is known of one that stands
-        behind other tokens than were committed, and not all of one before which they end.
+    def observe(self, committed: Sequence[int]) -> int:
+        """Report what was committed, in the drafter's own tokens as `ends_with` has them; how many
+        of them the draft has that was verified.
+
+        The part of the chain that it begins with was accepted; of a tree, the levels of its path.
+        Nothing is known of one that stands behind other tokens than were committed, and not all of
+        one before which they end.
         """
+        accepted = 0
+        if self._tree is not None:
+            num_levels, accepted = _levels(*self._tree, committed)
+            self._rule.observe([LEVEL] * num_levels, accepted)
+            self._tree = None
         chains, self._chains = self._chains, []
         for chain in chains:
             path = [*chain.assumed, *chain.tokens[chain.num_right :]]
@@ -92,6 +105,20 @@ class ChainLength:
                 self._chains.append(chain)
             elif agreed >= len(chain.assumed) and chain.drawn:
                 self._rule.observe(chain.drawn, num_right)
+                accepted = max(accepted, num_right)
+        return accepted
+
+
+def _levels(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> tuple[int, int]:
+    """Levels of a tree, and how many of them its path of these tokens goes down."""
+    depths: list[int] = []
+    path = {0: ROOT}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        depth = 1 if parent == ROOT else depths[parent] + 1
+        depths.append(depth)
+        if path.get(depth - 1) == parent and depth <= len(said) and token == said[depth - 1]:
+            path.setdefault(depth, node)
+    return max(depths, default=0), len(path) - 1
 
 
 def num_equal(some: Sequence[int], others: Sequence[int]) -> int:

@@ -1,0 +1,93 @@
+"""What drafting takes and brings one drafter, over all its requests, and when it drafted last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ....core.proposals import AheadQuery
+
+# Weight of the newest measurement in a running mean.
+WEIGHT = 0.1
+# A pass that feeds more tokens of one request is no draw.
+MOST_READ = 16
+# Share of judged tokens that is taken for accepted before any was judged.
+FIRST_ACCEPTED = 0.5
+
+
+class DraftCosts:
+    """Running means over a drafter's requests.
+
+    draw_s    seconds of a draw
+    is_told   whether the engine says what a verification takes: then it weighs drafts itself
+    verify_s  of a verification
+    accepted  share of judged tokens that was accepted
+    """
+
+    __slots__ = ("_is_known", "accepted", "draw_s", "is_told", "verify_s")
+
+    def __init__(self) -> None:
+        # Until both are known every length is worth trying.
+        self.draw_s = 0.0
+        self.verify_s = 1.0
+        self.accepted = FIRST_ACCEPTED
+        self._is_known = self.is_told = False
+
+    def note_draw(self, seconds: float, num_read: int = 1) -> None:
+        """Learn the seconds of one more token for all requests of a batch.
+
+        num_read  most tokens that one of them fed: who reads a text takes longer
+        """
+        if num_read <= MOST_READ:
+            self.draw_s += WEIGHT * (seconds - self.draw_s)
+
+    def note_verify(self, seconds: float) -> None:
+        """Learn the seconds from the end of one draft to the beginning of the next."""
+        weight = WEIGHT if self._is_known else 1.0
+        self.verify_s += weight * (seconds - self.verify_s)
+        self._is_known = True
+
+    def told_verify(self, seconds: float) -> None:
+        """Take what the engine has measured: who is asked now and then sees no verification."""
+        self.verify_s = seconds
+        self._is_known = self.is_told = True
+
+    def note_accepted(self, share: float) -> None:
+        """Learn the share of a draft's judged tokens that was accepted."""
+        self.accepted += WEIGHT * (share - self.accepted)
+
+
+class DraftRounds:
+    """When a drafter drafted last, and for which requests: what is between two drafts of one
+    request is a verification, if no more was committed than that may have brought. Anything else
+    may be idleness.
+    """
+
+    __slots__ = ("_ahead_of", "_drafted", "_finished_at")
+
+    def __init__(self) -> None:
+        self._finished_at = 0.0
+        self._drafted: frozenset[str] = frozenset()
+        # Requests and texts that it was asked ahead of since then.
+        self._ahead_of: frozenset[tuple[str, int]] = frozenset()
+
+    def verify_s(self, stepped: Collection[str], now: float) -> float | None:
+        """Seconds of the verification that is over; None if there was none.
+
+        stepped  requests that are asked for, whose text one step went on by since
+        """
+        return None if self._drafted.isdisjoint(stepped) else now - self._finished_at
+
+    def finished(self, request_ids: Collection[str], now: float) -> None:
+        """Note that drafts of these requests are done; of none, if they are behind assumed tokens:
+        those before them know how long a verification takes."""
+        self._finished_at = now
+        self._drafted = frozenset(request_ids)
+        self._ahead_of = frozenset()
+
+    def asked_ahead(self, queries: Sequence[AheadQuery]) -> None:
+        """Note that drafts are asked behind trees in flight, once or again."""
+        asked = frozenset((query.request_id, query.committed_len) for query in queries)
+        if self._ahead_of and asked != self._ahead_of:
+            # The drafts between were those ahead: how long their verification took is not known.
+            self._drafted = frozenset()
+        self._ahead_of = asked
