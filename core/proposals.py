@@ -36,6 +36,8 @@ MAX_PROBE_ROWS = 64
 MAX_PROBE_ROWS_OF_ALL = 2 * MAX_PROBE_ROWS
 # Most nodes of one proposal. Four times what any query asks for: a drafter need not cut by itself.
 MAX_PROPOSAL_NODES = 1024
+# Most tokens of a path that a drafter is asked behind, of those that are not committed.
+MAX_ASSUMED_TOKENS = 256
 # Next tokens that a drafter may ask for after a row.
 MAX_TOP_NEXT_TOKENS = 64
 # Probabilities are float32.
@@ -249,8 +251,16 @@ def cache_key(namespace: str, cache_salt: str) -> str:
 class Query(NamedTuple):
     """Asks for a proposal that continues a request's first `committed_len` tokens.
 
-    assumed  tokens that another drafter wrote behind those: the proposal is of the text that these
-             end. None: nobody did
+    assumed  a path behind these that the target has not confirmed: the proposal goes on from its
+             end, with parents of -1 there and noise of the positions behind it. None: there is no
+             path, and the proposal is verified next
+
+    Assumed tokens are what the proposal goes on from, and nothing else: it is the one for a text
+    that ends in them, by what is known of the committed text alone. None of them is counted, kept
+    as an n-gram or learned for others, and what is proposed later is what it would be without the
+    query. A drafter may have nothing to say behind a path, as one of another vocabulary or one
+    that says all levels at once, or behind a long one; its proposal is empty then. It sends no
+    probe: whose rows would stand behind committed text.
     """
 
     request_id: str

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from itertools import accumulate, chain
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from ..core.arrays import Int32
+import numpy as np
+
+from ..core.arrays import Int32, Int64
 from ..core.errors import DrafterError
 from ..core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
 
@@ -132,7 +135,7 @@ class StatefulDrafter(RequestsDrafter[S]):
 
         Raises `DrafterError` for an unknown request or another length.
         """
-        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
+        return [self._propose(self._requests.of_query(query), query) for query in queries]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed. Raises `DrafterError` for a commit that does not fit."""
@@ -148,12 +151,13 @@ class StatefulDrafter(RequestsDrafter[S]):
         """Add a commit that fits to its request's state."""
 
     @abstractmethod
-    def _propose(self, state: S, max_nodes: int) -> Proposal:
-        """At most `max_nodes` nodes below the last committed token."""
+    def _propose(self, state: S, query: Query) -> Proposal:
+        """What goes on from the text, or from what is assumed to follow it; changes nothing."""
 
 
 # Texts that open are appended in pieces, since what is forgotten may make room for what follows.
 PIECE_LEN = 1024
+NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class Growing(Tracked, Protocol):
@@ -165,6 +169,34 @@ class Growing(Tracked, Protocol):
 
 
 G = TypeVar("G", bound=Growing)
+
+
+class AssumedTokens(NamedTuple):
+    """What is assumed to follow the texts of a batch, one behind the other.
+
+    tokens  int32 [n]
+    ends    int64 [texts]  where those of each text end
+    """
+
+    tokens: Int32
+    ends: Int64
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]]) -> AssumedTokens:
+        """Of these paths, one a text."""
+        if not any(paths):
+            return cls(NO_TOKENS, np.zeros(len(paths), dtype=np.int64))
+        tokens = np.fromiter(chain.from_iterable(paths), dtype=np.int32)
+        return cls(tokens, np.array(list(accumulate(map(len, paths))), dtype=np.int64))
+
+    @property
+    def counts(self) -> Int64:
+        """int64 [texts]: how many tokens are assumed to follow each."""
+        return np.diff(self.ends, prepend=0)
+
+    def path(self, place: int) -> Int32:
+        """int32 [n]: what is assumed to follow the text at `place`."""
+        return self.tokens[self.ends[place - 1] if place else 0 : self.ends[place]]
 
 
 class BatchedDrafter(RequestsDrafter[G]):
@@ -193,7 +225,8 @@ class BatchedDrafter(RequestsDrafter[G]):
         if not queries:
             return []
         states = [self._requests.of_query(query) for query in queries]
-        return self._propose_all(states, [max(query.max_nodes, 0) for query in queries])
+        assumed = AssumedTokens.of([query.assumed or () for query in queries])
+        return self._propose_all(states, [max(query.max_nodes, 0) for query in queries], assumed)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed. Raises `DrafterError` for a commit that does not fit; those
@@ -219,5 +252,7 @@ class BatchedDrafter(RequestsDrafter[G]):
         """Append tokens, for which there is room, to each state's text; some may come twice."""
 
     @abstractmethod
-    def _propose_all(self, states: Sequence[G], max_nodes: Sequence[int]) -> Sequence[Proposal]:
-        """At most `max_nodes[i]` nodes below the last committed token of each."""
+    def _propose_all(
+        self, states: Sequence[G], max_nodes: Sequence[int], assumed: AssumedTokens
+    ) -> Sequence[Proposal]:
+        """At most `max_nodes[i]` nodes behind each text and what is assumed to follow it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,10 +13,34 @@ from ...core.request.request import PrefixKeys
 from ..coupled_rank import CoupledChoice
 from .chain_job import ChainJob
 from .chain_length import ChainLength, num_equal
-from .vocabulary.strategy import DraftVocabulary, SameText
+from .text_distribution import TextDistribution
+from .vocabulary.strategy import DraftText, DraftVocabulary, SameText
 
 # A Python number and a place in a list.
 TOKEN_BYTES = 36
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """What a draft goes on from: a text, and what is assumed to follow it.
+
+    text           both in the drafter's own tokens
+    num_kept       its first tokens, which are those of the committed text that stay as they are
+    next_position  of the first drafted token as its noise counts
+    choice         how the target chooses the token behind
+    distribution   how the drafter does; the draft's own
+    """
+
+    text: DraftText
+    num_kept: int
+    next_position: int
+    choice: CoupledChoice
+    distribution: TextDistribution
+
+    @property
+    def added(self) -> list[int]:
+        """The tokens behind those that stay."""
+        return self.text.tokens[self.num_kept :]
 
 
 class CachedText:
@@ -92,11 +117,6 @@ class CachedText:
         return self.committed_len if self._vocabulary.draws_target_ids else len(self.tokens)
 
     @property
-    def choice(self) -> CoupledChoice:
-        """How the target chooses the token after the text."""
-        return CoupledChoice(self.distribution.temperature, self.seed, self.committed_len)
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes of its list of tokens, the integers included."""
         return len(self.tokens) * TOKEN_BYTES
@@ -125,25 +145,46 @@ class CachedText:
         """Whether tokens can be drafted behind the text and these."""
         return self.is_draftable and self._vocabulary.knows(np.array(assumed, dtype=np.int32))
 
-    def rewind(self, assumed: Sequence[int] = ()) -> int:
+    def end(self, assumed: Sequence[int] = ()) -> TextEnd:
+        """The end of the text, with these behind it, which `may_follow`."""
+        distribution = self.distribution.copy()
+        if not assumed:
+            text, num_kept = self.text, len(self.tokens)
+        else:
+            text, num_kept = self.text.behind(assumed)
+            distribution.append(list(assumed))
+        length = self.committed_len + len(assumed)
+        position = length if self._vocabulary.draws_target_ids else len(text.tokens)
+        choice = CoupledChoice(distribution.temperature, self.seed, length)
+        return TextEnd(text, num_kept, position, choice, distribution)
+
+    def rewind(self, end: TextEnd | None = None) -> int:
         """Position of the first token to feed: the last one of the text, and of what is assumed to
         follow it, is fed again if need be.
 
-        Its row draws the next token. What the cache holds beyond it will be overwritten.
+        Its row draws the next token. What the cache holds beyond it will be overwritten: where
+        the text's own last tokens change with what is assumed, these too.
         """
-        text_len = len(self.tokens)
-        agreed = num_equal(self._drawn, assumed) if self.cached_len == text_len else 0
-        self._drawn = list(assumed[:agreed])
-        position = max(0, min(self.cached_len + agreed, text_len + len(assumed) - 1))
-        self.cached_len = min(position, text_len)
+        num_kept, added = (len(self.tokens), []) if end is None else (end.num_kept, end.added)
+        self.forget_behind(num_kept)
+        agreed = num_equal(self._drawn, added) if self.cached_len == num_kept else 0
+        self._drawn = added[:agreed]
+        position = max(0, min(self.cached_len + agreed, num_kept + len(added) - 1))
+        self.cached_len = min(position, num_kept)
         return position
 
-    def keep_cache(self, job: ChainJob, assumed: Sequence[int] = ()) -> None:
+    def forget_behind(self, num_kept: int) -> None:
+        """Note that the cache will not hold more of the text than its first tokens."""
+        if num_kept < len(self.tokens):
+            self.cached_len = min(self.cached_len, num_kept)
+            self._drawn = []
+
+    def keep_cache(self, job: ChainJob, end: TextEnd) -> None:
         """Take over what a job has fed of the text, what was assumed to follow it, and its own."""
         if self.blocks:
-            text_len = len(self.tokens)
-            self.cached_len = min(job.position, text_len)
-            self._drawn = [*assumed, *job.fed][: max(0, job.position - text_len)]
+            self.cached_len = min(job.position, end.num_kept)
+            drawn = [*end.added, *job.fed] if end.num_kept == len(self.tokens) else []
+            self._drawn = drawn[: max(0, job.position - end.num_kept)]
 
     def keep_ahead(self, path: Sequence[int]) -> None:
         """Note that all of the text is cached, and that these tokens stand behind it."""

@@ -50,11 +50,12 @@ class ChainLength:
 
         most          upper bound of the step
         num_requests  requests that are drafted for in the same batch
-        assumed       tokens of others that stand before it, in a cascade
+        assumed       tokens that stand before it and are not committed
         """
-        if assumed is None:
-            self._chains = []
-        self._chains.append(Chain(list(assumed or ()), assumed is not None))
+        path = list(assumed or ())
+        # It takes the place of one that stood where it stands.
+        others = [] if assumed is None else [one for one in self._chains if one.assumed != path]
+        self._chains = [*others, Chain(path, assumed is not None)]
         return self._rule.num_tokens(most, num_requests)
 
     def begin_ahead(

@@ -25,7 +25,7 @@ from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
 from ..open_requests import OpenRequests
 from .ahead.drafts import DraftsAhead
-from .cached_text import CachedText
+from .cached_text import CachedText, TextEnd
 from .chain_job import (
     ChainBatch,
     ChainJob,
@@ -40,7 +40,7 @@ from .expansion import Expansion
 from .options import AUTO_WEIGHTS, MAX_TOKENS, ModelOptions
 from .prefix_cache import PrefixCache
 from .stopping import SVIP, DraftCosts
-from .text_distribution import TextDistribution, draft_rng, stacked
+from .text_distribution import draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
@@ -198,9 +198,13 @@ class ModelDrafter:
             self._costs.note_verify(start - self._proposed_at)
             if self._sequoia is not None:
                 self._sequoia.note_verify(self._num_nodes, start - self._proposed_at)
-        jobs = [
-            self._begin(state, query, len(queries))
+        ends = [
+            state.end(query.assumed or () if state.may_follow(query.assumed or ()) else ())
             for state, query in zip(states, queries, strict=True)
+        ]
+        jobs = [
+            self._begin(state, end, query, len(queries))
+            for state, end, query in zip(states, ends, queries, strict=True)
         ]
         active = [job for job in jobs if not job.is_done]
         while active and (deadline is None or start < deadline):
@@ -218,12 +222,12 @@ class ModelDrafter:
         self._was_asked_ahead = False
         # Those before it know how long a verification takes.
         self._drafted = frozenset(() if is_behind else (query.request_id for query in queries))
-        for state, query, job in zip(states, queries, jobs, strict=True):
-            state.keep_cache(job, query.assumed or ())
+        for state, end, job in zip(states, ends, jobs, strict=True):
+            state.keep_cache(job, end)
             self._cache.register(state)
         proposals = [
-            self._proposal(state, job, query.max_nodes)
-            for state, job, query in zip(states, jobs, queries, strict=True)
+            self._proposal(end, job, query.max_nodes)
+            for end, job, query in zip(ends, jobs, queries, strict=True)
         ]
         if self._sequoia is not None and not is_behind:
             self._num_nodes = sum(len(one.tokens) for one in proposals) / max(len(proposals), 1)
@@ -257,12 +261,15 @@ class ModelDrafter:
         if state is not None:
             self._cache.release(state)
 
-    def _begin(self, state: CachedText, query: Query, num_requests: int) -> ChainJob:
-        assumed = query.assumed or ()
-        room = self._info.max_context_len - len(state.tokens) - len(assumed)
+    def _begin(
+        self, state: CachedText, end: TextEnd, query: Query, num_requests: int
+    ) -> ChainJob:
+        tokens = end.text.tokens
         max_draws = self._vocabulary.num_draws(query.max_nodes)
+        room = self._info.max_context_len - len(tokens)
         most = max(0, min(max_draws, self._options.num_tokens, room))
-        limit = state.length.begin(most, num_requests, query.assumed)
+        assumed = None if query.assumed is None else end.added
+        limit = state.length.begin(most, num_requests, assumed)
         expansion = None
         num_fed = limit - 1
         if isinstance(self._vocabulary, StringVocabulary):
@@ -270,71 +277,68 @@ class ModelDrafter:
         elif self._expansions is not None and state.distribution.is_plain:
             expansion = self._expansions(limit, max_draws)
             limit, num_fed = min(1, limit), expansion.most_fed
-        num_fed += len(assumed)
-        may_draft = limit >= 1 and state.may_follow(assumed)
+        num_fed += len(tokens) - len(state.tokens)
+        state.forget_behind(end.num_kept)
+        self._cache.drop_rewritten(state)
+        may_draft = limit >= 1 and state.may_follow(query.assumed or ())
         if not may_draft or not self._cache.has_reserved(state, num_fed, self._name):
             limit = 0
-        position = state.rewind(assumed)
-        distribution = state.distribution.copy()
-        distribution.append(list(assumed))
-        distribution_size = self._distribution_size(state)
-        drawn_at = state.committed_len + len(assumed)
-        rng = draft_rng(self._name, state.seed, drawn_at) if distribution_size else None
+        position = state.rewind(end)
+        size = self._distribution_size(end)
+        rng = draft_rng(self._name, state.seed, end.choice.next_position) if size else None
         return ChainJob(
-            [*state.tokens[position:], *assumed[max(0, position - len(state.tokens)) :]],
+            tokens[position:],
             position,
             state.blocks,
             limit,
             self._vocabulary,
-            state.next_position + len(assumed),
-            distribution,
+            end.next_position,
+            end.distribution,
             state.length,
-            with_best=self._options.branch > 0 and state.distribution.temperature == 0,
-            distribution_size=distribution_size,
+            with_best=self._options.branch > 0 and end.distribution.temperature == 0,
+            distribution_size=size,
             rng=rng,
-            tree=self._tree(state, expansion, rng, distribution, len(assumed)) if limit else None,
-            heard=self._heard(state) if limit else None,
+            tree=self._tree(state.blocks, end, expansion, rng) if limit else None,
+            heard=self._heard(end) if limit else None,
         )
 
     def _tree(
         self,
-        state: CachedText,
+        blocks: Sequence[int],
+        end: TextEnd,
         expansion: Expansion | None,
         rng: np.random.Generator | None,
-        distribution: TextDistribution,
-        num_assumed: int,
     ) -> TreeJob | None:
         """The tree that grows behind a text; None: a chain does."""
         if isinstance(self._vocabulary, StringVocabulary):
             return self._vocabulary.tree(
-                state.text, state.choice, state.blocks, state.distribution,
-                rng=rng, num_declared=self._distribution_size(state),
+                end.text, end.choice, blocks, end.distribution,
+                rng=rng, num_declared=self._distribution_size(end),
             )  # fmt: skip
         if expansion is None:
             return None
-        draws = self._tree_draws(state, rng)
         return TreeJob(
-            expansion, len(state.tokens) + num_assumed, state.next_position + num_assumed,
-            state.blocks, distribution, self._vocabulary, draws, heard=self._heard(state),
+            expansion, len(end.text.tokens), end.next_position, blocks, end.distribution,
+            self._vocabulary, self._tree_draws(end, rng), heard=self._heard(end),
         )  # fmt: skip
 
-    def _heard(self, state: CachedText) -> HeardNoise | None:
+    def _heard(self, end: TextEnd) -> HeardNoise | None:
         """The noise of what draws become in the target's tokens; None where it decides nothing."""
-        if state.distribution.temperature == 0 or self._options.distribution_size:
+        if end.distribution.temperature == 0 or self._options.distribution_size:
             return None
-        return self._vocabulary.heard(state.text, state.choice)
+        return self._vocabulary.heard(end.text, end.choice)
 
-    def _distribution_size(self, state: CachedText) -> int:
+    def _distribution_size(self, end: TextEnd) -> int:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""
-        is_draw = self._vocabulary.is_declared and state.distribution.temperature > 0
+        is_draw = self._vocabulary.is_declared and end.distribution.temperature > 0
         return min(self._options.distribution_size, self._vocabulary.size) if is_draw else 0
 
-    def _tree_draws(self, state: CachedText, rng: np.random.Generator | None) -> TreeDraws | None:
+    def _tree_draws(self, end: TextEnd, rng: np.random.Generator | None) -> TreeDraws | None:
         if rng is None or self._options.draws == NO_DRAWS or self._options.tree == "dynamic":
             return None
         return TreeDraws(
-            self._distribution_size(state),
-            state.distribution.temperature,
+            self._distribution_size(end),
+            end.distribution.temperature,
             self._options.draws == WITH_REPLACEMENT,
             rng,
         )
@@ -374,7 +378,7 @@ class ModelDrafter:
             first += count
         return active
 
-    def _proposal(self, state: CachedText, job: ChainJob, max_nodes: int) -> Proposal:
+    def _proposal(self, end: TextEnd, job: ChainJob, max_nodes: int) -> Proposal:
         """The tree; or the chain, then the first token's rivals."""
         if job.tree is not None:
             nodes = DraftNodes(*job.tree.proposed(self._vocabulary.num_draws(max_nodes)))
@@ -383,6 +387,6 @@ class ModelDrafter:
             nodes = chain_nodes(job, self._options.branch, max_nodes)
             declared = stacked(job.distributions)
         if not self._vocabulary.draws_target_ids:
-            written = self._vocabulary.nodes(state.text, nodes)
+            written = self._vocabulary.nodes(end.text, nodes)
             nodes = written.first(max_nodes)
         return Proposal(self._name, *nodes, distributions=declared)

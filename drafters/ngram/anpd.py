@@ -8,7 +8,6 @@ See docs/algorithms/drafters.md, "ANPD".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,16 +94,6 @@ class AnpdDrafter(StatefulDrafter[_Request]):
         # Compiles the loops, or reads them from disk, before a request waits for them.
         _draft(grown_counts().automaton, np.zeros(1, dtype=np.int32), 1, 1)
 
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One chain a query, behind its text and what it assumes to follow; ignores the deadline.
-
-        Raises `DrafterError` for an unknown request or another length.
-        """
-        return [
-            self._behind(self._requests.of_query(query), query.assumed or (), query.max_nodes)
-            for query in queries
-        ]
-
     def _state(self, request: DraftRequest) -> _Request:
         state = _Request(self._options)
         state.extend(request.token_ids)
@@ -113,14 +102,11 @@ class AnpdDrafter(StatefulDrafter[_Request]):
     def _learn(self, state: _Request, commit: Commit) -> None:
         state.extend(commit.tokens)
 
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        return self._behind(state, (), max_nodes)
-
-    def _behind(self, state: _Request, assumed: Sequence[int], max_nodes: int) -> Proposal:
-        room = min(self._options.num_tokens, max_nodes)
+    def _propose(self, state: _Request, query: Query) -> Proposal:
+        room = min(self._options.num_tokens, query.max_nodes)
         if room <= 0:
             return empty_proposal(self._name)
-        following = np.array(assumed, dtype=np.int32)
+        following = np.array(query.assumed or (), dtype=np.int32)
         automaton = state.counts.automaton
         tokens, log_probs = _draft(automaton, following, room, self._options.ngram - 1)
         return chain_proposal(self._name, tokens, log_probs)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.proposals import Commit, DraftRequest, Proposal
+from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.tree.merge import ProposalTrie
 from ..open_requests import StatefulDrafter
 from ..option_checks import require_switches, require_whole
@@ -73,9 +73,10 @@ class _Request:
         """Bytes of the n-grams; the window is small and does not grow."""
         return self._ngrams.memory_bytes
 
-    def guesses(self) -> Iterable[Sequence[int]]:
-        """What followed the last token, the latest first."""
-        return self._ngrams.continuations(self._tail[-1])
+    def guesses(self, assumed: Sequence[int]) -> Iterable[Sequence[int]]:
+        """What followed the last of the tokens that are assumed, or of the text, the latest
+        first."""
+        return self._ngrams.continuations(assumed[-1] if assumed else self._tail[-1])
 
     def observe(self, commit: Commit) -> None:
         """The window's n-grams come first, so that the text has the last word."""
@@ -111,9 +112,10 @@ class LookaheadDrafter(StatefulDrafter[_Request]):
     def _learn(self, state: _Request, commit: Commit) -> None:
         state.observe(commit)
 
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        trie = ProposalTrie(max_nodes)
-        trie.add_all(state.guesses())
+    def _propose(self, state: _Request, query: Query) -> Proposal:
+        trie = ProposalTrie(query.max_nodes)
+        trie.add_all(state.guesses(query.assumed or ()))
         # Where no nodes are wanted every row of the step is dear: no probe either.
-        probe = state.window.probe(top_k=1) if max_nodes > 0 and state.window else None
+        probes = query.max_nodes > 0 and not query.assumed
+        probe = state.window.probe(top_k=1) if probes and state.window else None
         return trie.proposal(self._name, probe)

@@ -62,24 +62,24 @@ def _append(index: Index, token: int, max_ngram: int) -> None:
         length = max_ngram - row
         previous[row, end] = NO_MATCH
         if end + 1 >= length:
-            slot = _slot(text, table[row], end, length)
+            slot = _slot(text, table[row], text, end, length)
             previous[row, end] = table[row, slot]
             cursor[1 + row] += table[row, slot] == NO_MATCH
             table[row, slot] = end
 
 
 @compiled
-def _slot(text: Int32, table: Int32, end: int, length: int) -> int:
-    """Where the n-gram that ends at `end` stands in its table, or may be put."""
+def _slot(text: Int32, table: Int32, source: Int32, end: int, length: int) -> int:
+    """Where the n-gram that ends at `end` of `source` stands in the text's table, or may be put."""
     mixed = np.int64(0)
     for place in range(end + 1 - length, end + 1):
-        mixed = (mixed ^ np.int64(text[place])) * FACTOR
+        mixed = (mixed ^ np.int64(source[place])) * FACTOR
         mixed ^= mixed >> 29
     slot = mixed & (len(table) - 1)
     while table[slot] != NO_MATCH:
         other = table[slot]
         index = 0
-        while index < length and text[other - index] == text[end - index]:
+        while index < length and text[other - index] == source[end - index]:
             index += 1
         if index == length:
             break
@@ -95,42 +95,65 @@ def refill(index: Index, oldest: int, max_ngram: int) -> None:
         length = max_ngram - row
         cursor[1 + row] = 0
         for end in range(max(oldest, length - 1), cursor[0]):
-            slot = _slot(text, table[row], end, length)
+            slot = _slot(text, table[row], text, end, length)
             cursor[1 + row] += table[row, slot] == NO_MATCH
             table[row, slot] = end
 
 
 @compiled
-def propose_all(
-    rows: Int64, max_nodes: Int64, num_tokens: int, num_matches: int, window: int
+def propose_all(  # noqa: PLR0917 - compiled functions take no options by name
+    rows: Int64,
+    max_nodes: Int64,
+    assumed: Int32,
+    assumed_ends: Int64,
+    num_tokens: int,
+    num_matches: int,
+    window: int,
 ) -> tuple[Int32, Int32, Float32, Int64]:
     """Tokens, parents, log-probabilities and ends, as in `ProposalBatch`, of a tree for each text.
 
-    It holds what followed the text's suffix: longest suffix first, then latest first. Of each match
-    `num_tokens` tokens, until `max_nodes[i]` nodes or `num_matches` different continuations are
-    there. Only the latest `window` tokens are searched.
+    It holds what followed the suffix of the text and of what is assumed to follow it: longest
+    suffix first, then latest first. Of each match `num_tokens` tokens, until `max_nodes[i]` nodes
+    or `num_matches` different continuations are there. Only the text is searched, its latest
+    `window` tokens.
+
+    assumed  one text's tokens behind the other's, those of text i up to `assumed_ends[i]`
     """
     tokens = np.empty(max_nodes.sum(), dtype=np.int32)
     parents = np.empty(len(tokens), dtype=np.int32)
     ends = np.empty(len(rows), dtype=np.int64)
-    first = 0
+    first, first_assumed = 0, 0
     for place in range(len(rows)):
         index, most = index_at(rows, place), max_nodes[place]
         nodes = (tokens[first : first + most], parents[first : first + most])
-        first += _propose(index, nodes, num_tokens, num_matches, window)
-        ends[place] = first
+        own = assumed[first_assumed : assumed_ends[place]]
+        limits = (num_tokens, num_matches, window)
+        first += _propose(index, nodes, own, rows[place, MAX_NGRAM], limits)
+        ends[place], first_assumed = first, assumed_ends[place]
     return tokens[:first], parents[:first], np.zeros(first, dtype=np.float32), ends
 
 
 @compiled
 def _propose(
-    index: Index, nodes: tuple[Int32, Int32], num_tokens: int, num_matches: int, window: int
+    index: Index,
+    nodes: tuple[Int32, Int32],
+    assumed: Int32,
+    max_ngram: int,
+    limits: tuple[int, int, int],
 ) -> int:
-    text, previous, _, cursor = index
+    text, previous, table, cursor = index
+    num_tokens, num_matches, window = limits
     length, count, num_found = cursor[0], 0, 0
     oldest = max(0, length - window)
+    # Of the text alone the index knows already where its n-grams stood before.
+    tail = _tail(text[:length], assumed, max_ngram) if len(assumed) else assumed
     for row in range(len(previous)):
-        end = previous[row, length - 1]
+        if not len(assumed):
+            end = previous[row, length - 1]
+        elif max_ngram - row <= len(tail):
+            end = table[row, _slot(text, table[row], tail, len(tail) - 1, max_ngram - row)]
+        else:
+            end = NO_MATCH
         for _ in range(MATCHES_TRIED_PER_LENGTH):
             if end < oldest:
                 break
@@ -141,6 +164,16 @@ def _propose(
                 return count
             end = previous[row, end]
     return count
+
+
+@compiled
+def _tail(text: Int32, following: Int32, count: int) -> Int32:
+    """The last tokens of a text and what follows it, at most so many."""
+    num_before = min(len(text), max(0, count - len(following)))
+    tail = np.empty(num_before + min(count, len(following)), dtype=np.int32)
+    tail[:num_before] = text[len(text) - num_before :]
+    tail[num_before:] = following[len(following) - (len(tail) - num_before) :]
+    return tail
 
 
 @compiled

@@ -16,7 +16,7 @@ from ...core.compiled import address_of
 from ...core.errors import ConfigError
 from ...core.proposals import DraftRequest
 from ...core.tree.proposal_batch import ProposalBatch
-from ..open_requests import BatchedDrafter
+from ..open_requests import AssumedTokens, BatchedDrafter
 from ..option_checks import require_whole
 from .ngram_index import NO_MATCH, Index, extend_all, propose_all, refill
 
@@ -143,7 +143,7 @@ class PromptLookupDrafter(BatchedDrafter[_Text]):
         for tokens in np.split(np.arange(4 * FIRST_ROOM, dtype=np.int32), 4):
             text.reserve(len(tokens))
             self._extend_all([text], [tokens])
-        self._propose_all([text], [1])
+        self._propose_all([text], [1], AssumedTokens.of([()]))
 
     def _state(self, request: DraftRequest) -> _Text:
         return _Text(self._options, len(request.token_ids))
@@ -152,11 +152,13 @@ class PromptLookupDrafter(BatchedDrafter[_Text]):
         ends = np.array(list(map(len, tokens)), dtype=np.int64).cumsum()
         extend_all(_rows(states), np.concatenate(tokens), ends)
 
-    def _propose_all(self, states: Sequence[_Text], max_nodes: Sequence[int]) -> ProposalBatch:
+    def _propose_all(
+        self, states: Sequence[_Text], max_nodes: Sequence[int], assumed: AssumedTokens
+    ) -> ProposalBatch:
         options = self._options
         limits = np.array(max_nodes, dtype=np.int64)
         settings = options.num_tokens, options.num_matches, options.window
-        return ProposalBatch(self._name, *propose_all(_rows(states), limits, *settings))
+        return ProposalBatch(self._name, *propose_all(_rows(states), limits, *assumed, *settings))
 
 
 def _rows(texts: Sequence[_Text]) -> Int64:

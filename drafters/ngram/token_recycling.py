@@ -23,6 +23,7 @@ from ...core.proposals import (
     Commit,
     DraftRequest,
     Proposal,
+    Query,
     TopNextTokens,
     empty_proposal,
 )
@@ -234,13 +235,15 @@ class TokenRecyclingDrafter(StatefulDrafter[_Request]):
             del self._tables[next(iter(self._tables))]
         return table
 
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+    def _propose(self, state: _Request, query: Query) -> Proposal:
+        max_nodes = query.max_nodes
         if max_nodes <= 0:
             # Every row of the step is dear: no top next tokens are asked for either.
             return empty_proposal(self._name)
         num_top_next_tokens = self._options.num_top_next_tokens
         template = self._static_tree or tree_template(max_nodes, num_top_next_tokens)
-        tokens, parents = state.table.expand(state.root, template[:max_nodes])
+        root = query.assumed[-1] if query.assumed else state.root
+        tokens, parents = state.table.expand(root, template[:max_nodes])
         return Proposal(
             self._name,
             np.array(tokens, dtype=np.int32),

@@ -8,7 +8,7 @@ continuations. See docs/algorithms/drafters.md, "Retrieval".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -126,15 +126,16 @@ class RetrievalDrafter:
         if not asked:
             return proposals
         subtrees = self._lookup.lookup(
-            [states[index].context for index in asked],
+            [states[index].context_behind(queries[index].assumed) for index in asked],
             [states[index].namespace for index in asked],
             [self._num_candidates(states[index], budgets[index]) for index in asked],
         )
         for index, subtree in zip(asked, subtrees, strict=True):
             if subtree.match_len >= self._options.min_match_len:
-                proposals[index] = self._rank(states[index], subtree, budgets[index])
-        for state, proposal in zip(states, proposals, strict=True):
-            if state.answer is not None:
+                choice = states[index].choice_behind(queries[index].assumed)
+                proposals[index] = self._rank(choice, subtree, budgets[index])
+        for state, query, proposal in zip(states, queries, proposals, strict=True):
+            if state.answer is not None and not query.assumed:
                 state.answer.propose(proposal)
         return proposals
 
@@ -162,13 +163,13 @@ class RetrievalDrafter:
         is_ranked = self._options.coupled and state.temperature > 0
         return max_nodes * self._options.oversample if is_ranked else max_nodes
 
-    def _rank(self, state: _Request, subtree: Subtree, max_nodes: int) -> Proposal:
+    def _rank(self, choice: CoupledChoice, subtree: Subtree, max_nodes: int) -> Proposal:
         nodes = (subtree.tokens, subtree.parents, subtree.log_probs)
+        if not self._options.coupled:
+            choice = replace(choice, temperature=0.0)
         # Without noise they stand in their order already.
-        temperature = state.temperature if self._options.coupled else 0.0
-        if not temperature and len(subtree.tokens) <= max_nodes:
+        if not choice.temperature and len(subtree.tokens) <= max_nodes:
             return Proposal(self._name, *nodes)
-        choice = CoupledChoice(temperature, state.seed, state.committed_len)
         return Proposal(self._name, *rank_coupled(*nodes, choice, max_nodes))
 
 
@@ -193,6 +194,17 @@ class _Request:
     @property
     def memory_bytes(self) -> int:
         return self.context.nbytes + (0 if self.answer is None else self.answer.memory_bytes)
+
+    def context_behind(self, assumed: Sequence[int] | None) -> Int32:
+        """The context with these tokens behind it."""
+        if not assumed:
+            return self.context
+        added = np.array(assumed, dtype=np.int32)
+        return np.concatenate([self.context, added])[-self.context_len :]
+
+    def choice_behind(self, assumed: Sequence[int] | None) -> CoupledChoice:
+        """How the token behind the text and these is chosen."""
+        return CoupledChoice(self.temperature, self.seed, self.committed_len + len(assumed or ()))
 
     def extend(self, tokens: Int32) -> None:
         self.context = np.concatenate([self.context, tokens])[-self.context_len :]

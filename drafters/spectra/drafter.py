@@ -20,7 +20,7 @@ from ...core.sampling.noise import uniform
 from ...core.tree.proposal_batch import ProposalBatch
 from ..ngram.candidate_pool import probe_layout
 from ..ngram.ngram_maps import NONE, ORDER_LEN, VACANT, empty_map, fill_table
-from ..open_requests import PIECE_LEN, BatchedDrafter
+from ..open_requests import PIECE_LEN, AssumedTokens, BatchedDrafter
 from .guesses import guess_all
 from .options import SpectraOptions
 from .pool import COLUMNS, LEVELS, first_pool, probe_all
@@ -164,7 +164,7 @@ class SpectraDrafter(BatchedDrafter[_Request]):
         for _ in range(2):
             first.reserve(FIRST_ROOM)
             self._extend_all([first], [np.zeros(FIRST_ROOM, dtype=np.int32)])
-        self._propose_all([first], [1])
+        self._propose_all([first], [1], AssumedTokens.of([()]))
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no committed token."""
@@ -249,19 +249,22 @@ class SpectraDrafter(BatchedDrafter[_Request]):
     def _extend_all(self, states: Sequence[_Request], tokens: Sequence[Int32]) -> None:
         self._learn_all(states, [NO_ANSWERS] * len(states), tokens, self._options.learn_committed)
 
-    def _propose_all(self, states: Sequence[_Request], max_nodes: Sequence[int]) -> ProposalBatch:
+    def _propose_all(
+        self, states: Sequence[_Request], max_nodes: Sequence[int], assumed: AssumedTokens
+    ) -> ProposalBatch:
         limits = np.array(max_nodes, dtype=np.int64)
         rows = _rows(states)
-        guesses = guess_all(rows, limits, self._settings)
-        return ProposalBatch(self._name, *guesses, self._probes(states, rows, limits))
+        guesses = guess_all(rows, limits, *assumed, self._settings)
+        # Where no nodes are wanted every row of the step is dear: no probe either.
+        probes = self._probes(states, rows, (limits > 0) & (assumed.counts == 0))
+        return ProposalBatch(self._name, *guesses, probes)
 
     def _probes(
-        self, states: Sequence[_Request], rows: Int64, limits: Int64
+        self, states: Sequence[_Request], rows: Int64, is_wanted: Bool
     ) -> Sequence[Probe | None]:
         if not self._options.pool:
             return ()
-        # Where no nodes are wanted every row of the step is dear: no probe either.
-        sizes = np.where(limits > 0, rows[:, POOL_SIZE], 0)
+        sizes = np.where(is_wanted, rows[:, POOL_SIZE], 0)
         tokens, ends = probe_all(np.ascontiguousarray(rows[:, POOL]), sizes, self._options.ngram)
         probes: list[Probe | None] = []
         first = 0

@@ -8,7 +8,7 @@ from ...core.arrays import Float32, Int32, Int64
 from ...core.compiled import compiled
 from ..ngram.ngram_index import add_path
 from ..ngram.ngram_maps import NONE, NgramMap, find
-from .tables import BEFORE, LAST, LENGTH, NGRAM, PATH, TAIL, TAIL_LEN, Tables, tables_at
+from .tables import BEFORE, LAST, LENGTH, NGRAM, PATH, Tables, joined, tables_at
 
 # Of the settings.
 MAX_GUESSES, GUESS_LEN, HAS_FORWARD, FORWARD_FIRST = range(4)
@@ -16,64 +16,58 @@ MAX_GUESSES, GUESS_LEN, HAS_FORWARD, FORWARD_FIRST = range(4)
 
 @compiled
 def guess_all(
-    rows: Int64, max_nodes: Int64, settings: Int64
+    rows: Int64, max_nodes: Int64, assumed: Int32, assumed_ends: Int64, settings: Int64
 ) -> tuple[Int32, Int32, Float32, Int64]:
-    """Tokens, parents, log-probabilities and ends, as in `ProposalBatch`, of a tree for each text.
+    """Tokens, parents, log-probabilities and ends, as in `ProposalBatch`, of a tree for each text
+    and what is assumed to follow it.
 
+    assumed: one text's tokens behind the other's, those of text i up to `assumed_ends[i]`
     settings: int64 [4]  most guesses; most tokens of the backward one, 0 for none; 1 or 0: there
     are forward guesses, these come first
     """
     tokens = np.empty(max_nodes.sum(), dtype=np.int32)
     parents = np.empty(len(tokens), dtype=np.int32)
     ends = np.empty(len(rows), dtype=np.int64)
-    first = 0
+    first, first_assumed = 0, 0
     for place in range(len(rows)):
         most = max_nodes[place]
         nodes = (tokens[first : first + most], parents[first : first + most])
-        first += _guess(tables_at(rows, place), nodes, rows[place, NGRAM], settings)
-        ends[place] = first
+        tables = tables_at(rows, place)
+        text = joined(tables[3], assumed[first_assumed : assumed_ends[place]])
+        first += _guess(tables, nodes, text, rows[place, NGRAM], settings)
+        ends[place], first_assumed = first, assumed_ends[place]
     return tokens[:first], parents[:first], np.zeros(first, dtype=np.float32), ends
 
 
 @compiled
-def _guess(tables: Tables, nodes: tuple[Int32, Int32], ngram: int, settings: Int64) -> int:
+def _guess(
+    tables: Tables, nodes: tuple[Int32, Int32], text: Int32, ngram: int, settings: Int64
+) -> int:
+    """`text`: what the guesses go on from, at least its last `ngram` - 1 tokens."""
     count, num_left = 0, settings[MAX_GUESSES]
+    last, context = text[len(text) - 1 :], text[max(0, len(text) - ngram + 1) :]
     if settings[FORWARD_FIRST]:
-        count, num_left = _add_forward(tables, nodes, count, num_left, settings)
-    count, num_left = _add_backward(tables, nodes, count, num_left, ngram, settings)
+        count, num_left = _add_forward(tables, nodes, last, count, num_left, settings)
+    if settings[GUESS_LEN] and num_left:
+        guess = _backward_guess(tables[1], context, ngram, settings[GUESS_LEN])
+        if len(guess):
+            count, num_left = add_path(nodes, count, guess), num_left - 1
     if not settings[FORWARD_FIRST]:
-        count, num_left = _add_forward(tables, nodes, count, num_left, settings)
+        count, num_left = _add_forward(tables, nodes, last, count, num_left, settings)
     return count
 
 
 @compiled
-def _add_backward(  # noqa: PLR0917 - compiled functions take no options by name
+def _add_forward(  # noqa: PLR0917 - compiled functions take no options by name
     tables: Tables,
     nodes: tuple[Int32, Int32],
+    last: Int32,
     count: int,
     num_left: int,
-    ngram: int,
     settings: Int64,
 ) -> tuple[int, int]:
-    """Nodes and guesses left after the backward guess, if there is one."""
-    cursor = tables[3]
-    if not settings[GUESS_LEN] or not num_left:
-        return count, num_left
-    tail = cursor[TAIL : TAIL + cursor[TAIL_LEN]].astype(np.int32)
-    context = tail[max(0, len(tail) - ngram + 1) :]
-    guess = _backward_guess(tables[1], context, ngram, settings[GUESS_LEN])
-    if not len(guess):
-        return count, num_left
-    return add_path(nodes, count, guess), num_left - 1
-
-
-@compiled
-def _add_forward(
-    tables: Tables, nodes: tuple[Int32, Int32], count: int, num_left: int, settings: Int64
-) -> tuple[int, int]:
     """Nodes and guesses left after the continuations of the last token, the latest first."""
-    forward, _, continuations, cursor = tables
-    last = cursor[TAIL + cursor[TAIL_LEN] - 1 : TAIL + cursor[TAIL_LEN]].astype(np.int32)
+    forward, _, continuations, _ = tables
     entry = find(forward, last) if settings[HAS_FORWARD] else NONE
     known = NONE if entry == NONE else forward[0][entry, LAST]
     while known != NONE and num_left and count < len(nodes[0]):

@@ -119,7 +119,7 @@ def _prefetch(tables: Tables, tokens: Int32, row: Int64) -> None:
     that they take.
     """
     forward, backward, continuations, cursor = tables
-    text = _joined(cursor, tokens)
+    text = joined(cursor, tokens)
     for stage in range(3):
         for end in range(len(text) - len(tokens), len(text)):
             for first in range(max(0, end + 1 - row[NGRAM]), end):
@@ -138,7 +138,7 @@ def _prefetch(tables: Tables, tokens: Int32, row: Int64) -> None:
 
 
 @compiled
-def _joined(cursor: Int64, tokens: Int32) -> Int32:
+def joined(cursor: Int64, tokens: Int32) -> Int32:
     """The last tokens of the text and those that follow."""
     num_before = cursor[TAIL_LEN]
     text = np.empty(num_before + len(tokens), dtype=np.int32)
@@ -160,7 +160,7 @@ def _learn_pooled(tables: Tables, ngrams: Int32, row: Int64, has_all_starts: int
 def _extend(tables: Tables, tokens: Int32, row: Int64, is_learned: int) -> None:
     """Continue the text, learning every n-gram that ends at a new token."""
     cursor, ngram = tables[3], row[NGRAM]
-    text = _joined(cursor, tokens)
+    text = joined(cursor, tokens)
     num_before = len(text) - len(tokens)
     if is_learned:
         for end in range(num_before + 1, len(text) + 1):

@@ -17,7 +17,7 @@ from ...core.compiled import address_of
 from ...core.errors import ConfigError
 from ...core.proposals import DraftRequest
 from ...core.tree.proposal_batch import ProposalBatch
-from ..open_requests import BatchedDrafter
+from ..open_requests import AssumedTokens, BatchedDrafter
 from ..option_checks import require_fraction, require_number, require_switches, require_whole
 from .automaton import extend_all
 from .counts import RecentCounts, SuffixCounts, grown_counts
@@ -122,6 +122,11 @@ class _Request:
         count = min(self._num_held, self._max_match_len)
         return self._address + 4 * (self._num_held - count), count
 
+    def context_behind(self, assumed: Int32) -> Int32:
+        """The last tokens of the text with these behind it."""
+        text = self._text[: self._num_held]
+        return np.concatenate([text[-self._max_match_len :], assumed])[-self._max_match_len :]
+
     def _hold(self, tokens: Int32, num_tokens: int) -> None:
         """Go on in an array for so many tokens and more, of which these are the first."""
         self._text = np.empty(3 * num_tokens // 2 + FIRST_ROOM, dtype=np.int32)
@@ -152,7 +157,7 @@ class SuffixDrafter(BatchedDrafter[_Request]):
         grown_counts()
         first = _Request(DraftRequest("", np.zeros(1, dtype=np.int32), 1, 0.0, 0), self._options)
         self._extend_all([first], [np.zeros(1, dtype=np.int32)])
-        self._propose_all([first], [1])
+        self._propose_all([first], [1], AssumedTokens.of([()]))
 
     @property
     def memory_bytes(self) -> int:
@@ -215,16 +220,26 @@ class SuffixDrafter(BatchedDrafter[_Request]):
         counts.start_text()
         counts.append(answer)
 
-    def _propose_all(self, states: Sequence[_Request], max_nodes: Sequence[int]) -> ProposalBatch:
+    def _propose_all(
+        self, states: Sequence[_Request], max_nodes: Sequence[int], assumed: AssumedTokens
+    ) -> ProposalBatch:
         answers = self._answers
         rows = [
             (
                 *state.counts.row,
                 *answers.get(state.sharing, NO_ANSWERS).row,
                 *state.context(),
+                0,
             )
             for state in states
         ]
+        # Held until the loops have read them.
+        contexts: list[Int32] = []
+        for place in np.flatnonzero(assumed.counts).tolist():
+            context = states[place].context_behind(path := assumed.path(place))
+            contexts.append(context)
+            behind = address_of(context), len(context), min(len(path), len(context))
+            rows[place] = (*rows[place][:-3], *behind)
         rooms = np.minimum(np.array(max_nodes, dtype=np.int64), self._options.num_tokens)
         drafts = draft_all(np.array(rows, dtype=np.int64), rooms, self._limits)
         return ProposalBatch(self._name, *drafts)

@@ -42,8 +42,9 @@ FIRST_WINDOW = 8
 def draft_all(rows: Int64, rooms: Int64, limits: Limits) -> tuple[Int32, Int32, Float32, Int64]:
     """Tokens, parents, log-probabilities and ends, as in `ProposalBatch`, of the best drafts.
 
-    rows   int64 [requests, 2 * ROW_LEN + 2]  the automata of the text and of other texts; the
-           address of the text's last tokens, and how many
+    rows   int64 [requests, 2 * ROW_LEN + 3]  the automata of the text and of other texts; the
+           address of the last tokens to go on from, and how many; how many of these are assumed
+           to follow the text
     rooms  int64 [requests]  most nodes of each
     """
     tokens = np.empty(rooms.sum(), dtype=np.int32)
@@ -56,7 +57,8 @@ def draft_all(rows: Int64, rooms: Int64, limits: Limits) -> tuple[Int32, Int32, 
         if rooms[place]:
             context = int32_at(row[2 * ROW_LEN], row[2 * ROW_LEN + 1])
             text, answers = automaton_at(row), automaton_at(row[ROW_LEN:])
-            draft = best_draft(text, answers, context, rooms[place], limits)
+            num_assumed = row[2 * ROW_LEN + 2]
+            draft = best_draft(text, answers, context, num_assumed, rooms[place], limits)
             end = first + len(draft[0])
             tokens[first:end], parents[first:end], log_probs[first:end] = draft
             first = end
@@ -65,12 +67,18 @@ def draft_all(rows: Int64, rooms: Int64, limits: Limits) -> tuple[Int32, Int32, 
 
 
 @compiled
-def best_draft(
-    text: Automaton, answers: Automaton, context: Int32, num_tokens: int, limits: Limits
+def best_draft(  # noqa: PLR0917 - compiled functions take no options by name
+    text: Automaton,
+    answers: Automaton,
+    context: Int32,
+    num_assumed: int,
+    num_tokens: int,
+    limits: Limits,
 ) -> tuple[Int32, Int32, Float32]:
     """Tokens, parents and log-probabilities, as in `Proposal`, of the draft of highest score.
 
-    text     counts of the text that `context`, its last tokens, ends
+    text     counts of the text that `context`, its last tokens, ends; behind these come the last
+             `num_assumed` of `context`, which are not counted
     answers  counts of other texts; `text` wins where scores are equal
 
     Every suffix of `context` that was counted has a draft; of equal scores the longest one's wins.
@@ -84,8 +92,11 @@ def best_draft(
     nodes = np.empty((2, 3, num_tokens), dtype=np.int32)
     log_probs = np.empty((2, num_tokens), dtype=np.float32)
     kept, count, score = 0, 0, 0.0
-    matches = (_end_of_text(text, len(context)), _longest_match(answers, context))
-    for automaton, match in ((text, matches[0]), (answers, matches[1])):
+    matches = (_end_of_text(text, context, num_assumed), _longest_match(answers, context))
+    # The end of the text is one of the places of its suffixes, which nothing follows yet. So it is
+    # for what is assumed, though it is not counted.
+    num_ends = min(num_assumed, 1)
+    for automaton, match, added in ((text, matches[0], num_ends), (answers, matches[1], 0)):
         state, length = match
         # Suffixes of one state have equal counts, so the longest of them has the best draft.
         while state != ROOT_STATE:
@@ -95,7 +106,8 @@ def best_draft(
                 break
             other = 1 - kept
             draft = (nodes[other], log_probs[other])
-            other_count, other_score = _grow(automaton, state, room, (min_prob, is_tree), draft)
+            own = (state, automaton[0][state, COUNT] + added)
+            other_count, other_score = _grow(automaton, own, room, (min_prob, is_tree), draft)
             if other_score > score:
                 kept, count, score = other, other_count, other_score
             state = automaton[0][state, LINK]
@@ -104,29 +116,41 @@ def best_draft(
 
 
 @compiled
-def _end_of_text(automaton: Automaton, max_len: int) -> tuple[int, int]:
-    """State and length of the text's last tokens, at most `max_len`."""
+def _end_of_text(automaton: Automaton, context: Int32, num_assumed: int) -> tuple[int, int]:
+    """State and length of the longest suffix of `context` that was counted, of which all but the
+    last `num_assumed` tokens end the text."""
     states, _, _, cursor = automaton
-    length = min(cursor[CONTEXT_LEN], max_len)
-    return suffix_state(states, cursor[CONTEXT], length), length
+    num_before = len(context) - num_assumed
+    length = min(cursor[CONTEXT_LEN], num_before)
+    state = suffix_state(states, cursor[CONTEXT], length)
+    return _advanced(automaton, state, length, context[num_before:])
+
+
+@compiled
+def _advanced(automaton: Automaton, state: int, length: int, tokens: Int32) -> tuple[int, int]:
+    """State and length of the longest suffix that was counted of a string and these tokens.
+
+    `state` is that of the string, of which `length` tokens were counted.
+    """
+    states, edges, _, _ = automaton
+    for token in tokens:
+        edge = find_edge(automaton, state, token)
+        while edge == NONE and state != ROOT_STATE:
+            state = states[state, LINK]
+            length = states[state, LENGTH]
+            edge = find_edge(automaton, state, token)
+        if edge != NONE:
+            state = edges[edge, TARGET]
+            length += 1
+    return state, length
 
 
 @compiled
 def _longest_match(automaton: Automaton, context: Int32) -> tuple[int, int]:
     """State and length of the longest suffix of `context` that was counted."""
-    states, edges, _, _ = automaton
     window = FIRST_WINDOW
     while True:
-        state, length = ROOT_STATE, 0
-        for token in context[-window:]:
-            edge = find_edge(automaton, state, token)
-            while edge == NONE and state != ROOT_STATE:
-                state = states[state, LINK]
-                length = states[state, LENGTH]
-                edge = find_edge(automaton, state, token)
-            if edge != NONE:
-                state = edges[edge, TARGET]
-                length += 1
+        state, length = _advanced(automaton, ROOT_STATE, 0, context[-window:])
         # Most matches are short; only one of the whole window may go on to the left of it.
         if length < window or window >= len(context):
             return state, length
@@ -136,14 +160,15 @@ def _longest_match(automaton: Automaton, context: Int32) -> tuple[int, int]:
 @compiled
 def _grow(
     automaton: Automaton,
-    state: int,
+    first: tuple[int, int],
     room: int,
     limits: tuple[float, bool],
     draft: tuple[Int32, Float32],
 ) -> tuple[int, float]:
-    """Write the draft below one state; its nodes and its score."""
+    """Write the draft below one state, given with its count; its nodes and its score."""
     states, edges, _, _ = automaton
     min_prob, is_tree = limits
+    state, total = first
     nodes, log_probs = draft
     # Of each node and, behind them, of those that wait for their turn: the best first.
     path_probs = np.empty(room, dtype=np.float64)
@@ -154,7 +179,7 @@ def _grow(
         edge = states[state, FIRST_EDGE] if has_siblings else states[state, BEST_EDGE]
         while edge != NONE:
             target = edges[edge, TARGET]
-            prob = path_prob * (states[target, COUNT] / states[state, COUNT])
+            prob = path_prob * (states[target, COUNT] / total)
             if prob >= min_prob:
                 node = (edge, parent, states[target, LAST_END], prob)
                 end = _wait(nodes, path_probs, count, end, node)
@@ -164,7 +189,9 @@ def _grow(
         edge = nodes[0, count]
         source, state = edges[edge, SOURCE], edges[edge, TARGET]
         nodes[0, count] = edges[edge, TOKEN]
-        log_probs[count] = math.log(states[state, COUNT] / states[source, COUNT])
+        above = first[1] if nodes[1, count] == ROOT else states[source, COUNT]
+        total = states[state, COUNT]
+        log_probs[count] = math.log(total / above)
         parent, path_prob = count, path_probs[count]
         score += path_prob
         count += 1

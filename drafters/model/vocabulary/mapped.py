@@ -9,6 +9,7 @@ the intersection in the tokens that spell its bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -74,6 +75,12 @@ class MappedText:
         for token in committed:
             self.tokens.extend(self._translation.of(token))
         return kept
+
+    def behind(self, assumed: Sequence[int]) -> tuple[MappedText, int]:
+        """The text with target ids behind it; all tokens before stay as they are."""
+        text = copy(self)
+        text.tokens = list(self.tokens)
+        return text, text.extend(assumed)
 
 
 class IntersectionVocabulary(TargetIds):

@@ -30,6 +30,11 @@ class DraftText(Protocol):
         """Append committed target ids; returns how many of the tokens before stay as they were."""
         ...
 
+    def behind(self, assumed: Sequence[int]) -> tuple[DraftText, int]:
+        """The text with target ids behind it, and how many of its tokens stay as they are there.
+        The text itself is left as it is."""
+        ...
+
 
 class DraftNodes(NamedTuple):
     """Tokens int32 [n], parents int32 [n] and log-probabilities float32 [n], as in `Proposal`."""
@@ -121,6 +126,10 @@ class SameText:
         kept = len(self.tokens)
         self.tokens.extend(committed)
         return kept
+
+    def behind(self, assumed: Sequence[int]) -> tuple[SameText, int]:
+        """The text with these behind it; all tokens before stay as they are."""
+        return SameText([*self.tokens, *assumed]), len(self.tokens)
 
 
 class TargetIds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import accumulate
 
@@ -77,6 +78,12 @@ class WrittenText:
         self.held = text[whole:]
         self.committed = [*self.committed, *committed][-REMEMBERED:]
         return min(kept, before)
+
+    def behind(self, assumed: Sequence[int]) -> tuple[WrittenText, int]:
+        """The text with target ids behind it, and how many of its tokens stay as they are."""
+        text = copy(self)
+        text.tokens = list(self.tokens)
+        return text, text.extend(assumed)
 
     def _write(self, text: bytes) -> int:
         if not text:
