@@ -127,7 +127,7 @@ class TreeSteps:
                 for place, wishes in {**self.wishes, **bare}.items()
                 if not wishes.is_empty
             },
-            self.slices,
+            {place: part.bare() if place in bare else part for place, part in self.slices.items()},
         )
 
     def select(self, places: Sequence[int]) -> TreeSteps:

@@ -61,6 +61,10 @@ class TreeSlice:
             np.array([0, *rows], dtype=np.int32),
         )
 
+    def bare(self) -> TreeSlice:
+        """That of the root alone."""
+        return TreeSlice.of(self.stream, (), self.path.names)
+
     def tree(self) -> TokenTree:
         """The nodes that are computed, those whose parents are in flight below the root."""
         return token_tree(self.nodes, self.root.position, self.path.names)

@@ -6,7 +6,9 @@ moved wrongly or freed too soon fails an assertion there or changes the text.
 
 import asyncio
 
-from draftline.core.request.output import Delta
+from draftline.core.errors import StageLost
+from draftline.core.request.output import TARGET_SOURCE, Delta
+from draftline.core.request.sampling_params import StreamingMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
@@ -57,3 +59,85 @@ def test_text_is_that_of_plain_decoding(
         assert last.metrics is not None
         assert last.metrics.generated_tokens == max_tokens
     bench.check_empty()
+
+
+@settings(deadline=None, max_examples=60)
+@given(requests, st.integers(0, 2**31), st.integers(2, 9), st.integers(1, 12), st.data())
+def test_no_block_leaks_after_any_order_of_finish_cancel_and_failure(
+    found: list[tuple[list[int], int]], seed: int, groups: int, turns: int, data: st.DataObject
+) -> None:
+    bench = Bench(
+        seed=seed, num_groups=groups, most_turns=turns, max_running=3, num_blocks=80,
+        streaming="on",
+    )  # fmt: skip
+    names = ["r" * (index + 1) for index in range(len(found))]
+    failing, replaced = data.draw(st.booleans()), data.draw(st.booleans())
+
+    async def scenario() -> None:
+        for name, (prompt, max_tokens) in zip(names, found, strict=True):
+            bench.add(name, prompt, max_tokens)
+        for _ in range(data.draw(st.integers(0, 40))):
+            await bench.core.step()
+            if data.draw(st.integers(0, 5)) == 0:
+                bench.core.cancel(data.draw(st.sampled_from(names)))
+        bench.target.lost = failing
+        # Without a further step nobody notices the loss.
+        await bench.run_over_a_loss(replaced=replaced)
+
+    asyncio.run(scenario())
+    bench.check_empty()
+    for name, (prompt, max_tokens) in zip(names, found, strict=True):
+        whole = plain_answer(prompt, max_tokens, len(name), VOCAB)
+        assert whole[: len(bench.tokens(name))] == bench.tokens(name)
+        last = bench.heard[name][-1]
+        is_cut = isinstance(last, StageLost) or last.finish_reason == "cancelled"
+        assert is_cut or bench.tokens(name) == whole
+
+
+def steps_of(streaming: StreamingMode, num_requests: int = 1, groups: int = 9) -> Bench:
+    """Requests that run to their ends, each step of which takes as long as all stages."""
+    bench = Bench(
+        seed=3, num_groups=groups, most_turns=12, num_blocks=400, streaming=streaming,
+        max_running=num_requests, share_prefixes=False,
+    )  # fmt: skip
+    for index in range(num_requests):
+        bench.add("r" * (index + 1), [1, 2, 3], 100)
+    asyncio.run(bench.run())
+    return bench
+
+
+def num_slices(bench: Bench) -> int:
+    """Trees that see nodes of earlier steps."""
+    trees = [tree for step in bench.target.steps for tree in step.trees if tree is not None]
+    return sum(len(tree.slots) > len(tree.ancestors) for tree in trees)
+
+
+def test_one_request_fills_all_stages_and_many_go_in_rounds() -> None:
+    assert num_slices(steps_of("off")) == 0
+    alone = steps_of("auto")
+    assert num_slices(alone) > 50
+    assert alone.most_in_flight == 9
+    # As many requests as steps in flight leave none a second one, but for the last to end.
+    assert num_slices(steps_of("auto", num_requests=9)) < 10
+    assert num_slices(steps_of("on", num_requests=9)) > 10
+    # One stage has nothing to fill.
+    assert num_slices(steps_of("on", groups=1)) == 0
+
+
+def test_a_request_may_be_left_out() -> None:
+    bench = Bench(seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto")
+    bench.add("a", [1, 2, 3], 100, streaming="off")
+    asyncio.run(bench.run())
+    assert num_slices(bench) == 0
+
+
+def test_accepted_nodes_are_credited_and_killed_ones_are_not() -> None:
+    bench = steps_of("auto")
+    last = bench.heard["r"][-1]
+    assert isinstance(last, Delta)
+    assert last.metrics is not None
+    sources = [source for d in bench.heard["r"] if isinstance(d, Delta) for source in d.sources]
+    drafted = len(sources) - sources.count(TARGET_SOURCE)
+    assert last.metrics.num_accepted_tokens == drafted == sum(last.metrics.accepted_lengths)
+    rows = sum(len(step.token_ids) for step in bench.target.steps)
+    assert drafted < last.metrics.num_draft_tokens < rows

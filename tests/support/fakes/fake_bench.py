@@ -346,6 +346,11 @@ class Bench:
         )
         self.core.add(request, StopRule(params, (), max_tokens, NoText()))
 
+    @property
+    def most_in_flight(self) -> int:
+        """Most steps that were on their way at once."""
+        return self.target.most_on_their_way
+
     async def run(self) -> None:
         while self.core.has_work:
             await self.core.step()

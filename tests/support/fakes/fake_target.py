@@ -62,6 +62,7 @@ class FakeTarget:
         """`turns`: of the event loop that a step takes; without it each is answered at once."""
         self.memory = memory
         self._turns = turns
+        self.most_on_their_way = 0
         self._on_its_way: deque[tuple[int, asyncio.Future[StepOutput], StepOutput]] = deque()
         self.max_in_flight = max_in_flight
         self._vocab_size = vocab_size
@@ -86,6 +87,7 @@ class FakeTarget:
             answer.set_result(output)
         else:
             self._on_its_way.append((self._turns(), answer, output))
+            self.most_on_their_way = max(self.most_on_their_way, len(self._on_its_way))
             assert len(self._on_its_way) <= self.max_in_flight
             if len(self._on_its_way) == 1:
                 asyncio.get_running_loop().call_soon(self._turn)
