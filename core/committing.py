@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .arrays import Int32
-from .drafting import Drafting
+from .drafting.asking import Drafting
 from .proposals import StepCommit
 from .request.chosen import Chosen
 from .request.draft_tally import DraftTally
@@ -70,10 +70,15 @@ class Committing:
     def commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
         state, walk, answer = part
-        # A slice may be answered before those above it.
-        if state.has_ended or not walk.tokens:
+        if state.has_ended:
             return
         stream = state.stream
+        if stream is not None:
+            answer = answer.behind(stream.unheard)
+            # What follows the root may be on its way still.
+            stream.unheard = answer.top_next_tokens if not walk.tokens else {}
+        if not walk.tokens:
+            return
         num_final = len(state.token_ids) - 1 if stream is None else stream.num_in_place
         self._scheduler.share(state, num_final)
         rows, tokens, sources, token_ids, moves = walk

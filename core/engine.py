@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from .committing import Committing
-from .drafting import Drafting, DraftingGroup
+from .drafting.asking import Drafting, DraftingGroup
+from .drafting.tree_choice import TreeChoice
+from .drafting.tree_fit import TreeFit
 from .errors import (
     Contained,
     DraftlineError,
@@ -37,7 +39,7 @@ from .step.ask_plan import DraftBatch, nobody_asked
 from .step.builder import build_step
 from .step.edits import edits_of_parts
 from .step.head_drafts import with_head_tasks
-from .step.in_flight import BuiltStep, StepDeadline, StepInFlight, StepResults
+from .step.in_flight import BuiltStep, Flights, StepDeadline, StepInFlight, StepResults
 from .step.outputs import TreeOutput
 from .step.trace import StepTrace
 from .step.tree_steps import NO_TREE_STEPS, TreeSteps
@@ -85,9 +87,12 @@ class EngineCore:
         # Only a coupled walk needs nothing of a node but the target's token after it.
         mode: StreamingMode = streaming if acceptance == COUPLED else "off"
         self._streaming = Streaming(scheduler, budget, mode)
+        streaming_ = self._streaming
         self._drafting = Drafting(
-            drafters, scheduler, budget, clock, acceptance, streaming=self._streaming
+            drafters, scheduler, budget, clock, acceptance, streaming=streaming_
         )
+        self._choice = TreeChoice(scheduler, budget, clock, acceptance, streaming=streaming_)
+        self._fit = TreeFit(scheduler, budget, acceptance)
         self._tally = DraftTally()
         self._outbox = Outbox(self._fail)
         self._committing = Committing(
@@ -98,9 +103,9 @@ class EngineCore:
         self._acceptance = acceptance
         self._trace = trace
         self._wakeup = Wakeup()
-        self._forms = FormQueue(self._drafting.allow, self._fail, self._wakeup.notify)
+        self._forms = FormQueue(self._choice.allow, self._fail, self._wakeup.notify)
         self.deadline = StepDeadline(step_timeout_s)
-        self._in_flight: deque[StepInFlight] = deque()
+        self._in_flight = Flights()
         self._asking: DraftingGroup | None = None
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
@@ -147,7 +152,7 @@ class EngineCore:
 
     def fail_all(self, error: DraftlineError) -> None:
         """End every request, running or waiting, with `error`."""
-        self._drop_flights()
+        self._in_flight.drop()
         for state in list(self._states.values()):
             self._fail(state, error)
         self._outbox.deliver()
@@ -167,7 +172,7 @@ class EngineCore:
         """
         with self._supervised():
             self._wakeup.clear()
-            while (in_flight := self._answered()) is not None:
+            while (in_flight := self._in_flight.answered) is not None:
                 results = self._verify(in_flight)
                 if results is not None:
                     self._commit(in_flight, results)
@@ -187,18 +192,12 @@ class EngineCore:
             yield
         except StageLost:
             self._blame_lost()
-            self._drop_flights()
+            self._in_flight.drop()
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: the engine goes on
             self._fail_running(error)
         finally:
             self._outbox.deliver()
-
-    def _answered(self) -> StepInFlight | None:
-        """The oldest step, if its answer is there."""
-        if self._in_flight and self._in_flight[0].answer.done():
-            return self._in_flight[0]
-        return None
 
     def _admit(self) -> None:
         """Start the requests that have room."""
@@ -226,7 +225,8 @@ class EngineCore:
             await asyncio.sleep(0)
             self._asking.answer.add_done_callback(self._wakeup.notify)
         elif self._in_flight:
-            self._drafting.go_ahead(self._in_flight[-1].trees, self._in_flight[-1].draft_batch)
+            newest = self._in_flight.newest
+            self._drafting.go_ahead(newest.trees, newest.draft_batch)
 
     @property
     def _has_room(self) -> bool:
@@ -242,14 +242,14 @@ class EngineCore:
         asking, self._asking = self._asking, None
         draft_batch = asking.answer.result()
         in_rounds = [state for state in asking.states if self._is_ready(state)]
-        drafted = self._drafting.merge(in_rounds, draft_batch)
+        drafted = self._choice.merge(in_rounds, draft_batch)
         most = self._scheduler.nodes_each(len(drafted))
         joined = await self._forms.join(drafted, self.deadline.patience_s, most)
         # Where no masks were wanted nothing was awaited.
         chosen = joined if joined is drafted else joined.where(self._is_ready)
-        trees = self._drafting.choose(chosen, draft_batch)
+        trees = self._choice.choose(chosen, draft_batch)
         streamed = [s for s in asking.states if s.stream is not None and not s.has_ended]
-        return draft_batch, self._drafting.with_slices(trees, streamed, draft_batch)
+        return draft_batch, self._choice.with_slices(trees, streamed, draft_batch)
 
     def _is_ready(self, state: RequestState) -> bool:
         """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
@@ -259,7 +259,7 @@ class EngineCore:
 
     def _build(self, trees: TreeSteps) -> BuiltStep | None:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting, num_decode_steps = self._drafting.fit(trees)
+        fitting, num_decode_steps = self._fit.fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
@@ -286,9 +286,7 @@ class EngineCore:
             step, trees, chunks, answer, draft_batch, sent_at, traced,
             self._scheduler.block_size, replays,
         )  # fmt: skip
-        for state in in_flight.states:
-            state.in_flight += 1
-        self._in_flight.append(in_flight)
+        self._in_flight.add(in_flight)
         self.num_steps += 1
 
     def _verify(self, in_flight: StepInFlight) -> StepResults | None:
@@ -299,10 +297,11 @@ class EngineCore:
         except StageLost:
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
-            self._in_flight.popleft()
-            self._fail_step(in_flight, error)
+            self._in_flight.land()
+            for state in in_flight.states:
+                self._fail(state, as_request_failure(error, state.request_id))
             return None
-        self._in_flight.popleft()
+        self._in_flight.land()
         if in_flight.traced is not None:
             in_flight.traced.answered(output)
         return results
@@ -314,8 +313,8 @@ class EngineCore:
         """
         if self._in_flight:
             limit_s = self.deadline.limit_s
-            left_s = self._in_flight[0].seconds_left(limit_s, self._answered_at, self._clock())
-            if not await self._wakeup.wait(left_s) and self._answered() is None:
+            left_s = self._in_flight.oldest.seconds_left(limit_s, self._answered_at, self._clock())
+            if not await self._wakeup.wait(left_s) and self._in_flight.answered is None:
                 raise StageLost(
                     f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
                 )
@@ -326,7 +325,6 @@ class EngineCore:
         """Take a step's results into its requests."""
         outcome = self._outcome(in_flight, results)
         for state in in_flight.states:
-            state.in_flight -= 1
             state.num_losses = 0
         trees = in_flight.trees
         self._drafting.note_features(results.features)
@@ -369,11 +367,6 @@ class EngineCore:
     def _contain(self, state: RequestState) -> Contained:
         return Contained(state.request_id, partial(self._fail, state))
 
-    def _fail_step(self, in_flight: StepInFlight, error: Exception) -> None:
-        for state in in_flight.states:
-            state.in_flight -= 1
-            self._fail(state, as_request_failure(error, state.request_id))
-
     def _fail_running(self, error: Exception) -> None:
         """End those that run; or the first that waits, so that the engine always gets on."""
         running = list(self._scheduler.running.values()) or self._scheduler.waiting[:1]
@@ -382,19 +375,11 @@ class EngineCore:
 
     def _blame_lost(self) -> None:
         """End requests whose steps were lost again and again: one of them may be the cause."""
-        lost = {id(state): state for in_flight in self._in_flight for state in in_flight.states}
-        for state in lost.values():
+        for state in self._in_flight.states():
             state.num_losses += 1
             if state.num_losses > MAX_LOSSES:
                 reason = f"the model's stages were lost {state.num_losses} times with this request"
                 self._fail(state, StageLost(reason))
-
-    def _drop_flights(self) -> None:
-        for in_flight in self._in_flight:
-            in_flight.give_up()
-            for state in in_flight.states:
-                state.in_flight -= 1
-        self._in_flight.clear()
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if not state.has_ended:

@@ -299,6 +299,14 @@ class TopNextTokens:
     tokens: Int32
     ids: Int32
 
+    def behind(self, earlier: TopNextTokens) -> TopNextTokens:
+        """These after those of earlier rows, as many of each as both have."""
+        count = min(self.ids.shape[1], earlier.ids.shape[1])
+        return TopNextTokens(
+            np.concatenate([earlier.tokens, self.tokens]),
+            np.concatenate([earlier.ids[:, :count], self.ids[:, :count]]),
+        )
+
 
 class Commit(NamedTuple):
     """Tokens appended to a request by one step.

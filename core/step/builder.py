@@ -86,6 +86,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         trees=with_slices(
             StepTrees(_ancestors(trees), starts, slots, positions, len(trees)),
             trees.slices,
+            {place: [*wishes.probes.values()] for place, wishes in trees.wishes.items()},
             tables,
             block_size,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -148,6 +149,54 @@ class StepInFlight:
     def give_up(self) -> None:
         """Nobody waits for the answer any more; whatever it raises has been told."""
         self.answer.add_done_callback(_ignore)
+
+
+class Flights:
+    """The steps on their way, in order."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self) -> None:
+        self._steps: deque[StepInFlight] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def oldest(self) -> StepInFlight:
+        """The one that is answered next."""
+        return self._steps[0]
+
+    @property
+    def newest(self) -> StepInFlight:
+        """The one that was sent last."""
+        return self._steps[-1]
+
+    @property
+    def answered(self) -> StepInFlight | None:
+        """The oldest, if its answer is there."""
+        return self._steps[0] if self._steps and self._steps[0].answer.done() else None
+
+    def add(self, step: StepInFlight) -> None:
+        """It was sent."""
+        for state in step.states:
+            state.in_flight += 1
+        self._steps.append(step)
+
+    def land(self) -> None:
+        """The oldest is answered, or has failed."""
+        for state in self._steps.popleft().states:
+            state.in_flight -= 1
+
+    def states(self) -> list[RequestState]:
+        """The requests of all, each once."""
+        return [*{id(state): state for step in self._steps for state in step.states}.values()]
+
+    def drop(self) -> None:
+        """Nobody waits for any of them."""
+        while self._steps:
+            self._steps[0].give_up()
+            self.land()
 
 
 def _ignore(answer: asyncio.Future[StepOutput]) -> None:

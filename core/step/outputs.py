@@ -27,6 +27,15 @@ class TreeOutput(NamedTuple):
     probe_ids: Mapping[str, Int32]
     top_next_tokens: Mapping[str, TopNextTokens]
 
+    def behind(self, unheard: Mapping[str, TopNextTokens]) -> TreeOutput:
+        """With the next tokens that earlier slices of the tree were answered."""
+        if not unheard:
+            return self
+        joined = dict(unheard)
+        for source, own in self.top_next_tokens.items():
+            joined[source] = own.behind(unheard[source]) if source in unheard else own
+        return self._replace(top_next_tokens=joined)
+
 
 # Of a tree of which nobody wants to know more than its walk says.
 NO_TREE_OUTPUT = TreeOutput(Chosen(np.empty(0, dtype=np.int32), None, None), {}, {})

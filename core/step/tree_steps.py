@@ -100,16 +100,21 @@ class TreeSteps:
         wishes = self.wishes.get(place, NO_WISHES)
         return TreeStep(self.states[place], self.trees[place], wishes, self.slices.get(place))
 
-    def beside(self, states: Sequence[RequestState], slices: Sequence[TreeSlice]) -> TreeSteps:
-        """These, and the slices of other requests behind them; itself without any."""
-        if not slices:
+    def beside(self, sliced: Sequence[tuple[RequestState, TreeSlice, TreeWishes]]) -> TreeSteps:
+        """These, and slices of other requests behind them; itself without any."""
+        if not sliced:
             return self
+        states, slices, wishes = zip(*sliced, strict=True)
+        count = len(self)
         return TreeSteps(
             [*self.states, *states],
             TreeBatch.of([*self.trees, *(part.tree() for part in slices)]),
             TreeBatch.of([*self.drafted, *empty_trees(len(slices))]),
-            self.wishes,
-            dict(enumerate(slices, len(self.states))),
+            {
+                **self.wishes,
+                **{place: own for place, own in enumerate(wishes, count) if not own.is_empty},
+            },
+            dict(enumerate(slices, count)),
         )
 
     def with_bare(self, bare: Mapping[int, TreeWishes]) -> TreeSteps:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..arrays import Int32
+from ..arrays import Bool, Int32
+from ..proposals import Probe
 from ..request.chosen import Chosen, RowAnswer
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
 from ..tree.kernels import pack
@@ -75,21 +76,28 @@ class TreeSlice:
         deepest = max((node.position + 1 for node in self.nodes), default=0)
         return max(self.stream.num_places, deepest) + len(self.nodes)
 
-    def place(self, table: Int32, block_size: int) -> TreeRows:
+    def place(self, table: Int32, block_size: int, probes: Sequence[Probe]) -> TreeRows:
         """Give the nodes their places; what the rows see beside the committed text.
 
         table: int32 [blocks], the request's
+        probes: whose rows stand behind, at places that are free again after the step
         """
         self.stream.place(self.nodes)
         places = np.array(list(map(_place, (self.root, *self.above))), dtype=np.int32)
         is_earlier = np.ones(len(places), dtype=np.bool_)
         is_earlier[self.rows] = False
         columns = np.concatenate([np.flatnonzero(is_earlier), self.rows])
-        depths = np.concatenate([np.zeros(1, dtype=np.int32), self.path.depths])
+        offsets = np.concatenate([np.zeros(1, dtype=np.int32), self.path.depths])[columns]
+        mask, places = self.path.mask()[np.ix_(self.rows, columns)], places[columns]
+        if probes:
+            mask = _with_probes(mask, int(is_earlier.sum()), probes)
+            offsets = np.concatenate([offsets, *(probe.offsets for probe in probes)])
+            free = self.stream.free_places(len(offsets) - len(places))
+            places = np.concatenate([places, np.array(free, dtype=np.int32)])
         return TreeRows(
-            pack(self.path.mask()[np.ix_(self.rows, columns)]),
-            slots_of(table, places[columns], block_size),
-            (self.root.position + depths[columns]).astype(np.int32),
+            pack(mask),
+            slots_of(table, places, block_size),
+            (self.root.position + offsets).astype(np.int32),
         )
 
     def answered(self, targets: Chosen) -> Advance[RowAnswer]:
@@ -107,9 +115,24 @@ def slots_of(table: Int32, places: Int32, block_size: int) -> Int32:
     return table[places // block_size] * np.int32(block_size) + places % np.int32(block_size)
 
 
+def _with_probes(mask: Bool, root: int, probes: Sequence[Probe]) -> Bool:
+    """The mask with rows, and columns, of probes behind it; they see the root's column `root`."""
+    count = sum(len(probe.tokens) for probe in probes)
+    rows, columns = mask.shape
+    whole = np.zeros((rows + count, columns + count), dtype=np.bool_)
+    whole[:rows, :columns] = mask
+    whole[rows:, root] = True
+    for probe in probes:
+        end = len(probe.tokens)
+        whole[rows : rows + end, columns : columns + end] = probe.mask
+        rows, columns = rows + end, columns + end
+    return whole
+
+
 def with_slices(
     trees: StepTrees,
     slices: Mapping[int, TreeSlice],
+    probes: Mapping[int, Sequence[Probe]],
     tables: Int32,
     block_size: int,
 ) -> Sequence[TreeRows | None]:
@@ -121,8 +144,8 @@ def with_slices(
         return trees
     own: dict[int, TreeRows] = {}
     for place, part in slices.items():
-        own[place] = part.place(tables[place], block_size)
-        start, count = int(trees.starts[place]), len(part.rows)
+        own[place] = part.place(tables[place], block_size, probes.get(place, ()))
+        start, count = int(trees.starts[place]), len(own[place].ancestors)
         trees.slots[start : start + count] = own[place].slots[-count:]
     return [own.get(place, rows) for place, rows in enumerate(trees[:])]
 

@@ -8,12 +8,13 @@ docs/streaming.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..arrays import ROOT
+from ..proposals import TopNextTokens
 from .kernels import PARENT, SOURCE, TOKEN
 from .tree import NO_TREE, TokenTree
 
@@ -75,7 +76,7 @@ class Advance(NamedTuple, Generic[A]):
 class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
-    __slots__ = ("_used", "asked", "num_in_place", "num_killed", "root")
+    __slots__ = ("_used", "asked", "num_in_place", "num_killed", "root", "unheard")
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
@@ -84,6 +85,8 @@ class StreamedTree(Generic[A]):
         self._used: set[int] = set()
         # The node that drafters are being asked about.
         self.asked: StreamedNode[A] | None = None
+        # What drafters will hear with the next commit, by name.
+        self.unheard: Mapping[str, TopNextTokens] = {}
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
         self.num_in_place = position
         # Nodes that were sent, and dropped before their answers were there.
@@ -163,6 +166,15 @@ class StreamedTree(Generic[A]):
         while place in self._used:
             place += 1
         return place
+
+    def free_places(self, count: int) -> list[int]:
+        """The first ones behind the root that no node has."""
+        found: list[int] = []
+        place = self.root.position
+        while len(found) < count:
+            place = self._free_place(place + 1)
+            found.append(place)
+        return found
 
     @property
     def num_places(self) -> int:

@@ -31,6 +31,7 @@ requests = st.lists(
     st.integers(1, 12),
     st.integers(24, 120),
     st.booleans(),
+    st.booleans(),
 )
 def test_text_is_that_of_plain_decoding(
     found: list[tuple[list[int], int]],
@@ -39,10 +40,11 @@ def test_text_is_that_of_plain_decoding(
     turns: int,
     num_blocks: int,
     is_adaptive: bool,
+    probes: bool,
 ) -> None:
     bench = Bench(
         seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming="on",
-        is_adaptive=is_adaptive,
+        is_adaptive=is_adaptive, probes=probes,
     )  # fmt: skip
 
     async def scenario() -> None:
@@ -141,3 +143,14 @@ def test_accepted_nodes_are_credited_and_killed_ones_are_not() -> None:
     assert last.metrics.num_accepted_tokens == drafted == sum(last.metrics.accepted_lengths)
     rows = sum(len(step.token_ids) for step in bench.target.steps)
     assert drafted < last.metrics.num_draft_tokens < rows
+
+
+async def test_probes_are_answered() -> None:
+    bench = Bench(
+        seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto", probes=True,
+        is_adaptive=False,
+    )  # fmt: skip
+    bench.add("a", [1, 2, 3], 100)
+    await bench.run()
+    assert bench.drafters.probe_answers > 3
+    assert num_slices(bench) > 20

@@ -1,0 +1,227 @@
+"""Who is asked for drafts in a step, and what drafters are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..interfaces import ProposalSource
+from ..proposals import AheadQuery, Drafted, FeatureRows, Query, StepCommit
+from ..request.request import RequestState
+from ..schedule.budget import NodeBudget
+from ..schedule.choice.wishes import DraftWish
+from ..schedule.scheduler import Scheduler
+from ..schedule.streaming import Streaming, max_depth
+from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
+from ..step.prompt_chunk import PromptChunk
+from ..step.tree_steps import TreeSteps
+from ..verify.rules import COUPLED
+from .tree_choice import want_tokens_alone
+
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftingGroup:
+    """Requests whose drafters are being asked, and the answer to come."""
+
+    states: Sequence[RequestState]
+    answer: asyncio.Future[DraftBatch]
+
+
+class Drafting:
+    """Speaks with the drafters for all requests, as the budget says."""
+
+    __slots__ = (
+        "_acceptance", "_ahead_of", "_budget", "_clock", "_commits", "_drafters", "_scheduler",
+        "_streaming",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        drafters: ProposalSource,
+        scheduler: Scheduler,
+        budget: NodeBudget,
+        clock: Callable[[], float],
+        acceptance: str = COUPLED,
+        *,
+        streaming: Streaming | None = None,
+    ) -> None:
+        self._acceptance = acceptance
+        self._streaming = streaming or Streaming(scheduler, budget)
+        self._drafters = drafters
+        self._scheduler = scheduler
+        self._budget = budget
+        self._clock = clock
+        self._commits: list[StepCommit] = []
+        # The last step whose answer drafters were asked to guess.
+        self._ahead_of: TreeSteps | None = None
+
+    def open(self, state: RequestState) -> None:
+        """Begin a request with the drafters, if it wants them and has not begun.
+
+        Those that will probably be asked for it hear of it now, the others if they ever are.
+        """
+        if state.request.options.speculative and not state.is_open:
+            state.is_open = True
+            expected = self._budget.expected(
+                _wish(state), self._drafters.costs(), len(self._scheduler.running)
+            )
+            self._drafters.open(state.draft_request(), expected)
+            names = self._drafters.feature_drafters
+            state.wants_features = not names.isdisjoint(expected)
+            most = min(self._scheduler.nodes_each(1), state.max_nodes)
+            state.head_nodes = {
+                name: most for name in self._drafters.stage_heads if name in expected
+            }
+
+    def close(self, state: RequestState) -> None:
+        """End a request with every drafter, after handing them its last tokens."""
+        self._budget.forget(state.request_id)
+        if state.is_open:
+            last = [commit for commit in self._commits if commit.request_id == state.request_id]
+            self._commits = [
+                commit for commit in self._commits if commit.request_id != state.request_id
+            ]
+            self._drafters.close(state.request_id, last)
+
+    def note_commit(self, commit: StepCommit) -> None:
+        """Keep a commit for the next message to the drafters."""
+        self._commits.append(commit)
+
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep features for the next message to the drafters that go on from them."""
+        if rows:
+            self._drafters.note_features(rows)
+
+    def replays(self, trees: TreeSteps) -> list[PromptChunk]:
+        """What a step has beside its trees so that drafters get the features that they lack."""
+        wanting = [state for state in trees.states if state.wants_features]
+        find = self._drafters.missing_features
+        found = [(state, find(state.request_id, len(state.token_ids))) for state in wanting]
+        missing = [(state, *positions) for state, positions in found if positions]
+        return self._scheduler.replays(missing, int(trees.num_rows.sum())) if missing else []
+
+    @property
+    def stage_heads(self) -> tuple[str, ...]:
+        """Names of the last stage's heads."""
+        return self._drafters.stage_heads
+
+    def note_drafted(self, drafted: Sequence[Drafted]) -> None:
+        """Keep what heads of the last stage drafted for the next step."""
+        if drafted:
+            self._drafters.note_drafted(drafted)
+
+    def start(self, states: Sequence[RequestState]) -> DraftingGroup:
+        """Begin to ask the drafters about requests that decode; see `ask`."""
+        return DraftingGroup(states, asyncio.ensure_future(self.ask(states)))
+
+    async def ask(self, states: Sequence[RequestState]) -> DraftBatch:
+        """Proposals of those whose drafts are worth their time now, for the requests that these
+        are worth it for.
+
+        One message a drafter for all requests, which also tells what was committed.
+        """
+        began_at = self._clock()
+        reads_features = bool(self._drafters.feature_drafters or self._drafters.stage_heads)
+        self._streaming.begin(states, reads_features=reads_features)
+        if self._budget.is_quiet(state.request_id for state in states if state.is_open):
+            self._order(states, AskPlan({}, {}))
+            return nobody_asked(began_at)
+        most = self._scheduler.nodes_each(len(states))
+        wanted = {state.request_id: self._query(state, most) for state in states}
+        sizes = [
+            (state, query.max_nodes)
+            for state in states
+            if (query := wanted[state.request_id]) is not None
+        ]
+        costs = self._drafters.costs()
+        plan = AskPlan({}, {})
+        if sizes and costs:
+            others = len(states) - len(sizes) + self._scheduler.num_prefill_rows(len(states))
+            plan = self._budget.plan(
+                [_wish(state) for state, _ in sizes], costs, others,
+                may_decode_several=want_tokens_alone(states),
+            )  # fmt: skip
+        self._order(states, plan, {state.request_id: size for state, size in sizes})
+        commits, self._commits = self._commits, []
+        asked = set().union(*plan.by_drafter.values())
+        queries = [query for one, query in wanted.items() if query is not None and one in asked]
+        start = self._clock()
+        self._budget.note_host(start - began_at)
+        if not queries:
+            if commits:
+                await self._drafters.exchange(commits, ())
+            return DraftBatch({}, began_at, 0.0, plan, costs)
+        proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
+        seconds = self._clock() - start
+        return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
+
+    def _query(self, state: RequestState, most: int) -> Query | None:
+        """What drafters may be asked for a request; None where no draft is of use."""
+        size = _most_nodes(state, most)
+        return self._streaming.query(state, size) if size > 0 else None
+
+    def go_ahead(self, trees: TreeSteps, draft_batch: DraftBatch | None) -> None:
+        """Let drafters that have nothing else to do go on behind a step that is computed.
+
+        Each is told the trees, and guesses where the target will leave them. Not under acceptance
+        rules that look at how a draft was drawn.
+        """
+        is_new = draft_batch is not None and self._ahead_of is not trees and not trees.slices
+        if draft_batch is None or not is_new or not self._drafters.drafts_ahead:
+            return
+        self._ahead_of = trees
+        asked = draft_batch.plan.by_drafter
+        if not asked or self._acceptance != COUPLED:
+            return
+        most = self._scheduler.nodes_each(len(trees.states))
+        queries = []
+        for state, tree in zip(trees.states, trees.trees, strict=True):
+            # The target says a token at least before what is verified next.
+            size = _most_nodes(state, most, 1)
+            if size > 0 and not state.has_ended:
+                committed_len = len(state.token_ids)
+                queries.append(
+                    AheadQuery(state.request_id, committed_len, size, tree.tokens, tree.parents)
+                )
+        if queries:
+            self._drafters.draft_ahead(queries, asked)
+
+    def _order(
+        self, states: Sequence[RequestState], plan: AskPlan, sizes: Mapping[str, int] = NO_SIZES
+    ) -> None:
+        """The next step hands out the features of requests that such a drafter is asked for, and
+        its heads draft trees of `sizes` nodes for those that they are told to."""
+        names = self._drafters.feature_drafters
+        if names:
+            wanting = set[str]().union(*(plan.by_drafter.get(name, ()) for name in names))
+            for state in states:
+                state.wants_features = state.request_id in wanting
+        if self._drafters.stage_heads:
+            for state in states:
+                state.head_nodes = {}
+            by_id = {state.request_id: state for state in states}
+            for name, ids in plan.ahead.items():
+                for one in ids:
+                    by_id[one].head_nodes[name] = sizes[one]
+
+
+def _wish(state: RequestState) -> DraftWish:
+    request = state.request
+    return DraftWish(
+        state.request_id,
+        request.params.temperature,
+        request.options.namespace,
+        request.options.drafters,
+        len(state.token_ids),
+        state.stop.num_tokens_left,
+    )
+
+
+def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:
+    """Nodes of a tree that begins `num_ahead` tokens behind the text; 0 where none is of use."""
+    # What is left of the answer bounds the tree's depth (`merge`), not its width.
+    return min(most, state.max_nodes) if max_depth(state) > num_ahead else 0
