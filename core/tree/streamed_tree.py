@@ -76,7 +76,7 @@ class Advance(NamedTuple, Generic[A]):
 class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
-    __slots__ = ("_used", "asked", "num_in_place", "num_killed", "root", "unheard")
+    __slots__ = ("_used", "asked", "asked_first", "num_in_place", "num_killed", "root", "unheard")
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
@@ -85,6 +85,8 @@ class StreamedTree(Generic[A]):
         self._used: set[int] = set()
         # The node that drafters are being asked about.
         self.asked: StreamedNode[A] | None = None
+        # The first of those that they are asked about before the next slice.
+        self.asked_first: StreamedNode[A] | None = None
         # What drafters will hear with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.

@@ -16,7 +16,7 @@ import numpy as np
 from ....core.arrays import Int32, Span
 from ....core.steps import StepInput, StepOutput, TreeRows
 from ....core.tree.kernels import unpack
-from ....measure.replay.recording import RecordedAnswer
+from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
 from .host_clock import HostClock
 
@@ -80,6 +80,8 @@ class ReplayedStages(ReplayPipeline):
         self._first_step: dict[tuple[int, int], int] = {}
         # Positions of the last right token down to the row that wrote a slot, that row's included.
         self._right_until: dict[int, int] = {}
+        # The token of the row that wrote a slot.
+        self._token_at: dict[int, int] = {}
 
     def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
         """Answer when the last stage would."""
@@ -94,6 +96,7 @@ class ReplayedStages(ReplayPipeline):
             arrives = begin + seconds + times.hop_s
         answer: asyncio.Future[StepOutput] = loop.create_future()
         with self._clock.stopped():
+            self._token_at.update(zip(step.slots.tolist(), step.token_ids.tolist(), strict=True))
             output = self._answer(step)
             self.steps.append(RunStep(tuple(spans), *self._parts(step)))
         loop.call_at(arrives, _answer, answer, output)
@@ -137,6 +140,27 @@ class ReplayedStages(ReplayPipeline):
                 is_killed = self._first_step[seed, right] < step.step_id
                 fates.append(Fate.KILLED if is_killed else Fate.REFUSED)
         return tuple(fates)
+
+
+    def _top_next_tokens(self, step: StepInput) -> Int32:
+        """As the recording has them; rows of slices follow rows of other steps, too."""
+        top_ids = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
+        for found, row in zip(top_ids, step.probe_rows.tolist(), strict=True):
+            ids = self._predictions.after(self._context(step, row))[: len(found)]
+            found[: len(ids)] = ids
+        return top_ids
+
+    def _context(self, step: StepInput, row: int) -> RowContext:
+        owner = int(np.searchsorted(step.request_starts, row, side="right")) - 1
+        first, tree = int(step.request_starts[owner]), step.trees[owner]
+        assert tree is not None
+        place = int(np.searchsorted(step.logits_rows, first))
+        visible = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
+        columns = np.flatnonzero(visible[0])
+        columns = columns[np.argsort(tree.positions[columns], kind="stable")]
+        tokens = tuple(self._token_at[slot] for slot in tree.slots[columns].tolist())
+        start = int(tree.positions[columns[0]])
+        return RowContext(int(step.sampling.seed[place]), start, tokens)
 
 
 def _parent_slot(tree: TreeRows, visible: Int32, own_column: int) -> int:
