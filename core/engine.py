@@ -86,12 +86,11 @@ class EngineCore:
         self._budget = budget
         # Only a coupled walk needs nothing of a node but the target's token after it.
         mode: StreamingMode = streaming if acceptance == COUPLED else "off"
-        self._streaming = Streaming(scheduler, budget, mode)
-        streaming_ = self._streaming
+        self.streaming = Streaming(scheduler, budget, mode)
         self._drafting = Drafting(
-            drafters, scheduler, budget, clock, acceptance, streaming=streaming_
+            drafters, scheduler, budget, clock, acceptance, streaming=self.streaming
         )
-        self._choice = TreeChoice(scheduler, budget, clock, acceptance, streaming=streaming_)
+        self._choice = TreeChoice(scheduler, budget, clock, acceptance, streaming=self.streaming)
         self._fit = TreeFit(scheduler, budget, acceptance)
         self._tally = DraftTally()
         self._outbox = Outbox(self._fail)
@@ -218,7 +217,7 @@ class EngineCore:
         has_room = len(self._in_flight) < self._pipeline.max_in_flight
         decoding = ()
         if has_room:
-            decoding = self._scheduler.decoding(self._forms.late(), self._streaming.may_follow)
+            decoding = self._scheduler.decoding(self._forms.late(), self.streaming.may_follow)
         if decoding:
             self._asking = self._drafting.start(decoding)
             # Drafters of this process alone have answered after one turn of the loop.
@@ -293,6 +292,7 @@ class EngineCore:
         """What the step's answer means; None if the step failed."""
         try:
             output = in_flight.answer.result()
+            self.streaming.note_answer(in_flight.trees.slices.values())
             results = in_flight.read(output)
         except StageLost:
             raise

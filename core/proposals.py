@@ -251,16 +251,12 @@ def cache_key(namespace: str, cache_salt: str) -> str:
 class Query(NamedTuple):
     """Asks for a proposal that continues a request's first `committed_len` tokens.
 
-    assumed  a path behind these that the target has not confirmed: the proposal goes on from its
-             end, with parents of -1 there and noise of the positions behind it. None: there is no
-             path, and the proposal is verified next
+    assumed  a path behind these that the target has not confirmed, whose end is the proposal's
+             root. None: no path; what is proposed is verified next
 
-    Assumed tokens are what the proposal goes on from, and nothing else: it is the one for a text
-    that ends in them, by what is known of the committed text alone. None of them is counted, kept
-    as an n-gram or learned for others, and what is proposed later is what it would be without the
-    query. A drafter may have nothing to say behind a path, as one of another vocabulary or one
-    that says all levels at once, or behind a long one; its proposal is empty then. It sends no
-    probe: whose rows would stand behind committed text.
+    The proposal is the one for a text that ends in the path, by what is known of the committed text
+    alone: none of the path is counted, kept or learned, later proposals are what they would be
+    without the query. It has no probe. Behind a long path a drafter may have nothing to say.
     """
 
     request_id: str

@@ -266,6 +266,8 @@ class StepInput:
     feature_requests  places of requests, rising, whose features are wanted: of all rows of a prompt
                    chunk, of a tree's root and its accepted nodes; never beside several tokens a
                    request
+    slice_requests  of these, the ones whose trees are slices (`core/streaming/`): the features of
+                   all their nodes are wanted, since whether one is accepted may not be known yet
     head_tasks     of the heads that draft in the last stage; likewise
     following_tokens  int32 [prompt chunks]  the token of the text behind each chunk, -1 where the
                    step chooses it; read by heads, None where no task is
@@ -296,6 +298,7 @@ class StepInput:
     end_ids: Int32 | None = None
     request_keys: tuple[int, ...] = ()
     feature_requests: tuple[int, ...] = ()
+    slice_requests: tuple[int, ...] = ()
     head_tasks: tuple[HeadTask, ...] = ()
     following_tokens: Int32 | None = None
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
+
+import numpy as np
 
 from ...core.errors import ProtocolError
 from ...core.proposals import AheadQuery, Probe, Proposal, Query
-from ...core.tree.merge import reroot
+from ...core.tree.merge import cut, reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from .backlog import CommittedText
 
@@ -16,7 +17,13 @@ AnyQuery = TypeVar("AnyQuery", Query, AheadQuery)
 
 
 class ArrivedProposals:
-    """The newest proposal for each open request. Late ones are re-rooted where they still fit."""
+    """The newest proposal for each open request. Late ones are re-rooted where they still fit.
+
+    An answer stands behind the text and the path that its query assumed. It fits what is asked
+    about if that is where it stands, or a place below it, whichever of the tokens up to there are
+    committed by now. One that stands below what is asked about waits: the path to it is not the
+    drafter's own.
+    """
 
     __slots__ = (
         "_arrivals", "num_ahead", "num_ahead_used", "num_dropped", "num_late", "num_late_used",
@@ -64,7 +71,7 @@ class ArrivedProposals:
         self._arrivals.pop(request_id, None)
 
     def settle(self, query: Query) -> bool:
-        """Whether something drafted ahead waits that goes on from the query's text.
+        """Whether something drafted ahead waits that goes on from the query's text and path.
 
         It then waits as an answer to the query; what was guessed wrongly is dropped.
         """
@@ -72,10 +79,11 @@ class ArrivedProposals:
         if arrival is None or not isinstance(arrival[0], AheadQuery):
             return False
         answered, text, proposals, place = arrival
-        if answered.committed_len == query.committed_len:
+        path = _path_between(answered, text, query)
+        if _is_above(path, answered):
             return False
         self.num_ahead += 1
-        left = left_of(answered, text, query.committed_len, proposals[place])
+        left = _below(path, answered, proposals[place])
         if left is None or left.is_empty:
             self.num_dropped += 1
             del self._arrivals[query.request_id]
@@ -85,48 +93,65 @@ class ArrivedProposals:
         return True
 
     def take(self, query: Query) -> Proposal | None:
-        """The proposal for exactly the query's text, at most `max_nodes` long; None if none fits.
+        """The proposal for exactly the query's text and path, at most `max_nodes` long; None if
+        none fits.
 
         The text must reach to the query's committed length.
         """
-        arrival = self._arrivals.pop(query.request_id, None)
+        arrival = self._arrivals.get(query.request_id)
         if arrival is None:
             return None
         answered, text, proposals, place = arrival
-        proposal: Proposal | None = proposals[place]
-        is_late = answered.committed_len != query.committed_len
-        if isinstance(answered, AheadQuery) and not is_late:
-            # It begins with what the target has not said yet.
+        is_late = not _is_answer(answered, query)
+        path = _path_between(answered, text, query) if is_late else []
+        if is_late and _is_above(path, answered):
             return None
+        del self._arrivals[query.request_id]
+        proposal: Proposal | None = proposals[place]
         if is_late:
             self.num_late += 1
-            proposal = left_of(answered, text, query.committed_len, proposal)
+            proposal = _below(path, answered, proposal)
             self.num_dropped += proposal is None
         if proposal is None or proposal.is_empty:
             return None
         self.num_used += 1
         self.num_late_used += is_late
-        return proposal if len(proposal.tokens) <= query.max_nodes else _cut(proposal, query)
+        return cut(proposal, query.max_nodes)
 
 
-def left_of(
-    answered: Query | AheadQuery, text: CommittedText, committed_len: int, proposal: Proposal
-) -> Proposal | None:
-    """What is left of an answer to an earlier query, now that the text is so long."""
-    return reroot(proposal, text.tokens(answered.committed_len, committed_len))
-
-
-def _cut(proposal: Proposal, query: Query) -> Proposal:
-    end = query.max_nodes
-    return replace(
-        proposal,
-        tokens=proposal.tokens[:end],
-        parents=proposal.parents[:end],
-        log_probs=proposal.log_probs[:end],
-        distributions=None
-        if proposal.distributions is None
-        else proposal.distributions.rows(slice(end)),
+def _is_answer(answered: Query | AheadQuery, query: Query) -> bool:
+    """Whether exactly this was asked."""
+    return (
+        isinstance(answered, Query)
+        and answered.committed_len == query.committed_len
+        and (answered.assumed or ()) == (query.assumed or ())
     )
+
+
+def _path_between(answered: Query | AheadQuery, text: CommittedText, query: Query) -> list[int]:
+    """Tokens from the text that an earlier query was about to the end of this one's path."""
+    path = list(query.assumed or ())
+    if answered.committed_len == query.committed_len:
+        return path
+    return [*text.tokens(answered.committed_len, query.committed_len).tolist(), *path]
+
+
+def _is_above(path: list[int], answered: Query | AheadQuery) -> bool:
+    """Whether an answer stands below the end of this path: one that was drafted ahead does where
+    the target has said nothing since."""
+    if isinstance(answered, AheadQuery):
+        return not path
+    assumed = answered.assumed or ()
+    return len(path) < len(assumed) and assumed[: len(path)] == tuple(path)
+
+
+def _below(path: list[int], answered: Query | AheadQuery, proposal: Proposal) -> Proposal | None:
+    """What is left of an answer behind this path, which began where its query's text ended."""
+    assumed = (answered.assumed or ()) if isinstance(answered, Query) else ()
+    if tuple(path[: len(assumed)]) != assumed:
+        # It stands elsewhere; what it wishes to know may be told of any tree.
+        return cut(proposal, 0) if proposal.num_top_next_tokens else None
+    return reroot(proposal, np.array(path[len(assumed) :], dtype=np.int32))
 
 
 class AnswerCheck:

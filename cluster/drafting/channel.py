@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ...core.errors import DrafterError
 from ...core.proposals import (
+    MAX_ASSUMED_TOKENS,
     AheadQuery,
     DraftCost,
     Drafted,
@@ -167,6 +168,7 @@ class DrafterChannel:
         Whether any is sent or answered still: what was drafted ahead, and fits, is not asked again.
         """
         self._hoped = []
+        queries = [query for query in queries if len(query.assumed or ()) <= self._longest_path]
         if self.link.drafts_ahead and queries:
             queries = self._not_ahead(queries)
         self._queries, self._budget_s = queries, budget_s
@@ -217,8 +219,15 @@ class DrafterChannel:
             self.is_awaited = self._is_in_time()
 
     def take(self, query: Query) -> Proposal | None:
-        """The newest proposal that fits the query's text, or None."""
-        return self._arrived.take(query)
+        """The newest proposal that fits the query's text and path, or None."""
+        is_asked = len(query.assumed or ()) <= self._longest_path
+        return self._arrived.take(query) if is_asked else None
+
+    @property
+    def _longest_path(self) -> int:
+        """Most tokens behind a text that it is asked to go on from: heads of the last stage have
+        drafted behind the text alone."""
+        return MAX_ASSUMED_TOKENS if self.link.ahead is None else 0
 
     def connect(self, now: float) -> None:
         """Begin to connect, unless the breaker is open."""

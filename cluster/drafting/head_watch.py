@@ -58,10 +58,13 @@ class HeadWatch:
         return frozenset(self._watched if self._num_queries < MOST_QUERIES else ())
 
     def given(self, query: Query, proposals: Sequence[Proposal]) -> None:
-        """Note proposals that were given out; they replace those before them for the request."""
+        """Note proposals that were given out; they replace those before them for the request.
+
+        What stands behind a path is not judged: the text may go another way.
+        """
         self._num_queries += 1
         drafts = [one for one in proposals if one.source in self._watched]
-        if drafts:
+        if drafts and not query.assumed:
             self._given[query.request_id] = query.committed_len, drafts
 
     def forget(self, request_id: str) -> None:

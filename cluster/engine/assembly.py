@@ -226,8 +226,9 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
     graphs = GraphOptions(
         max_rows=max_rows,
         max_requests=config.max_num_seqs,
-        # A tree may reach beyond the last token that will be kept.
-        max_positions=max_model_len + config.tree_nodes,
+        # Trees may reach beyond the last token that will be kept, those in slices with all that are
+        # in flight.
+        max_positions=max_model_len + config.tree_nodes * _most_flights(config),
         seconds=config.graph_capture_s,
     )
     in_one_process = config.backend == "local"
@@ -243,6 +244,12 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,
     )
+
+
+def _most_flights(config: EngineConfig) -> int:
+    """Steps of one request that may be on their way."""
+    stages = config.pipeline_parallel_size
+    return stages + 1 if stages > 1 and config.streaming != "off" else 1
 
 
 async def measure_step_cost(

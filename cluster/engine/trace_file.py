@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ...core.errors import ConfigError
-from ...core.step.trace import StepRecord
+from ...core.step.trace import SliceCounts, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -123,4 +123,5 @@ def _records(path: Path, lines: TextIO) -> Iterator[StepRecord]:
             raise ConfigError("trace", f"{path}, line {number}: not a step of --trace-steps")
         values["stages"] = tuple((begin, end) for begin, end in values["stages"])
         values["drafters"] = tuple(values["drafters"])
+        values["slices"] = tuple(SliceCounts(*counts) for counts in values["slices"])
         yield StepRecord(**values)

@@ -9,23 +9,19 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
-from ...core.arrays import ROOT, PackedArray, pack, unpack
+from ...core.arrays import PackedArray, pack, unpack
 from ...core.chat_turns import ChatTurn, check_turns
 from ...core.errors import DrafterError, ProtocolError, RequestError
 from ...core.interfaces import PrefixCounts
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
-    MAX_PROPOSAL_NODES,
-    AheadQuery,
     Commit,
     DraftRequest,
     FeatureLayers,
     FeatureRows,
     Proposal,
-    Query,
 )
 from . import drafter_pb2 as pb
 from .features import from_bfloat16, to_bfloat16
@@ -39,9 +35,10 @@ from .wire_proposals import (
     encode_proposal,
     encode_top_next_tokens,
 )
+from .wire_queries import decode_ahead, decode_query, encode_ahead, encode_query
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 DEFAULT_MAX_BYTES = 64 * 2**20
 
 Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)
@@ -118,19 +115,9 @@ def encode_step(
     step.last_commits.extend(map(_encode_commit, message.last_commits))
     step.features.extend(map(_encode_features, message.features))
     for query in message.queries:
-        step.queries.add(
-            request_id=query.request_id,
-            committed_len=query.committed_len,
-            max_nodes=query.max_nodes,
-        )
+        encode_query(step.queries.add(), query)
     for ahead in message.ahead:
-        step.ahead.add(
-            request_id=ahead.request_id,
-            committed_len=ahead.committed_len,
-            max_nodes=ahead.max_nodes,
-            tokens=encode_array(ahead.tokens, INT32),
-            parents=encode_array(ahead.parents, INT32),
-        )
+        encode_ahead(step.ahead.add(), ahead)
     return _within(pb.ToDrafter(step=step).SerializeToString(), max_bytes)
 
 
@@ -182,29 +169,12 @@ def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
         tuple(step.closes),
         tuple(_decode_request(request) for request in step.opens),
         [_decode_commit(commit) for commit in step.commits],
-        [_decode_query(query) for query in step.queries],
+        [decode_query(query) for query in step.queries],
         now + step.budget_s,
         [_decode_commit(commit) for commit in step.last_commits],
         [_decode_features(features) for features in step.features],
-        [_decode_ahead(query) for query in step.ahead],
+        [decode_ahead(query) for query in step.ahead],
     )
-
-
-def _decode_query(query: pb.Query) -> Query:
-    return Query(query.request_id, query.committed_len, query.max_nodes)
-
-
-def _decode_ahead(query: pb.AheadQuery) -> AheadQuery:
-    count = max(query.tokens.shape, default=0)
-    if count > MAX_PROPOSAL_NODES:
-        raise ProtocolError(f"wire: a tree of {count} nodes; at most {MAX_PROPOSAL_NODES}")
-    tokens = decode_array(query.tokens, "ahead.tokens")
-    parents = decode_array(query.parents, "ahead.parents")
-    if len(tokens) != len(parents) or tokens.min(initial=0) < 0:
-        raise ProtocolError("wire: a tree's token is negative or has no parent")
-    if parents.min(initial=ROOT) < ROOT or not (parents < np.arange(len(parents))).all():
-        raise ProtocolError("wire: a tree's parent does not precede its child")
-    return AheadQuery(query.request_id, query.committed_len, query.max_nodes, tokens, parents)
 
 
 def encode_answer(  # noqa: PLR0913 - most are keywords with defaults

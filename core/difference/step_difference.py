@@ -167,6 +167,7 @@ class ChoiceDifference:
     verification: Verification | None
     edits: EditChanges | None
     feature_requests: tuple[int, ...]
+    slice_requests: tuple[int, ...]
     head_tasks: tuple[HeadTask, ...]
     following_tokens: Int32 | None
     request_keys: tuple[int, ...]

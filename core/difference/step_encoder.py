@@ -100,6 +100,7 @@ class StepEncoder:
             verification=step.verification,
             edits=self._edits.changes(step.edits, rows.slots_of(logits_rows)),
             feature_requests=step.feature_requests,
+            slice_requests=step.slice_requests,
             head_tasks=step.head_tasks,
             following_tokens=step.following_tokens,
             request_keys=step.request_keys if step.head_tasks else (),

@@ -125,8 +125,8 @@ class Drafting:
         One message a drafter for all requests, which also tells what was committed.
         """
         began_at = self._clock()
-        reads_features = bool(self._drafters.feature_drafters or self._drafters.stage_heads)
-        self._streaming.begin(states, reads_features=reads_features)
+        has_stage_heads = bool(self._drafters.stage_heads)
+        self._streaming.begin(states, has_stage_heads=has_stage_heads)
         if self._budget.is_quiet(state.request_id for state in states if state.is_open):
             self._order(states, AskPlan({}, {}))
             return nobody_asked(began_at)
@@ -145,7 +145,9 @@ class Drafting:
                 [_wish(state) for state, _ in sizes], costs, others,
                 may_decode_several=want_tokens_alone(states),
             )  # fmt: skip
-        self._order(states, plan, {state.request_id: size for state, size in sizes})
+        # A stream of which nothing is to be extended now keeps to what it was told.
+        told = [state for state in states if state.stream is None or wanted[state.request_id]]
+        self._order(told, plan, {state.request_id: size for state, size in sizes})
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
         queries = [query for one, query in wanted.items() if query is not None and one in asked]

@@ -18,11 +18,13 @@ class Chosen(NamedTuple):
     tokens     int32 [rows]
     log_probs  float32 [rows]; None if nobody in the step wants them
     top        of the same rows; None likewise
+    features   float32 [rows, width]  the target's, of slices whose are wanted; None of all others
     """
 
     tokens: Int32
     log_probs: Float32 | None
     top: TopTokens | None
+    features: Float32 | None = None
 
     def logprobs_of(self, rows: Iterable[int], num_top: int | None) -> tuple[TokenLogProb, ...]:
         """Log-probabilities of the tokens after `rows`; none if `num_top` is None."""

@@ -8,7 +8,8 @@ docs/streaming.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,10 +31,26 @@ SLICE_FACTOR = 1.0
 MIN_FLIGHTS = 2
 
 
+@dataclass(slots=True)
+class StreamingCounts:
+    """What went through the stages in slices.
+
+    slices        that were sent
+    nodes         in them
+    killed_nodes  of these, how many the text had left before they were answered
+    idle_turns    turns of a request that might have sent a slice, and had nothing new
+    """
+
+    slices: int = 0
+    nodes: int = 0
+    killed_nodes: int = 0
+    idle_turns: int = 0
+
+
 class Streaming:
     """Grows the trees of streamed requests."""
 
-    __slots__ = ("_budget", "_mode", "_scheduler")
+    __slots__ = ("_budget", "_mode", "_scheduler", "counts")
 
     def __init__(
         self, scheduler: Scheduler, budget: NodeBudget, mode: StreamingMode = "off"
@@ -42,6 +59,7 @@ class Streaming:
         self._scheduler = scheduler
         self._budget = budget
         self._mode: StreamingMode = mode
+        self.counts = StreamingCounts()
 
     def num_flights(self, state: RequestState) -> int:
         """Steps that a request may have in flight."""
@@ -60,17 +78,16 @@ class Streaming:
         is_new = stream.root.place is None or bool(stream.unsent(least, 1, depth))
         return is_new or stream.to_extend(least, depth) is not None
 
-    def begin(self, states: Sequence[RequestState], *, reads_features: bool) -> None:
+    def begin(self, states: Sequence[RequestState], *, has_stage_heads: bool) -> None:
         """Before drafters are asked for these requests: say which of them are streamed, and which
         node of each is to be extended.
 
-        reads_features: whether a drafter goes on from the target's states, which are handed out of
-        whole trees alone
+        has_stage_heads: whether heads of the last stage draft, which go on from whole trees alone
         """
         for state in states:
             if not state.in_flight:
                 # All that was sent is answered: nothing is lost with an old tree but drafts.
-                if self.num_flights(state) == 1 or reads_features or not may_stream(state):
+                if self.num_flights(state) == 1 or has_stage_heads or not may_stream(state):
                     state.stream = None
                 elif state.stream is None:
                     last = len(state.token_ids) - 1
@@ -134,8 +151,16 @@ class Streaming:
             least = self._row_rounds * max(node.value for node in nodes)
             nodes = [node for node in nodes if node.value >= least]
         if not nodes and stream.root.place is not None:
+            self.counts.idle_turns += 1
             return None
+        self.counts.slices += 1
+        self.counts.nodes += len(nodes)
         return TreeSlice.of(stream, nodes, self._budget.table.names)
+
+    def note_answer(self, slices: Iterable[TreeSlice]) -> None:
+        """Count what an answer came too late for; before it moves any root."""
+        for part in slices:
+            self.counts.killed_nodes += part.num_killed
 
     @property
     def _row_rounds(self) -> float:

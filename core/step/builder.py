@@ -104,7 +104,8 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         # Numbers of arrival.
         request_keys=_keys(trees, chunks),
-        feature_requests=_places_of_features(trees, chunks),
+        feature_requests=(wanted := _places_of_features(trees, chunks)),
+        slice_requests=tuple(place for place in wanted if place in trees.slices),
     )
 
 

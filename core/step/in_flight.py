@@ -17,7 +17,7 @@ from ..streaming.answers import read_slice
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
 from .ask_plan import DraftBatch
-from .features import features_of
+from .features import features_of, features_of_slices
 from .head_drafts import drafted_of
 from .outputs import StepOutputReader, TreeOutput
 from .prompt_chunk import PromptChunk
@@ -114,11 +114,14 @@ class StepInFlight:
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
+        if self.traced is not None:
+            self.traced.landed()
         answers = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
         judged, outputs = self.trees.drafted, answers.of_trees(self.trees)
+        features: list[FeatureRows] = []
         if self.trees.slices:
-            paths, judged, outputs = self._read_slices(paths, outputs, output)
+            paths, judged, outputs, features = self._read_slices(paths, outputs, output)
         states = (*self.states, *(chunk.state for chunk in self.replays))
         request_ids = [state.request_id for state in states]
         return StepResults(
@@ -127,24 +130,27 @@ class StepInFlight:
             outputs,
             judged,
             [answers.of_chunk(chunk) for chunk in self.chunks],
-            features_of(self.step, request_ids, paths, output),
+            [*features_of(self.step, request_ids, paths, output), *features],
             drafted_of(self.step, request_ids, paths, output),
         )
 
     def _read_slices(
         self, paths: Paths, outputs: Sequence[TreeOutput], output: StepOutput
-    ) -> tuple[Paths, TreeBatch, Sequence[TreeOutput]]:
-        """Paths, drafted trees and answers, of slices what their streams make of these."""
+    ) -> tuple[Paths, TreeBatch, Sequence[TreeOutput], list[FeatureRows]]:
+        """Paths, drafted trees and answers, of slices what their streams make of these; and the
+        features of what is committed of these."""
         steps, judged = paths.of_each(), list(self.trees.drafted)
-        outputs = list(outputs)
+        outputs, features = list(outputs), list[FeatureRows]()
+        values = features_of_slices(self.step, paths, output)
         firsts = [0, *(self.trees.trees.sizes + 1).cumsum().tolist()]
         for place, part in self.trees.slices.items():
             rows = slice(firsts[place], firsts[place + 1])
-            targets = Chosen.of_rows(output, rows)
+            targets = Chosen.of_rows(output, rows)._replace(features=values.get(place))
             answer = read_slice(self.trees.states[place], part, targets, self.block_size)
             steps[place], judged[place] = answer.path, answer.drafted
+            features += answer.features
             outputs[place] = outputs[place]._replace(chosen=answer.chosen)
-        return Paths.of(steps), TreeBatch.of(judged), outputs
+        return Paths.of(steps), TreeBatch.of(judged), outputs, features
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more; whatever it raises has been told."""

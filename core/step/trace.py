@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..arrays import Span
 from ..steps import StepInput, StepOutput
 from .ask_plan import DraftBatch
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeSteps
+
+
+class SliceCounts(NamedTuple):
+    """See `StepRecord.slices`."""
+
+    request: int
+    nodes: int
+    killed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +39,8 @@ class StepRecord:
     accepted_nodes   of these, how many were committed; likewise by source
     tokens           committed to requests that verified a tree
     first_tokens     tokens that prompts asked for
+    slices           of each request whose tree went out in slices: its number of arrival, nodes of
+                     the slice, and how many of them the text had left before the answer came
     stages           when each stage began and ended its work, by the clock of its own host
     """
 
@@ -49,6 +60,7 @@ class StepRecord:
     first_tokens: int
     nodes_by_source: Mapping[str, int]
     accepted_by_source: Mapping[str, int]
+    slices: tuple[SliceCounts, ...]
     stages: tuple[Span, ...]
 
 
@@ -84,8 +96,8 @@ class StepTrace:
 class TracedStep:
     """One step on its way. A step that fails leaves no record."""
 
-    __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_planned_at", "_spans",
-                 "_step", "_submitted_at", "_trace", "_trees")  # fmt: skip
+    __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_planned_at", "_slices",
+                 "_spans", "_step", "_submitted_at", "_trace", "_trees")  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - made by `StepTrace.submitting` alone
         self,
@@ -104,8 +116,15 @@ class TracedStep:
         self._planned_at = planned_at
         self._submitted_at = trace.clock()
 
+    def landed(self) -> None:
+        """Its answer is there, and no tree has moved for it."""
+        self._slices = tuple(
+            SliceCounts(self._trees.states[place].order[1], len(part.nodes), part.num_killed)
+            for place, part in self._trees.slices.items()
+        )
+
     def answered(self, output: StepOutput) -> None:
-        """Its answer is there; nothing of it is in the requests yet."""
+        """Its answer is read; nothing of it is in the requests yet."""
         self._answered_at = self._trace.clock()
         self._spans = output.stage_spans
         self._before = self._totals()
@@ -136,6 +155,7 @@ class TracedStep:
             first_tokens=totals.first_tokens - self._before.first_tokens,
             nodes_by_source=dict(nodes),
             accepted_by_source=dict(accepted),
+            slices=self._slices,
             stages=self._spans,
         )
         self._trace.write(record)

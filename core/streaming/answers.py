@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..request.chosen import Chosen
+from ..arrays import Float32
+from ..proposals import FeatureRows
+from ..request.chosen import Chosen, RowAnswer
 from ..request.request import RequestState
 from ..tree.streamed_tree import token_tree
 from ..tree.tree import NO_TREE, TokenTree
@@ -21,11 +23,13 @@ class SliceAnswer(NamedTuple):
     path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
              next token is not known yet
     chosen   after the root and the nodes that the root goes over
+    features  of these, as far as they are known of all before one; none if nobody wants them
     """
 
     drafted: TokenTree
     path: Sequence[tuple[int, int, int]]
     chosen: Chosen
+    features: Sequence[FeatureRows] = ()
 
 
 def read_slice(
@@ -38,7 +42,8 @@ def read_slice(
     stream = part.stream
     if state.has_ended or state.stream is not stream:
         return SliceAnswer(NO_TREE, (), Chosen.along(()))
-    drafted = token_tree(stream.alive(), stream.root.position, part.path.names)
+    first = stream.root.position
+    drafted = token_tree(stream.alive(), first, part.path.names)
     passed = part.answered(targets)
     if passed.moves:
         moves = slots_of(
@@ -46,4 +51,19 @@ def read_slice(
         ).reshape(-1, 2)
         state.moves = np.concatenate([state.moves, moves])
     steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
-    return SliceAnswer(drafted, list(steps), Chosen.along(passed.answers))
+    features = _features(state.request_id, first, passed.answers)
+    return SliceAnswer(drafted, list(steps), Chosen.along(passed.answers), features)
+
+
+def _features(request_id: str, position: int, answers: Sequence[RowAnswer]) -> list[FeatureRows]:
+    """Those of passed nodes, the first of which stands at `position`; a gap parts them."""
+    found: list[FeatureRows] = []
+    values: list[Float32] = []
+    for place, (chosen, row) in enumerate(answers):
+        if chosen.features is not None:
+            values.append(chosen.features[row])
+        if values and (chosen.features is None or place + 1 == len(answers)):
+            end = position + place + (chosen.features is not None)
+            found.append(FeatureRows(request_id, end - len(values), np.stack(values)))
+            values = []
+    return found

@@ -71,6 +71,11 @@ class TreeSlice:
         return token_tree(self.nodes, self.root.position, self.path.names)
 
     @property
+    def num_killed(self) -> int:
+        """Nodes that the text has left."""
+        return sum(not node.is_alive for node in self.nodes)
+
+    @property
     def most_places(self) -> int:
         """Places from the first token's on that hold all KV of the request, at most."""
         deepest = max((node.position + 1 for node in self.nodes), default=0)

@@ -6,6 +6,7 @@ See docs/algorithms/token_trees.md, "Merging proposals".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -121,6 +122,20 @@ class ProposalTrie:
             np.zeros(len(self._tokens), dtype=np.float32),
             probe,
         )
+
+
+def cut(proposal: Proposal, max_nodes: int) -> Proposal:
+    """At most so many nodes of a proposal, the first ones."""
+    if len(proposal.tokens) <= max_nodes:
+        return proposal
+    declared = proposal.distributions
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:max_nodes],
+        parents=proposal.parents[:max_nodes],
+        log_probs=proposal.log_probs[:max_nodes],
+        distributions=None if declared is None else declared.rows(slice(max_nodes)),
+    )
 
 
 def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:

@@ -36,15 +36,29 @@ def accepted_rows(
     verification_results: tuple[VerificationResult, ...] | None = None,
 ) -> Int32:
     """Rows int32 [n] of the step's `feature_requests`, one request behind the other: all of a
-    prompt chunk, a tree's root and its accepted nodes.
+    prompt chunk, a tree's root and its accepted nodes, a slice's root and all nodes.
 
     They are those of `paths_of` (`core/verify/walk.py`), found without the tree's parents.
     `verification_results`: of the step's rule, where another one than `coupled` decides.
     """
     rows, ends = _path_rows(step, target_tokens, verification_results)
+    if step.slice_requests:
+        return _with_slices(step, rows, ends)
     is_wanted = np.zeros(len(ends), dtype=np.bool_)
     is_wanted[list(step.feature_requests)] = True
     return rows[is_wanted.repeat(lengths_of(ends))]
+
+
+def _with_slices(step: StepInput, rows: Int32, ends: Int64) -> Int32:
+    """`accepted_rows`, where these are the accepted ones of all requests."""
+    starts, chosen, wanted = step.request_starts, step.logits_rows, [NO_ROWS]
+    for place in step.feature_requests:
+        if place in step.slice_requests:
+            first, end = np.searchsorted(chosen, starts[place : place + 2])
+            wanted.append(chosen[first:end])
+        else:
+            wanted.append(rows[ends[place - 1] if place else 0 : ends[place]])
+    return np.concatenate(wanted)
 
 
 def committed_rows(

@@ -161,11 +161,19 @@ def trace(
     ] = None,
     from_step: Annotated[int | None, typer.Option(help="First step. Default: the first.")] = None,
     to_step: Annotated[int | None, typer.Option(help="Last step. Default: the last.")] = None,
+    request: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Also draw each flight of this request, counted from 0 as they arrived, whose "
+            "tree went through the stages in slices.",
+        ),
+    ] = None,
 ) -> None:
     """Summarise a step trace, and draw it: who worked on what, and where it waited."""
     from .trace.command import run_trace
 
-    run_trace(file, output, (from_step, to_step), console)
+    run_trace(file, output, (from_step, to_step), console, request)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -104,6 +105,7 @@ class Replica:
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             wasted_by_source=dict(core.wasted_by_source),
+            streaming=replace(core.streaming.counts),
             drafters=self._assembly.hub.stats(),
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...cluster.drafting.stats import DrafterStats
+from ...core.schedule.streaming import StreamingCounts
 
 # Shorter than this, a full queue is asked again and again; longer, clients give up.
 MIN_RETRY_S = 1
@@ -26,6 +27,7 @@ class EngineStats:
     num_prefix_queries   prompt tokens that were looked for in the prefix cache
     num_prefix_hits      of these, how many were there
     wasted_by_source     nodes of ended requests that were verified and not committed
+    streaming            what went through the stages in slices
     """
 
     engine_id: str
@@ -37,6 +39,7 @@ class EngineStats:
     num_prefix_queries: int
     num_prefix_hits: int
     wasted_by_source: Mapping[str, int]
+    streaming: StreamingCounts
     drafters: tuple[DrafterStats, ...]
 
 

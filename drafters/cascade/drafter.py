@@ -28,7 +28,7 @@ class CascadeDrafter:
     """Proposes one chain a query, of as many tokens of each of its drafters as it is told."""
 
     def __init__(self, name: str, drafters: Sequence[Drafter], lengths: Sequence[int]) -> None:
-        """All but the first of `drafters` answer behind assumed tokens (`Query.assumed`)."""
+        """Each of `drafters` writes its number of tokens, in `lengths`, behind those before it."""
         self._name = name
         self._drafters = tuple(drafters)
         self._lengths = tuple(lengths)

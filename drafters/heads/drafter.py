@@ -6,6 +6,7 @@ DSpark (`models/heads/`). See docs/algorithms/heads.md, "Drafting".
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +22,9 @@ from ...core.proposals import (
     FeatureRows,
     Proposal,
     Query,
+    empty_proposal,
 )
+from ...core.tree.merge import cut, reroot
 from ...models.device import choose_device, choose_dtype
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
@@ -39,10 +42,16 @@ from .networks.head_network import FeatureNetwork, HeadNetwork, HeadTree, SpecFo
 from .networks.markov_network import DSparkNetwork
 from .networks.mask_network import PEagleNetwork
 from .networks.parallel_network import ParallelNetwork
+from .networks.path_rows import PathRows, Walk, read_paths
 from .options import HeadOptions
 from .probing import ProbingDrafter
 from .reading_trial import ReadingTrial
 from .tree_growth import TreeGrowth
+
+# Tokens of a path cost a pass each where they are new; behind longer ones nothing is drafted.
+MOST_ASSUMED = 64
+# Nodes of a tree that is drafted in one pass, to have some behind a path.
+NODES_BEHIND_PATHS = 128
 
 
 def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
@@ -120,6 +129,9 @@ class HeadDrafter:
         self._max_tokens = options.max_tokens
         self._growth = TreeGrowth(network, target.vocab_size, name, options)
         self._measured = self._growth.measured
+        # Where what it says is as good as a feature.
+        goes_on = isinstance(network, FeatureNetwork) and not network.says_all_levels
+        self._onward = network if goes_on else None
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 
     @property
@@ -167,23 +179,28 @@ class HeadDrafter:
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
         """A tree a query; smaller where the deadline passes first.
 
-        Empty for a text whose last token but one has no features.
+        Empty for a text whose last token but one has no features. Behind a path it goes on from
+        what it says itself of the path's tokens; a head that says all levels at once has what its
+        tree behind the text has there.
         """
         texts = [self._requests.of_query(query) for query in queries]
+        verified = [query.request_id for query in queries if not query.assumed]
         if self._measured is not None:
-            self._measured.started([query.request_id for query in queries])
+            self._measured.started(verified)
         self._read(texts)
-        trees = [self._begin(text, query) for text, query in zip(texts, queries, strict=True)]
+        asked = list(zip(texts, queries, strict=True))
+        self._read_paths(asked, deadline)
+        trees = [self._begin(text, query) for text, query in asked]
         self._growth.grow([tree for tree in trees if tree is not None], deadline)
         proposals = [
-            self._growth.proposal(tree, query.max_nodes)
-            for tree, query in zip(trees, queries, strict=True)
+            self._proposal(tree, query) for tree, query in zip(trees, queries, strict=True)
         ]
         if self._measured is not None:
             self._measured.finished(
                 {
                     query.request_id: (query.committed_len, proposal)
                     for query, proposal in zip(queries, proposals, strict=True)
+                    if not query.assumed
                 }
             )
         return proposals
@@ -204,10 +221,53 @@ class HeadDrafter:
         for (text, _), end in zip(taken, accumulate(counts), strict=True):
             text.note_rows(said[end - 1 : end], self._max_tokens)
 
+    def _read_paths(self, asked: Sequence[tuple[HeadText, Query]], deadline: float | None) -> None:
+        """Read the paths that the queries go on from, where the head can."""
+        network = self._onward
+        if network is None:
+            return
+        walks: list[Walk] = []
+        for text, query in asked:
+            if query.assumed and _can_follow(text, query.assumed):
+                assert text.last is not None
+                if text.path is None:
+                    text.path = PathRows(text.kept, text.last, network.num_layers)
+                walks.append(Walk(text.path, query.assumed, text.committed_len))
+        read_paths(network, walks, lambda: deadline is not None and time.monotonic() >= deadline)
+
     def _begin(self, text: HeadText, query: Query) -> HeadTree | None:
-        if text.last is None or not text.is_draftable:
+        path = query.assumed or ()
+        if not _can_follow(text, path):
             return None
+        assert text.last is not None
+        if path and self._onward is not None:
+            return self._begin_behind(text, path, query.max_nodes)
         return self._growth.begin(
             text.kept, text.tokens[-1], text.last, text.committed_len, text.distribution,
-            query.max_nodes,
+            NODES_BEHIND_PATHS if path else query.max_nodes,
         )  # fmt: skip
+
+    def _begin_behind(self, text: HeadText, path: Sequence[int], max_nodes: int) -> HeadTree | None:
+        rows = text.path
+        if rows is None or len(rows.tokens) < len(path):
+            return None
+        distribution = text.distribution.copy()
+        distribution.append(path)
+        length = text.committed_len + len(path)
+        return self._growth.begin(
+            rows.kept, path[-1], rows.said[-1], length, distribution, max_nodes
+        )
+
+    def _proposal(self, tree: HeadTree | None, query: Query) -> Proposal:
+        if not query.assumed or self._onward is not None:
+            return self._growth.proposal(tree, query.max_nodes)
+        whole = self._growth.proposal(tree, NODES_BEHIND_PATHS)
+        behind = reroot(whole, np.array(query.assumed, dtype=np.int32))
+        return empty_proposal(self._name) if behind is None else cut(behind, query.max_nodes)
+
+
+def _can_follow(text: HeadText, path: Sequence[int]) -> bool:
+    """Whether anything can be drafted behind a text and a path."""
+    if text.last is None or not text.is_draftable or len(path) > MOST_ASSUMED:
+        return False
+    return text.knows(np.array(path, dtype=np.int32))

@@ -11,6 +11,7 @@ from ...core.arrays import Float32, Int32
 from ...core.proposals import DraftRequest, FeatureRows
 from ..model.text_distribution import TextDistribution
 from .networks.kept_keys import KeptKeys
+from .networks.path_rows import PathRows
 
 # A Python number and a place in a list.
 TOKEN_BYTES = 36
@@ -26,12 +27,13 @@ class HeadText:
     kept          keys and values of the rows so far
     next_position  rows before it are kept or were left out
     last          what the last row said, [1, width]; None: the last token but one has no row
+    path          rows of a path behind the text, which were read last
     distribution  how the token after the text is chosen
     """
 
     __slots__ = ("_features", "_first_missing", "_noted_to", "_num_dropped", "_vocab_size",
                  "distribution", "is_draftable", "kept", "last", "next_position",
-                 "tokens")  # fmt: skip
+                 "path", "tokens")  # fmt: skip
 
     def __init__(self, request: DraftRequest, vocab_size: int, num_layers: int) -> None:
         self.tokens: list[int] = request.token_ids.tolist()
@@ -39,8 +41,9 @@ class HeadText:
         self.kept = KeptKeys(num_layers)
         self.next_position = 0
         self.last: Tensor | None = None
+        self.path: PathRows | None = None
         self._vocab_size = vocab_size
-        self.is_draftable = self.distribution.has_choice and self._knows(request.token_ids)
+        self.is_draftable = self.distribution.has_choice and self.knows(request.token_ids)
         self._features: deque[FeatureRows] = deque()
         # Behind the newest feature that came; the first that did not; oldest rows that were let go.
         self._noted_to = 0
@@ -56,15 +59,17 @@ class HeadText:
     def memory_bytes(self) -> int:
         """Bytes of its tokens, of keys and values, and of features that wait."""
         waiting = sum(rows.values.nbytes for rows in list(self._features))
-        return len(self.tokens) * TOKEN_BYTES + self.kept.num_bytes + waiting
+        path = self.path
+        kept = self.kept.num_bytes + (0 if path is None else path.kept.num_bytes)
+        return len(self.tokens) * TOKEN_BYTES + kept + waiting
 
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens."""
-        self.is_draftable &= self._knows(tokens)
+        self.is_draftable &= self.knows(tokens)
         added = tokens.tolist()
         self.tokens.extend(added)
         self.distribution.append(added)
-        self.last = None
+        self.last = self.path = None
 
     def add_features(self, rows: FeatureRows) -> None:
         """Keep features for `take_features`; those of rows that were computed already are left."""
@@ -80,6 +85,7 @@ class HeadText:
     def _read_anew(self, position: int) -> None:
         """Forget the rows from a position on, and the features that wait for them."""
         self._features = deque(rows for rows in self._features if rows.position < position)
+        self.path = None
         self._noted_to, self._first_missing = position, None
         if position < self.next_position:
             self.next_position, self.last = position, None
@@ -109,6 +115,7 @@ class HeadText:
 
     def note_rows(self, last: Tensor, max_rows: int) -> None:
         """`last` is what the newest row said; at most `max_rows` are kept, or half of them."""
+        self.path = None
         if self.next_position == self.committed_len - 1:
             self.last = last
         if self.kept.num_rows > max_rows:
@@ -116,6 +123,6 @@ class HeadText:
             self.kept.drop_oldest(count)
             self._num_dropped += count
 
-    def _knows(self, tokens: Int32) -> bool:
+    def knows(self, tokens: Int32) -> bool:
         """Whether there are embeddings for all; a wrong index can end a process on a GPU."""
         return bool(np.all((tokens >= 0) & (tokens < self._vocab_size)))

@@ -92,6 +92,9 @@ class ProbingDrafter:
         # A draft that was cut by the deadline tells nothing.
         if deadline is None or time.monotonic() < deadline:
             for query, *drafts in zip(queries, *given.values(), strict=True):
+                if query.assumed:
+                    # The text may go another way.
+                    continue
                 self._trial.drafted(query.request_id, query.committed_len, drafts)
         self._trial.asked(len(queries))
         self._keep_best()

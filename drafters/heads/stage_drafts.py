@@ -45,5 +45,5 @@ class StageDrafts:
 
     def _proposal(self, query: Query) -> Proposal:
         length, proposal = self._drafts.get(query.request_id, (0, None))
-        fits = proposal is not None and length == query.committed_len
+        fits = proposal is not None and length == query.committed_len and not query.assumed
         return proposal if proposal is not None and fits else empty_proposal(self._name)

@@ -261,9 +261,7 @@ class ModelDrafter:
         if state is not None:
             self._cache.release(state)
 
-    def _begin(
-        self, state: CachedText, end: TextEnd, query: Query, num_requests: int
-    ) -> ChainJob:
+    def _begin(self, state: CachedText, end: TextEnd, query: Query, num_requests: int) -> ChainJob:
         tokens = end.text.tokens
         max_draws = self._vocabulary.num_draws(query.max_nodes)
         room = self._info.max_context_len - len(tokens)

@@ -32,6 +32,7 @@ requests = st.lists(
     st.integers(24, 120),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([(False, False), (True, False), (True, True)]),
 )
 def test_text_is_that_of_plain_decoding(
     found: list[tuple[list[int], int]],
@@ -41,10 +42,13 @@ def test_text_is_that_of_plain_decoding(
     num_blocks: int,
     is_adaptive: bool,
     probes: bool,
+    features: tuple[bool, bool],
 ) -> None:
     bench = Bench(
         seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming="on",
         is_adaptive=is_adaptive, probes=probes,
+        # Of drafters that are asked for now and then, some are missing.
+        features=features[0] and not is_adaptive, replays=features[1] and not is_adaptive,
     )  # fmt: skip
 
     async def scenario() -> None:
@@ -153,4 +157,16 @@ async def test_probes_are_answered() -> None:
     bench.add("a", [1, 2, 3], 100)
     await bench.run()
     assert bench.drafters.probe_answers > 3
+    assert num_slices(bench) > 20
+
+
+async def test_features_of_nodes_come_with_their_commit() -> None:
+    bench = Bench(
+        seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto", features=True,
+        is_adaptive=False,
+    )  # fmt: skip
+    bench.add("a", [1, 2, 3], 100)
+    await bench.run()
+    # Each token's but the last one's, checked by the drafter.
+    assert bench.drafters.feature_rows > 95
     assert num_slices(bench) > 20

@@ -13,9 +13,14 @@ from .summary import summarise, summary_table
 
 
 def run_trace(
-    file: Path, output: Path | None, steps: tuple[int | None, int | None], console: Console
+    file: Path,
+    output: Path | None,
+    steps: tuple[int | None, int | None],
+    console: Console,
+    request: int | None = None,
 ) -> None:
-    """Print the summary of the steps between two ids, both included, and draw them.
+    """Print the summary of the steps between two ids, both included, and draw them; of a `request`
+    by its number of arrival, whose tree went out in slices, each flight, too.
 
     Raises `ConfigError`.
     """
@@ -30,5 +35,5 @@ def run_trace(
     summary = summarise(records)
     console.print(summary_table(summary))
     if output is not None:
-        draw_trace(records, summary, output)
+        draw_trace(records, summary, output, request=request)
         console.print(f"drawn in {output}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 from ....core.arrays import Span
 from ....core.errors import ConfigError
 from ....core.step.trace import StepRecord
+from .bars import Bar
+from .flights import flight_lanes
 from .summary import KINDS, TraceSummary, kind_of
 
 if TYPE_CHECKING:
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 COLOURS = {
     "prompt": "#E69F00",
     "tree": "#56B4E9",
+    "slice": "#0072B2",
+    "killed": "#BBBBBB",
     "mixed": "#009E73",
     "waiting for drafters": "#CC79A7",
     "planning and building": "#D55E00",
     "committing": "#404040",
-    "drafting": "#0072B2",
+    "drafting": "#332288",
     "drafting ahead": "#F0E442",
 }
 BAR_HEIGHT = 0.72
@@ -38,20 +41,15 @@ NO_DRAFTS: Drafts = MappingProxyType({})
 DRAFTS = ("drafting", "drafting ahead")
 
 
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    """Seconds since the first step's planning."""
-
-    begin: float
-    length: float
-    kind: str
-    label: str = ""
-
-
 def draw_trace(
-    records: Sequence[StepRecord], summary: TraceSummary, png: Path, drafts: Drafts = NO_DRAFTS
+    records: Sequence[StepRecord],
+    summary: TraceSummary,
+    png: Path,
+    drafts: Drafts = NO_DRAFTS,
+    request: int | None = None,
 ) -> None:
-    """Write the timeline of these steps, in order, as a PNG; `drafts` get a lane of their own.
+    """Write the timeline of these steps, in order, as a PNG; `drafts` get a lane of their own, and
+    so does each flight of a streamed `request`.
 
     Raises `ConfigError` where matplotlib is missing, the file cannot be written, or the steps are
     too many to be told apart.
@@ -69,6 +67,8 @@ def draw_trace(
             "output", "drawing needs matplotlib: pip install 'draftline[bench]'"
         ) from error
     lanes = _lanes(records, drafts)
+    if request is not None:
+        lanes |= flight_lanes(records, request)
     figure = Figure(figsize=(FIGURE_WIDTH, 2.2 + 0.62 * len(lanes)), layout="constrained")
     axes = figure.subplots()
     for height, bars in enumerate(lanes.values()):
@@ -81,25 +81,25 @@ def draw_trace(
         raise ConfigError("output", f"cannot write {png}: {error.strerror}") from error
 
 
-def _lanes(records: Sequence[StepRecord], drafts: Drafts) -> dict[str, list[_Bar]]:
+def _lanes(records: Sequence[StepRecord], drafts: Drafts) -> dict[str, list[Bar]]:
     """Bars of every lane, by the lane's name, top to bottom."""
     start = records[0].planned_at
-    drafters, coordinator = list[_Bar](), list[_Bar]()
-    stages: dict[str, list[_Bar]] = {}
+    drafters, coordinator = list[Bar](), list[Bar]()
+    stages: dict[str, list[Bar]] = {}
     for record in records:
         asked = record.planned_at - start
         drafted = asked + record.draft_wait_s
         if record.draft_wait_s:
-            drafters.append(_Bar(asked, record.draft_wait_s, "waiting for drafters"))
+            drafters.append(Bar(asked, record.draft_wait_s, "waiting for drafters"))
         planning = record.submitted_at - start - drafted
-        coordinator.append(_Bar(drafted, planning, "planning and building"))
+        coordinator.append(Bar(drafted, planning, "planning and building"))
         committing = record.committed_at - record.answered_at
-        coordinator.append(_Bar(record.answered_at - start, committing, "committing"))
+        coordinator.append(Bar(record.answered_at - start, committing, "committing"))
         for index, (begin, end) in enumerate(record.stages):
-            bar = _Bar(begin - start, end - begin, kind_of(record), str(record.step))
+            bar = Bar(begin - start, end - begin, kind_of(record), str(record.step))
             stages.setdefault(f"stage {index}", []).append(bar)
     at_work = [
-        _Bar(begin - start, end - begin, kind)
+        Bar(begin - start, end - begin, kind)
         for kind, spans in drafts.items()
         for begin, end in spans
     ]
@@ -107,7 +107,7 @@ def _lanes(records: Sequence[StepRecord], drafts: Drafts) -> dict[str, list[_Bar
     return {"drafters": drafters, **own, "coordinator": coordinator, **stages}
 
 
-def _draw_lane(axes: Axes, height: int, bars: Sequence[_Bar], seconds: float) -> None:
+def _draw_lane(axes: Axes, height: int, bars: Sequence[Bar], seconds: float) -> None:
     axes.broken_barh(
         [(1e3 * bar.begin, 1e3 * bar.length) for bar in bars],
         (height - BAR_HEIGHT / 2, BAR_HEIGHT),
@@ -136,6 +136,8 @@ def _label_axes(axes: Axes, names: Sequence[str], summary: TraceSummary, drafts:
     axes.set_axisbelow(True)
     absent = {name for name in DRAFTS if name not in drafts}
     absent |= {name for name in KINDS if not summary.kinds[name]}
+    if not any(name.startswith("flight") for name in names):
+        absent.add("killed")
     shown = [name for name in COLOURS if name not in absent]
     names_of = {name: f"{name} step" if name in KINDS else name for name in shown}
     patches = [Patch(facecolor=COLOURS[name], label=names_of[name]) for name in shown]

@@ -12,15 +12,17 @@ from rich.table import Table
 
 from ....core.step.trace import StepRecord
 
-Kind = Literal["prompt", "tree", "mixed"]
-KINDS: tuple[Kind, ...] = ("prompt", "tree", "mixed")
+Kind = Literal["prompt", "tree", "slice", "mixed"]
+KINDS: tuple[Kind, ...] = ("prompt", "tree", "slice", "mixed")
 
 
 def kind_of(record: StepRecord) -> Kind:
-    """Whether a step held prompt rows, trees, or both."""
+    """Whether a step held prompt rows, trees, slices of trees, or prompt rows and trees."""
     if not record.requests:
         return "prompt"
-    return "mixed" if record.prompt_rows else "tree"
+    if record.prompt_rows:
+        return "mixed"
+    return "slice" if record.slices else "tree"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class TraceSummary:
     tau         tokens committed a verification step of a request, bonus token included
     draft_wait  share of the time that the engine waited for drafters
     accepted    share of the verified nodes that were committed, by source
+    killed      share of the nodes in slices that the text had left before they were answered
     """
 
     first: int
@@ -52,6 +55,7 @@ class TraceSummary:
     tau: float
     draft_wait: float
     accepted: dict[str, float]
+    killed: float
     stages: tuple[StageSummary, ...]
 
 
@@ -64,6 +68,7 @@ def summarise(records: Sequence[StepRecord]) -> TraceSummary:
         verified.update(record.nodes_by_source)
         accepted.update(record.accepted_by_source)
     kinds = Counter(map(kind_of, records))
+    slices = [counts for record in records for counts in record.slices]
     return TraceSummary(
         first=records[0].step,
         last=records[-1].step,
@@ -75,6 +80,7 @@ def summarise(records: Sequence[StepRecord]) -> TraceSummary:
         tau=sum(r.tokens for r in records) / max(sum(r.requests for r in records), 1),
         draft_wait=sum(record.draft_wait_s for record in records) / seconds,
         accepted={source: accepted[source] / count for source, count in sorted(verified.items())},
+        killed=sum(c.killed for c in slices) / max(sum(c.nodes for c in slices), 1),
         stages=tuple(_stage(records, index, seconds) for index in range(len(records[0].stages))),
     )
 
@@ -91,6 +97,8 @@ def summary_table(summary: TraceSummary) -> Table:
     table.add_row("waiting for drafters", f"{summary.draft_wait:.1%} of the time")
     for source, share in summary.accepted.items():
         table.add_row(f"accepted of {source}", f"{share:.1%} of its nodes")
+    if summary.kinds["slice"]:
+        table.add_row("killed in flight", f"{summary.killed:.1%} of the nodes in slices")
     for index, stage in enumerate(summary.stages):
         median_ms = 1e3 * stage.median_s
         table.add_row(f"stage {index}", f"busy {stage.utilisation:.1%}, median {median_ms:.1f} ms")

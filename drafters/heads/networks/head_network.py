@@ -116,6 +116,10 @@ class FeatureNetwork:
         attention = SegmentAttention(causal_segments(texts, counts, features.device))
         return self._said(features, self._embeddings(tokens), positions, attention)
 
+    def regress(self, said: Tensor) -> Tensor:
+        """What rows behind those that said this, [rows, width], read in place of features."""
+        return said[:, self._head.config.hidden_size :]
+
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """The root's row is read with the text; nodes are read here."""
         if trees[0].job.expansion.frontier == [ROOT]:
@@ -132,7 +136,7 @@ class FeatureNetwork:
             tokens += [expansion.tokens[node] for node in frontier]
             positions += [tree.job.text_len - 2 + expansion.depth(node) for node in frontier]
             first = rows.stop
-        regress = torch.cat(before)[:, self._head.config.hidden_size :]
+        regress = self.regress(torch.cat(before))
         device = regress.device
         attention = SegmentAttention(
             [segment._replace(mask=segment.mask.to(device)) for segment in segments]

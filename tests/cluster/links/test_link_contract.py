@@ -13,6 +13,7 @@ from draftline.core.chat_turns import ChatTurn
 from draftline.core.errors import ProtocolError
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
+    MAX_ASSUMED_TOKENS,
     MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
     DraftRequest,
@@ -101,6 +102,28 @@ async def test_a_chat_travels_with_every_opening_to_those_who_ask_for_it(make_hu
     opened = {request.request_id.split("/")[-1]: request for request in drafter.opened}
     assert opened["r"].chat == chat
     assert opened["other"].chat == ()
+
+
+async def test_a_path_travels(make_hub):
+    asked: dict[str, tuple[int, ...] | None] = {}
+
+    def script(query: Query) -> object:
+        asked[query.request_id.split("/")[-1]] = query.assumed
+        last = query.assumed[-1] if query.assumed else query.committed_len - 1
+        return chain_proposal("scripted", following(last, 3))
+
+    hub = await make_hub(ScriptedDrafter(script))
+    paths = {"none": None, "r": (7, 3), "empty": ()}
+    sessions = {name: HubSession(hub, name) for name in paths}
+    queries = [sessions[name].query()._replace(assumed=path) for name, path in paths.items()]
+    found = await hub.exchange([], queries, budget_s=5.0)
+    assert asked == paths
+    assert [found[name][0].tokens.tolist() for name in paths] == [[5, 6, 7], [4, 5, 6], [5, 6, 7]]
+    # One that is too long for any message costs that request's drafts, and nothing else.
+    queries[1] = queries[1]._replace(assumed=(1,) * (MAX_ASSUMED_TOKENS + 1))
+    found = await hub.exchange([], queries, budget_s=5.0)
+    assert [len(found[name]) for name in paths] == [1, 0, 1]
+    assert hub.stats()[0].errors == 0
 
 
 async def test_a_probe_and_its_answer_travel(make_hub):

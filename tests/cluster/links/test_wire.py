@@ -15,6 +15,7 @@ from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.interfaces import PrefixCounts
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
+    MAX_ASSUMED_TOKENS,
     MAX_TOP_NEXT_TOKENS,
     AheadQuery,
     Commit,
@@ -82,7 +83,7 @@ top_next_tokens = st.builds(
 commits = st.builds(
     Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | top_next_tokens
 )
-queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256), st.none())
+queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256), st.none() | lists)
 # Every node's parent is an earlier one or the root.
 trees = ints.flatmap(
     lambda tokens: st.tuples(
@@ -463,9 +464,32 @@ def test_an_answer_about_another_request_is_refused():
         wire.decode_answer(wire.encode_answer(asked, [proposal], LIMIT), stale, "s")
 
 
-def test_another_protocol_version_is_named():
-    hello = pb.Hello(protocol_version=99, name="s")
-    with pytest.raises(ProtocolError, match="protocol 99"):
+@pytest.mark.parametrize("tokens", [[1] * (MAX_ASSUMED_TOKENS + 1), [3, -1], [[1]]])
+def test_a_path_that_cannot_be_is_refused(tokens: list) -> None:
+    array = wire_proposals.encode_array(np.array(tokens), wire_proposals.INT32)
+    query = pb.Query(request_id="r", committed_len=1, max_nodes=4, assumed=array)
+    data = pb.ToDrafter(step=pb.Step(sequence=1, queries=[query])).SerializeToString()
+    with pytest.raises(ProtocolError, match=r"wire: query\.assumed: "):
+        wire.decode_step(data, 0.0)
+
+
+def test_too_long_a_path_is_not_sent():
+    longest = (1,) * MAX_ASSUMED_TOKENS
+    for path in (longest, (*longest, 1)):
+        message = DrafterMessage(1, (), (), [], [Query("r", 1, 4, path)], 0.0)
+        if path == longest:
+            assert wire.decode_step(wire.encode_step(message, 0.0, LIMIT), 0.0).queries[0] == (
+                Query("r", 1, 4, longest)
+            )
+        else:
+            with pytest.raises(ProtocolError, match="a path of 257 tokens; at most 256"):
+                wire.encode_step(message, 0.0, LIMIT)
+
+
+@pytest.mark.parametrize("version", [wire.PROTOCOL_VERSION - 1, 99])
+def test_another_protocol_version_is_named(version: int):
+    hello = pb.Hello(protocol_version=version, name="s")
+    with pytest.raises(ProtocolError, match=f"protocol {version}, this one"):
         wire.decode_hello(pb.ToDrafter(hello=hello).SerializeToString(), pb.ToDrafter)
 
 

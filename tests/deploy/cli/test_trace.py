@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.cluster.engine.trace_file import TraceFile, read_trace
 from draftline.core.errors import ConfigError
-from draftline.core.step.trace import StepRecord
+from draftline.core.step.trace import SliceCounts, StepRecord
 from draftline.deploy.cli import main as cli
+from draftline.deploy.cli.trace.flights import flight_lanes
 from draftline.deploy.cli.trace.summary import kind_of, summarise
 from draftline.deploy.settings.settings import build_serve_args
 from typer.testing import CliRunner
@@ -29,7 +30,7 @@ def record(step: int, *, prompt_rows: int = 0, requests: int = 1) -> StepRecord:
         rows=prompt_rows + 4 * requests, prompt_rows=prompt_rows, requests=requests,
         tree_nodes=3 * requests, accepted_nodes=requests, tokens=2 * requests, first_tokens=0,
         nodes_by_source={"a": 3 * requests}, accepted_by_source={"a": requests},
-        stages=((start + 2, start + 6), (start + 6, start + 8)),
+        slices=(), stages=((start + 2, start + 6), (start + 6, start + 8)),
     )  # fmt: skip
 
 
@@ -53,10 +54,35 @@ def test_summary_by_hand() -> None:
     assert found.accepted == {"a": 1 / 3}
 
 
+def sliced(step: int, request: int, nodes: int, killed: int) -> StepRecord:
+    """A step with a slice, on its way from 2 to 8 s after each third of 10 s."""
+    start = 10.0 * step / 3
+    return replace(
+        record(step), planned_at=start, submitted_at=start + 2, answered_at=start + 8,
+        slices=(SliceCounts(request, nodes, killed),),
+    )  # fmt: skip
+
+
+def test_flights_of_a_request_have_lanes_of_their_own() -> None:
+    records = [sliced(0, 4, 6, 0), sliced(1, 4, 6, 2), sliced(2, 5, 3, 3), sliced(3, 4, 0, 0)]
+    assert kind_of(records[0]) == "slice"
+    assert summarise(records).killed == 5 / 15
+    lanes = flight_lanes(records, 4)
+    # The second overlaps the first, the last one neither.
+    assert [[bar.kind for bar in bars] for bars in lanes.values()] == [
+        ["slice", "slice"],
+        ["killed", "slice"],
+    ]
+    killed, rest = lanes["flight 2"]
+    assert (killed.length, rest.length) == (pytest.approx(2), pytest.approx(4))
+    with pytest.raises(ConfigError, match="request"):
+        flight_lanes(records, 7)
+
+
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text("what was here before\n")
-    records = [record(1), record(0)]
+    records = [record(1), sliced(0, 3, 2, 1)]
     write(path, records)
     assert read_trace(path) == records[::-1]
     # A server that was killed leaves half a line.

@@ -67,6 +67,7 @@ class RandomDrafters:
         self.feature_drafters = frozenset({"second"} if features else ())
         self.features: dict[str, list[FeatureRows]] = {}
         self.feature_rows = 0
+        self.feature_ends: dict[str, int] = {}
         # Of drafters that lose some of what they are handed, and want it again.
         self.replayed: dict[str, FeatureReplay] | None = {} if replays else None
         self.num_whole = 0
@@ -94,6 +95,7 @@ class RandomDrafters:
 
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
         self.features.pop(request_id, None)
+        self.feature_ends.pop(request_id, None)
         if self.replayed is not None:
             self.replayed.pop(request_id, None)
         self.drafted.pop(request_id, None)
@@ -178,13 +180,14 @@ class RandomDrafters:
 
     def _check_features(self, request_id: str) -> int:
         """They are of the tokens at their positions; the position behind the newest."""
-        text, end = self.texts[request_id], 0
+        text, end = self.texts[request_id], self.feature_ends.get(request_id, 0)
         for own in self.features.pop(request_id, []):
             end = own.position + len(own.values)
             tokens, positions = own.values.T.tolist()
             assert positions == list(range(own.position, end))
             assert tokens == text[own.position : end]
             self.feature_rows += len(tokens)
+        self.feature_ends[request_id] = end
         return end
 
     def _check_heard(self, commit: StepCommit, heard: TopNextTokens, count: int) -> None:
