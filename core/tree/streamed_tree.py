@@ -114,6 +114,8 @@ class StreamedTree(Generic[A]):
                 parent.children[token] = node
             node.value = min(max(node.value, value), parent.value)
             nodes.append(node)
+        for parent in (at, *nodes):
+            _share_out(parent)
         log_probs = tree.attribution_log_probs.tolist()
         for (index, drafter, rank), log_prob in zip(
             tree.attributions.tolist(), log_probs, strict=True
@@ -274,6 +276,18 @@ _ARRAYS_OF_NONE = (
     NO_TREE.attributions,
     NO_TREE.attribution_log_probs,
 )
+
+
+def _share_out(parent: StreamedNode[A]) -> None:
+    """The target goes through one child at most: estimates that say more are too high by as much.
+
+    Trees that are verified at once need no more than an order; what is asked and sent behind these
+    nodes goes by what they are worth.
+    """
+    total = sum(child.value for child in parent.children.values())
+    if total > parent.value:
+        for node in _subtrees(parent.children.values()):
+            node.value *= parent.value / total
 
 
 def _subtrees(nodes: Iterable[StreamedNode[A]]) -> list[StreamedNode[A]]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from ....cluster.config import DrafterConfig
 from ....core.request.sampling_params import StreamingMode
 
+TEMPERATURES = (0.0, 1.0)
+# Drafters of more than one request, or fewer stages.
+LOADED = ("suffix", "all training-free")
 # Nodes of a tree, and of each drafter's.
 TREE_NODES = 60
 MODES: Mapping[str, StreamingMode] = {"plain": "off", "rounds": "off", "streamed": "auto"}
@@ -78,20 +82,19 @@ class Measured:
     found: Mapping[str, Sequence[Found]]
 
 
+# Requests at once, by stages.
+TOGETHER = {2: (1, 2, 8, 32), 4: (1, 2, 4, 8, 32), 8: (2, 4, 8, 32)}
+
+
 def every_load(prompts: Sequence[str]) -> Iterator[Load]:
-    """One request over 8 stages with all drafters; ever more requests with some."""
-    for name in prompts:
-        for temperature in (0.0, 1.0):
-            for drafters in DRAFTERS:
-                yield Load(
-                    prompts=name, temperature=temperature, drafters=drafters, stages=8, together=1
-                )
-    for temperature in (0.0, 1.0):
-        for drafters in ("suffix", "all training-free"):
-            for stages in (2, 4, 8):
-                for together in (1, 2, 4, 8, 32):
-                    if (stages, together) != (8, 1):
-                        yield Load(
-                            prompts="bundled", temperature=temperature, drafters=drafters,
-                            stages=stages, together=together,
-                        )  # fmt: skip
+    """One request over 8 stages with all drafters; ever more requests over fewer with some."""
+    for name, temperature, drafters in product(prompts, TEMPERATURES, DRAFTERS):
+        yield Load(
+            prompts=name, temperature=temperature, drafters=drafters, stages=8, together=1
+        )
+    for drafters, stages in product(LOADED, TOGETHER):
+        for together in TOGETHER[stages]:
+            yield Load(
+                prompts="bundled", temperature=0.0, drafters=drafters, stages=stages,
+                together=together,
+            )  # fmt: skip

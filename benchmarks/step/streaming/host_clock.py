@@ -7,10 +7,6 @@ import selectors
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
 
 
 class HostClock:
@@ -27,6 +23,7 @@ class HostClock:
         self._stopped_at: float | None = None
 
     def __call__(self) -> float:
+        """Seconds since the beginning."""
         if self._stopped_at is not None:
             return self._stopped_at
         return self._waited_s + self.worked_s

@@ -1,4 +1,4 @@
-"""Drafters of this process by the simulation's clock, those with a device of their own beside it."""
+"""Drafters by the clock of the simulation: of the host, or beside it on a device of their own."""
 
 from __future__ import annotations
 
