@@ -15,11 +15,11 @@ from .request.request import RequestState
 from .request.stop import Advance
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
+from .step.in_flight import StepResults
 from .step.outputs import NO_TREE_OUTPUT, TreeOutput
 from .step.prompt_chunk import PromptChunk
 from .step.tree_steps import TreeSteps
-from .tree.tree import TreeBatch
-from .verify.walk import Paths, Walk
+from .verify.walk import Walk
 
 
 class Committing:
@@ -51,18 +51,16 @@ class Committing:
         self._finish = finish
 
     def count(
-        self, trees: TreeSteps, paths: Paths, judged: TreeBatch, outcome: StepOutcome
+        self, trees: TreeSteps, results: StepResults, outcome: StepOutcome
     ) -> None:
-        """Count the paths through the trees of requests that have not ended meanwhile.
-
-        judged: the trees as they were drafted, from the roots of the paths on
-        """
-        states = trees.states
+        """Count the paths through the trees of requests that have not ended meanwhile."""
+        states, paths = trees.states, results.paths
         rows = [state.nodes.row for state in states]
         self._tally.add(rows, trees.trees, paths.sources, paths.ends)
         ended = [place for place, state in enumerate(states) if state.has_ended]
         ids = [state.request_id for state in states]
-        outcome.count(ids, trees.trees, judged, paths.without(ended))
+        verified = results.verified.without(ended)
+        outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
         start = self._clock()
         self._budget.judge(outcome)
         self._budget.note_host(self._clock() - start)

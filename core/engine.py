@@ -329,7 +329,7 @@ class EngineCore:
         trees = in_flight.trees
         self._drafting.note_features(results.features)
         self._drafting.note_drafted(results.drafted)
-        self._committing.count(trees, results.paths, results.judged, outcome)
+        self._committing.count(trees, results, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
         parts = zip(trees.states, walks, results.trees, strict=True)
         contain_each(self._committing.commit_tree, parts, self._fail_part)

@@ -68,6 +68,7 @@ class StepOutcome:
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
     paths: Paths = field(default_factory=lambda: Paths.of(()))
+    verified: Paths = field(default_factory=lambda: Paths.of(()))
     drafted: TreeBatch = field(default_factory=lambda: empty_trees(0))
 
     def count(
@@ -76,13 +77,16 @@ class StepOutcome:
         trees: Sequence[TokenTree],
         drafted: TreeBatch,
         paths: Paths,
+        verified: Paths | None = None,
     ) -> None:
         """Count what the requests committed; nothing of one that ended meanwhile.
 
-        drafted  the trees before they were cut
-        paths    through `trees`
+        drafted   the trees before they were cut
+        paths     through these
+        verified  the same by the rows of `trees`; None: as `paths` has them
         """
         self.num_tokens = len(paths.tokens)
+        self.verified = paths if verified is None else verified
         self.ids, self.trees, self.drafted, self.paths = ids, trees, drafted, paths
 
 
@@ -333,7 +337,7 @@ class NodeBudget:
         self._drafters.learn(
             outcome.draft_batch.plan,
             outcome.draft_batch.costs,
-            Verified(outcome.ids, outcome.trees, outcome.paths, max(extra_s, 0.0)),
+            Verified(outcome.ids, outcome.trees, outcome.verified, max(extra_s, 0.0)),
         )
 
 

@@ -37,6 +37,7 @@ class StepResults(NamedTuple):
 
     num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
+    verified  the same by the rows of the step's trees: those of slices begin below the root
     trees   what else was answered to each tree
     judged  the trees as they were drafted, whose roots these paths follow
     chunks  what was chosen after each prompt chunk
@@ -46,6 +47,7 @@ class StepResults(NamedTuple):
 
     num_passes: int
     paths: Paths
+    verified: Paths
     trees: Sequence[TreeOutput]
     judged: TreeBatch
     chunks: Sequence[Chosen]
@@ -120,13 +122,15 @@ class StepInFlight:
         paths = paths_of(self.trees.trees, output)
         judged, outputs = self.trees.drafted, answers.of_trees(self.trees)
         features: list[FeatureRows] = []
+        verified = paths
         if self.trees.slices:
-            paths, judged, outputs, features = self._read_slices(paths, outputs, output)
+            paths, verified, judged, outputs, features = self._read_slices(paths, outputs, output)
         states = (*self.states, *(chunk.state for chunk in self.replays))
         request_ids = [state.request_id for state in states]
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
             paths,
+            verified,
             outputs,
             judged,
             [answers.of_chunk(chunk) for chunk in self.chunks],
@@ -136,10 +140,11 @@ class StepInFlight:
 
     def _read_slices(
         self, paths: Paths, outputs: Sequence[TreeOutput], output: StepOutput
-    ) -> tuple[Paths, TreeBatch, Sequence[TreeOutput], list[FeatureRows]]:
-        """Paths, drafted trees and answers, of slices what their streams make of these; and the
+    ) -> tuple[Paths, Paths, TreeBatch, Sequence[TreeOutput], list[FeatureRows]]:
+        """Paths, likewise by rows, drafted trees and answers, of slices what their streams make of these; and the
         features of what is committed of these."""
         steps, judged = paths.of_each(), list(self.trees.drafted)
+        by_rows = list(steps)
         outputs, features = list(outputs), list[FeatureRows]()
         values = features_of_slices(self.step, paths, output)
         firsts = [0, *(self.trees.trees.sizes + 1).cumsum().tolist()]
@@ -148,9 +153,12 @@ class StepInFlight:
             targets = Chosen.of_rows(output, rows)._replace(features=values.get(place))
             answer = read_slice(self.trees.states[place], part, targets, self.block_size)
             steps[place], judged[place] = answer.path, answer.drafted
+            by_rows[place] = [
+                (row, *step[1:]) for row, step in zip(answer.rows, answer.path, strict=True)
+            ]
             features += answer.features
             outputs[place] = outputs[place]._replace(chosen=answer.chosen)
-        return Paths.of(steps), TreeBatch.of(judged), outputs, features
+        return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more; whatever it raises has been told."""

@@ -23,12 +23,14 @@ class SliceAnswer(NamedTuple):
     path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
              next token is not known yet
     chosen   after the root and the nodes that the root goes over
+    rows     of the slice, in which the path's steps are; 0 of a step that is in an earlier one
     features  of these, as far as they are known of all before one; none if nobody wants them
     """
 
     drafted: TokenTree
     path: Sequence[tuple[int, int, int]]
     chosen: Chosen
+    rows: Sequence[int] = ()
     features: Sequence[FeatureRows] = ()
 
 
@@ -51,8 +53,9 @@ def read_slice(
         ).reshape(-1, 2)
         state.moves = np.concatenate([state.moves, moves])
     steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
+    rows = [row if chosen is targets else 0 for chosen, row in passed.answers]
     features = _features(state.request_id, first, passed.answers)
-    return SliceAnswer(drafted, list(steps), Chosen.along(passed.answers), features)
+    return SliceAnswer(drafted, list(steps), Chosen.along(passed.answers), rows, features)
 
 
 def _features(request_id: str, position: int, answers: Sequence[RowAnswer]) -> list[FeatureRows]:

@@ -76,7 +76,7 @@ class Advance(NamedTuple, Generic[A]):
 class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
-    __slots__ = ("_used", "asked", "num_in_place", "num_killed", "root", "unheard")
+    __slots__ = ("_used", "asked", "asked_first", "num_in_place", "num_killed", "root", "unheard")
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
@@ -85,6 +85,8 @@ class StreamedTree(Generic[A]):
         self._used: set[int] = set()
         # The node that drafters are being asked about.
         self.asked: StreamedNode[A] | None = None
+        # The first of those that they are asked about before the next slice.
+        self.asked_first: StreamedNode[A] | None = None
         # What drafters will hear with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
@@ -112,6 +114,8 @@ class StreamedTree(Generic[A]):
                 parent.children[token] = node
             node.value = min(max(node.value, value), parent.value)
             nodes.append(node)
+        for parent in (at, *nodes):
+            _share_out(parent)
         log_probs = tree.attribution_log_probs.tolist()
         for (index, drafter, rank), log_prob in zip(
             tree.attributions.tolist(), log_probs, strict=True
@@ -272,6 +276,18 @@ _ARRAYS_OF_NONE = (
     NO_TREE.attributions,
     NO_TREE.attribution_log_probs,
 )
+
+
+def _share_out(parent: StreamedNode[A]) -> None:
+    """The target goes through one child at most: estimates that say more are too high by as much.
+
+    Trees that are verified at once need no more than an order; what is asked and sent behind these
+    nodes goes by what they are worth.
+    """
+    total = sum(child.value for child in parent.children.values())
+    if total > parent.value:
+        for node in _subtrees(parent.children.values()):
+            node.value *= parent.value / total
 
 
 def _subtrees(nodes: Iterable[StreamedNode[A]]) -> list[StreamedNode[A]]:

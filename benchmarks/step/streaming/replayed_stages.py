@@ -1,0 +1,175 @@
+"""Stages that take a set time and answer what was recorded; what became of each row that they ran.
+
+What a row is worth is known at once, since the text is: a node is right if the text goes through
+it. One that is wrong is killed if the answer that says so comes before its own step's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from ....core.arrays import Int32, Span
+from ....core.steps import StepInput, StepOutput, TreeRows
+from ....core.tree.kernels import unpack
+from ....measure.replay.recording import RecordedAnswer, RowContext
+from ....measure.replay.replay_pipeline import ReplayPipeline
+from .host_clock import HostClock
+
+
+class Fate(StrEnum):
+    """Of a row of a tree."""
+
+    ROOT = "root"
+    RIGHT = "right"
+    REFUSED = "refused"
+    KILLED = "killed"
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePart:
+    """A request's rows in a step: its seed, and what became of each, the root's first."""
+
+    seed: int
+    fates: tuple[Fate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """A step: when each stage computed it, its trees, and how many rows of prompts it has."""
+
+    spans: tuple[Span, ...]
+    parts: tuple[SlicePart, ...]
+    num_prompt_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of a stage for a step, for each of its rows beside, and of a message."""
+
+    stage_s: float
+    row_s: float
+    hop_s: float
+
+
+class ReplayedStages(ReplayPipeline):
+    """Takes steps in order, one at a time in each stage.
+
+    steps  that it ran
+    """
+
+    def __init__(
+        self,
+        answers: Sequence[RecordedAnswer],
+        num_stages: int,
+        times: StageTimes,
+        clock: HostClock,
+    ) -> None:
+        super().__init__(answers)
+        self.num_stages = num_stages
+        self.max_in_flight = num_stages + (num_stages > 1)
+        self.steps: list[RunStep] = []
+        self._times = times
+        self._clock = clock
+        self._free_at = [0.0] * num_stages
+        # The step that first ran the right row at a position of a text, by its seed.
+        self._first_step: dict[tuple[int, int], int] = {}
+        # Positions of the last right token down to the row that wrote a slot, that row's included.
+        self._right_until: dict[int, int] = {}
+        # The token of the row that wrote a slot.
+        self._token_at: dict[int, int] = {}
+
+    def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
+        """Answer when the last stage would."""
+        times, loop = self._times, asyncio.get_running_loop()
+        seconds = times.stage_s + times.row_s * len(step.token_ids)
+        arrives = loop.time() + times.hop_s
+        spans: list[Span] = []
+        for stage, free_at in enumerate(self._free_at):
+            begin = max(arrives, free_at)
+            self._free_at[stage] = begin + seconds
+            spans.append((begin, begin + seconds))
+            arrives = begin + seconds + times.hop_s
+        answer: asyncio.Future[StepOutput] = loop.create_future()
+        with self._clock.stopped():
+            self._token_at.update(zip(step.slots.tolist(), step.token_ids.tolist(), strict=True))
+            output = self._answer(step)
+            self.steps.append(RunStep(tuple(spans), *self._parts(step)))
+        loop.call_at(arrives, _answer, answer, output)
+        return answer
+
+    def _parts(self, step: StepInput) -> tuple[tuple[SlicePart, ...], int]:
+        starts = step.request_starts.tolist()
+        chosen = set(step.logits_rows.tolist())
+        parts: list[SlicePart] = []
+        num_prompt_rows = 0
+        for owner, tree in enumerate(step.trees):
+            first, end = starts[owner], starts[owner + 1]
+            if tree is None:
+                num_prompt_rows += end - first
+                continue
+            # Rows of probes come last, and get no token.
+            rows = [row for row in range(first, end) if row in chosen]
+            place = int(np.searchsorted(step.logits_rows, first))
+            seed = int(step.sampling.seed[place])
+            parts.append(SlicePart(seed, self._fates(step, tree, rows, seed, end - first)))
+        return tuple(parts), num_prompt_rows
+
+    def _fates(
+        self, step: StepInput, tree: TreeRows, rows: Sequence[int], seed: int, num_own: int
+    ) -> tuple[Fate, ...]:
+        visible = unpack(tree.ancestors, len(tree.slots))
+        fates: list[Fate] = []
+        for index, row in enumerate(rows):
+            position, slot = int(step.positions[row]), int(step.slots[row])
+            right = position - 1
+            if index:
+                own_column = len(tree.slots) - num_own + index
+                right = self._right_until[_parent_slot(tree, visible[index], own_column)]
+            is_right = right == position - 1
+            is_right = is_right and self._token(seed, position) == int(step.token_ids[row])
+            self._right_until[slot] = position if is_right else right
+            if is_right:
+                self._first_step.setdefault((seed, position), step.step_id)
+                fates.append(Fate.RIGHT if index else Fate.ROOT)
+            else:
+                is_killed = self._first_step[seed, right] < step.step_id
+                fates.append(Fate.KILLED if is_killed else Fate.REFUSED)
+        return tuple(fates)
+
+
+    def _top_next_tokens(self, step: StepInput) -> Int32:
+        """As the recording has them; rows of slices follow rows of other steps, too."""
+        top_ids = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
+        for found, row in zip(top_ids, step.probe_rows.tolist(), strict=True):
+            ids = self._predictions.after(self._context(step, row))[: len(found)]
+            found[: len(ids)] = ids
+        return top_ids
+
+    def _context(self, step: StepInput, row: int) -> RowContext:
+        owner = int(np.searchsorted(step.request_starts, row, side="right")) - 1
+        first, tree = int(step.request_starts[owner]), step.trees[owner]
+        assert tree is not None
+        place = int(np.searchsorted(step.logits_rows, first))
+        visible = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
+        columns = np.flatnonzero(visible[0])
+        columns = columns[np.argsort(tree.positions[columns], kind="stable")]
+        tokens = tuple(self._token_at[slot] for slot in tree.slots[columns].tolist())
+        start = int(tree.positions[columns[0]])
+        return RowContext(int(step.sampling.seed[place]), start, tokens)
+
+
+def _parent_slot(tree: TreeRows, visible: Int32, own_column: int) -> int:
+    """The KV slot of the node that one follows: the deepest that it sees beside itself."""
+    columns = np.flatnonzero(visible)
+    columns = columns[columns != own_column]
+    return int(tree.slots[columns[np.argmax(tree.positions[columns])]])
+
+
+def _answer(answer: asyncio.Future[StepOutput], output: StepOutput) -> None:
+    if not answer.done():
+        answer.set_result(output)

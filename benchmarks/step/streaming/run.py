@@ -1,0 +1,197 @@
+"""One engine under one load: real scheduling, drafters and trees; stages and answers replayed.
+
+Time is that of the host's processor where it works and skipped where it waits (`host_clock.py`),
+so a loaded machine measures what an idle one does.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from ....cluster.config import DrafterConfig, EngineConfig
+from ....cluster.drafting.channel import DrafterLimits
+from ....cluster.drafting.hub import DrafterHub
+from ....cluster.engine.assembly import measure_step_cost
+from ....core.engine import EngineCore
+from ....core.errors import DraftlineError
+from ....core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
+from ....core.request.output import Delta
+from ....core.request.request import Request
+from ....core.request.sampling_params import RequestOptions, SamplingParams
+from ....core.request.stop import SilentStream, StopRule
+from ....core.schedule.block_pool import BlockPool
+from ....core.schedule.budget import NodeBudget
+from ....core.schedule.scheduler import Scheduler, SchedulerLimits
+from ....measure.replay.recording import RecordedAnswer, Recording
+from ....measure.simulate.cost_profile import CostProfile
+from ....models.load.model_info import read_model_info
+from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
+from .host_clock import HostClock, HostLoop
+from .links import link_to
+from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 4096
+MAX_STEP_ROWS = 512
+START_S = 10.0
+
+
+@dataclass(slots=True)
+class _Heard:
+    """Of one answer: its tokens, and when the last of them came."""
+
+    answer: RecordedAnswer
+    tokens: list[int] = field(default_factory=list)
+    at: float = 0.0
+
+
+class Run:
+    """An engine, and `together` requests of it as long as there are answers to replay."""
+
+    def __init__(
+        self,
+        load: Load,
+        mode: str,
+        recording: Recording,
+        answers: Sequence[RecordedAnswer],
+        times: StageTimes,
+        profile: CostProfile,
+        clock: HostClock,
+    ) -> None:
+        self._load, self._mode, self._recording = load, mode, recording
+        self._left = list(answers)
+        self._clock = clock
+        self.stages = ReplayedStages(answers, load.stages, times, clock)
+        config = EngineConfig(model=recording.model)
+        drafters: Sequence[DrafterConfig] = () if mode == "plain" else DRAFTERS[load.drafters]
+        info = read_model_info(config.model)
+        self._hub = DrafterHub(
+            [link_to(drafter, config, clock, profile) for drafter in drafters],
+            DrafterLimits(vocab_size=info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
+            budget_s=config.draft_deadline_ms / 1000,
+            clock=clock,
+        )
+        limits = SchedulerLimits(
+            max_running=load.together,
+            max_waiting=load.together,
+            max_step_rows=MAX_STEP_ROWS,
+            max_tree_nodes=TREE_NODES,
+            max_probe_rows=MAX_PROBE_ROWS_OF_ALL,
+            num_groups=self.stages.max_in_flight,
+            share_prefixes=False,
+        )
+        self._budget = NodeBudget()
+        self._core = EngineCore(
+            self.stages, self._hub, Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits),
+            self._budget, clock, streaming=MODES[mode],
+        )  # fmt: skip
+        self._running: dict[str, _Heard] = {}
+        # Tokens, and seconds that their requests waited for them, while all requests decode.
+        self._num_tokens, self._decoding_s = 0, 0.0
+        self._began_at: float | None = None
+        self._ended_at: float | None = None
+
+    async def run(self) -> Found:
+        """Answer until too few requests are left."""
+        self._budget.cost = await measure_step_cost(
+            self.stages, MAX_STEP_ROWS, BLOCK_SIZE, self._clock
+        )
+        self.stages.steps.clear()
+        await self._hub.start(START_S)
+        while self._ended_at is None:
+            while self._left and len(self._running) < self._load.together:
+                self._add(self._left.pop(0))
+            if len(self._running) < self._load.together:
+                self._ended_at = self._clock()
+                break
+            worked_s = self._clock.worked_s if self._began_at is None else worked_s
+            await self._core.step()
+        host_s = self._clock.worked_s - worked_s
+        for name in list(self._running):
+            self._core.cancel(name)
+        while self._core.has_work:
+            await self._core.step()
+        await self._hub.stop()
+        return self._found(host_s)
+
+    def _add(self, answer: RecordedAnswer) -> None:
+        most, temperature = len(answer.answer_ids), self._recording.temperature
+        params = SamplingParams(max_tokens=most, temperature=temperature, ignore_eos=True)
+        self._running[answer.name] = _Heard(answer)
+        request = Request(
+            request_id=answer.name,
+            prompt_ids=np.array(answer.prompt_ids, dtype=np.int32),
+            params=params,
+            seed=answer.seed,
+            max_tokens=most,
+            sink=partial(self._hear, answer.name),
+            options=RequestOptions(speculative=self._mode != "plain"),
+        )
+        self._core.add(request, StopRule(params, (), most, SilentStream()))
+
+    def _hear(self, name: str, event: Delta | DraftlineError) -> None:
+        assert isinstance(event, Delta), event
+        if self._ended_at is not None:
+            return
+        heard, now = self._running[name], self._clock()
+        if self._began_at is not None and heard.tokens:
+            self._num_tokens += len(event.token_ids)
+            self._decoding_s += now - max(heard.at, self._began_at)
+        heard.tokens += event.token_ids
+        heard.at = now
+        if event.finish_reason is not None:
+            assert tuple(heard.tokens) == heard.answer.answer_ids, "the text has changed"
+            del self._running[name]
+        if self._began_at is None and all(one.tokens for one in self._running.values()):
+            self._began_at = now
+
+    def _found(self, host_s: float) -> Found:
+        assert self._began_at is not None
+        assert self._ended_at is not None
+        begin, end = self._began_at, self._ended_at
+        steps = [step for step in self.stages.steps if begin <= step.spans[0][0] < end]
+        fates = [fate for step in steps for part in step.parts for fate in part.fates]
+        num_slices = fates.count(Fate.ROOT)
+        num_nodes = max(len(fates) - num_slices, 1)
+        rate = self._load.together * self._num_tokens / self._decoding_s
+        return Found(
+            mode=self._mode,
+            tokens_s=rate,
+            tau=rate * (end - begin) / max(num_slices, 1),
+            rows=len(fates) / max(num_slices, 1),
+            right=fates.count(Fate.RIGHT) / num_nodes,
+            refused=fates.count(Fate.REFUSED) / num_nodes,
+            killed=fates.count(Fate.KILLED) / num_nodes,
+            idle=1 - sum(last - first for first, last in map(_first_span, steps)) / (end - begin),
+            host=host_s / (end - begin),
+        )
+
+
+def _first_span(step: RunStep) -> tuple[float, float]:
+    return step.spans[0]
+
+
+def measure(
+    load: Load,
+    mode: str,
+    recording: Recording,
+    answers: Sequence[RecordedAnswer],
+    times: StageTimes,
+    profile: CostProfile,
+    slowdown: float,
+) -> tuple[Found, Sequence[RunStep]]:
+    """Replay these answers in one mode."""
+    clock = HostClock(slowdown)
+    loop = HostLoop(clock)
+    gc.collect()
+    gc.disable()
+    try:
+        run = Run(load, mode, recording, answers, times, profile, clock)
+        return loop.run_until_complete(run.run()), run.stages.steps
+    finally:
+        gc.enable()
+        loop.close()
