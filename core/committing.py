@@ -50,9 +50,7 @@ class Committing:
         self._clock = clock
         self._finish = finish
 
-    def count(
-        self, trees: TreeSteps, results: StepResults, outcome: StepOutcome
-    ) -> None:
+    def count(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:
         """Count the paths through the trees of requests that have not ended meanwhile."""
         states, paths = trees.states, results.paths
         rows = [state.nodes.row for state in states]

@@ -122,7 +122,9 @@ class TreeChoice:
             is_behind = state.stream is not None and state.stream.asked_first is state.stream.root
             probes = self._probes(state, proposals, draft_batch.plan) if is_behind else {}
             last = draft_batch.further.get(state.request_id)
-            self._streaming.grow(state, proposals if last is None else wanted_of(state, last), limit)
+            self._streaming.grow(
+                state, proposals if last is None else wanted_of(state, last), limit
+            )
             if (part := self._streaming.slice(state, limit)) is not None:
                 wishes = TreeWishes(probes, _top_next_tokens(proposals))
                 sliced.append((state, part, wishes))

@@ -141,8 +141,8 @@ class StepInFlight:
     def _read_slices(
         self, paths: Paths, outputs: Sequence[TreeOutput], output: StepOutput
     ) -> tuple[Paths, Paths, TreeBatch, Sequence[TreeOutput], list[FeatureRows]]:
-        """Paths, likewise by rows, drafted trees and answers, of slices what their streams make of these; and the
-        features of what is committed of these."""
+        """Paths, the same by rows of the step, drafted trees and answers, of slices what their
+        streams make of these; and the features of what is committed of these."""
         steps, judged = paths.of_each(), list(self.trees.drafted)
         by_rows = list(steps)
         outputs, features = list(outputs), list[FeatureRows]()

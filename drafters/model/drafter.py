@@ -187,10 +187,8 @@ class ModelDrafter:
         self._requests.put(request.request_id, state)
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
-        """A chain or tree a query; smaller or empty where the deadline passes first.
-
-        Empty also for a request that does not fit in the KV cache or the model's context.
-        """
+        """A chain or tree a query; smaller or empty where the deadline passes first, or the request
+        does not fit in the KV cache or the model's context."""
         states = [self._requests.of_query(query) for query in queries]
         is_behind = any(query.assumed is not None for query in queries)
         start = self.clock()
@@ -264,8 +262,8 @@ class ModelDrafter:
         seconds = self._rounds.verify_s(stepped, now)
         if seconds is not None:
             self._costs.note_verify(seconds)
-            if self._sequoia is not None:
-                self._sequoia.note_verify(self._num_nodes, seconds)
+        if seconds is not None and self._sequoia is not None:
+            self._sequoia.note_verify(self._num_nodes, seconds)
         if step_s := max((query.step_s for query in queries), default=0.0):
             self._costs.told_verify(step_s)
 
@@ -392,7 +390,7 @@ class ModelDrafter:
             declared = stacked(job.tree.declared[: len(nodes.tokens)])
             if not isinstance(self._vocabulary, StringVocabulary):
                 own = map(self._vocabulary.fed, nodes.tokens.tolist())
-                state.length.becomes([*own], nodes.parents.tolist())
+                job.length.becomes([*own], nodes.parents.tolist())
         else:
             nodes = chain_nodes(job, self._options.branch, max_nodes)
             declared = stacked(job.distributions)

@@ -295,10 +295,7 @@ def attend_tiles(
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     BY_ROW: tl.constexpr, HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (index, kv head): item `index`, and others as many on as there are programs.
-
-    Of an item, its lines over its part of the context and its own columns.
-    """
+    """Program (index, kv head): item `index`, and others as many on as there are programs."""
     kv_head = tl.program_id(1)
     dims = tl.arange(0, DIMS)
     dim_ok = dims < HEAD_DIM

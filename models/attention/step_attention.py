@@ -130,17 +130,6 @@ class StepAttention:
                 out.index_copy_(0, group.row_ids[group.real_rows], rows[group.real_rows])
         return out
 
-    @property
-    def has_row_scales(self) -> bool:
-        """Whether every row has scales of its own."""
-        return self.scales is not None and self.scales.ndim == 4
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of keys and values, with what their rows have beside."""
-        scales = self.scales if self.has_row_scales else None
-        return self.data.nbytes + (0 if scales is None else scales.nbytes)
-
     def write(self, layer: int, pairs: Tensor) -> None:
         """Store keys and values of the step's rows, [rows, 2, kv_heads, head_dim]."""
         self.kv.write(layer, self._write_slots, pairs)

@@ -72,7 +72,7 @@ def _plot(
     )
 
 
-def main(
+def main(  # noqa: PLR0913 - one parameter an option
     *,
     rounds: Annotated[int, typer.Option(help="Rounds of other prompts, in which modes turn.")] = 3,
     humaneval: Annotated[Path | None, typer.Option(help="Prompts of HumanEval, JSONL.")] = None,

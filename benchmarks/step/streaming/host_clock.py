@@ -57,7 +57,7 @@ class _WaitingSelector(selectors.SelectSelector):
 
     def select(
         self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, selectors._EventMask]]:
+    ) -> list[tuple[selectors.SelectorKey, int]]:
         """What is ready, at once; without timers, what a thread brings, which takes no time."""
         if timeout is None:
             return super().select()

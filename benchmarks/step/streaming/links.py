@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ....cluster.config import DrafterConfig, EngineConfig
 from ....cluster.drafting.factory import build_drafter, keeps_answers
 from ....cluster.links.link import (
     DrafterMessage,
@@ -15,7 +16,6 @@ from ....cluster.links.link import (
     DraftSeconds,
     InprocLink,
 )
-from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.proposals import Proposal
 from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.draft_times import draft_seconds

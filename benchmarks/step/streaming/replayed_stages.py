@@ -141,7 +141,6 @@ class ReplayedStages(ReplayPipeline):
                 fates.append(Fate.KILLED if is_killed else Fate.REFUSED)
         return tuple(fates)
 
-
     def _top_next_tokens(self, step: StepInput) -> Int32:
         """As the recording has them; rows of slices follow rows of other steps, too."""
         top_ids = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)

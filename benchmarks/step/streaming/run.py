@@ -52,7 +52,7 @@ class _Heard:
 class Run:
     """An engine, and `together` requests of it as long as there are answers to replay."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one parameter a part
         self,
         load: Load,
         mode: str,
@@ -102,13 +102,15 @@ class Run:
         )
         self.stages.steps.clear()
         await self._hub.start(START_S)
+        worked_s = self._clock.worked_s
         while self._ended_at is None:
             while self._left and len(self._running) < self._load.together:
                 self._add(self._left.pop(0))
             if len(self._running) < self._load.together:
                 self._ended_at = self._clock()
                 break
-            worked_s = self._clock.worked_s if self._began_at is None else worked_s
+            if self._began_at is None:
+                worked_s = self._clock.worked_s
             await self._core.step()
         host_s = self._clock.worked_s - worked_s
         for name in list(self._running):
@@ -175,7 +177,7 @@ def _first_span(step: RunStep) -> tuple[float, float]:
     return step.spans[0]
 
 
-def measure(
+def measure(  # noqa: PLR0913, PLR0917 - one parameter a part
     load: Load,
     mode: str,
     recording: Recording,

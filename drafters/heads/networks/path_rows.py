@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...model.chain_length import num_equal
+from ...model.stopping.chain_length import num_equal
 from .head_network import FeatureNetwork
 from .kept_keys import KeptKeys
 

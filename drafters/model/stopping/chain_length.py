@@ -76,9 +76,13 @@ class ChainLength:
         return self._rule.stops_after(drawn)
 
     def becomes(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """Note that the draft that began last is this tree, of tokens as `ends_with` has them."""
-        del self._chains[-1]
-        self._tree = [*tokens], [*parents]
+        """Note that the draft that began last is this tree, of tokens as `ends_with` has them.
+
+        Nothing is learned from one that stands behind tokens that are not committed.
+        """
+        chain = self._chains.pop()
+        if not chain.is_ahead:
+            self._tree = [*tokens], [*parents]
 
     def observe(self, committed: Sequence[int]) -> int:
         """Report what was committed, in the drafter's own tokens as `ends_with` has them; how many

@@ -181,7 +181,12 @@ class RandomDrafters:
     def _check_features(self, request_id: str) -> int:
         """They are of the tokens at their positions; the position behind the newest."""
         text, end = self.texts[request_id], self.feature_ends.get(request_id, 0)
-        for own in self.features.pop(request_id, []):
+        rows = self.features.pop(request_id, [])
+        # What was committed since this was asked is told of with the next message.
+        self.features[request_id] = [own for own in rows if own.position >= len(text) - 1]
+        for own in rows:
+            if own.position >= len(text) - 1:
+                continue
             end = own.position + len(own.values)
             tokens, positions = own.values.T.tolist()
             assert positions == list(range(own.position, end))
