@@ -268,7 +268,7 @@ def _merged(
     total = tl.zeros([LINES, DIMS], dtype=tl.float32)
     for first in range(0, count, GROUP):
         # So many are under way at once.
-        for index in tl.static_range(GROUP):
+        for index in tl.static_range(GROUP):  # pyright: ignore[reportGeneralTypeIssues]
             is_there = first + index < counts
             at = (line + (first + index) * lines_between) * heads + kv_head
             log_sum = tl.load(

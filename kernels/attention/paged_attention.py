@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from ..dot_types import dot_type, triton_type
-from ..kv.reference import are_by_row
+from ..row_scales import are_by_row
 from .kernels import attend_tiles
 from .spec import LayerSpec
 from .split_rule import COLUMN_STEP

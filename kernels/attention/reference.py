@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.tree.kernels import WORD_BITS
-from ..kv.reference import are_by_row
+from ..row_scales import are_by_row
 from .spec import LayerSpec
 from .step_layout import StepLayout
 

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from ..dependent_launch import dependent_launch
-from ..kv.reference import are_by_row
+from ..row_scales import are_by_row
 from . import kernels
 from .kernels import gate, normalise, take_log_softmax, turn_heads
 from .reference import HeadNorms, KvTarget

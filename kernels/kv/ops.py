@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ..row_scales import are_by_row
 from .kernels import copy_rows, store_rows
-from .reference import are_by_row
 
 # Numbers that one program copies.
 CHUNK = 1024

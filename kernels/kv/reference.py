@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..row_scales import are_by_row
+
 # The largest number of e4m3; conversion alone would make NaN of what is larger.
 LARGEST_FP8 = 448.0
 # 448 is 1.75 * 2^8. A float32 whose mantissa is above 1.75 has a carry into its exponent when this
@@ -37,11 +39,6 @@ def write_kv(
         stored = stored.float().clamp(-LARGEST_FP8, LARGEST_FP8)
     # Indexing is not known to FP8 on all devices; bytes are.
     _raw(pairs)[slots[real].long()] = _raw(stored.to(pairs.dtype))
-
-
-def are_by_row(scales: Tensor | None) -> bool:
-    """Whether every row of the cache has scales of its own."""
-    return scales is not None and scales.ndim == 3
 
 
 def row_scales(largest: Tensor) -> Tensor:

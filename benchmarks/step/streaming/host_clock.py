@@ -55,9 +55,7 @@ class _WaitingSelector(selectors.SelectSelector):
         super().__init__()
         self._clock = clock
 
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """What is ready, at once; without timers, what a thread brings, which takes no time."""
         if timeout is None:
             return super().select()

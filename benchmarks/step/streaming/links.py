@@ -51,7 +51,7 @@ class DeviceLink(SlowedLink):
 
     def __init__(self, link: HostLink, clock: HostClock, profile: CostProfile) -> None:
         super().__init__(link, MODEL, profile)
-        self._clock = clock
+        self._host_clock = clock
         self._answer: asyncio.TimerHandle | None = None
 
     @property
@@ -61,7 +61,7 @@ class DeviceLink(SlowedLink):
 
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
-        with self._clock.stopped():
+        with self._host_clock.stopped():
             super().send(message)
 
     def disconnect(self) -> None:
@@ -78,8 +78,8 @@ class DeviceLink(SlowedLink):
     ) -> None:
         """Pass the answer on when the profile's drafter has it."""
         assert self._events is not None
-        num_passes = (self._link.num_passes or 0) - self._passes_before
-        took = draft_seconds(self._profile, self._kind, proposals, 0.0, num_passes)
+        num_passes = self._passes_so_far - self._passes_before
+        took = draft_seconds(self._profile, self.kind, proposals, 0.0, num_passes)
         self._answer = asyncio.get_running_loop().call_later(
             took, self._events.answered, proposals, report, DraftSeconds(propose_s=took)
         )
