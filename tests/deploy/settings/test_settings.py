@@ -62,7 +62,8 @@ def test_how_stages_compute_reaches_them() -> None:
         "max_model_len": 40, "max_num_batched_tokens": 24,
         "tree_nodes": 4, "graph_capture_s": 5, "pipeline_parallel_size": 2,
     }  # fmt: skip
-    graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=44, seconds=5)
+    # Trees of three flights.
+    graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=52, seconds=5)
     options = StageOptions(
         attention="sdpa", kv_cache_dtype="fp8", quantization="int8", gpu_memory_utilization=0.45,
         max_rows=24, max_requests=3, graphs=graphs, compile="auto", batch_invariant="off",
