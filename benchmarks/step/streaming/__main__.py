@@ -39,6 +39,8 @@ PROFILE = "70b-8-h200"
 BUNDLED, HUMANEVAL = "bundled", "HumanEval"
 # Of one request at a time, and of a request beside others, a round.
 PROMPTS_ALONE, PROMPTS_EACH = 8, 2
+# Of the picture, which shows a part from the middle.
+PROMPTS_DRAWN = 3
 DRAWN = Load(
     prompts=BUNDLED, temperature=0.0, drafters="all training-free", stages=8, together=1
 )  # fmt: skip
@@ -65,7 +67,7 @@ def _measured(
 def _plot(
     recording: Recording, run_one: partial[tuple[Found, Sequence[RunStep]]], png: Path
 ) -> None:
-    answers = recording.answers[:PROMPTS_ALONE]
+    answers = recording.answers[:PROMPTS_DRAWN]
     titles = {"round-based": "rounds", "streamed": "streamed"}
     draw(
         {title: run_one(DRAWN, mode, recording, answers)[1] for title, mode in titles.items()}, png
