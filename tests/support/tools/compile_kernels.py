@@ -36,7 +36,8 @@ OPTIONS = ("num_warps", "num_stages")
 # Bytes that a block may have, by compute capability.
 MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
 HEAD_DIMS = (64, 96, 128, 256)
-MOST_STACK = 160
+# Bytes a thread that registers may spill; of plain kernels of 64 lines, by compute capability.
+MOST_STACK, MOST_STACK_OF_LEAN = 160, {90: 0, 89: 40}
 
 
 def compiled(
@@ -123,7 +124,7 @@ def attention(
     assert taken.waits[0] > 0, taken
     # What bounds and windows, and numbers that are made wider, add may spill a little.
     is_lean = plain and stored != "fp8e4nv"
-    assert taken.stack <= (0 if is_lean else MOST_STACK), taken
+    assert taken.stack <= (MOST_STACK_OF_LEAN[capability] if is_lean else MOST_STACK), taken
     return taken
 
 
