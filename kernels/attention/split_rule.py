@@ -19,8 +19,8 @@ LEAST_SPLIT, LEAST_SPLIT_OF_ONE_TILE = 256, 128
 # Whoever merges them holds the log-sums of so many at once.
 MOST_SPLITS = 32
 TILE_LINES = (16, 32, 64)
-# Where keys are longer, registers hold the results of no more lines; those of float32, by bytes of a
-# number, are multiplied in registers too.
+# By bytes of a number: where keys are longer, registers hold the results of no more lines. Those of
+# float32 are multiplied in registers, too.
 MOST_KEY_BYTES = {2: 512, 4: 256}
 LINES_OF_LONG_KEYS = 32
 # Of the partial results of all requests together, and of one.

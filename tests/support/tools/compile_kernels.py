@@ -36,8 +36,8 @@ OPTIONS = ("num_warps", "num_stages")
 # Bytes that a block may have, by compute capability.
 MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
 HEAD_DIMS = (64, 96, 128, 256)
-# Bytes a thread that registers may spill; and of plain kernels. Some to the compiler's own advantage:
-# it spills a number or two where that lets more blocks run at once.
+# Bytes a thread that registers may spill; and of plain kernels. The compiler spills a number or two
+# where that lets more blocks run at once.
 MOST_STACK, MOST_STACK_OF_LEAN = 160, 40
 
 
