@@ -45,17 +45,18 @@ def tables(folder: Path) -> str:
     for profile in bundled_profiles():
         simulated = read_columns(folder, profile, SUITE)
         if simulated:
-            title = f"simulated speed: {read_cost_profile(profile).name}"
-            parts += [table(title, simulated, speed_cell), _simulated(simulated)]
+            known = read_cost_profile(profile)
+            parts.append(table(f"simulated speed: {known.name}", simulated, speed_cell))
+            parts.append(_simulated(simulated, known.slowdown))
     hidden = folder / "hidden_share.json"
     if hidden.exists():
         parts.append(_hidden(json.loads(hidden.read_text("utf-8"))))
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def _simulated(columns: Columns) -> str:
+def _simulated(columns: Columns, slowdown: float) -> str:
     """The best row of each run, those that are no faster than plain decoding, and how much of what
-    is real took longer than the profile's time."""
+    is real took longer than the profile's time. `slowdown`: the profile's, where a run had none."""
     lines = []
     for label, content in columns.items():
         speeds = {name: content["settings"][name]["speedup"] for name in names_of({"": content})}
@@ -65,7 +66,7 @@ def _simulated(columns: Columns) -> str:
         lines.append(
             [
                 label, f"{best} ({speeds[best]:.2f})", ", ".join(below) or "none",
-                load["small_model"] or SMALL_MODEL, f"{load['slowdown']:g}",
+                load["small_model"] or SMALL_MODEL, f"{load['slowdown'] or slowdown:g}",
                 f"{late['steps']:.1%}", f"{late['drafts']:.1%}",
             ]
         )  # fmt: skip
