@@ -282,6 +282,18 @@ def _merged(
     return total / weight[:, None], sums
 
 
+@triton.jit
+def _store_results(results, places, targets, HAS_SUMS: tl.constexpr, KEEP: tl.constexpr):
+    """Store (results, log-sums to the base 2) of lines where those of their rows and heads are."""
+    result, sums = results
+    rows, heads, is_line, dims, dim_ok = places
+    out, log_sums, stride_out_row, stride_out_head, stride_sums_row = targets
+    at_out = _head_pointers(out, rows, heads, dims, stride_out_row, stride_out_head)
+    tl.store(at_out, result.to(KEEP), mask=is_line[:, None] & dim_ok[None, :])
+    if HAS_SUMS:
+        tl.store(log_sums + rows * stride_sums_row + heads, sums * LN2, mask=is_line)
+
+
 # One kernel for trees of any size.
 @triton.jit(do_not_specialize=["num_words"])
 def attend_tiles(
@@ -326,21 +338,18 @@ def attend_tiles(
             state, queries, own_columns, bits, cache, dims, dim_ok, scoring,
             COLUMNS, HAS_WINDOW, HAS_SOFTCAP, BY_ROW, KEEP,
         )  # fmt: skip
-        result, sums = _finish(state, scales, kv_head, HAS_SCALES)
-        is_done = tl.load(item + 8) == 1
-        if not is_done:
+        results = _finish(state, scales, kv_head, HAS_SCALES)
+        places = (wide_row, head, is_line, dims, dim_ok)
+        targets = (out, log_sums, stride_out_row, stride_out_head, stride_sums_row)
+        # Stored where they are found: results of both branches at once would not fit the registers.
+        if tl.load(item + 8) == 1:
+            _store_results(results, places, targets, HAS_SUMS, KEEP)
+        else:
             partials = (partial_out, partial_sums)
-            _store_partial(
-                item, (result, sums), partials, kv_head, is_line, dims, dim_ok, HEAD_DIM, LINES
-            )
-            is_done = _is_last(item, arrived, kv_head)
-            if is_done:
-                result, sums = _merged(
+            _store_partial(item, results, partials, kv_head, is_line, dims, dim_ok, HEAD_DIM, LINES)
+            if _is_last(item, arrived, kv_head):
+                merged = _merged(
                     item, partials, tl.load(facts + 1) * SHARE, kv_head, is_line, dims, dim_ok,
                     HEAD_DIM, LINES, DIMS, GROUP,
                 )  # fmt: skip
-        if is_done:
-            at_out = _head_pointers(out, wide_row, head, dims, stride_out_row, stride_out_head)
-            tl.store(at_out, result.to(KEEP), mask=line_mask)
-            if HAS_SUMS:
-                tl.store(log_sums + wide_row * stride_sums_row + head, sums * LN2, mask=is_line)
+                _store_results(merged, places, targets, HAS_SUMS, KEEP)

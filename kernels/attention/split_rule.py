@@ -19,8 +19,10 @@ LEAST_SPLIT, LEAST_SPLIT_OF_ONE_TILE = 256, 128
 # Whoever merges them holds the log-sums of so many at once.
 MOST_SPLITS = 32
 TILE_LINES = (16, 32, 64)
-# Where keys are longer, registers hold the results of no more lines.
-MOST_KEY_BYTES, LINES_OF_LONG_KEYS = 512, 32
+# By bytes of a number: where keys are longer, registers hold the results of no more lines. Those of
+# float32 are multiplied in registers, too.
+MOST_KEY_BYTES = {2: 512, 4: 256}
+LINES_OF_LONG_KEYS = 32
 # Of the partial results of all requests together, and of one.
 PARTIAL_BYTES = 256 * 2**20
 LEAST_SPLIT_LINES, MOST_SPLIT_LINES = 256, 1024
@@ -44,7 +46,7 @@ class SplitRule:
         """The rule where steps have up to `max_requests` requests; `itemsize` of a number."""
         line_bytes = 4 * shape.num_kv_heads * shape.head_dim
         lines = PARTIAL_BYTES // (line_bytes * max(max_requests, 1))
-        is_long = shape.head_dim * itemsize > MOST_KEY_BYTES
+        is_long = shape.head_dim * itemsize > MOST_KEY_BYTES[itemsize]
         return cls(
             shape.share, min(max(lines, LEAST_SPLIT_LINES), MOST_SPLIT_LINES),
             LINES_OF_LONG_KEYS if is_long else TILE_LINES[-1],

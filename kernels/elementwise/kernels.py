@@ -118,10 +118,12 @@ def turn_and_store(
             scale = row_scales(tl.max(sizes, axis=0))
             tl.store(kv_scales + slot * 2 * NUM_KV_HEADS + of_pair, scale)
         at_pair = pairs + slot * stride_slot + half * stride_half + kv_head * stride_pair_head
-        left = as_stored(left, scale, HAS_SCALES or BY_ROW, IS_FP8)
-        right = as_stored(right, scale, HAS_SCALES or BY_ROW, IS_FP8)
-        tl.store(at_pair + number, left.to(pairs.dtype.element_ty), mask=mask)
-        tl.store(at_pair + HALF + number, right.to(pairs.dtype.element_ty), mask=mask)
+        # New names: those of the rows have another type.
+        stored_left = as_stored(left, scale, HAS_SCALES or BY_ROW, IS_FP8)
+        stored_right = as_stored(right, scale, HAS_SCALES or BY_ROW, IS_FP8)
+        stored = pairs.dtype.element_ty
+        tl.store(at_pair + number, stored_left.to(stored), mask=mask)
+        tl.store(at_pair + HALF + number, stored_right.to(stored), mask=mask)
 
 
 @triton.jit

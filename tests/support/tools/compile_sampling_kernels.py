@@ -96,6 +96,7 @@ def between_products() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "normalise", {"eps": "fp32", "options": ahead | {"num_warps": norm_warps(4096)}}
     turning = {"eps": "fp32", "WIDTH": 64, "options": ahead | {"num_warps": 1}}
     yield "turn_and_store", dict(turning)
+    yield "turn_and_store", turning | {"HAS_SCALES": True, "IS_FP8": True, "pairs": "*fp8e4nv"}
     by_row = {"BY_ROW": True, "IS_FP8": True, "pairs": "*fp8e4nv"}
     yield "turn_and_store", turning | by_row
     yield "turn_heads", {"WIDTH": 64}
