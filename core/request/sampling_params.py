@@ -133,7 +133,7 @@ class RequestOptions:
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:
                  everyone's
     streaming    whether its tree may go through the stages in slices, several at a time: `auto`
-                 where there are more stages than requests, `on` wherever the engine allows it
+                 where that pays, `on` wherever the engine allows it
     chat         the chat that its prompt was made of, for drafters with a chat template of their
                  own; none: they read the prompt's text. Its answer must be opened at the prompt's
                  end

@@ -29,6 +29,10 @@ EXTENDING_SHARE = 0.5
 SLICE_FACTOR = 1.0
 # Fewer are no stream.
 MIN_FLIGHTS = 2
+# Fewer stages leave little to fill, and on CPUs they share cores.
+LEAST_STAGES = 4
+# Drafts that are right less often, accepted nodes a commit of late, leave little to send ahead.
+LEAST_ACCEPTED, COMMITS_OF_LATE, LEAST_COMMITS = 1.0, 16, 2
 
 
 @dataclass(slots=True)
@@ -66,8 +70,11 @@ class Streaming:
         wanted = state.request.options.streaming
         if "off" in (self._mode, wanted) or self._scheduler.num_groups < MIN_FLIGHTS:
             return 1
-        least = MIN_FLIGHTS if "on" in (self._mode, wanted) else 1
-        return max(least, self._scheduler.num_flights_each)
+        each = self._scheduler.num_flights_each
+        if "on" in (self._mode, wanted):
+            return max(MIN_FLIGHTS, each)
+        has_stages = self._scheduler.num_groups > LEAST_STAGES
+        return each if has_stages and _is_foreseen(state) else 1
 
     def may_follow(self, state: RequestState) -> bool:
         """Whether a request that has steps in flight may send another."""
@@ -177,6 +184,12 @@ class Streaming:
         num_stages = max(1, self._scheduler.num_groups - 1)
         row = self._budget.row_share * len(self._scheduler.running) / num_stages
         return max(LEAST_VALUE, row)
+
+
+def _is_foreseen(state: RequestState) -> bool:
+    """Whether drafts of the request have been right often enough of late."""
+    accepted = state.accepted_lengths[-COMMITS_OF_LATE:]
+    return len(accepted) >= LEAST_COMMITS and sum(accepted) >= LEAST_ACCEPTED * len(accepted)
 
 
 def max_depth(state: RequestState) -> int:

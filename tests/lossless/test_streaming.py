@@ -40,7 +40,7 @@ DRAFTERS = (
 def config(drafters: Sequence[DrafterConfig] = DRAFTERS) -> EngineConfig:
     return EngineConfig(
         model="demo", drafters=drafters, node_budget="full", draft_deadline_ms=10_000,
-        pipeline_parallel_size=3,
+        pipeline_parallel_size=3, streaming="on",
     )  # fmt: skip
 
 
