@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..interfaces import ProposalSource
-from ..proposals import AheadQuery, Drafted, FeatureRows, Proposal, Query, StepCommit
+from ..proposals import AheadQuery, Drafted, FeatureRows, Query, StepCommit
 from ..request.request import RequestState
 from ..schedule.budget import NodeBudget
 from ..schedule.choice.wishes import DraftWish
@@ -18,7 +18,7 @@ from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
 from ..step.prompt_chunk import PromptChunk
 from ..step.tree_steps import TreeSteps
 from ..verify.rules import COUPLED
-from .tree_choice import want_tokens_alone, wanted_of
+from .tree_choice import want_tokens_alone
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
@@ -162,52 +162,8 @@ class Drafting:
                 await self._drafters.exchange(commits, ())
             return DraftBatch({}, began_at, 0.0, plan, costs)
         proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
-        further = await self._extend(states, proposals, plan, start)
         seconds = self._clock() - start
-        return DraftBatch(
-            proposals, began_at, seconds, plan, self._drafters.costs(), further=further
-        )
-
-    async def _extend(
-        self,
-        states: Sequence[RequestState],
-        proposals: Mapping[str, Sequence[Proposal]],
-        plan: AskPlan,
-        began_at: float,
-    ) -> Mapping[str, Sequence[Proposal]]:
-        """Let streamed trees grow further before their next slices, as long as no stage waits for
-        it; what was said last, by request, where it is not in the tree yet."""
-        found: dict[str, Sequence[Proposal]] = {}
-        streamed = [state for state in states if state.stream is not None]
-        most = self._scheduler.nodes_each(len(states))
-        while streamed and self._clock() - began_at < self._streaming.extending_s:
-            queries: list[Query] = []
-            for state in streamed:
-                said = found.pop(state.request_id, None)
-                said = proposals.get(state.request_id, ()) if said is None else said
-                query = self._extended(state, said, most)
-                if query is None:
-                    found[state.request_id] = ()
-                else:
-                    queries.append(query)
-            streamed = [s for s in streamed if s.request_id not in found]
-            if not queries:
-                break
-            commits, self._commits = self._commits, []
-            more = await self._drafters.exchange(commits, queries, plan.by_drafter)
-            found.update(more)
-            streamed = [s for s in streamed if s.request_id in more]
-        return found
-
-    def _extended(
-        self, state: RequestState, proposals: Sequence[Proposal], most: int
-    ) -> Query | None:
-        if state.stream is None or state.has_ended:
-            return None
-        limit = min(most, state.max_nodes)
-        self._streaming.grow(state, wanted_of(state, proposals), limit)
-        self._streaming.choose_leaf(state, limit)
-        return self._query(state, most)
+        return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
 
     def _query(self, state: RequestState, most: int) -> Query | None:
         """What drafters may be asked for a request; None where no draft is of use."""

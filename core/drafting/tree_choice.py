@@ -119,12 +119,9 @@ class TreeChoice:
         for state in states:
             limit, proposals = min(most, state.max_nodes), _wanted(state, draft_batch)
             # Probes go on from the text, not from what is only assumed.
-            is_behind = state.stream is not None and state.stream.asked_first is state.stream.root
+            is_behind = state.stream is not None and state.stream.asked is state.stream.root
             probes = self._probes(state, proposals, draft_batch.plan) if is_behind else {}
-            last = draft_batch.further.get(state.request_id)
-            self._streaming.grow(
-                state, proposals if last is None else wanted_of(state, last), limit
-            )
+            self._streaming.grow(state, proposals, limit)
             if (part := self._streaming.slice(state, limit)) is not None:
                 wishes = TreeWishes(probes, _top_next_tokens(proposals))
                 sliced.append((state, part, wishes))
@@ -202,11 +199,7 @@ def _top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
 
 def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
     """The proposals of the drafters that the request takes."""
-    return wanted_of(state, draft_batch.by_request.get(state.request_id, ()))
-
-
-def wanted_of(state: RequestState, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
-    """Those of the drafters that the request takes."""
+    proposals = draft_batch.by_request.get(state.request_id, ())
     drafters = state.request.options.drafters
     return proposals if drafters is None else [p for p in proposals if p.source in drafters]
 

@@ -24,9 +24,6 @@ from .scheduler import Scheduler
 
 # No node that is less probable is sent ahead of what is known, however cheap a row is.
 LEAST_VALUE = 0.01
-# Of a stage's time for a step: for how long drafters are asked again before a slice goes out.
-EXTENDING_SHARE = 0.5
-SLICE_FACTOR = 1.0
 # Fewer are no stream.
 MIN_FLIGHTS = 2
 # Fewer stages leave little to fill, and on CPUs they share cores.
@@ -100,25 +97,7 @@ class Streaming:
                     last = len(state.token_ids) - 1
                     state.stream = StreamedTree(state.token_ids[last], last)
             if (stream := state.stream) is not None:
-                self.choose_leaf(state)
-                stream.asked_first = stream.asked
-
-    def choose_leaf(self, state: RequestState, most_unsent: int | None = None) -> None:
-        """Say which node of a streamed request is to be extended next, if any; none where
-        `most_unsent` nodes are still to be sent."""
-        stream = state.stream
-        assert stream is not None
-        least, depth = self._least_value, max_depth(state)
-        is_full = most_unsent is not None and (
-            len(stream.unsent(least, most_unsent, depth)) >= most_unsent
-        )
-        stream.asked = None if is_full else stream.to_extend(least, depth)
-
-    @property
-    def extending_s(self) -> float:
-        """For how long trees may grow before their slices go out: no stage waits for so long."""
-        stages = max(1, self._scheduler.num_groups - 1)
-        return EXTENDING_SHARE * float(self._budget.cost.seconds(1, 1)) / stages
+                stream.asked = stream.to_extend(self._least_value, max_depth(state))
 
     def query(self, state: RequestState, max_nodes: int) -> Query | None:
         """What drafters are asked; None where nothing is to be extended."""
@@ -152,11 +131,6 @@ class Streaming:
         stream = state.stream
         assert stream is not None
         nodes = stream.unsent(self._least_value, max_nodes, max_depth(state))
-        if nodes:
-            # What is less probable by so much goes with the next slice: it would make this one
-            # later in every stage, for all that is in it.
-            least = self._row_rounds * max(node.value for node in nodes)
-            nodes = [node for node in nodes if node.value >= least]
         if not nodes and stream.root.place is not None:
             self.counts.idle_turns += 1
             return None
@@ -168,11 +142,6 @@ class Streaming:
         """Count what an answer came too late for; before it moves any root."""
         for part in slices:
             self.counts.killed_nodes += part.num_killed
-
-    @property
-    def _row_rounds(self) -> float:
-        """What a row takes of all stages' time, in steps of one stage."""
-        return SLICE_FACTOR * self._budget.row_share * max(1, self._scheduler.num_groups - 1)
 
     @property
     def _least_value(self) -> float:

@@ -48,7 +48,6 @@ class DraftBatch:
     seconds   how long they were waited for
     plan      who was asked for what
     costs     of each drafter, by name
-    further   what they said last of streamed trees that grew on what they said first, by request id
     """
 
     by_request: Mapping[str, Sequence[Proposal]]
@@ -56,7 +55,6 @@ class DraftBatch:
     seconds: float
     plan: AskPlan
     costs: Mapping[str, DraftCost]
-    further: Mapping[str, Sequence[Proposal]] = field(default_factory=dict)
 
     @property
     def ahead_s(self) -> float:

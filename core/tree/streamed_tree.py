@@ -76,7 +76,7 @@ class Advance(NamedTuple, Generic[A]):
 class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
-    __slots__ = ("_used", "asked", "asked_first", "num_in_place", "num_killed", "root", "unheard")
+    __slots__ = ("_used", "asked", "num_in_place", "root", "unheard")
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
@@ -85,14 +85,10 @@ class StreamedTree(Generic[A]):
         self._used: set[int] = set()
         # The node that drafters are being asked about.
         self.asked: StreamedNode[A] | None = None
-        # The first of those that they are asked about before the next slice.
-        self.asked_first: StreamedNode[A] | None = None
         # What drafters will hear with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
         self.num_in_place = position
-        # Nodes that were sent, and dropped before their answers were there.
-        self.num_killed = 0
 
     def alive(self) -> list[StreamedNode[A]]:
         """All nodes but the root, parents before their children."""
@@ -208,10 +204,11 @@ class StreamedTree(Generic[A]):
             node.is_alive, node.is_dropped = False, True
             if node.place is not None:
                 self._used.discard(node.place)
-                self.num_killed += node.target is None
         old.is_alive, old.children = False, {}
         if new is None:
             return StreamedNode(token, old.position + 1, TARGET_ID, None)
+        # Drafters that had nothing to say behind a path know more of a text.
+        new.was_asked = False
         # What is known of the node it follows is in its value no more.
         share, new.parent = new.value, None
         for node in _subtrees([new]):

@@ -121,11 +121,11 @@ def num_slices(bench: Bench) -> int:
 def test_one_request_fills_all_stages_and_many_go_in_rounds() -> None:
     assert num_slices(steps_of("off")) == 0
     alone = steps_of("auto")
-    assert num_slices(alone) > 20
-    assert alone.most_in_flight > 4
+    assert num_slices(alone) > 50
+    assert alone.most_in_flight == 9
     # As many requests as steps in flight leave none a second one, but for the last to end.
     assert num_slices(steps_of("auto", num_requests=9)) < 10
-    assert num_slices(steps_of("on", num_requests=9)) > 5
+    assert num_slices(steps_of("on", num_requests=9)) > 10
     # One stage has nothing to fill.
     assert num_slices(steps_of("on", groups=1)) == 0
 
@@ -149,24 +149,24 @@ def test_accepted_nodes_are_credited_and_killed_ones_are_not() -> None:
     assert drafted < last.metrics.num_draft_tokens < rows
 
 
-async def test_probes_are_answered() -> None:
+async def one_stream(**wishes: bool) -> Bench:
+    """A request whose drafters are all asked, over nine flights."""
     bench = Bench(
-        seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto", probes=True,
-        is_adaptive=False,
+        seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto", is_adaptive=False,
+        **wishes,
     )  # fmt: skip
     bench.add("a", [1, 2, 3], 100)
     await bench.run()
-    assert bench.drafters.probe_answers > 0
-    assert num_slices(bench) > 5
+    assert num_slices(bench) > 20
+    return bench
+
+
+async def test_probes_are_answered() -> None:
+    bench = await one_stream(probes=True)
+    assert bench.drafters.probe_answers > 3
 
 
 async def test_features_of_nodes_come_with_their_commit() -> None:
-    bench = Bench(
-        seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto", features=True,
-        is_adaptive=False,
-    )  # fmt: skip
-    bench.add("a", [1, 2, 3], 100)
-    await bench.run()
+    bench = await one_stream(features=True)
     # Each token's but the last one's, checked by the drafter.
     assert bench.drafters.feature_rows > 95
-    assert num_slices(bench) > 5

@@ -182,7 +182,7 @@ class RandomDrafters:
         """They are of the tokens at their positions; the position behind the newest."""
         text, end = self.texts[request_id], self.feature_ends.get(request_id, 0)
         rows = self.features.pop(request_id, [])
-        # What was committed since this was asked is told of with the next message.
+        # Of a stream more may be committed while this is asked: told of with the next message.
         self.features[request_id] = [own for own in rows if own.position >= len(text) - 1]
         for own in rows:
             if own.position >= len(text) - 1:
