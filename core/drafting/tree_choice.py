@@ -52,10 +52,12 @@ class TreeChoice:
         most = self._scheduler.nodes_each(count)
         proposals = [_wanted(state, draft_batch) for state in states]
         limits = [min(most, state.max_nodes) for state in states]
-        factor = self._budget.num_offered_trees if self._acceptance == COUPLED else 1
+        offered = limits
+        if self._acceptance == COUPLED:
+            offered = list(map(self._budget.num_offered, proposals, limits))
         trees = merge_all(
             proposals,
-            [factor * limit for limit in limits],
+            offered,
             [max_depth(state) for state in states],
             self._budget.table,
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import Float64
-from ..proposals import DraftCost, chain_proposal
+from ..proposals import DraftCost, Proposal, chain_proposal
 from ..step.ask_plan import AskPlan, DraftBatch
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.hazards import values_under
@@ -42,8 +42,6 @@ HOST_SQUARES = 16.0
 HOST_OUTLIER, FIRST_HOST_S = 4.0, 2e-3
 # Rows that the price of one is taken of.
 SHARED_ROWS = 32
-# A budget can only choose where more is offered than a tree may hold.
-OFFERED_TREES = 2
 
 
 @dataclass(slots=True)
@@ -95,7 +93,7 @@ class NodeBudget:
 
     __slots__ = (
         "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_idle_s", "_is_adaptive",
-        "_last_passes", "_multi_step", "_plain_s", "_spent_s", "cost", "num_offered_trees", "table",
+        "_is_ordered", "_last_passes", "_multi_step", "_plain_s", "_spent_s", "cost", "table",
     )  # fmt: skip
 
     def __init__(
@@ -113,8 +111,7 @@ class NodeBudget:
         most valuable ones, or if `is_ordered` those that come first in the order of drafters.
         """
         self._is_adaptive = is_adaptive
-        # The nodes that a tree is made from, as a multiple of those that it may hold.
-        self.num_offered_trees = 1 if is_ordered else OFFERED_TREES
+        self._is_ordered = is_ordered
         self.table = AcceptanceTable()
         self.cost = cost or StepCost([1], [1.0])
         self._multi_step = multi_step or MultiStep()
@@ -268,6 +265,11 @@ class NodeBudget:
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)
+
+    def num_offered(self, proposals: Sequence[Proposal], max_nodes: int) -> int:
+        """The nodes of a tree that is made to choose from: all that drafters propose, so that who
+        comes first takes no room from others."""
+        return max_nodes if self._is_ordered else sum(len(p.tokens) for p in proposals)
 
     @property
     def row_share(self) -> float:

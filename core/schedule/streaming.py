@@ -124,7 +124,8 @@ class Streaming:
             at = stream.root
         depth = max_depth(state) - (at.position - stream.root.position)
         if proposals and depth > 0:
-            stream.graft(merge(proposals, max_nodes, depth, self._budget.table), at)
+            offered = self._budget.num_offered(proposals, max_nodes)
+            stream.graft(merge(proposals, offered, depth, self._budget.table), at)
 
     def slice(self, state: RequestState, max_nodes: int) -> TreeSlice | None:
         """What goes into the next step; None where nothing is new."""

@@ -55,9 +55,12 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     placed = np.empty(size + 1, dtype=np.int32)
     placed[size] = ROOT
     num_children = np.zeros(size + 1, dtype=np.int32)
+    # Of the tree's nodes: the newest child, of the root first; and the child before it.
+    newest, before = np.empty(size + 1, dtype=np.int32), np.empty(size, dtype=np.int32)
     proposal, start, end, used = 0, 0, 0, 0
     for request in range(len(request_ends)):
         first, count = end, 0
+        newest[0] = ROOT
         while proposal < request_ends[request]:
             source = sources[proposal]
             num_children[size] = 0
@@ -66,7 +69,9 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 rank, parent = num_children[own_parent], placed[own_parent]
                 num_children[own_parent] += 1
                 room = max_nodes[request], max_depths[request]
-                node = _place(nodes, first, count, parent, tokens[index], source, room)
+                node = _place(
+                    nodes[first:], newest, before, count, parent, tokens[index], source, room
+                )
                 placed[index] = node
                 if node == CUT:
                     continue
@@ -88,7 +93,8 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
 @compiled
 def _place(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
     nodes: Int32,
-    first: int,
+    newest: Int32,
+    before: Int32,
     count: int,
     parent: int,
     token: int,
@@ -97,18 +103,24 @@ def _place(  # noqa: PLR0913, PLR0917 - compiled functions take no options by na
 ) -> int:
     """The node of `token` after `parent`, made where there is none yet; CUT where it has no room.
 
-    The tree has `count` rows of `nodes` from `first` on. `room`: most nodes, largest depth.
+    nodes   of one tree, which has `count`
+    newest  of the root and of each node the newest child, and `before` of each node the child of
+            its parent that came before it; ROOT: none
+    room    most nodes, largest depth
     """
     if parent == CUT:
         return CUT
-    node = _child(nodes[first : first + count], parent, token)
-    if node != ROOT:
-        return node
-    depth = 1 if parent == ROOT else nodes[first + parent, DEPTH] + 1
+    child = newest[parent + 1]
+    while child != ROOT:
+        if nodes[child, TOKEN] == token:
+            return child
+        child = before[child]
+    depth = 1 if parent == ROOT else nodes[parent, DEPTH] + 1
     if count >= room[0] or depth > room[1]:
         return CUT
-    row = nodes[first + count]
+    row = nodes[count]
     row[TOKEN], row[PARENT], row[DEPTH], row[SOURCE] = token, parent, depth, source
+    before[count], newest[parent + 1], newest[count + 1] = newest[parent + 1], count, ROOT
     return count
 
 
@@ -120,15 +132,6 @@ def _value(  # noqa: PLR0917 - compiled functions take no options by name
     if not len(counts):
         return 1.0
     return above * estimate(counts, source, log_prob, depth, rank)
-
-
-@compiled
-def _child(nodes: Int32, parent: int, token: int) -> int:
-    """The child of `parent` with this token; ROOT if there is none."""
-    for node in range(parent + 1, len(nodes)):
-        if nodes[node, PARENT] == parent and nodes[node, TOKEN] == token:
-            return node
-    return ROOT
 
 
 @compiled

@@ -66,9 +66,22 @@ def test_full_trees_are_cut_by_value_or_by_the_order_of_drafters(
     found = NodeBudget(is_adaptive=False, is_ordered=is_ordered)
     found.table = trained_table({"first": 0.1, "second": 0.9})
     first = proposal("first", [7, 8], [ROOT, 0], [0.0, 0.0])
-    offered = found.num_offered_trees * 3
-    tree = merge([first, chain("second", 5)], offered, offered, found.table)
+    proposals = [first, chain("second", 5)]
+    tree = merge(proposals, found.num_offered(proposals, 3), 6, found.table)
     assert found.choose([tree], [3], 0)[0].count_sources() == expected
+
+
+def test_the_last_drafter_of_many_has_room_however_much_the_others_propose() -> None:
+    found = NodeBudget(is_adaptive=False)
+    names = [f"wrong-{number}" for number in range(1, 6)]
+    found.table = trained_table({**dict.fromkeys(names, 0.1), "right": 0.9})
+    wrong = [
+        proposal(name, [100 * number + i for i in range(4)], [ROOT] * 4, [0.0] * 4)
+        for number, name in enumerate(names, 1)
+    ]
+    proposals = [*wrong, chain("right", 4)]
+    tree = merge(proposals, found.num_offered(proposals, 4), 6, found.table)
+    assert found.choose([tree], [4], 0)[0].count_sources() == {"right": 4}
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.4, 0.9])
