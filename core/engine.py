@@ -352,7 +352,7 @@ class EngineCore:
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
             in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s,
-            bool(in_flight.trees.slices),
+            bool(in_flight.trees.slices), in_flight.trees.followers,
         )  # fmt: skip
 
     def _finish(self, state: RequestState, last: Delta) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..interfaces import ProposalSource
-from ..proposals import AheadQuery, Drafted, FeatureRows, Query, StepCommit
+from ..proposals import AheadQuery, DraftCost, Drafted, FeatureRows, Query, StepCommit
 from ..request.request import RequestState
 from ..schedule.budget import NodeBudget
 from ..schedule.choice.wishes import DraftWish
@@ -138,13 +138,7 @@ class Drafting:
             if (query := wanted[state.request_id]) is not None
         ]
         costs = self._drafters.costs()
-        plan = AskPlan({}, {})
-        if sizes and costs:
-            others = len(states) - len(sizes) + self._scheduler.num_prefill_rows(len(states))
-            plan = self._budget.plan(
-                [_wish(state) for state, _ in sizes], costs, others,
-                may_decode_several=want_tokens_alone(states),
-            )  # fmt: skip
+        plan = self._plan(states, [state for state, _ in sizes], costs)
         # A stream of which nothing is to be extended now keeps to what it was told.
         told = [state for state in states if state.stream is None or wanted[state.request_id]]
         self._order(told, plan, {state.request_id: size for state, size in sizes})
@@ -164,6 +158,39 @@ class Drafting:
         proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
+
+    def _plan(
+        self,
+        states: Sequence[RequestState],
+        wanting: Sequence[RequestState],
+        costs: Mapping[str, DraftCost],
+    ) -> AskPlan:
+        """Who is asked for those of `wanting`, which are among the step's `states`.
+
+        Nothing is decided anew for what goes on behind steps in flight: stages have time for it,
+        and those who are worth asking for a round are worth more, as long as they are right.
+        """
+        if not wanting or not costs:
+            return AskPlan({}, {})
+        begun = [state for state in wanting if state.stream is None or state.stream.is_new]
+        others = len(states) - len(wanting) + self._scheduler.num_prefill_rows(len(states))
+        plan = AskPlan({}, {})
+        if begun:
+            plan = self._budget.plan(
+                list(map(_wish, begun)), costs, others + len(wanting) - len(begun),
+                may_decode_several=want_tokens_alone(states),
+            )  # fmt: skip
+        behind: dict[str, list[str]] = {}
+        for state in wanting:
+            if (stream := state.stream) is None:
+                continue
+            if stream.is_new:
+                stream.drafters = plan.lasting(state.request_id)
+                continue
+            for name in stream.drafters:
+                if name in costs:
+                    behind.setdefault(name, []).append(state.request_id)
+        return plan.beside(behind)
 
     def _query(self, state: RequestState, most: int) -> Query | None:
         """What drafters may be asked for a request; None where no draft is of use."""

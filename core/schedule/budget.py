@@ -22,7 +22,7 @@ from ..tree.hazards import values_under
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
-from .choice.drafter_choice import DrafterChoice, Prices, Verified
+from .choice.drafter_choice import NOBODY, DrafterChoice, Prices, Verified
 from .choice.wishes import DraftWish, everyone
 from .hindsight import Hindsight
 from .line_fit import LineFit
@@ -53,6 +53,8 @@ class StepOutcome:
     num_passes       tokens of each request, where no drafts were verified
     ahead_s          of its seconds, that went into drafts for the next step
     is_streamed      whether it held slices of trees: its seconds are no round's
+    followers        ids of requests whose slices went behind others: what their drafters bring
+                     there is not what they bring a round
     """
 
     num_rows: int
@@ -62,6 +64,7 @@ class StepOutcome:
     num_passes: int = 1
     ahead_s: float = 0.0
     is_streamed: bool = False
+    followers: frozenset[str] = frozenset()
     num_tokens: int = 0
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
@@ -336,10 +339,11 @@ class NodeBudget:
         count, num_nodes = len(outcome.trees), len(TreeBatch.of(outcome.trees).values)
         extra_s = float(self.cost.seconds(count, count + num_nodes)) - self._round_s(count)
         self._drafters.use(self.table.names)
+        ids = [NOBODY if one in outcome.followers else one for one in outcome.ids]
         self._drafters.learn(
             outcome.draft_batch.plan,
             outcome.draft_batch.costs,
-            Verified(outcome.ids, outcome.trees, outcome.verified, max(extra_s, 0.0)),
+            Verified(ids, outcome.trees, outcome.verified, max(extra_s, 0.0)),
         )
 
 

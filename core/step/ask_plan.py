@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class AskPlan:
     token_s     seconds that an accepted token saves
     regime      of the step's prices
     step_s      seconds of a step of one token for each; 0 where nobody asks what it takes
+    trials      likewise, those that are not known to pay
     """
 
     by_drafter: Mapping[str, tuple[str, ...]]
@@ -38,6 +39,25 @@ class AskPlan:
     regime: int = 0
     ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     step_s: float = 0.0
+    trials: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def lasting(self, request_id: str) -> tuple[str, ...]:
+        """Drafters that are asked for a request because they pay."""
+        return tuple(
+            name
+            for name, ids in self.by_drafter.items()
+            if request_id in ids and request_id not in self.trials.get(name, ())
+        )
+
+    def beside(self, more: Mapping[str, Sequence[str]]) -> AskPlan:
+        """This one, whose drafters are also asked for requests that nothing was decided about."""
+        if not more:
+            return self
+        names = dict.fromkeys((*self.by_drafter, *more))
+        by_drafter = {
+            name: (*self.by_drafter.get(name, ()), *more.get(name, ())) for name in names
+        }
+        return replace(self, by_drafter=by_drafter)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -95,6 +95,12 @@ class TreeSteps:
             rows[place] += sum(len(probe.tokens) for probe in wishes.probes.values())
         return rows
 
+    @property
+    def followers(self) -> frozenset[str]:
+        """Ids of the requests whose slices go behind others of theirs."""
+        later = (place for place, part in self.slices.items() if not part.is_first)
+        return frozenset(self.states[place].request_id for place in later)
+
     def part(self, place: int) -> TreeStep:
         """That of one request."""
         wishes = self.wishes.get(place, NO_WISHES)

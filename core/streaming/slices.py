@@ -38,6 +38,7 @@ class TreeSlice:
     above  these and their ancestors below the root, and
     path   the same as a tree
     rows   int32 [1 + nodes]  rows of `path` that are computed, its root's first
+    is_first  whether nothing of the tree was on its way before
     """
 
     stream: Stream
@@ -46,6 +47,7 @@ class TreeSlice:
     above: Sequence[Node]
     path: TokenTree
     rows: Int32
+    is_first: bool
 
     @classmethod
     def of(cls, stream: Stream, nodes: Sequence[Node], names: tuple[str, ...]) -> TreeSlice:
@@ -60,6 +62,7 @@ class TreeSlice:
             above,
             token_tree(above, stream.root.position, names),
             np.array([0, *rows], dtype=np.int32),
+            stream.is_new,
         )
 
     def bare(self) -> TreeSlice:

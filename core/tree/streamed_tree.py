@@ -76,7 +76,7 @@ class Advance(NamedTuple, Generic[A]):
 class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
-    __slots__ = ("_used", "asked", "num_in_place", "root", "unheard")
+    __slots__ = ("_used", "asked", "drafters", "num_in_place", "root", "unheard")
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
@@ -85,10 +85,17 @@ class StreamedTree(Generic[A]):
         self._used: set[int] = set()
         # The node that drafters are being asked about.
         self.asked: StreamedNode[A] | None = None
+        # Who is asked about it.
+        self.drafters: tuple[str, ...] = ()
         # What drafters will hear with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
         self.num_in_place = position
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of it is on its way: the next slice is a round's tree."""
+        return self.root.place is None
 
     def alive(self) -> list[StreamedNode[A]]:
         """All nodes but the root, parents before their children."""

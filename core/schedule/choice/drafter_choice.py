@@ -52,6 +52,8 @@ FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.03, 2.0
 MOST_CREDIT = 8.0
 # Rows over which their price is looked at.
 FIRST_NODES = 8
+# Stands for a request that nothing is learned of.
+NOBODY = ""
 # Weight of the newest probe in the mean number of its rows.
 PROBE_WEIGHT = 0.1
 
@@ -89,6 +91,7 @@ class Prices:
 class Verified:
     """The requests of a committed step.
 
+    ids      NOBODY for one that nothing is learned of
     trees    what was verified of each
     paths    through the trees, whose rows rise
     extra_s  seconds that it took beyond plain decoding for its nodes, as rounds of late tell
@@ -176,11 +179,11 @@ class DrafterChoice:
             self._quiet.go_on(ids)
             return AskPlan({}, {}, ids=ids)
         self._quiet.end()
-        by_drafter, probing = self._by_drafter(ids, choices)
-        ahead, _ = self._by_drafter(ids, orders)
+        by_drafter, probing, trials = self._by_drafter(ids, choices)
+        ahead, _, _ = self._by_drafter(ids, orders)
         return AskPlan(
             by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime,
-            ahead, prices.plain_s * len(wishes) + prices.single_s,
+            ahead, prices.plain_s * len(wishes) + prices.single_s, trials,
         )  # fmt: skip
 
     def is_quiet(self, ids: Iterable[str], num_tokens: int = 1) -> bool:
@@ -368,12 +371,15 @@ class DrafterChoice:
 
     def _by_drafter(
         self, ids: Sequence[str], choices: Int64
-    ) -> tuple[dict[str, tuple[str, ...]], dict[str, frozenset[str]]]:
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, frozenset[str]], dict[str, frozenset[str]]]:
+        """The requests that each drafter is asked for, probes for, and is tried for."""
         asked: dict[str, tuple[str, ...]] = {}
         probing: dict[str, frozenset[str]] = {}
+        trials: dict[str, frozenset[str]] = {}
         for drafter in np.flatnonzero(choices.any(axis=0)).tolist():
             pairs = list(zip(ids, choices[:, drafter].tolist(), strict=True))
             name = self._names[drafter]
             asked[name] = tuple(one for one, choice in pairs if choice)
             probing[name] = frozenset(one for one, choice in pairs if choice % TRIED == PROBING)
-        return asked, probing
+            trials[name] = frozenset(one for one, choice in pairs if choice >= TRIED)
+        return asked, probing, trials
