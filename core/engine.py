@@ -86,7 +86,7 @@ class EngineCore:
         self._budget = budget
         # Only a coupled walk needs nothing of a node but the target's token after it.
         mode: StreamingMode = streaming if acceptance == COUPLED else "off"
-        self.streaming = Streaming(scheduler, budget, mode)
+        self.streaming = Streaming(scheduler, budget, clock, mode)
         self._drafting = Drafting(
             drafters, scheduler, budget, clock, acceptance, streaming=self.streaming
         )
@@ -214,9 +214,8 @@ class EngineCore:
             return
         if self._trace is not None:
             self._trace.planning()
-        has_room = len(self._in_flight) < self._pipeline.max_in_flight
         decoding = ()
-        if has_room:
+        if len(self._in_flight) < self._pipeline.max_in_flight:
             decoding = self._scheduler.decoding(self._forms.late(), self.streaming.may_follow)
         if decoding:
             self._asking = self._drafting.start(decoding)
@@ -224,6 +223,7 @@ class EngineCore:
             await asyncio.sleep(0)
             self._asking.answer.add_done_callback(self._wakeup.notify)
         elif self._in_flight:
+            self._wakeup.notify_in(self.streaming.pace.take_delay())
             newest = self._in_flight.newest
             self._drafting.go_ahead(newest.trees, newest.draft_batch)
 
@@ -286,13 +286,14 @@ class EngineCore:
             self._scheduler.block_size, replays,
         )  # fmt: skip
         self._in_flight.add(in_flight)
+        self.streaming.note_sent(in_flight)
         self.num_steps += 1
 
     def _verify(self, in_flight: StepInFlight) -> StepResults | None:
         """What the step's answer means; None if the step failed."""
         try:
             output = in_flight.answer.result()
-            self.streaming.note_answer(in_flight.trees.slices.values())
+            self.streaming.note_answer(in_flight)
             results = in_flight.read(output)
         except StageLost:
             raise

@@ -50,7 +50,7 @@ class Drafting:
         streaming: Streaming | None = None,
     ) -> None:
         self._acceptance = acceptance
-        self._streaming = streaming or Streaming(scheduler, budget)
+        self._streaming = streaming or Streaming(scheduler, budget, clock)
         self._drafters = drafters
         self._scheduler = scheduler
         self._budget = budget

@@ -212,6 +212,9 @@ class NodeBudget:
         is_round = bool(num_requests) and not (outcome.num_prompt_rows or outcome.is_streamed)
         if round_s > 0 and is_round:
             self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
+        elif outcome.is_streamed:
+            # Time that may be spent on trying passes in slices, too.
+            self._drafters.pass_time(now - before, self._round_s(num_requests))
         self._last_passes = outcome.num_passes
 
     def judge(self, outcome: StepOutcome) -> None:
@@ -268,6 +271,14 @@ class NodeBudget:
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)
+
+    def num_worth(self, values: Float64) -> int:
+        """How many of one request's nodes, of falling `values`, make expected tokens a second
+        largest; all of them where trees are full."""
+        if not self._is_adaptive:
+            return len(values)
+        tokens = 1.0 + _sums(values)
+        return int(np.argmax(tokens / self.cost.seconds(1, 1 + np.arange(len(tokens)))))
 
     def num_offered(self, proposals: Sequence[Proposal], max_nodes: int) -> int:
         """The nodes of a tree that is made to choose from: all that drafters propose, so that who

@@ -8,7 +8,7 @@ docs/streaming.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,12 @@ import numpy as np
 from ..proposals import Proposal, Query
 from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
-from ..streaming.slices import TreeSlice
+from ..step.in_flight import StepInFlight
+from ..streaming.slices import Node, Stream, TreeSlice
 from ..tree.merge import merge, reroot
 from ..tree.streamed_tree import StreamedTree, path_to
 from .budget import NodeBudget
+from .pace import SlicePace
 from .scheduler import Scheduler
 
 # No node that is less probable is sent ahead of what is known, however cheap a row is.
@@ -28,8 +30,6 @@ LEAST_VALUE = 0.01
 MIN_FLIGHTS = 2
 # Fewer stages leave little to fill, and on CPUs they share cores.
 LEAST_STAGES = 4
-# Drafts that are right less often, accepted nodes a commit of late, leave little to send ahead.
-LEAST_ACCEPTED, COMMITS_OF_LATE, LEAST_COMMITS = 1.0, 16, 2
 
 
 @dataclass(slots=True)
@@ -51,15 +51,21 @@ class StreamingCounts:
 class Streaming:
     """Grows the trees of streamed requests."""
 
-    __slots__ = ("_budget", "_mode", "_scheduler", "counts")
+    __slots__ = ("_budget", "_mode", "_scheduler", "counts", "pace")
 
     def __init__(
-        self, scheduler: Scheduler, budget: NodeBudget, mode: StreamingMode = "off"
+        self,
+        scheduler: Scheduler,
+        budget: NodeBudget,
+        clock: Callable[[], float],
+        mode: StreamingMode = "off",
     ) -> None:
         """`mode`: of the engine; a request may ask for less, and for `on` where this is `auto`."""
         self._scheduler = scheduler
         self._budget = budget
         self._mode: StreamingMode = mode
+        num_stages = max(1, scheduler.num_groups - 1)
+        self.pace = SlicePace(lambda: budget.cost, num_stages, clock)
         self.counts = StreamingCounts()
 
     def num_flights(self, state: RequestState) -> int:
@@ -70,17 +76,21 @@ class Streaming:
         each = self._scheduler.num_flights_each
         if "on" in (self._mode, wanted):
             return max(MIN_FLIGHTS, each)
-        has_stages = self._scheduler.num_groups > LEAST_STAGES
-        return each if has_stages and _is_foreseen(state) else 1
+        return each if self.pace.num_stages >= LEAST_STAGES else 1
 
     def may_follow(self, state: RequestState) -> bool:
         """Whether a request that has steps in flight may send another."""
         stream = state.stream
         if stream is None or state.in_flight >= self.num_flights(state):
             return False
+        if stream.is_new:
+            return True
         least, depth = self._least_value, max_depth(state)
-        is_new = stream.root.place is None or bool(stream.unsent(least, 1, depth))
-        return is_new or stream.to_extend(least, depth) is not None
+        value = max((node.value for node in stream.unsent(least, 1, depth)), default=0.0)
+        if (leaf := stream.to_extend(least, depth)) is not None:
+            # Of what is drafted behind it half is right, as far as anybody knows.
+            value = max(value, leaf.value / 2)
+        return value > 0 and self.pace.is_turn(stream, value)
 
     def begin(self, states: Sequence[RequestState], *, has_stage_heads: bool) -> None:
         """Before drafters are asked for these requests: say which of them are streamed, and which
@@ -131,18 +141,36 @@ class Streaming:
         """What goes into the next step; None where nothing is new."""
         stream = state.stream
         assert stream is not None
-        nodes = stream.unsent(self._least_value, max_nodes, max_depth(state))
-        if not nodes and stream.root.place is not None:
+        nodes = self._worth(stream, stream.unsent(self._least_value, max_nodes, max_depth(state)))
+        if not nodes and not stream.is_new:
             self.counts.idle_turns += 1
             return None
         self.counts.slices += 1
         self.counts.nodes += len(nodes)
         return TreeSlice.of(stream, nodes, self._budget.table.names)
 
-    def note_answer(self, slices: Iterable[TreeSlice]) -> None:
+    def _worth(self, stream: Stream, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Those that are worth their rows, given that the text comes to the best of them: a slice
+        that is in vain delays nobody who waits for its answer."""
+        if not nodes:
+            return nodes
+        values = np.sort([node.value for node in nodes])[::-1]
+        if stream.is_new:
+            count = self._budget.num_worth(values)
+        else:
+            count = max(1, self._budget.num_worth(values / values[0]))
+        return [node for node in nodes if count and node.value >= values[count - 1]]
+
+    def note_sent(self, step: StepInFlight) -> None:
+        """A step went out."""
+        planned_at = None if step.draft_batch is None else step.draft_batch.began_at
+        self.pace.sent(_streams(step), step.num_rows, planned_at)
+
+    def note_answer(self, step: StepInFlight) -> None:
         """Count what an answer came too late for; before it moves any root."""
-        for part in slices:
+        for part in step.trees.slices.values():
             self.counts.killed_nodes += part.num_killed
+        self.pace.answered(_streams(step), step.num_rows, step.sent_at)
 
     @property
     def _least_value(self) -> float:
@@ -151,15 +179,13 @@ class Streaming:
         A row makes every stage's next step longer, for all requests; a node that is missing when
         the text comes there costs its request the time of all stages.
         """
-        num_stages = max(1, self._scheduler.num_groups - 1)
-        row = self._budget.row_share * len(self._scheduler.running) / num_stages
+        num_running = len(self._scheduler.running)
+        row = self._budget.row_share * num_running / self.pace.num_stages
         return max(LEAST_VALUE, row)
 
 
-def _is_foreseen(state: RequestState) -> bool:
-    """Whether drafts of the request have been right often enough of late."""
-    accepted = state.accepted_lengths[-COMMITS_OF_LATE:]
-    return len(accepted) >= LEAST_COMMITS and sum(accepted) >= LEAST_ACCEPTED * len(accepted)
+def _streams(step: StepInFlight) -> list[Stream]:
+    return [part.stream for part in step.trees.slices.values()]
 
 
 def max_depth(state: RequestState) -> int:

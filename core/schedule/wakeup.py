@@ -8,17 +8,26 @@ import asyncio
 class Wakeup:
     """Remembers that something happened until the loop has looked. One event loop uses it."""
 
-    __slots__ = ("_has_event", "_waiter")
+    __slots__ = ("_has_event", "_timer", "_waiter")
 
     def __init__(self) -> None:
         self._has_event = False
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def notify(self, _event: object = None) -> None:
         """Something happened. Takes any argument, to serve as the callback of a future."""
         self._has_event = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def notify_in(self, seconds: float | None) -> None:
+        """Something happens then, and no more what was to happen before; None: nothing does."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.notify)
 
     def clear(self) -> None:
         """Forget what happened so far: the caller looks at everything now."""

@@ -54,9 +54,7 @@ class AskPlan:
         if not more:
             return self
         names = dict.fromkeys((*self.by_drafter, *more))
-        by_drafter = {
-            name: (*self.by_drafter.get(name, ()), *more.get(name, ())) for name in names
-        }
+        by_drafter = {name: (*self.by_drafter.get(name, ()), *more.get(name, ())) for name in names}
         return replace(self, by_drafter=by_drafter)
 
 

@@ -8,6 +8,8 @@ docs/streaming.md.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -73,16 +75,35 @@ class Advance(NamedTuple, Generic[A]):
     moves: list[tuple[int, int]]
 
 
+class Flight(NamedTuple, Generic[A]):
+    """A slice on its way: when its answer is expected, and the nodes that it is about."""
+
+    due_at: float
+    nodes: Sequence[StreamedNode[A]]
+
+
 class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
-    __slots__ = ("_used", "asked", "drafters", "num_in_place", "root", "unheard")
+    __slots__ = (
+        "_flights",
+        "_placed",
+        "_used",
+        "asked",
+        "drafters",
+        "num_in_place",
+        "root",
+        "unheard",
+    )
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
         self.root: StreamedNode[A] = StreamedNode(token, position, TARGET_ID, None)
         # Places of nodes that are alive.
         self._used: set[int] = set()
+        # What was sent and is not answered; the root and the nodes of the newest slice.
+        self._flights: deque[Flight[A]] = deque()
+        self._placed: Sequence[StreamedNode[A]] = ()
         # The node that drafters are being asked about.
         self.asked: StreamedNode[A] | None = None
         # Who is asked about it.
@@ -129,8 +150,11 @@ class StreamedTree(Generic[A]):
 
     def to_extend(self, least_value: float, max_depth: int) -> StreamedNode[A] | None:
         """The most probable node that nothing follows yet and nobody was asked about; None where
-        no such node is worth `least_value`."""
+        no such node is worth `least_value`. First the root, where nothing is on its way: all that
+        was drafted behind it knew less of the text."""
         most = self.root.position + max_depth
+        if self.is_new and not self.root.was_asked and max_depth > 0:
+            return self.root
         leaves = [
             node
             for node in (self.root, *self.alive())
@@ -164,9 +188,26 @@ class StreamedTree(Generic[A]):
             self._used.discard(root.place)
         root.place = self.num_in_place = root.position
         self._used.add(root.place)
+        self._placed = (root, *nodes)
         for node in nodes:
             node.place = self._free_place(node.position)
             self._used.add(node.place)
+
+    def note_flight(self, due_at: float) -> None:
+        """The nodes that were placed last are on their way; their answer is expected then."""
+        self._flights.append(Flight(due_at, self._placed))
+
+    def note_landing(self) -> None:
+        """The oldest flight is answered."""
+        if self._flights:
+            self._flights.popleft()
+
+    def next_answer_at(self) -> float:
+        """When the next answer is expected that says more of the tree; infinity: none is."""
+        for due_at, nodes in self._flights:
+            if any(node.is_alive and node.target is None for node in nodes):
+                return due_at
+        return math.inf
 
     def _free_place(self, place: int) -> int:
         """The first from this one on that no node has."""

@@ -104,7 +104,7 @@ def steps_of(streaming: StreamingMode, num_requests: int = 1, groups: int = 9) -
     """Requests that run to their ends, each step of which takes as long as all stages."""
     bench = Bench(
         seed=3, num_groups=groups, most_turns=12, num_blocks=400, streaming=streaming,
-        max_running=num_requests, share_prefixes=False,
+        max_running=num_requests, share_prefixes=False, is_adaptive=False,
     )  # fmt: skip
     for index in range(num_requests):
         bench.add("r" * (index + 1), [1, 2, 3], 100)

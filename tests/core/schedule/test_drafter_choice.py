@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from draftline.core.proposals import DraftCost, chain_proposal
-from draftline.core.schedule.budget import NodeBudget
+from draftline.core.schedule.budget import NodeBudget, StepOutcome
 from draftline.core.schedule.choice.drafter_choice import EXPLORED_SHARE
 from draftline.core.schedule.choice.wishes import DraftWish
 from draftline.core.schedule.step_cost import StepCost
+from draftline.core.step.ask_plan import AskPlan, DraftBatch
+from draftline.core.tree.merge import merge
+from draftline.core.tree.tree import TreeBatch
+from draftline.core.verify.walk import Paths
 from support.fakes.budget_simulation import CURVE, Guess, Loops, Simulation
 
 REQUESTS = tuple(f"r{index}" for index in range(8))
@@ -261,3 +265,35 @@ def test_an_engine_without_drafters_expects_and_asks_nobody() -> None:
     budget, wish = NodeBudget(), DraftWish("r", 0.0, "shared", None, 2, 2)
     assert budget.expected(wish, {}, 1) == frozenset()
     assert not budget.plan([wish], {}, 0).by_drafter
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_nothing_is_learned_of_slices_that_went_behind_others(is_behind: bool) -> None:
+    """All drafts are wrong there, which says nothing of what drafts bring a round."""
+    budget = NodeBudget(StepCost([1, 64], [1.0, 1.2]))
+    wish, costs = DraftWish("a", 0.0, "public", None, 100, 100), {"b": DraftCost(0.2, 0.2)}
+    tree = merge([chain_proposal("b", np.arange(1, dtype=np.int32))], 4, 4, budget.table)
+    right, wrong = [(0, 0, 0), (1, 9, -1)], [(0, 9, -1)]
+    for step, path in enumerate([right] * 20 + [wrong] * 60):
+        plan = budget.plan([wish], costs, 0)
+        followers = frozenset({"a"} if is_behind and path is wrong else ())
+        outcome = StepOutcome(
+            5, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs), is_streamed=True, followers=followers
+        )
+        outcome.count(["a"], [tree], TreeBatch.of([tree]), Paths.of([path]))
+        budget.judge(outcome)
+        budget.note_step(outcome, 1.0 + step)
+    assert ("b" in budget.plan([wish], costs, 0).lasting("a")) is is_behind
+
+
+def test_those_who_pay_are_asked_behind_steps_in_flight_and_those_on_trial_are_not() -> None:
+    plan = AskPlan(
+        {"a": ("one", "two"), "b": ("one",), "c": ("two",)}, {}, trials={"b": frozenset({"one"})}
+    )
+    assert plan.lasting("one") == ("a",)
+    assert plan.lasting("two") == ("a", "c")
+    more = plan.beside({"a": ["three"], "d": ["three", "four"]})
+    assert more.by_drafter == {
+        "a": ("one", "two", "three"), "b": ("one",), "c": ("two",), "d": ("three", "four"),
+    }  # fmt: skip
+    assert plan.beside({}) is plan

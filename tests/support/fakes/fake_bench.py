@@ -35,6 +35,7 @@ from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
 from draftline.core.step.trace import StepTrace
 from support.fakes.fake_target import FakeTarget, next_token, plain_answer, top_ids
+from support.fakes.no_pace import NoPace
 
 
 class NoText:
@@ -277,10 +278,9 @@ class Bench:
     replays: bool = False
     # Whether a head of the last stage drafts.
     heads: bool = False
-    # Whether trees go out in slices; and for how many turns of the loop a step may be on its way.
     streaming: StreamingMode = "off"
-    most_turns: int = 0
-    # Seconds of a step of several tokens, where a round of one is taken to last a second.
+    most_turns: int = 0  # of the loop that a step may be on its way
+    # Seconds of a step of several tokens, where a round of one takes a second.
     multi_step_s: float = 0.0
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
@@ -318,6 +318,7 @@ class Bench:
             target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace,
             streaming=self.streaming,
         )  # fmt: skip
+        self.core.streaming.pace = NoPace(self.num_groups - 1)
 
     def _new_target(self) -> FakeTarget:
         make = partial(FakeTarget, self.vocab, self.block_size, self.num_groups, memory=self.memory)

@@ -1,0 +1,94 @@
+"""When the next slice of a streamed tree goes out: the first stage takes one after the other.
+
+Earlier than the first stage is free it would only know less. And a slice that is in the first stage
+as an answer comes, which may say that all of it is in vain, keeps the next root waiting; so where
+that answer is near, only a slice that will probably be right goes out before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..request.chosen import RowAnswer
+from ..tree.streamed_tree import StreamedTree
+from .step_cost import StepCost
+
+# Weight of the newest slice in the mean time from its planning to its start.
+LEAD_WEIGHT = 0.1
+# No wait is worth less than this; clocks and timers are no finer.
+LEAST_WAIT_S = 1e-5
+# Weight of the newest answer in how much longer steps take than expected, and its bounds.
+SLOWNESS_WEIGHT, LEAST_SLOWNESS, MOST_SLOWNESS = 0.1, 0.25, 16.0
+
+
+class SlicePace:
+    """Knows when steps were sent, and expects of stages what steps have cost, and how much longer
+    slices have taken of late: rounds are what costs are learned from."""
+
+    __slots__ = (
+        "_clock", "_cost", "_free_at", "_lead_s", "_slowness", "_stage_s", "_turn_at", "num_stages",
+    )  # fmt: skip
+
+    def __init__(
+        self, cost: Callable[[], StepCost], num_stages: int, clock: Callable[[], float]
+    ) -> None:
+        self._cost = cost
+        self._clock = clock
+        self.num_stages = num_stages
+        # When the first stage has computed all that was sent, and what the last step took it.
+        self._free_at = self._stage_s = 0.0
+        # From a slice's planning, drafters' time included, until it is sent.
+        self._lead_s = 0.0
+        self._slowness = 1.0
+        # When somebody who waits may send.
+        self._turn_at: float | None = None
+
+    def sent(
+        self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, planned_at: float | None
+    ) -> None:
+        """A step went out, with slices of these trees, which have their places by now."""
+        now, round_s = self._clock(), self._slowness * self._seconds(num_rows)
+        begins_at = max(now, self._free_at)
+        self._stage_s = round_s / self.num_stages
+        self._free_at = begins_at + self._stage_s
+        if streams and planned_at is not None:
+            self._lead_s += LEAD_WEIGHT * (now - planned_at - self._lead_s)
+        for stream in streams:
+            stream.note_flight(begins_at + round_s)
+
+    def answered(
+        self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, sent_at: float
+    ) -> None:
+        """A step with slices of these trees was answered."""
+        for stream in streams:
+            stream.note_landing()
+        expected_s = self._seconds(num_rows)
+        if streams and expected_s > 0:
+            slowness = (self._clock() - sent_at) / expected_s
+            slowness = min(max(slowness, LEAST_SLOWNESS), MOST_SLOWNESS)
+            self._slowness += SLOWNESS_WEIGHT * (slowness - self._slowness)
+
+    def is_turn(self, stream: StreamedTree[RowAnswer], value: float) -> bool:
+        """Whether a slice may be planned now, whose best node has this `value`.
+
+        If not, `take_delay` says when to ask again, unless an answer comes first.
+        """
+        now = self._clock()
+        if self._free_at - self._lead_s > now + LEAST_WAIT_S:
+            turn_at = self._free_at - self._lead_s
+            self._turn_at = turn_at if self._turn_at is None else min(turn_at, self._turn_at)
+            return False
+        begins_at = max(now + self._lead_s, self._free_at)
+        due_at = stream.next_answer_at()
+        # Of the next root's time, if the slice is in vain.
+        lost_s = begins_at + self._stage_s - due_at
+        return lost_s <= 0 or value * max(due_at - begins_at, 0.0) > (1 - value) * lost_s
+
+    def take_delay(self) -> float | None:
+        """Seconds until the first turn of those who wait for one; None: nobody does."""
+        turn_at, self._turn_at = self._turn_at, None
+        return None if turn_at is None else max(0.0, turn_at - self._clock())
+
+    def _seconds(self, num_rows: int) -> float:
+        """What a step of so many rows takes all stages, as far as costs tell."""
+        return float(self._cost().seconds(1, num_rows))

@@ -1,0 +1,18 @@
+"""Slices that go out whenever they are wanted, for engines without a clock."""
+
+from __future__ import annotations
+
+from draftline.core.request.chosen import RowAnswer
+from draftline.core.schedule.pace import SlicePace
+from draftline.core.schedule.step_cost import StepCost
+from draftline.core.tree.streamed_tree import StreamedTree
+
+
+class NoPace(SlicePace):
+    """It is always a slice's turn."""
+
+    def __init__(self, num_stages: int) -> None:
+        super().__init__(lambda: StepCost([1], [1.0]), num_stages, lambda: 0.0)
+
+    def is_turn(self, stream: StreamedTree[RowAnswer], value: float) -> bool:
+        return True
