@@ -113,7 +113,7 @@ def _place(  # noqa: PLR0913, PLR0917 - compiled functions take no options by na
     child = newest[parent + 1]
     while child != ROOT:
         if nodes[child, TOKEN] == token:
-            return child
+            return int(child)
         child = before[child]
     depth = 1 if parent == ROOT else nodes[parent, DEPTH] + 1
     if count >= room[0] or depth > room[1]:

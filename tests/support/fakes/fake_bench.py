@@ -318,7 +318,7 @@ class Bench:
             target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace,
             streaming=self.streaming,
         )  # fmt: skip
-        self.core.streaming.pace = NoPace(self.num_groups - 1)
+        self.core.streaming.pace = NoPace(self.num_groups)
 
     def _new_target(self) -> FakeTarget:
         make = partial(FakeTarget, self.vocab, self.block_size, self.num_groups, memory=self.memory)
