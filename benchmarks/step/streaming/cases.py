@@ -23,6 +23,7 @@ def _drafter(kind: str, **options: object) -> DrafterConfig:
 
 _SUFFIX, _LOOKUP = _drafter("suffix"), _drafter("prompt_lookup")
 _SPECTRA, _MODEL = _drafter("spectra"), _drafter("model", model="demo-drafter")
+_GRIFFIN = _drafter("head", name="griffin", model="demo-griffin", placement="actor", top_k=10)
 _FREE = (
     _SUFFIX, _SPECTRA, _LOOKUP, _drafter("anpd"), _drafter("lookahead"),
     _drafter("token_recycling"), _drafter("retrieval", store="demo"),
@@ -32,8 +33,9 @@ DRAFTERS: Mapping[str, Sequence[DrafterConfig]] = {
     "spectra": (_SPECTRA,),
     "prompt_lookup + suffix": (_LOOKUP, _SUFFIX),
     "model": (_MODEL,),
+    "griffin": (_GRIFFIN,),
     "all training-free": _FREE,
-    "all": (*_FREE, _MODEL),
+    "all": (*_FREE, _MODEL, _GRIFFIN),
 }
 
 

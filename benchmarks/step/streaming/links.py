@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ....cluster.config import DrafterConfig, EngineConfig
+from ....cluster.config import HEAD, DrafterConfig, EngineConfig
 from ....cluster.drafting.factory import build_drafter, keeps_answers
+from ....cluster.drafting.head_features import head_folder
 from ....cluster.links.link import (
     DrafterMessage,
     DrafterReport,
@@ -18,7 +19,7 @@ from ....cluster.links.link import (
 )
 from ....core.proposals import Proposal
 from ....measure.simulate.cost_profile import CostProfile
-from ....measure.simulate.draft_times import draft_seconds
+from ....measure.simulate.draft_times import draft_seconds, head_kind
 from ....measure.simulate.slowed_link import SlowedLink
 from .host_clock import HostClock
 
@@ -30,7 +31,9 @@ def link_to(
 ) -> InprocLink | DeviceLink:
     """A new drafter of these settings."""
     link = HostLink(config, engine, clock)
-    return DeviceLink(link, clock, profile) if config.kind == MODEL else link
+    if config.kind == HEAD:
+        return DeviceLink(link, head_kind(head_folder(config)), clock, profile)
+    return DeviceLink(link, MODEL, clock, profile) if config.kind == MODEL else link
 
 
 class HostLink(InprocLink):
@@ -49,8 +52,8 @@ class HostLink(InprocLink):
 class DeviceLink(SlowedLink):
     """A drafter on a device of its own: the host goes on until the profile's would have drafted."""
 
-    def __init__(self, link: HostLink, clock: HostClock, profile: CostProfile) -> None:
-        super().__init__(link, MODEL, profile)
+    def __init__(self, link: HostLink, kind: str, clock: HostClock, profile: CostProfile) -> None:
+        super().__init__(link, kind, profile)
         self._host_clock = clock
         self._answer: asyncio.TimerHandle | None = None
 

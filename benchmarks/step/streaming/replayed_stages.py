@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -19,6 +19,7 @@ from ....core.tree.kernels import unpack
 from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
 from .host_clock import HostClock
+from .text_features import TextFeatures
 
 
 class Fate(StrEnum):
@@ -68,8 +69,11 @@ class ReplayedStages(ReplayPipeline):
         num_stages: int,
         times: StageTimes,
         clock: HostClock,
+        features: TextFeatures | None = None,
     ) -> None:
+        """`features`: what a head reads of the target, where one drafts."""
         super().__init__(answers)
+        self._features = features
         self.num_stages = num_stages
         self.max_in_flight = num_stages + (num_stages > 1)
         self.steps: list[RunStep] = []
@@ -98,14 +102,20 @@ class ReplayedStages(ReplayPipeline):
         with self._clock.stopped():
             self._token_at.update(zip(step.slots.tolist(), step.token_ids.tolist(), strict=True))
             output = self._answer(step)
-            self.steps.append(RunStep(tuple(spans), *self._parts(step)))
+            parts, num_prompt_rows = self._parts(step)
+            self.steps.append(RunStep(tuple(spans), tuple(parts.values()), num_prompt_rows))
+            if step.feature_requests:
+                assert self._features is not None, "nobody said that a head would draft"
+                known = {place: 1 + p.fates.count(Fate.RIGHT) for place, p in parts.items()}
+                output = replace(output, features=self._features.of_step(step, known))
         loop.call_at(arrives, _answer, answer, output)
         return answer
 
-    def _parts(self, step: StepInput) -> tuple[tuple[SlicePart, ...], int]:
+    def _parts(self, step: StepInput) -> tuple[dict[int, SlicePart], int]:
+        """Those of the step's trees, by the places of their requests, and its rows of prompts."""
         starts = step.request_starts.tolist()
         chosen = set(step.logits_rows.tolist())
-        parts: list[SlicePart] = []
+        parts: dict[int, SlicePart] = {}
         num_prompt_rows = 0
         for owner, tree in enumerate(step.trees):
             first, end = starts[owner], starts[owner + 1]
@@ -116,8 +126,8 @@ class ReplayedStages(ReplayPipeline):
             rows = [row for row in range(first, end) if row in chosen]
             place = int(np.searchsorted(step.logits_rows, first))
             seed = int(step.sampling.seed[place])
-            parts.append(SlicePart(seed, self._fates(step, tree, rows, seed, end - first)))
-        return tuple(parts), num_prompt_rows
+            parts[owner] = SlicePart(seed, self._fates(step, tree, rows, seed, end - first))
+        return parts, num_prompt_rows
 
     def _fates(
         self, step: StepInput, tree: TreeRows, rows: Sequence[int], seed: int, num_own: int

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from ....cluster.config import DrafterConfig, EngineConfig
+from ....cluster.config import HEAD, DrafterConfig, EngineConfig
 from ....cluster.drafting.channel import DrafterLimits
 from ....cluster.drafting.hub import DrafterHub
 from ....cluster.engine.assembly import measure_step_cost
@@ -34,6 +34,7 @@ from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
 from .host_clock import HostClock, HostLoop
 from .links import link_to
 from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes
+from .text_features import TextFeatures
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 4096
 MAX_STEP_ROWS = 512
@@ -65,9 +66,14 @@ class Run:
         self._load, self._mode, self._recording = load, mode, recording
         self._left = list(answers)
         self._clock = clock
-        self.stages = ReplayedStages(answers, load.stages, times, clock)
-        config = EngineConfig(model=recording.model)
         drafters: Sequence[DrafterConfig] = () if mode == "plain" else DRAFTERS[load.drafters]
+        config = EngineConfig(model=recording.model, drafters=tuple(drafters))
+        features = [
+            TextFeatures(recording.model, str(one.options["model"]), answers)
+            for one in drafters
+            if one.kind == HEAD
+        ]
+        self.stages = ReplayedStages(answers, load.stages, times, clock, *features)
         info = read_model_info(config.model)
         self._hub = DrafterHub(
             [link_to(drafter, config, clock, profile) for drafter in drafters],
