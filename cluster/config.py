@@ -263,9 +263,9 @@ class EngineConfig(Settings):
         "auto",
         description="whether a request's tree goes through the stages in slices, several at a "
         "time, so that it keeps more than one of them busy. auto: where there are four stages or "
-        "more, more of them than requests, and drafts that are often right; on: every request, "
-        "always; off: a tree a round. Not with heads of the last stage, structured outputs or "
-        "acceptance rules; changes no answer",
+        "more, and more of them than requests; on: every request, always; off: a tree a round. "
+        "Not with heads of the last stage, structured outputs or acceptance rules; changes no "
+        "answer",
     )
     acceptance: Acceptance = Field(
         "coupled",

@@ -41,8 +41,7 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     `AcceptanceTable`: without drafters every node is worth the same.
 
     Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [m, 3]
-    attributions, float32 [m] their log-probabilities, int64 [2, requests] where the nodes and
-    attributions of each request end.
+    attributions, float32 [m] their log-probabilities, int64 [2, requests] where each tree's end.
     """
     size = len(tokens)
     nodes = np.empty((size, 4), dtype=np.int32)
@@ -69,9 +68,8 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 rank, parent = num_children[own_parent], placed[own_parent]
                 num_children[own_parent] += 1
                 room = max_nodes[request], max_depths[request]
-                node = _place(
-                    nodes[first:], newest, before, count, parent, tokens[index], source, room
-                )
+                tree = nodes[first:]
+                node = _place(tree, newest, before, count, parent, tokens[index], source, room)
                 placed[index] = node
                 if node == CUT:
                     continue
