@@ -44,16 +44,14 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     attributions, float32 [m] their log-probabilities, int64 [2, requests] where each tree's end.
     """
     size = len(tokens)
-    nodes = np.empty((size, 4), dtype=np.int32)
-    values = np.zeros(size, dtype=np.float64)
+    nodes, values = np.empty((size, 4), dtype=np.int32), np.zeros(size, dtype=np.float64)
     attributions = np.empty((size, 3), dtype=np.int32)
     attribution_log_probs = np.empty(size, dtype=np.float32)
     tree_ends = np.zeros((2, len(request_ends)), dtype=np.int64)
     # Of the proposals' nodes: the tree's node or CUT, and how many children came so far. The root's
     # stand at the end.
-    placed = np.empty(size + 1, dtype=np.int32)
+    placed, num_children = np.empty(size + 1, dtype=np.int32), np.zeros(size + 1, dtype=np.int32)
     placed[size] = ROOT
-    num_children = np.zeros(size + 1, dtype=np.int32)
     # Of the tree's nodes: the newest child, of the root first; and the child before it.
     newest, before = np.empty(size + 1, dtype=np.int32), np.empty(size, dtype=np.int32)
     proposal, start, end, used = 0, 0, 0, 0
