@@ -56,7 +56,7 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     newest, before = np.empty(size + 1, dtype=np.int32), np.empty(size, dtype=np.int32)
     proposal, start, end, used = 0, 0, 0, 0
     for request in range(len(request_ends)):
-        first, count = end, 0
+        first, count, tree = end, 0, nodes[end:]
         newest[0] = ROOT
         while proposal < request_ends[request]:
             source = sources[proposal]
@@ -66,7 +66,6 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 rank, parent = num_children[own_parent], placed[own_parent]
                 num_children[own_parent] += 1
                 room = max_nodes[request], max_depths[request]
-                tree = nodes[first:]
                 node = _place(tree, newest, before, count, parent, tokens[index], source, room)
                 placed[index] = node
                 if node == CUT:
