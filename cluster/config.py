@@ -273,6 +273,13 @@ class EngineConfig(Settings):
         "rejection, block, traversal, k_seq: answers have the target's distribution; typical: "
         "lossy, they have not",
     )
+    shadow_rate: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0,
+        description="share of a server's requests that are repeated without drafts when nobody "
+        "waits, one at a time at the lowest priority, and compared: "
+        "draftline:shadow_requests_total counts differences by cause; 0: none. With acceptance: "
+        "coupled",
+    )
     draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = Field(
         50.0, description="how long a step waits for drafters of other processes"
     )
@@ -330,6 +337,11 @@ class EngineConfig(Settings):
                     f"drafters[{index}].tls_ca",
                     "its server is a child process on loopback, which takes no TLS; leave it out",
                 )
+        if self.shadow_rate and self.acceptance != "coupled":
+            raise ConfigError(
+                "shadow_rate",
+                f"needs acceptance: coupled; under {self.acceptance} answers depend on drafts",
+            )
         if self.compile == "on" and self.quantization != "none":
             raise ConfigError("compile", "on does not go with quantization; turn one of them off")
         if self.gpus_per_stage < 1 and self.kv_cache_tokens is None:

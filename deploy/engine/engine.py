@@ -110,11 +110,15 @@ class AsyncEngine(Replica):
         # It may take seconds, in a process of its own.
         preparing = self._constraint(params)
         constraint = None if preparing is None else await asyncio.wrap_future(preparing)
-        parts = (request_id, prompt, params, self._counted(sink), options, constraint)
+        watched = self._shadow.watch(params, options, sink)
+        own = sink if watched is None else watched.on_output
+        parts = (request_id, prompt, params, self._counted(own), options, constraint)
         if is_light(prompt, params):
             request, stop = self._prepare(*parts, with_text=with_text)
         else:
             request, stop = await off_loop(self._prepare, *parts, with_text=with_text)
+        if watched is not None:
+            watched.request = request
         self._thread.enqueue(request, stop)
 
     def cancel(self, request_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ from ...core.verify.rules import COUPLED
 from ...models.text.grammar import GrammarConstraint
 from .delta_queue import MAX_UNREAD_BYTES
 from .placement import Placement, stages_have_gpu
+from .shadow import Shadow
 from .stats import EngineStats, FinishRate
 
 if TYPE_CHECKING:
@@ -71,6 +73,12 @@ class Replica:
         self._assembly: Assembly | None = None
         self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
         self._rate = FinishRate()
+        self._shadow = Shadow(
+            config.shadow_rate,
+            partial(self._add, constraint=None),
+            lambda: not self.stats().num_waiting,
+            is_float32=self._plan.specs[0].dtype == "float32",
+        )
 
     @property
     def max_model_len(self) -> int:
@@ -106,6 +114,7 @@ class Replica:
             num_prefix_hits=scheduler.num_prefix_hits,
             wasted_by_source=dict(core.wasted_by_source),
             streaming=replace(core.streaming.counts),
+            shadow=replace(self._shadow.counts),
             drafters=self._assembly.hub.stats(),
         )
 
@@ -124,6 +133,7 @@ class Replica:
             raise
 
     def _stop(self) -> None:
+        self._shadow.close()
         self._thread.close()
         self._factory.grammars.close()
         self._placement.close()

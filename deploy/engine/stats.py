@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...cluster.drafting.stats import DrafterStats
 from ...core.schedule.streaming import StreamingCounts
+from .shadow import ShadowCounts
 
 # Shorter than this, a full queue is asked again and again; longer, clients give up.
 MIN_RETRY_S = 1
@@ -28,6 +29,7 @@ class EngineStats:
     num_prefix_hits      of these, how many were there
     wasted_by_source     nodes of ended requests that were verified and not committed
     streaming            what went through the stages in slices
+    shadow               requests that were repeated without drafts
     """
 
     engine_id: str
@@ -41,6 +43,7 @@ class EngineStats:
     wasted_by_source: Mapping[str, int]
     streaming: StreamingCounts
     drafters: tuple[DrafterStats, ...]
+    shadow: ShadowCounts = field(default_factory=ShadowCounts)
 
 
 class FinishRate:

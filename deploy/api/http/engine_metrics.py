@@ -7,7 +7,7 @@ Ray Serve replaces has another `engine` label, so no series ever mixes two engin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -48,6 +48,10 @@ def _drafters(value: Callable[[DrafterStats], float]) -> Callable[[EngineStats],
 
 def _wasted(engine: EngineStats) -> Samples:
     return [((source,), count) for source, count in engine.wasted_by_source.items()]
+
+
+def _shadow(engine: EngineStats) -> Samples:
+    return [((result,), count) for result, count in asdict(engine.shadow).items()]
 
 
 def _proposals(engine: EngineStats) -> Samples:
@@ -100,6 +104,8 @@ TABLE = (
     _Row(CounterMetricFamily, "draftline:streaming_idle_turns",
          "Turns of streamed requests that had nothing new to send",
          _engine(lambda e: e.streaming.idle_turns)),
+    _Row(CounterMetricFamily, "draftline:shadow_requests",
+         "Requests repeated without drafts, by what came of it", _shadow, ("result",)),
     _Row(GaugeMetricFamily, "draftline:drafter_up", "1: connected",
          _drafters(lambda d: d.connected), SOURCE),
     _Row(GaugeMetricFamily, "draftline:drafter_servers",

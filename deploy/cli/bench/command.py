@@ -95,5 +95,7 @@ def lossless(ctx: typer.Context) -> None:
     """
     from .job import LosslessJob
     from .lossless_run import run_lossless
+    from .shadow_run import run_shadow
 
-    sys.exit(run_lossless(LosslessJob(**ctx.obj[LosslessJob]), console))
+    job = LosslessJob(**ctx.obj[LosslessJob])
+    sys.exit(run_shadow(job, console) if job.shadow else run_lossless(job, console))

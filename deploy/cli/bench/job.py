@@ -268,6 +268,13 @@ class LosslessJob:
     concurrency: Annotated[int, Field(ge=2, description="requests at once, beside alone")] = 8
     seeds: Annotated[int, Field(ge=1, description="draws of the distribution check")] = 200
     output: Annotated[Path | None, Field(description="JSON file of the report")] = None
+    shadow: Annotated[
+        bool,
+        Field(
+            description="ask for nothing: show what became of the requests that the server "
+            "repeated itself (its shadow_rate)"
+        ),
+    ] = False
 
 
 BENCH = FlagGroup(title="Measurement", kind=BenchJob, variables={"api_key": KEY_VARIABLE})
