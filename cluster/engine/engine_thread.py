@@ -52,6 +52,8 @@ HOUR_S = 3600.0
 GRACE_S = 1.0
 CLOSE_TIMEOUT_S = 20.0
 STUCK_TIMEOUT_S = 2.0
+# What is left on the loop at the end has so long to end by itself.
+END_TIMEOUT_S = 1.0
 # How often it looks.
 PERIOD_S = 0.25
 
@@ -241,7 +243,7 @@ class EngineThread:
                 self._ended = True
                 self._refusal = self._refusal or EngineClosed("the engine is closed")
             self._take_arrivals()
-            self._loop.run_until_complete(_cancel_others())
+            self._loop.run_until_complete(_end_others())
             self._loop.close()
 
     def _end_calls(self, error: DraftlineError) -> None:
@@ -336,11 +338,18 @@ class EngineThread:
         self._on_failure(str(error))
 
 
-async def _cancel_others() -> None:
-    """End what callers left on the loop, so that none of it waits for ever."""
+async def _end_others() -> None:
+    """End what is left on the loop, so that none of it waits for ever.
+
+    Calls of gRPC that were cancelled end by themselves, when its threads say so: those of all loops
+    of a process say it to any of them, where word for a loop that is closed is an error, and keeps
+    back what came for the others.
+    """
     # Calls that were handed over in the last moment become tasks first.
     await asyncio.sleep(0)
     others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=END_TIMEOUT_S)
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
