@@ -31,7 +31,7 @@ from ...core.errors import (
 )
 from ...core.request.request import Request
 from ...core.request.stop import StopRule
-from ..loop_calls import call_on_loop
+from ..loop_calls import call_on_loop, end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,6 @@ HOUR_S = 3600.0
 GRACE_S = 1.0
 CLOSE_TIMEOUT_S = 20.0
 STUCK_TIMEOUT_S = 2.0
-# What is left on the loop at the end has so long to end by itself.
-END_TIMEOUT_S = 1.0
 # How often it looks.
 PERIOD_S = 0.25
 
@@ -243,7 +241,7 @@ class EngineThread:
                 self._ended = True
                 self._refusal = self._refusal or EngineClosed("the engine is closed")
             self._take_arrivals()
-            self._loop.run_until_complete(_end_others())
+            self._loop.run_until_complete(end_tasks())
             self._loop.close()
 
     def _end_calls(self, error: DraftlineError) -> None:
@@ -336,23 +334,6 @@ class EngineThread:
         self._health = "failed"
         logger.critical("event=engine_failed reason=%r", str(error))
         self._on_failure(str(error))
-
-
-async def _end_others() -> None:
-    """End what is left on the loop, so that none of it waits for ever.
-
-    Calls of gRPC that were cancelled end by themselves, when its threads say so: those of all loops
-    of a process say it to any of them, where word for a loop that is closed is an error, and keeps
-    back what came for the others.
-    """
-    # Calls that were handed over in the last moment become tasks first.
-    await asyncio.sleep(0)
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others, timeout=END_TIMEOUT_S)
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Watchdog:
