@@ -74,8 +74,20 @@ def test_a_dear_drafter_is_tried_no_more_often_than_its_price_allows() -> None:
     simulation = Simulation({"dear": dear})
     simulation.run(REQUESTS, 5.0)
     before = simulation.spent["dear"]
-    simulation.run(REQUESTS, 40.0)
-    assert 0 < simulation.spent["dear"] - before < 0.02 * 40.0
+    simulation.run(REQUESTS, 120.0)
+    assert 0 < simulation.spent["dear"] - before < 0.01 * 120.0
+
+
+def test_the_less_a_drafter_may_bring_the_rarer_it_is_tried() -> None:
+    spent = {}
+    for cost in (0.0001, 0.02):
+        guess = Guess(lambda _request: 0.1, cost=DraftCost(0.0, cost, 0.0))
+        simulation = Simulation({"some": guess})
+        simulation.run(REQUESTS[:1], 20.0)
+        before = simulation.spent["some"]
+        simulation.run(REQUESTS[:1], 40.0)
+        spent[cost] = (simulation.spent["some"] - before) / 40.0
+    assert 0 < spent[0.02] < 0.4 * EXPLORED_SHARE < spent[0.0001]
 
 
 def test_one_that_seems_too_dear_is_tried_still() -> None:
