@@ -19,6 +19,8 @@ T = TypeVar("T")
 # Threads that run Python keep the interpreter for 5 ms each time they get it: so many of them make
 # a loop wait for at most some 20 ms. Tokenizers and numpy run beside it.
 MAX_BUSY_THREADS = 4
+# What is left on a loop at its end has so long to end by itself.
+END_TIMEOUT_S = 1.0
 _busy = ThreadPoolExecutor(MAX_BUSY_THREADS, thread_name_prefix="draftline-work")
 _pause_lock = threading.Lock()
 # Whether the collector was at work when each of the pauses that last began.
@@ -48,6 +50,23 @@ def call_on_loop(
     """Run `function` on the loop soon; nothing where the loop is closed and nobody waits."""
     with contextlib.suppress(RuntimeError):  # the loop may close between any check and the call
         loop.call_soon_threadsafe(function, *args)
+
+
+async def end_tasks() -> None:
+    """End all others of this loop, before it is closed, so that nobody waits for them for ever.
+
+    Calls of gRPC that were cancelled end by themselves, when its threads say so: those of all loops
+    of a process say it to any of them, where word for a loop that is closed is an error, and keeps
+    back what came for the others.
+    """
+    # Calls that were handed over in the last moment become tasks first.
+    await asyncio.sleep(0)
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=END_TIMEOUT_S)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def spare_collector() -> None:

@@ -14,6 +14,7 @@ gRPC; `scripts/from_source.sh python -m ...` needs no install, either.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NoReturn
@@ -33,7 +34,7 @@ from .goals import goals
 from .instruments.clock import TimeBudget
 from .instruments.roofline import write_roofline
 from .part_process import PartProcesses, SettingFacts
-from .parts import PARTS, Part, measure_all, run_here
+from .parts import PARTS, Part, RunPart, measure_all, run_here
 from .plan import FULL_PLAN, TINY_PLAN
 from .report import print_report, write_json
 from .setting import DTYPE
@@ -75,44 +76,67 @@ def main(  # noqa: PLR0913 - one parameter a flag
         _refuse(str(error))
     transformers_logging.disable_progress_bar()
     facts = SettingFacts(str(where), tiny, attention, block_size, seconds, time.monotonic())
-    plan = TINY_PLAN if tiny else FULL_PLAN
-    path = output or (TINY_RESULTS if tiny else RESULTS)
-    about: dict[str, Any] = {
-        "machine": machine().fields(),
-        "device": device_facts(where),
-        "block_size": block_size,
-        "is_tiny": tiny,
-    }
-    findings = Findings()
-
-    def keep() -> None:
-        # At once: whatever ends the process later, it was measured.
-        write_json(path, about, findings, goals(plan, findings))
-
-    def after_each(part: str) -> None:
-        keep()
-        print(f"measured: {part}", flush=True)
-
-    budget = TimeBudget(seconds, start=facts.start)
-    # Where loops are compiled and kernels interpreted, nothing is quick.
-    limit = part_seconds or (1800 if tiny else 240)
-    with TemporaryDirectory() as folder:
-        processes = PartProcesses(facts, Path(folder) / "findings.json", limit)
-
-        def run_apart(name: str, part: Part, findings: Findings) -> None:
-            processes.run(name, part, findings, keep)
-
-        if together:
-            findings.on_change = keep
-        run = run_here(facts.setting()) if together else run_apart
-        measure_all(wanted, budget, findings, run, after_each)
-    console = Console(width=130, highlight=False)
-    print_report(console, findings, goals(plan, findings))
-    if findings.rates is not None:
-        plot_if_possible(findings, about["device"]["name"], plot or path.with_suffix(".png"))
-    console.print(f"{about['device']['name']}; {machine().line()}")
-    if findings.failed:
+    run = Run(facts, output or (TINY_RESULTS if tiny else RESULTS))
+    if together:
+        run.together(wanted)
+    else:
+        # Where loops are compiled and kernels interpreted, nothing is quick.
+        run.apart(wanted, part_seconds or (1800 if tiny else 240))
+    run.show(Console(width=130, highlight=False), plot)
+    if run.findings.failed:
         raise typer.Exit(1)
+
+
+class Run:
+    """One measurement of a device, which is kept in `path` as it goes."""
+
+    def __init__(self, facts: SettingFacts, path: Path) -> None:
+        self.findings = Findings()
+        self._facts = facts
+        self._path = path
+        self._plan = TINY_PLAN if facts.is_tiny else FULL_PLAN
+        self._budget = TimeBudget(facts.seconds, start=facts.start)
+        self._device = device_facts(torch.device(facts.device))
+
+    def together(self, parts: Sequence[str]) -> None:
+        """Measure these parts in this process."""
+        self.findings.on_change = self._keep
+        self._measure(parts, run_here(self._facts.setting()))
+
+    def apart(self, parts: Sequence[str], limit_s: float) -> None:
+        """Measure each of these parts in a process of its own, which ends after `limit_s`."""
+        with TemporaryDirectory() as folder:
+            processes = PartProcesses(self._facts, Path(folder) / "findings.json", limit_s)
+
+            def run_apart(name: str, part: Part, findings: Findings) -> None:
+                processes.run(name, part, findings, self._keep)
+
+            self._measure(parts, run_apart)
+
+    def show(self, console: Console, plot: Path | None) -> None:
+        """Print the report, and write the roofline to `plot`, or beside the figures."""
+        print_report(console, self.findings, goals(self._plan, self.findings))
+        name = self._device["name"]
+        if self.findings.rates is not None:
+            plot_if_possible(self.findings, name, plot or self._path.with_suffix(".png"))
+        console.print(f"{name}; {machine().line()}")
+
+    def _measure(self, parts: Sequence[str], run: RunPart) -> None:
+        def after_each(part: str) -> None:
+            self._keep()
+            print(f"measured: {part}", flush=True)
+
+        measure_all(parts, self._budget, self.findings, run, after_each)
+
+    def _keep(self) -> None:
+        """At once: whatever ends the process later, it was measured."""
+        about: dict[str, Any] = {
+            "machine": machine().fields(),
+            "device": self._device,
+            "block_size": self._facts.block_size,
+            "is_tiny": self._facts.is_tiny,
+        }
+        write_json(self._path, about, self.findings, goals(self._plan, self.findings))
 
 
 def _checked(device: str, *, tiny: bool) -> torch.device:

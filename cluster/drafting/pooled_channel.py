@@ -315,7 +315,11 @@ class PooledChannel:
         """Follow the servers as they come and go."""
         while True:
             try:
-                await self._follow(await finder.find(), finder)
+                loads = await finder.find()
+                if self._finding is not asyncio.current_task():
+                    # It was told to stop as the answer came, which `wait_for` prefers.
+                    return
+                await self._follow(loads, finder)
                 self._is_found = True
             except Exception as error:
                 # The system that is asked may fail in its own ways; those that are known stay.

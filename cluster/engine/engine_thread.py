@@ -31,7 +31,7 @@ from ...core.errors import (
 )
 from ...core.request.request import Request
 from ...core.request.stop import StopRule
-from ..loop_calls import call_on_loop
+from ..loop_calls import call_on_loop, end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class EngineThread:
                 self._ended = True
                 self._refusal = self._refusal or EngineClosed("the engine is closed")
             self._take_arrivals()
-            self._loop.run_until_complete(_cancel_others())
+            self._loop.run_until_complete(end_tasks())
             self._loop.close()
 
     def _end_calls(self, error: DraftlineError) -> None:
@@ -334,16 +334,6 @@ class EngineThread:
         self._health = "failed"
         logger.critical("event=engine_failed reason=%r", str(error))
         self._on_failure(str(error))
-
-
-async def _cancel_others() -> None:
-    """End what callers left on the loop, so that none of it waits for ever."""
-    # Calls that were handed over in the last moment become tasks first.
-    await asyncio.sleep(0)
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Watchdog:

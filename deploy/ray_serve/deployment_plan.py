@@ -67,6 +67,16 @@ def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
 
 
+def priority_warning(niceness: int) -> str | None:
+    """What to say of a replica that runs behind all else of its machine; None: it does not."""
+    if niceness <= 0:
+        return None
+    return (
+        f"event=low_priority niceness={niceness} what else runs here goes first; start Ray with "
+        "RAY_worker_niceness=0 in its environment"
+    )
+
+
 class ReplicaHealth:
     """Gives an engine that replaces lost stages the time to do so.
 

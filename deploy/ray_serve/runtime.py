@@ -27,6 +27,9 @@ DRAIN_SLACK_S = 10.0
 # A request that ran out of time ends in the application; the proxy's own end is for what hangs.
 PROXY_SLACK_S = 30.0
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
+# Ray Serve gives its HTTP proxy up that is not ready after three times this long, by default 5 s,
+# which a busy machine takes to start a process. The files under `deploy/` say it, too.
+PROXY_READY_CHECK = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
 # Ray reads these when it is imported or started. They silence lines that are of no use to users,
 # and give stages the priority of this process: Ray's default of nice 15 starves them on a machine
 # that does anything else.
@@ -37,6 +40,7 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",
+    **PROXY_READY_CHECK,
 }
 
 
@@ -66,11 +70,16 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
 
     quiet_libraries()
     logs = LoggingConfig(log_level="ERROR", enable_access_log=False)
+    # A cluster that runs already has not read our environment.
+    controller_options = {"runtime_env": {"env_vars": PROXY_READY_CHECK}} if address else None
     is_deployed = False
     try:
         _start_ray(args, address)
         serve.start(
-            proxy_location="HeadOnly", http_options=http_options(args.server), logging_config=logs
+            proxy_location="HeadOnly",
+            http_options=http_options(args.server),
+            logging_config=logs,
+            controller_options=controller_options,
         )
         try:
             _deploy(args, logs)

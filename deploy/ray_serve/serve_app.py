@@ -8,6 +8,8 @@ the replica's placement group. Those that compute on CPUs belong to a keeper
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -28,7 +30,13 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
-from .deployment_plan import ReplicaHealth, engine_options, has_keeper, with_device
+from .deployment_plan import (
+    ReplicaHealth,
+    engine_options,
+    has_keeper,
+    priority_warning,
+    with_device,
+)
 from .heartbeat import with_heartbeats
 from .runtime import serve_host
 
@@ -36,6 +44,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ...actors.kept_actors import DeploymentKeeper
+
+logger = logging.getLogger(__name__)
 
 ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
@@ -103,6 +113,8 @@ class EngineReplica:
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
         from ..engine.engine import AsyncEngine  # noqa: PLC0415
 
+        if warning := priority_warning(os.nice(0)):
+            logger.warning(warning)
         replica_id = serve.get_replica_context().replica_id.unique_id
         keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
         self._engine = AsyncEngine(

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import CheckpointError, ConfigError
-from ..layers.int8_linear import NONE, check_quantization, rounded_layer
+from ..layers.int8_linear import NONE, check_quantization, check_rounded, rounded_layer
 from ..layers.model_slice import DTYPES
 from ..load.checkpoint import read_config, resolve_model_path
 
@@ -32,14 +32,17 @@ def load_hosted_model(model: str | Path, dtype: str, device: str, quantization: 
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{folder} cannot be loaded by transformers: {error}") from error
     whole = whole.eval().to(device)
-    round_weights(whole, quantization)
+    check_rounded(round_weights(whole, quantization), quantization, str(folder))
     return whole
 
 
-def round_weights(whole: Any, quantization: str) -> None:
-    """Keep the weights of linear layers but the head in fewer bits, where their shape allows."""
+def round_weights(whole: Any, quantization: str) -> int:
+    """Keep the weights of linear layers but the head in fewer bits, where their shape allows; of
+    how many.
+    """
+    num_rounded = 0
     if quantization == NONE:
-        return
+        return num_rounded
     head = whole.get_output_embeddings()
     for name, module in list(whole.named_modules()):
         linear = _linear(module) if isinstance(module, Conv1D) else module
@@ -49,6 +52,8 @@ def round_weights(whole: Any, quantization: str) -> None:
         if rounded is not None:
             rounded.bias = linear.bias
             whole.set_submodule(name, rounded)
+            num_rounded += 1
+    return num_rounded
 
 
 def _linear(module: Any) -> nn.Linear:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
-from .int4_linear import Int4Linear, fits_int4
+from .int4_linear import GROUP_SIZE, LOT, Int4Linear, fits_int4
 
 NONE, INT8, INT4 = QUANTIZATIONS = ("none", "int8", "int4")
 LARGEST = 127
@@ -39,12 +39,24 @@ class Int8Linear(nn.Module):
 
 
 def check_quantization(quantization: str, device: str) -> None:
-    """Raise `ConfigError` (`quantization`) for one that is unknown, or not had on this device."""
+    """Raise `ConfigError` for one that is unknown (`quantization`), or for int4, which only a
+    drafter's `weights` say, where the device has no product for it.
+    """
     if quantization not in QUANTIZATIONS:
         known = " or ".join(QUANTIZATIONS)
         raise ConfigError("quantization", f"must be {known}, not {quantization!r}")
     if quantization == INT4 and torch.device(device).type != "cpu":
-        raise ConfigError("quantization", f"int4 is for CPUs, and the device is {device}: use int8")
+        raise ConfigError("weights", f"int4 is for CPUs, and the device is {device}: use int8")
+
+
+def check_rounded(num_rounded: int, quantization: str, model: str) -> None:
+    """Raise `ConfigError` where int4 was said, and no layer of a model has a product for it."""
+    if quantization == INT4 and not num_rounded:
+        raise ConfigError(
+            "weights",
+            f"int4 fits no layer of {model}: its inputs must be a multiple of {GROUP_SIZE}, its "
+            f"outputs of {LOT}; use int8",
+        )
 
 
 def is_quantized(model: nn.Module, name: str) -> bool:

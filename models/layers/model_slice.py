@@ -33,7 +33,7 @@ from ..load.quantized.quantized_files import open_weights
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
 from .gpu_linear import GpuHead, sum_exactly
-from .int8_linear import NONE, check_quantization, is_quantized, put_quantized
+from .int8_linear import NONE, check_quantization, check_rounded, is_quantized, put_quantized
 
 # Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
 # may scale or add something between the parts, which calling the layers alone would lose.
@@ -53,7 +53,7 @@ def load_tensors(
     holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
     layers become `Int8Linear` or, where they fit, `Int4Linear`.
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
-    corrupt.
+    corrupt, and `ConfigError` where no layer fits the quantization.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_unexpected(model, parameters.keys(), files)
@@ -61,14 +61,17 @@ def load_tensors(
     missing = sorted(set(source_of.values()) - files.names)
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
-    loaded = {}
+    loaded, num_rounded = {}, 0
     tensors = files.read(sorted(set(source_of.values())))
     for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
         _check_tensor(name, tensor, parameters[name], files)
         placed = tensor.to(device, dtype)
         is_rounded = quantization != NONE and is_quantized(model, name)
-        if not (is_rounded and put_quantized(model, name, placed, quantization)):
+        if is_rounded and put_quantized(model, name, placed, quantization):
+            num_rounded += 1
+        else:
             loaded[name] = nn.Parameter(placed, requires_grad=False)
+    check_rounded(num_rounded, quantization, str(files.folder))
     for name, source in source_of.items():
         if source not in loaded:
             continue

@@ -29,6 +29,7 @@ from .kernels import (
     TRIED,
     StepWishes,
     decide,
+    interests,
     means,
     regime_of,
 )
@@ -107,8 +108,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_first_credit_s", "_free", "_host_s", "_known", "_names", "_orders",
-        "_quiet", "_regime", "_requests", "_row_s", "_shares",
+        "_classes", "_first_credit_s", "_free", "_host_s", "_interests", "_known", "_names",
+        "_orders", "_quiet", "_regime", "_requests", "_row_s", "_shares",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -121,6 +122,8 @@ class DrafterChoice:
         self._first_credit_s = FIRST_CREDIT_S
         # Of each account, of what drafters get of trying: as `Known.balance`.
         self._shares: Float64 = np.zeros((0, 2))
+        # The part of its share that each drafter gets, as of the last plan.
+        self._interests: Float64 = np.zeros(0)
         # What a row took at the margin of the last step.
         self._row_s = 0.0
         self._regime = 0
@@ -146,6 +149,7 @@ class DrafterChoice:
             balance=np.zeros((len(names), 2)),
         )
         self._share_out()
+        self._interests = np.ones(len(names))
         self._known.balance[:] = self._first_balance
         self._known.host[:] = self._first_credit_s * HOST_PART
 
@@ -172,6 +176,7 @@ class DrafterChoice:
             self._most_credit_s, self._host_s, prices.single_s,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
+        self._interests = interests(self._known, step)
         choices[allowed & self._new(costs) & (choices == LEFT_OUT)] = ASKED
         orders = choices * self._ahead(costs)
         choices = self._orders.exchange(ids, choices, orders)
@@ -226,7 +231,7 @@ class DrafterChoice:
         known.host[0] = min(host, HOST_PART * self._first_credit_s)
         # What the host does not need goes to the drafters.
         drafters_s = more * (1 - HOST_PART) + host - known.host[0]
-        balance = known.balance + self._shares * drafters_s
+        balance = known.balance + self._shares * self._interests[:, None] * drafters_s
         np.minimum(balance, self._most_credit_s, out=known.balance)
 
     def charge_host(self, seconds: float) -> None:

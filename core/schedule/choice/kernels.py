@@ -23,6 +23,8 @@ SURE_SHARE = 0.8
 LIFT_PRIOR = 16.0
 # The best drafter by itself takes the place of several where it is so much better than they are.
 BEST_MARGIN = 1.05
+# Trials of what brings too little for what it takes are fewer, down to this part of them.
+LEAST_INTEREST = 0.25
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
 PROBE_TRIAL = 24
 
@@ -153,6 +155,26 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     _take_best(choices, value_s, expected, costs_s, price_s, known, wishes)
     _recall(choices, known, wishes)
     return choices, row_s
+
+
+@compiled
+def interests(known: Known, wishes: StepWishes) -> Float64:
+    """float64 [drafters]: what each may bring at best over what it takes, between `LEAST_INTEREST`
+    and 1: so much of its account's income it gets.
+
+    What is hardly known may bring anything: a step more is added to what it brought, of one token.
+    """
+    every = means(known.levels, np.zeros(3, dtype=np.int64), wishes.regime)
+    num_requests = max(len(wishes.rows), 1)
+    found = np.ones(len(every))
+    for drafter in range(len(every)):
+        weight = known.levels[0, drafter, :, WEIGHT].sum()
+        gain = (weight * every[drafter, GAIN] + 1.0) / (weight + 1.0)
+        together_s = known.costs[drafter, MESSAGE] + wishes.host_s[0]
+        taken_s = together_s / num_requests + known.costs[drafter, QUERY] + wishes.host_s[1]
+        if taken_s > 0:
+            found[drafter] = min(max(gain * wishes.plain_s / taken_s, LEAST_INTEREST), 1.0)
+    return found
 
 
 @compiled

@@ -321,6 +321,31 @@ async def test_found_servers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> Non
     await scene.hub.stop()
 
 
+class LateFinder(Finder):
+    """Its first answer comes with its cancellation, as `asyncio.wait_for` may have it."""
+
+    async def find(self) -> Mapping[str, int]:
+        self.num_asked += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if self.num_asked > 1:
+                raise
+        return {"late": 0}
+
+
+async def test_who_has_stopped_connects_to_nobody_found_too_late() -> None:
+    scene, finder = Scene(0), LateFinder()
+    scene.pool.finder = finder
+    await scene.hub.start()
+    [finding] = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.sleep(0)
+    await scene.hub.stop()
+    await asyncio.wait([finding], timeout=2.0)
+    assert finding.done()
+    assert not finder.links
+
+
 async def test_the_cost_of_a_pool_is_that_of_servers_side_by_side() -> None:
     one, two = Scene(1), Scene(2)
     costs: list[DraftCost] = []

@@ -17,6 +17,7 @@ import torch
 from draftline import __version__
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.doctor import run_doctor
+from draftline.kernels import dispatch
 from draftline.kernels.cpu import build as cpu_build
 from draftline.models.load.bundled import demo_path
 from rich.console import Console
@@ -158,6 +159,22 @@ def test_doctor_knows_the_bundled_head() -> None:
     result = runner.invoke(cli.app, ["doctor", "--drafter", "demo-griffin"])
     assert result.exit_code == 0
     assert "griffin, 1.6 M parameters" in result.output
+
+
+@pytest.mark.parametrize(
+    ("against", "said"),
+    [(None, "is taken for prompts"), ("it needs a GPU", "no: it needs a GPU")],
+)
+def test_doctor_says_whether_flash_attn_would_be_taken_and_why_not(
+    against: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(dispatch, "flash_obstacle", lambda *_: against)
+    console = Console(highlight=False, width=200, file=io.StringIO())
+    with console.capture() as capture:
+        run_doctor(console, "demo")
+    [line] = [one for one in capture.get().splitlines() if "flash-attn" in one]
+    assert line.rstrip().endswith(said)
 
 
 def test_doctor_says_which_operators_a_cpu_gets_and_why(

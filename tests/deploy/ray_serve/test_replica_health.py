@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from draftline.core.errors import StageLost
-from draftline.deploy.ray_serve.deployment_plan import ReplicaHealth
+from draftline.deploy.ray_serve.deployment_plan import ReplicaHealth, priority_warning
 from draftline.deploy.ray_serve.heartbeat import with_heartbeats, without_heartbeats
 
 BEAT_S, SILENCE_S = 0.01, 0.05
@@ -30,6 +30,15 @@ def test_a_recovery_has_its_time_and_no_more() -> None:
     assert health.problem("recovering") is None
     clock.now += 0.1
     assert "recovering for more than 60 s" in (health.problem("recovering") or "")
+
+
+def test_who_runs_behind_all_else_is_told_how_not_to() -> None:
+    assert priority_warning(0) is None
+    assert priority_warning(-5) is None
+    warning = priority_warning(15)
+    assert warning is not None
+    assert "niceness=15" in warning
+    assert "RAY_worker_niceness=0" in warning
 
 
 def test_each_recovery_begins_anew() -> None:

@@ -15,6 +15,7 @@ from draftline.cluster.pipeline.bundle import ANY, replica_bundles
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.serve.options import read_speculative_config
 from draftline.deploy.ray_serve.deployment_plan import engine_options, placement_bundles
+from draftline.deploy.ray_serve.runtime import PROXY_READY_CHECK, RAY_ENVIRONMENT
 from draftline.deploy.settings.settings import (
     DEMO_FILE,
     build_serve_args,
@@ -179,6 +180,18 @@ def test_who_says_nothing_of_drafters_gets_the_default_ones() -> None:
     [named] = build_serve_args({"model": "m", "drafters": [{"kind": "spectra"}]}).engine.drafters
     assert named.kind == "spectra"
     assert not EngineConfig(model="m").drafters
+
+
+@pytest.mark.parametrize("name", ["serve.yaml", "pool.yaml"])
+@pytest.mark.filterwarnings("ignore")  # Ray Serve's own, when it is imported
+def test_bundled_applications_wait_for_proxies_as_the_command_does(name: str) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    file = yaml.safe_load(DEMO_FILE.with_name(name).read_text())
+    options = ServeDeploySchema.model_validate(file).controller_options
+    assert options is not None
+    assert options.runtime_env == {"env_vars": PROXY_READY_CHECK}
+    assert PROXY_READY_CHECK.items() <= RAY_ENVIRONMENT.items()
 
 
 def test_bundled_files_are_valid() -> None:

@@ -21,6 +21,7 @@ from transformers import (
     GPT2Config,
     GPTNeoConfig,
     GPTNeoXConfig,
+    LlamaConfig,
     MambaConfig,
     OPTConfig,
     PhiConfig,
@@ -188,5 +189,22 @@ def test_rounded_weights_draft_about_the_same(kind: str, weights: str, tmp_path:
 def test_what_cannot_be_rounded_so_is_named() -> None:
     with pytest.raises(ConfigError, match="weights"):
         ModelOptions(weights="int2")
-    with pytest.raises(ConfigError, match="int4 is for CPUs"):
+    with pytest.raises(ConfigError, match=r"^weights: int4 is for CPUs, and the device is cuda"):
         check_quantization("int4", "cuda")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SIZES | {"hidden_size": 24, "intermediate_size": 40}),
+        OPTConfig(**SIZES | {"hidden_size": 24}, ffn_dim=40, word_embed_proj_dim=24),
+    ],
+    ids=["own stage", "hosted"],
+)
+def test_a_model_none_of_whose_layers_has_a_product_of_4_bits_is_refused(
+    config: Any, tmp_path: Path
+) -> None:
+    folder = saved(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"^weights: int4 fits no layer of .*; use int8"):
+        drafter_of(folder, weights="int4")
+    assert drafter_of(folder, weights="int8")
