@@ -137,6 +137,8 @@ class RequestOptions:
     chat         the chat that its prompt was made of, for drafters with a chat template of their
                  own; none: they read the prompt's text. Its answer must be opened at the prompt's
                  end
+    answered     first tokens of the answer, which another engine has told: the answer goes on
+                 behind them, and they are not told again
 
     Raises `RequestError` naming the field.
     """
@@ -150,6 +152,7 @@ class RequestOptions:
     drafters: tuple[str, ...] | None = None
     streaming: StreamingMode = "auto"
     chat: tuple[ChatTurn, ...] = field(default=(), repr=False)
+    answered: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if abs(self.priority) > MAX_PRIORITY:
@@ -160,6 +163,7 @@ class RequestOptions:
             raise RequestError("cache_salt", f"must have at most {MAX_SALT_CHARS} characters")
         if self.chat:
             check_turns(self.chat)
+        require(are_token_ids(self.answered), "answered", "must be a tuple of token ids")
 
     @property
     def salt(self) -> str:

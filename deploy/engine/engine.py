@@ -111,7 +111,7 @@ class AsyncEngine(Replica):
         preparing = self._constraint(params)
         constraint = None if preparing is None else await asyncio.wrap_future(preparing)
         parts = (request_id, prompt, params, self._counted(sink), options, constraint)
-        if is_light(prompt, params):
+        if is_light(prompt, params, options.answered):
             request, stop = self._prepare(*parts, with_text=with_text)
         else:
             request, stop = await off_loop(self._prepare, *parts, with_text=with_text)
