@@ -89,6 +89,10 @@ class StageLost(DraftlineError):
     """A pipeline stage died or hangs; the replica recovers and its requests go on."""
 
 
+class RequestSuspected(StageLost):
+    """Stages were lost again and again with one request, which is not to be tried again."""
+
+
 class EngineFailed(DraftlineError):
     """The engine cannot go on; its process must be replaced."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...cluster.config import EngineConfig
 from ..settings.settings import DeploymentConfig, ServeArgs
+from .resume import ResumeLimits
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
@@ -56,6 +57,20 @@ def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[di
         *(_bundle(engine.cpus_per_stage, gpus) for _ in range(engine.pipeline_parallel_size)),
         *(_bundle(engine.cpus_per_drafter, engine.gpus_per_drafter) for _ in range(num_actors)),
     ]
+
+
+def resume_limits(config: DeploymentConfig) -> ResumeLimits:
+    """What is tried for a request that has lost its replica."""
+    tries = config.resume_tries if config.resume == "on" else 0
+    return ResumeLimits(max_tries=tries, timeout_s=config.resume_timeout_s)
+
+
+def text_key(engine: EngineConfig) -> str:
+    """What two engines have in common that give the same tokens."""
+    parts = (
+        engine.model, engine.dtype, engine.quantization, engine.kv_cache_dtype, engine.acceptance,
+    )  # fmt: skip
+    return repr(parts)
 
 
 def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:

@@ -227,7 +227,21 @@ class DeploymentConfig(Settings):
     )
     replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=5.0,
-        description="a request whose replica gives no sign of life for so long ends with 503",
+        description="a request whose replica gives no sign of life for so long has lost it",
+    )
+    resume: Literal["on", "off"] = Field(
+        default="on",
+        description="a request that has lost its replica goes on at another, with the text that it "
+        "would have had; off: it ends with 503",
+    )
+    resume_tries: Annotated[int, Field(ge=1)] = Field(
+        default=3,
+        description="replicas that may die with a request after its first; one that kills them "
+        "must not kill all",
+    )
+    resume_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=120.0,
+        description="how long a request may be without a replica; then it ends with 503",
     )
     keep_actors: bool = Field(
         default=True,
@@ -236,6 +250,12 @@ class DeploymentConfig(Settings):
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=10.0, description="how long running requests may take when a replica stops"
     )
+
+    @field_validator("resume", mode="before")
+    @classmethod
+    def _read_switch(cls, value: Any) -> Any:
+        # YAML reads a bare on or off as a boolean.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("placement_group_strategy")
     @classmethod

@@ -53,6 +53,12 @@ class ServerMetrics:
         self._success = self._counter(
             "vllm:request_success", "Requests answered, by how they ended", "finished_reason"
         )
+        self._resumed = self._counter(
+            "draftline:resumed_requests", "Requests that went on at another replica", "cause"
+        )
+        self._lost = self._counter(
+            "draftline:lost_requests", "Requests whose replica was lost, and that ended", "cause"
+        )
         self._create_histograms()
         self._create_speculative()
 
@@ -106,6 +112,14 @@ class ServerMetrics:
         reason = delta.finish_reason
         if reason is not None and reason != "cancelled" and delta.metrics is not None:
             self.record_finish(reason, delta.metrics)
+
+    def record_resumed(self, cause: str) -> None:
+        """Count a request that goes on at another replica, by why it had to."""
+        self._resumed.labels(self._model, cause).inc()
+
+    def record_lost(self, cause: str) -> None:
+        """Count a request that ended with an error, by why it had no replica."""
+        self._lost.labels(self._model, cause).inc()
 
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""
