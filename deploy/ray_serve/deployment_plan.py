@@ -10,6 +10,9 @@ from ...cluster.config import EngineConfig
 from ..settings.settings import DeploymentConfig, ServeArgs
 from .resume import ResumeLimits
 
+# What an ingress has beyond its engines' time, to hear of lost replicas and to tell clients.
+INGRESS_SLACK_S = 8.0
+
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
     """The settings with the device decided: what is reserved is what stages will ask for."""
@@ -35,7 +38,8 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         "placement_group_strategy": config.placement_group_strategy,
         "health_check_period_s": config.health_check_period_s,
         "health_check_timeout_s": config.health_check_timeout_s,
-        "graceful_shutdown_timeout_s": config.graceful_shutdown_timeout_s,
+        "graceful_shutdown_timeout_s": drain_s(args),
+        "max_surge_percent": config.max_surge_percent,
     }
     if config.autoscaling_config is None:
         return options | {"num_replicas": config.num_replicas}
@@ -57,6 +61,23 @@ def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[di
         *(_bundle(engine.cpus_per_stage, gpus) for _ in range(engine.pipeline_parallel_size)),
         *(_bundle(engine.cpus_per_drafter, engine.gpus_per_drafter) for _ in range(num_actors)),
     ]
+
+
+def ingress_options(args: ServeArgs) -> dict[str, Any]:
+    """The same of the ingress, which has requests for as long as the engines, and tells of ends."""
+    config = args.deployment
+    return {
+        "num_replicas": config.num_ingress_replicas,
+        "ray_actor_options": {"num_cpus": config.ingress_cpus},
+        "graceful_shutdown_timeout_s": drain_s(args) + INGRESS_SLACK_S,
+        "max_surge_percent": config.max_surge_percent,
+    }
+
+
+def drain_s(args: ServeArgs) -> float:
+    """How long requests may take whose replica stops."""
+    given = args.deployment.graceful_shutdown_timeout_s
+    return args.server.drain_timeout_s if given is None else given
 
 
 def resume_limits(config: DeploymentConfig) -> ResumeLimits:

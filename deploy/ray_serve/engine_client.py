@@ -180,7 +180,9 @@ def _ray_errors() -> Iterator[None]:
         raise CapacityError(error.message) from error
     except RayActorError as error:
         raise ReplicaDied("the replica of this request died") from error
-    except (DeploymentUnavailableError, ReplicaUnavailableError) as error:
+    except ReplicaUnavailableError as error:
         raise NoReplica("the replica of this request died") from error
+    except DeploymentUnavailableError as error:
+        raise ServerEnds("there are no replicas any more") from error
     except RequestCancelledError as error:
         raise EngineClosed("the replica of this request stopped") from error

@@ -48,7 +48,11 @@ class OtherModel(StageLost):
 
 
 class ServerEnds(EngineClosed):
-    """All replicas end, and no request goes on."""
+    """There will be no replica any more."""
+
+
+# What says nothing of the request: it may be sent elsewhere.
+PASSING = (TimeoutError, CapacityError, NoReplica, ServerEnds)
 
 
 class ResumeCounts(Protocol):
@@ -131,7 +135,7 @@ class Losses:
             # Ours alone: whoever waits for a delta with a timeout of its own cancels.
             return False
         is_new = not has_begun and self.cause is None
-        if is_new and isinstance(error, CapacityError | NoReplica):
+        if is_new and isinstance(error, PASSING):
             return False
         if self.cause is None:
             self.cause, self._first = cause_of(error), _own(error)
@@ -157,7 +161,7 @@ class Losses:
 
     def error(self, last: Exception) -> DraftlineError:
         """What the request ends with: the loss, rather than what came of trying again."""
-        if self._first is not None and isinstance(last, TimeoutError | CapacityError | NoReplica):
+        if self._first is not None and isinstance(last, PASSING):
             return self._first
         return _own(last)
 

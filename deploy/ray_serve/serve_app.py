@@ -32,6 +32,7 @@ from .deployment_plan import (
     ReplicaHealth,
     engine_options,
     has_keeper,
+    ingress_options,
     resume_limits,
     text_key,
     with_device,
@@ -72,10 +73,7 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     engine = EngineReplica.options(**options).bind(
         checked.engine, checked.deployment, checked.server.max_unread_bytes
     )
-    ingress = Ingress.options(
-        num_replicas=checked.deployment.num_ingress_replicas,
-        ray_actor_options={"num_cpus": checked.deployment.ingress_cpus},
-    )
+    ingress = Ingress.options(**ingress_options(checked))
     return ingress.bind(
         engine, checked.engine, checked.server, checked.deployment, checked.model_name
     )

@@ -247,8 +247,15 @@ class DeploymentConfig(Settings):
         default=True,
         description="stages and drafters on CPUs outlive a replica that dies, for its successor",
     )
-    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
-        default=10.0, description="how long running requests may take when a replica stops"
+    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="how long running requests may take when a replica stops; then they go on at "
+        "another; default: drain_timeout_s of the server",
+    )
+    max_surge_percent: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=0,
+        description="replicas that an update starts before it stops old ones, of their number; 0: "
+        "old ones stop first. Without room for them the update waits",
     )
 
     @field_validator("resume", mode="before")

@@ -198,6 +198,14 @@ async def test_without_a_replica_in_time_it_ends_with_its_loss() -> None:
     assert counts == Counts(lost=Counter(replica_died=1))
 
 
+async def test_where_there_will_be_no_replica_it_ends_with_its_loss() -> None:
+    replicas, counts = Replicas([(2, ReplicaDied("the loss")), (0, ServerEnds("none"))]), Counts()
+    with pytest.raises(ReplicaDied, match="the loss"):
+        await told(replicas, counts)
+    assert len(replicas.asked) == 2
+    assert counts == Counts(lost=Counter(replica_died=1))
+
+
 async def test_a_try_that_hangs_is_given_up_in_time() -> None:
     replicas = Replicas([])
 
@@ -222,7 +230,7 @@ async def test_a_try_that_hangs_is_given_up_in_time() -> None:
         (NoReplica("none"), Counter()),
         (RequestError("prompt", "bad"), Counter()),
         (RequestSuspected("kills stages"), Counter(stage_lost=1)),
-        (ServerEnds("ends"), Counter(replica_stopped=1)),
+        (ServerEnds("ends"), Counter()),
     ],
 )
 async def test_some_errors_end_a_request_at_once(error: DraftlineError, lost: Counter[str]) -> None:
