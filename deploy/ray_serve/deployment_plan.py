@@ -12,6 +12,8 @@ from .resume import ResumeLimits
 
 # What an ingress has beyond its engines' time, to hear of lost replicas and to tell clients.
 INGRESS_SLACK_S = 8.0
+# What a replica is taken to hold whose cache is as large as its GPU has room for.
+DEFAULT_CACHED_TOKENS = 500_000
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
@@ -41,6 +43,8 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": drain_s(args),
         "max_surge_percent": config.max_surge_percent,
     }
+    if config.request_router == "prefix":
+        options |= {"request_router_config": router_config(args)}
     if config.autoscaling_config is None:
         return options | {"num_replicas": config.num_replicas}
     return options | {"autoscaling_config": config.autoscaling_config}
@@ -61,6 +65,20 @@ def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[di
         *(_bundle(engine.cpus_per_stage, gpus) for _ in range(engine.pipeline_parallel_size)),
         *(_bundle(engine.cpus_per_drafter, engine.gpus_per_drafter) for _ in range(num_actors)),
     ]
+
+
+def router_config(args: ServeArgs) -> dict[str, Any]:
+    """The engine deployment's request router, by Ray Serve's names."""
+    engine = args.engine
+    num_tokens = engine.kv_cache_tokens or DEFAULT_CACHED_TOKENS
+    return {
+        "request_router_class": f"{__package__}.request_router.PrefixRouter",
+        "request_router_kwargs": {
+            "block_size": engine.block_size,
+            "max_blocks": num_tokens // engine.block_size if engine.enable_prefix_caching else 0,
+            "load_tokens": args.deployment.router_load_tokens,
+        },
+    }
 
 
 def ingress_options(args: ServeArgs) -> dict[str, Any]:

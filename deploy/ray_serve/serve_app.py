@@ -195,8 +195,9 @@ class Ingress:
         from ..api.http.metrics import ServerMetrics  # noqa: PLC0415
         from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415
+        from .request_router import PrefixRouter  # noqa: PLC0415
 
-        self._metrics = ServerMetrics(model_name)
+        self._metrics = PrefixRouter.counts = ServerMetrics(model_name)
         silence_s, limits = deployment.replica_timeout_s, resume_limits(deployment)
         self._engine_client = RayEngineClient(engine, config, silence_s, limits, self._metrics)
         self._server = server

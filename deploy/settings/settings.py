@@ -216,6 +216,16 @@ class DeploymentConfig(Settings):
     ingress_cpus: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="CPUs of an HTTP replica"
     )
+    request_router: Literal["prefix", "balanced"] = Field(
+        default="prefix",
+        description="which replica a request goes to. prefix: that of its x-session-id, else the "
+        "one where it costs least: which was sent the beginning of its prompt before, unless "
+        "others have less to do; balanced: Ray Serve's own, the less loaded of two",
+    )
+    router_load_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=64,
+        description="what one more request at a replica weighs, in prompt tokens to be computed",
+    )
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )

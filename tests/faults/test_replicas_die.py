@@ -26,7 +26,7 @@ BODIES: list[dict[str, Any]] = [
     {"prompt": PROMPTS[0], "temperature": 0, "ignore_eos": True, "max_tokens": NUM_TOKENS},
     {"prompt": PROMPTS[1], "seed": 3, "n": 2, **SAMPLED},
     {"prompt": PROMPTS[2], "seed": 4, "frequency_penalty": 0.4, "logprobs": 2, **SAMPLED},
-    {"prompt": PROMPTS[0], "seed": 5, "stop": ["no such text", "nor this"], "echo": True, **SAMPLED},
+    {"prompt": PROMPTS[0], "seed": 5, "stop": ["no such text", "nor"], "echo": True, **SAMPLED},
     {
         "prompt": PROMPTS[1], "seed": 6, "max_tokens": NUM_TOKENS, "temperature": 1.0,
         "structured_outputs": {"regex": "([a-z]{1,9} ){80}[a-z]{1,9}"},

@@ -59,6 +59,15 @@ class ServerMetrics:
         self._lost = self._counter(
             "draftline:lost_requests", "Requests whose replica was lost, and that ended", "cause"
         )
+        self._routed = self._counter(
+            "draftline:routed_requests", "Requests sent to a replica, by why to this one", "reason"
+        )
+        self._routed_tokens = self._counter(
+            "draftline:routed_prompt_tokens", "Tokens of their prompts"
+        )
+        self._sent_tokens = self._counter(
+            "draftline:routed_prefix_tokens", "Of these, those that the replica was sent before"
+        )
         self._create_histograms()
         self._create_speculative()
 
@@ -120,6 +129,12 @@ class ServerMetrics:
     def record_lost(self, cause: str) -> None:
         """Count a request that ended with an error, by why it had no replica."""
         self._lost.labels(self._model, cause).inc()
+
+    def record_routed(self, reason: str, num_tokens: int, num_sent_before: int) -> None:
+        """Count a request that goes to a replica, which was sent so many of its tokens before."""
+        self._routed.labels(self._model, reason).inc()
+        self._routed_tokens.labels(self._model).inc(num_tokens)
+        self._sent_tokens.labels(self._model).inc(num_sent_before)
 
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""
