@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...cluster.config import EngineConfig
 from ..settings.settings import DeploymentConfig, ServeArgs
+from .engine_policy import EnginePolicy
 from .resume import ResumeLimits
 
+POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
 # What an ingress has beyond its engines' time, to hear of lost replicas and to tell clients.
 INGRESS_SLACK_S = 8.0
 # What a replica is taken to hold whose cache is as large as its GPU has room for.
@@ -47,7 +49,17 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         options |= {"request_router_config": router_config(args)}
     if config.autoscaling_config is None:
         return options | {"num_replicas": config.num_replicas}
-    return options | {"autoscaling_config": config.autoscaling_config}
+    return options | {"autoscaling_config": autoscaling(config, config.autoscaling_config)}
+
+
+def autoscaling(config: DeploymentConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray Serve's autoscaling fields, with a policy for times to the first token, if wanted."""
+    if config.target_ttft_s is None:
+        return dict(given)
+    targets = {"target_ttft_s": config.target_ttft_s}
+    if "target_ongoing_requests" in given:
+        targets["target_ongoing_requests"] = given["target_ongoing_requests"]
+    return {**given, "policy": {"policy_function": POLICY, "policy_kwargs": targets}}
 
 
 def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[dict[str, float]]:

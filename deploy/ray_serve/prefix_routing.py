@@ -10,7 +10,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 # Requests whose earlier tries are remembered.
 MAX_TRIED = 4096
@@ -83,7 +83,11 @@ class PrefixRouting:
 
     block_size   tokens of a block
     load_tokens  prompt tokens whose computing costs as much as one more request beside
+    counts       of this process's requests, for all; Ray Serve makes the routers. None: nobody
+                 counts
     """
+
+    counts: ClassVar[RoutingCounts | None] = None
 
     def __init__(
         self, *, block_size: int, max_blocks: int, load_tokens: int, rng: random.Random
@@ -114,15 +118,16 @@ class PrefixRouting:
         tried = self._tried.get(request.request_id, ())
         return sorted(names, key=lambda name: name in tried)
 
-    def routed(self, request: Routed, replica: str, replicas: Iterable[str]) -> tuple[Reason, int]:
-        """The request goes to a replica. Why, and how many of its tokens that was sent before."""
+    def routed(self, request: Routed, replica: str, replicas: Iterable[str]) -> None:
+        """The request goes to one of the replicas."""
         count = self._sent.num_blocks(replica, request.keys)
         self._sent.note(replica, request.keys)
         self._note_try(request.request_id, replica)
-        num_sent = count * self._block_size
-        if request.session and replica == _session_replica(request.session, replicas):
-            return "session", num_sent
-        return ("prefix" if count else "load"), num_sent
+        if self.counts is None or not request.num_tokens:
+            return
+        is_own = request.session and replica == _session_replica(request.session, replicas)
+        reason = "session" if is_own else "prefix" if count else "load"
+        self.counts.record_routed(reason, request.num_tokens, count * self._block_size)
 
     def _cost(self, request: Routed, replica: str, load: int) -> int:
         """What the request would cost there, in prompt tokens."""

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any, ClassVar
+from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from ...core.request.request import PrefixKeys
 from ...core.request.sampling_params import RequestOptions
-from .prefix_routing import PrefixRouting, Routed, RoutingCounts
+from .prefix_routing import PrefixRouting, Routed
 
 
 class PrefixRouter(RequestRouter):
     """Sends a request where most of its prompt was sent before, if that pays.
 
-    counts  of this process's requests; None: nobody counts
+    Ray Serve copies this class into the processes of ingresses by its code, so that it has no state
+    of a process.
     """
-
-    counts: ClassVar[RoutingCounts | None] = None
 
     def initialize_state(self, *, block_size: int, max_blocks: int, load_tokens: int) -> None:
         """Keyword arguments of the deployment, as of `PrefixRouting`."""
@@ -34,16 +33,14 @@ class PrefixRouter(RequestRouter):
             load_tokens=load_tokens,
             rng=random.Random(),
         )
-        # Requests of this process at each replica.
+        # The replicas of this process's requests.
+        self._ours: dict[str, ReplicaID] = {}
         self._num_ours: Counter[ReplicaID] = Counter()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Replicas came or went."""
         super().update_replicas(replicas)
-        known = {replica.replica_id for replica in replicas}
-        self._routing.keep(replica_id.unique_id for replica_id in known)
-        for replica_id in self._num_ours.keys() - known:
-            del self._num_ours[replica_id]
+        self._routing.keep(replica.replica_id.unique_id for replica in replicas)
 
     async def choose_replicas(
         self,
@@ -66,23 +63,18 @@ class PrefixRouter(RequestRouter):
         result: Any,  # noqa: ARG002 - the interface
     ) -> None:
         """A replica has taken a request."""
+        self._ours[pending_request.metadata.internal_request_id] = replica_id
         self._num_ours[replica_id] += 1
-        request = self._routed(pending_request)
-        if not request.num_tokens:
-            return
         names = [known.unique_id for known in self.curr_replicas]
-        reason, num_sent = self._routing.routed(request, replica_id.unique_id, names)
-        if self.counts is not None:
-            self.counts.record_routed(reason, request.num_tokens, num_sent)
+        self._routing.routed(self._routed(pending_request), replica_id.unique_id, names)
 
-    def on_request_completed(
-        self,
-        replica_id: ReplicaID,
-        internal_request_id: str,  # noqa: ARG002 - the interface
-    ) -> None:
-        """A request has left its replica."""
-        if self._num_ours[replica_id] > 0:
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """A request has left its replica, or was refused there."""
+        if self._ours.pop(internal_request_id, None) is not None:
             self._num_ours[replica_id] -= 1
+            # Replicas come and go.
+            if not self._num_ours[replica_id]:
+                del self._num_ours[replica_id]
 
     def _load(self, replica_id: ReplicaID) -> int:
         """Requests at a replica: ours, or as many as it told of, if these are more."""

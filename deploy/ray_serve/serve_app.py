@@ -37,7 +37,9 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
+from .engine_policy import FirstTokens
 from .heartbeat import with_heartbeats
+from .prefix_routing import PrefixRouting
 from .resume import OtherModel
 from .runtime import serve_host
 
@@ -117,6 +119,7 @@ class EngineReplica:
         )
         self._text_key = text_key(config)
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
+        self._first_tokens = FirstTokens(time.monotonic)
         self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
         engine_client = LocalEngineClient(self._engine)
         await engine_client.start()
@@ -143,13 +146,20 @@ class EngineReplica:
             prompt, params, options, request_id=request_id, with_text=False
         )
         alive = with_heartbeats(batches, self._heartbeat_s)
-        async with aclosing(alive):
-            async for deltas in alive:
-                yield deltas
+        with self._first_tokens.waiting() as came:
+            async with aclosing(alive):
+                async for deltas in alive:
+                    if deltas is not None:
+                        came()
+                    yield deltas
 
     async def stats(self) -> EngineStats:
         """Counters and gauges."""
         return self._engine.stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray Serve asks for now and then, for `EnginePolicy`."""
+        return self._first_tokens.stats()
 
     async def is_healthy(self) -> bool:
         """Whether a request sent now would be served."""
@@ -195,9 +205,8 @@ class Ingress:
         from ..api.http.metrics import ServerMetrics  # noqa: PLC0415
         from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415
-        from .request_router import PrefixRouter  # noqa: PLC0415
 
-        self._metrics = PrefixRouter.counts = ServerMetrics(model_name)
+        self._metrics = PrefixRouting.counts = ServerMetrics(model_name)
         silence_s, limits = deployment.replica_timeout_s, resume_limits(deployment)
         self._engine_client = RayEngineClient(engine, config, silence_s, limits, self._metrics)
         self._server = server

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from draftline.core.request.request import PrefixKeys
 from draftline.deploy.ray_serve.prefix_routing import PrefixRouting, Routed, SentPrefixes
 
@@ -88,12 +89,25 @@ def test_what_lost_a_request_is_tried_last() -> None:
     assert router.rank(request(range(20), request_id="b"), loads(0, 0, 0))[0] == first
 
 
-def test_reasons_and_tokens_are_told() -> None:
-    router = routing()
-    assert router.routed(request(range(17)), "one", NAMES) == ("load", 0)
-    assert router.routed(request(range(17), request_id="b"), "one", NAMES) == ("prefix", 16)
+class Counts:
+    """Why requests went where they went."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+
+    def record_routed(self, reason: str, num_tokens: int, num_sent_before: int) -> None:
+        self.told.append((reason, num_tokens, num_sent_before))
+
+
+def test_reasons_and_tokens_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, router = Counts(), routing()
+    monkeypatch.setattr(PrefixRouting, "counts", counts)
+    router.routed(request(range(17)), "one", NAMES)
+    router.routed(request(range(17), request_id="b"), "one", NAMES)
     own = router.rank(request([7] * 9, session="s"), loads(0, 0, 0))[0]
-    assert router.routed(request([7] * 9, session="s"), own, NAMES) == ("session", 0)
+    router.routed(request([7] * 9, session="s"), own, NAMES)
+    router.routed(Routed(request_id=""), own, NAMES)
+    assert counts.told == [("load", 17, 0), ("prefix", 17, 16), ("session", 9, 0)]
 
 
 def test_replicas_that_go_are_forgotten_and_prefixes_from_their_end() -> None:
