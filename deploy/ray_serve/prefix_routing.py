@@ -120,7 +120,7 @@ class PrefixRouting:
 
     def routed(self, request: Routed, replica: str, replicas: Iterable[str]) -> None:
         """The request goes to one of the replicas."""
-        count = self._sent.num_blocks(replica, request.keys)
+        count = self._num_sent(request, replica)
         self._sent.note(replica, request.keys)
         self._note_try(request.request_id, replica)
         if self.counts is None or not request.num_tokens:
@@ -131,8 +131,14 @@ class PrefixRouting:
 
     def _cost(self, request: Routed, replica: str, load: int) -> int:
         """What the request would cost there, in prompt tokens."""
-        num_sent = self._sent.num_blocks(replica, request.keys) * self._block_size
+        num_sent = self._num_sent(request, replica) * self._block_size
         return request.num_tokens - num_sent + load * self._load_tokens
+
+    def _num_sent(self, request: Routed, replica: str) -> int:
+        """Blocks of its prompt that a replica was sent before, without the one of the last token,
+        which is computed whatever is cached."""
+        most = (request.num_tokens - 1) // self._block_size
+        return self._sent.num_blocks(replica, request.keys[:most])
 
     def _note_try(self, request_id: str, replica: str) -> None:
         if not request_id:

@@ -88,8 +88,7 @@ class PrefixRouter(RequestRouter):
                 keys = PrefixKeys(options.salt, self._block_size)
                 return Routed(
                     request_id=request_id,
-                    # The last token is computed wherever the others are cached.
-                    keys=keys.upto(prompt, len(prompt) - 1),
+                    keys=keys.upto(prompt, len(prompt)),
                     num_tokens=len(prompt),
                     session=options.session,
                 )

@@ -21,7 +21,7 @@ def routing(*, max_blocks: int = 100, load_tokens: int = 10) -> PrefixRouting:
 
 
 def request(tokens: Sequence[int], *, session: str = "", request_id: str = "a") -> Routed:
-    keys = PrefixKeys("", BLOCK).upto(list(tokens), len(tokens) - 1)
+    keys = PrefixKeys("", BLOCK).upto(list(tokens), len(tokens))
     return Routed(request_id=request_id, keys=keys, num_tokens=len(tokens), session=session)
 
 
@@ -124,6 +124,6 @@ def test_replicas_that_go_are_forgotten_and_prefixes_from_their_end() -> None:
 def test_salts_share_nothing() -> None:
     router = routing()
     router.routed(request(range(20)), "one", NAMES)
-    keys = PrefixKeys("other", BLOCK).upto(list(range(20)), 19)
+    keys = PrefixKeys("other", BLOCK).upto(list(range(20)), 20)
     other = Routed(request_id="b", keys=keys, num_tokens=20)
     assert router.rank(other, loads(1, 0, 0))[-1] == "one"

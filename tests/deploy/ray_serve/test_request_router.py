@@ -99,7 +99,7 @@ def test_prefixes_and_sessions_keep_to_their_replica(checkpoint: Path, ray_serve
         # What was sent before is found there: every turn but the first of both.
         (sent,) = totals(client, "draftline:routed_prefix_tokens_total")
         assert 0 < sent == hits
-        assert hits / queries > 0.6
+        assert hits / queries > 0.5
         before = totals(client, "draftline:engine_steps_total")
         session = {"x-session-id": "s"}
         for start in range(8):
