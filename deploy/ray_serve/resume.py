@@ -52,7 +52,7 @@ class ServerEnds(EngineClosed):
 
 
 # What says nothing of the request: it may be sent elsewhere.
-PASSING = (TimeoutError, CapacityError, NoReplica, ServerEnds)
+PASSING = (CapacityError, NoReplica, ServerEnds)
 
 
 class ResumeCounts(Protocol):
@@ -94,21 +94,45 @@ async def resumed(
     losses = Losses(limits, asyncio.get_running_loop().time)
     while True:
         try:
-            async with aclosing(begin(*told.rest())) as batches:
-                while True:
-                    async with asyncio.timeout_at(losses.deadline):
-                        deltas = await anext(batches, None)
-                    if deltas is None:
-                        return
-                    if (cause := losses.end()) is not None:
-                        counts.record_resumed(cause)
-                    yield [told.add(delta) for delta in deltas]
-        except (*RESUMABLE, TimeoutError) as error:
+            async with aclosing(_one_try(begin, told, losses, counts)) as batches:
+                async for deltas in batches:
+                    yield deltas
+            return
+        except RESUMABLE as error:
             if not losses.may_go_on(error, has_begun=bool(told.token_ids)):
                 if losses.cause is not None:
                     counts.record_lost(losses.cause)
                 raise losses.error(error) from error
             await asyncio.sleep(losses.backoff_s())
+
+
+async def _one_try(
+    begin: Begin, told: ToldAnswer, losses: Losses, counts: ResumeCounts
+) -> AsyncGenerator[Sequence[Delta], None]:
+    """What one replica has to add, to the answer's end."""
+    async with aclosing(begin(*told.rest())) as batches:
+        while True:
+            deltas = await _next(batches, losses.deadline)
+            if (cause := losses.end()) is not None:
+                counts.record_resumed(cause)
+            yield [told.add(delta) for delta in deltas]
+            if deltas[-1].finish_reason is not None:
+                return
+
+
+async def _next(
+    batches: AsyncGenerator[Sequence[Delta], None], deadline: float | None
+) -> Sequence[Delta]:
+    try:
+        async with asyncio.timeout_at(deadline) as limit:
+            deltas = await anext(batches, None)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise NoReplica("no replica went on with this request in time") from error
+    if deltas is None:
+        raise ReplicaDied("the replica of this request left it unanswered")
+    return deltas
 
 
 class Losses:
@@ -126,19 +150,16 @@ class Losses:
         self.cause: str | None = None
         self.deadline: float | None = None
 
-    def may_go_on(self, error: Exception, *, has_begun: bool) -> bool:
+    def may_go_on(self, error: DraftlineError, *, has_begun: bool) -> bool:
         """Whether another replica is to be tried after `error`.
 
         What was refused before it began anywhere is refused: its sender may try elsewhere.
         """
-        if isinstance(error, TimeoutError):
-            # Ours alone: whoever waits for a delta with a timeout of its own cancels.
-            return False
         is_new = not has_begun and self.cause is None
         if is_new and isinstance(error, PASSING):
             return False
         if self.cause is None:
-            self.cause, self._first = cause_of(error), _own(error)
+            self.cause, self._first = cause_of(error), error
             self.deadline = self._clock() + self._limits.timeout_s
             self._num_tries = 0
         self._num_died += isinstance(error, ReplicaDied | EngineFailed)
@@ -159,14 +180,14 @@ class Losses:
         cause, self.cause, self.deadline = self.cause, None, None
         return cause
 
-    def error(self, last: Exception) -> DraftlineError:
+    def error(self, last: DraftlineError) -> DraftlineError:
         """What the request ends with: the loss, rather than what came of trying again."""
         if self._first is not None and isinstance(last, PASSING):
             return self._first
-        return _own(last)
+        return last
 
 
-def cause_of(error: Exception) -> str:
+def cause_of(error: DraftlineError) -> str:
     """The name of a loss in metrics."""
     match error:
         case ReplicaDied():
@@ -178,11 +199,6 @@ def cause_of(error: Exception) -> str:
         case EngineClosed():
             return "replica_stopped"
     return "refused"
-
-
-def _own(error: Exception) -> DraftlineError:
-    assert isinstance(error, DraftlineError)
-    return error
 
 
 @dataclass(slots=True)

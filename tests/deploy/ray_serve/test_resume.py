@@ -172,6 +172,24 @@ async def test_refusals_are_waited_for_and_are_no_tries() -> None:
     assert counts == Counts(resumed=Counter(engine_failed=1))
 
 
+async def test_a_stream_that_ends_unanswered_is_lost() -> None:
+    replicas, counts = Replicas([]), Counts()
+
+    async def begin(
+        params: SamplingParams, options: RequestOptions
+    ) -> AsyncGenerator[Sequence[Delta], None]:
+        async with aclosing(replicas.begin(params, options)) as batches:
+            async for batch in batches:
+                yield batch
+                if not options.answered:
+                    return
+
+    batches = resumed(begin, PARAMS, RequestOptions(), LIMITS, counts)
+    deltas = [delta async for batch in batches for delta in batch]
+    assert [token for delta in deltas for token in delta.token_ids] == EXPECTED
+    assert counts == Counts(resumed=Counter(replica_died=1))
+
+
 async def test_a_request_may_outlive_several_replicas() -> None:
     replicas, counts = Replicas([(3, ReplicaDied("one")), (4, EngineClosed("two"))]), Counts()
     assert (await told(replicas, counts))[0] == EXPECTED
