@@ -24,13 +24,13 @@ class PrefixRouter(RequestRouter):
     of a process.
     """
 
-    def initialize_state(self, *, block_size: int, max_blocks: int, load_tokens: int) -> None:
-        """Keyword arguments of the deployment, as of `PrefixRouting`."""
-        self._block_size = block_size
+    def initialize_state(self, **kwargs: int) -> None:
+        """`block_size`, `max_blocks` and `load_tokens`, as of `PrefixRouting`."""
+        self._block_size = kwargs["block_size"]
         self._routing = PrefixRouting(
-            block_size=block_size,
-            max_blocks=max_blocks,
-            load_tokens=load_tokens,
+            block_size=self._block_size,
+            max_blocks=kwargs["max_blocks"],
+            load_tokens=kwargs["load_tokens"],
             rng=random.Random(),
         )
         # The replicas of this process's requests.

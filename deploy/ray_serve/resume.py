@@ -123,8 +123,9 @@ async def _one_try(
 async def _next(
     batches: AsyncGenerator[Sequence[Delta], None], deadline: float | None
 ) -> Sequence[Delta]:
+    limit = asyncio.timeout_at(deadline)
     try:
-        async with asyncio.timeout_at(deadline) as limit:
+        async with limit:
             deltas = await anext(batches, None)
     except TimeoutError as error:
         if not limit.expired():

@@ -50,6 +50,7 @@ def stream(url: str, body: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     texts: dict[int, str] = {}
     entries: dict[int, list[Any]] = {}
     ends: dict[int, Any] = {}
+    usage: dict[str, int] = {}
     options = {"stream": True, "stream_options": {"include_usage": True}}
     with httpx.stream("POST", f"{url}/completions", json=body | options, timeout=300) as answer:
         answer.raise_for_status()
@@ -66,7 +67,7 @@ def stream(url: str, body: dict[str, Any]) -> list[tuple[str, Any, Any]]:
                     (choice.get("logprobs") or {}).get("tokens") or []
                 )
                 ends[index] = choice["finish_reason"]
-            usage = event.get("usage")
+            usage = event.get("usage") or usage
     # Cached tokens are of the replica that ended it.
     counts = (usage["prompt_tokens"], usage["completion_tokens"])
     return [(texts[i], entries[i], (ends[i], counts)) for i in sorted(texts)]
