@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -33,6 +34,8 @@ from ..engine.stats import EngineStats
 from .deployment_plan import text_key
 from .heartbeat import without_heartbeats
 from .resume import NoReplica, ReplicaDied, ResumeCounts, ResumeLimits, ServerEnds, resumed
+
+logger = logging.getLogger(__name__)
 
 # A replica that does not answer for so long is busy loading or gone.
 CONTROL_TIMEOUT_S = 5.0
@@ -121,6 +124,10 @@ class RayEngineClient:
         """The deltas of one replica."""
         if self._is_ending:
             raise ServerEnds("all replicas of the server end")
+        if options.answered:
+            logger.warning(
+                "event=request_resumed request_id=%s tokens=%d", request_id, len(options.answered)
+            )
         batches: Any = self._streams.stream.remote(
             prompt, params, options, request_id, self._text_key
         )

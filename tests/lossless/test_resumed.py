@@ -116,6 +116,22 @@ async def test_many_at_once_each_cut_elsewhere(engine: AsyncEngine) -> None:
     assert [told(rest)[0] for rest in rests] == [tokens[cut:] for cut in cuts]
 
 
+async def test_other_rules_go_on_behind_what_was_told() -> None:
+    """Greedily they have but one text."""
+    engine = AsyncEngine(
+        EngineConfig(model="demo", acceptance="rejection", drafters=DRAFTERS[:2], multi_step_ms=0)
+    )
+    await engine.start()
+    try:
+        plain = await deltas(engine, PARAMS["greedy"], RequestOptions(speculative=False))
+        tokens, text, _ = told(plain)
+        rest = await deltas(engine, PARAMS["greedy"], RequestOptions(answered=tuple(tokens[:9])))
+        assert told(plain[:9])[1] + told(rest)[1] == text
+        assert told(rest)[0] == tokens[9:]
+    finally:
+        await engine.close()
+
+
 @pytest.mark.parametrize(
     ("answered", "problem"), [((10**6,), "vocabulary"), ((5,) * NUM_TOKENS, "end of the answer")]
 )

@@ -94,3 +94,47 @@ def test_no_request_fails_while_settings_change(checkpoint: Path, ray_serve_url:
             future.result(120)
     assert coordinator_pids()
     assert set(clients.answers) == {(200, first["choices"][0]["text"])}
+
+
+@pytest.mark.cluster
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+def test_no_request_fails_while_replicas_come_and_go(checkpoint: Path, ray_serve_url: str) -> None:
+    from draftline.deploy.ray_serve.serve_app import build_app
+    from ray import serve
+
+    scaled = settings(checkpoint)
+    scaled["deployment"] |= {
+        "target_ttft_s": 60.0,
+        "autoscaling_config": {
+            "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1.2,
+            "upscale_delay_s": 0.5, "downscale_delay_s": 1.0, "look_back_period_s": 2.0,
+            "metrics_interval_s": 0.5,
+        },
+    }  # fmt: skip
+    serve.run(build_app(scaled), name="draftline")
+    first = httpx.post(f"{ray_serve_url}/v1/completions", json=BODY, timeout=120).json()
+    stays, leave = Clients(ray_serve_url), Clients(ray_serve_url)
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(clients.ask) for clients in (stays, leave, leave)]
+        try:
+            wait_for_replicas(2)
+            until = len(stays.answers) + 5
+            while len(stays.answers) < until:
+                time.sleep(0.1)
+            leave.end()
+            wait_for_replicas(1)
+        finally:
+            leave.end()
+            stays.end()
+        for future in asking:
+            future.result(120)
+    assert set(stays.answers + leave.answers) == {(200, first["choices"][0]["text"])}
+
+
+def wait_for_replicas(count: int) -> None:
+    deadline = time.monotonic() + 200
+    while len(coordinator_pids()) != count:
+        assert time.monotonic() < deadline, f"there are not {count} replicas"
+        time.sleep(0.2)
