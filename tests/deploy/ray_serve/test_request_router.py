@@ -79,7 +79,7 @@ def totals(client: httpx.Client, name: str) -> list[float]:
 
 @pytest.mark.cluster
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_prefixes_and_sessions_keep_to_their_replica(checkpoint: Path, ray_serve_url: str) -> None:
     from draftline.deploy.ray_serve.serve_app import build_app
     from ray import serve

@@ -63,7 +63,7 @@ class Clients:
 
 @pytest.mark.cluster
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 # Ray Serve's modules warn when they are imported, so they are imported in here.
 @pytest.mark.filterwarnings("ignore")
 def test_no_request_fails_while_settings_change(checkpoint: Path, ray_serve_url: str) -> None:
@@ -98,7 +98,7 @@ def test_no_request_fails_while_settings_change(checkpoint: Path, ray_serve_url:
 
 @pytest.mark.cluster
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
 def test_no_request_fails_while_replicas_come_and_go(checkpoint: Path, ray_serve_url: str) -> None:
     from draftline.deploy.ray_serve.serve_app import build_app
