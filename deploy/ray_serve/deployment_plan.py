@@ -12,8 +12,10 @@ from .engine_policy import EnginePolicy
 from .resume import ResumeLimits
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
-# What an ingress has beyond its engines' time, to hear of lost replicas and to tell clients.
+# What an ingress has beyond its requests' time, to hear of lost replicas and to tell clients.
 INGRESS_SLACK_S = 8.0
+# Of requests that may take for ever.
+LONGEST_REQUEST_S = 3600.0
 # What a replica is taken to hold whose cache is as large as its GPU has room for.
 DEFAULT_CACHED_TOKENS = 500_000
 
@@ -94,18 +96,23 @@ def router_config(args: ServeArgs) -> dict[str, Any]:
 
 
 def ingress_options(args: ServeArgs) -> dict[str, Any]:
-    """The same of the ingress, which has requests for as long as the engines, and tells of ends."""
-    config = args.deployment
+    """The same of the ingress.
+
+    A stream that it has cannot go on elsewhere, so it stops once its requests have ended; where all
+    engines stop, that is soon after them.
+    """
+    config, longest_s = args.deployment, args.server.request_timeout_s
+    wait_s = max(drain_s(args), LONGEST_REQUEST_S if longest_s is None else longest_s)
     return {
         "num_replicas": config.num_ingress_replicas,
         "ray_actor_options": {"num_cpus": config.ingress_cpus},
-        "graceful_shutdown_timeout_s": drain_s(args) + INGRESS_SLACK_S,
+        "graceful_shutdown_timeout_s": wait_s + INGRESS_SLACK_S,
         "max_surge_percent": config.max_surge_percent,
     }
 
 
 def drain_s(args: ServeArgs) -> float:
-    """How long requests may take whose replica stops."""
+    """How long requests may take whose engine replica stops."""
     given = args.deployment.graceful_shutdown_timeout_s
     return args.server.drain_timeout_s if given is None else given
 

@@ -85,8 +85,8 @@ class DeploymentConfig(Settings):
     )
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,
-        description="how long running requests may take when a replica stops; then they go on at "
-        "another; default: drain_timeout_s of the server",
+        description="how long running requests may take when their replica stops; then they go on "
+        "at another; default: drain_timeout_s of the server",
     )
     max_surge_percent: Annotated[int, Field(ge=0, le=100)] = Field(
         default=0,
