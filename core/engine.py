@@ -19,6 +19,7 @@ from .errors import (
     Contained,
     DraftlineError,
     RequestError,
+    RequestSuspected,
     StageLost,
     as_request_failure,
     contain_each,
@@ -379,8 +380,7 @@ class EngineCore:
         for state in self._in_flight.states():
             state.num_losses += 1
             if state.num_losses > MAX_LOSSES:
-                reason = f"the model's stages were lost {state.num_losses} times with this request"
-                self._fail(state, StageLost(reason))
+                self._fail(state, RequestSuspected.after(state.num_losses))
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if not state.has_ended:

@@ -89,6 +89,15 @@ class StageLost(DraftlineError):
     """A pipeline stage died or hangs; the replica recovers and its requests go on."""
 
 
+class RequestSuspected(StageLost):
+    """Stages were lost again and again with one request, which is not to be tried again."""
+
+    @classmethod
+    def after(cls, num_losses: int) -> RequestSuspected:
+        """The error after so many losses."""
+        return cls(f"the model's stages were lost {num_losses} times with this request")
+
+
 class EngineFailed(DraftlineError):
     """The engine cannot go on; its process must be replaced."""
 

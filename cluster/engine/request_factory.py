@@ -73,7 +73,19 @@ class RequestFactory:
             keys=self._keys(prompt_ids, params, options),
         )
         stream = self.text_stream(prompt_ids, params) if with_text or params.stop else _SILENT
-        return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
+        stop = StopRule(params, self.info.eos_token_ids, max_tokens, stream)
+        if options.answered:
+            self._go_on(request, stop)
+        return request, stop
+
+    def _go_on(self, request: Request, stop: StopRule) -> None:
+        """Bring what follows the answer to the end of the tokens that it has already."""
+        answered = request.options.answered
+        check_vocabulary("answered", answered, self.info.vocab_size)
+        if stop.advance(answered).finish_reason is not None:
+            raise RequestError("answered", "holds an end of the answer; nothing can follow")
+        if request.allowed_tokens is not None:
+            request.allowed_tokens.advance(answered)
 
     def _keys(
         self, prompt_ids: Int32, params: SamplingParams, options: RequestOptions

@@ -118,8 +118,8 @@ class RequestState:
     _num_tabled: int = 0
 
     def __post_init__(self) -> None:
-        self.token_ids = self.request.prompt_ids.tolist()
-        self.prompt_len = len(self.token_ids)
+        prompt = self.request.prompt_ids.tolist()
+        self.prompt_len = len(prompt)
         request, params = self.request, self.request.params
         self.request_id = request.request_id
         floats = params.temperature, params.top_p, params.min_p, params.typical_p
@@ -128,11 +128,13 @@ class RequestState:
         has_rules = request.allowed_tokens is not None or bool(params.logit_bias)
         self.edits_logits = has_rules or params.has_penalties
         options = request.options
+        self.token_ids = [*prompt, *options.answered]
         limit = sys.maxsize if options.max_nodes is None else options.max_nodes
         self.max_nodes = limit if options.speculative else 0
         self.num_tops = params.logprobs, params.prompt_logprobs
         if params.has_penalties:
-            self.token_counts = TokenCounts(self.token_ids)
+            self.token_counts = TokenCounts(prompt)
+            self.token_counts.append(options.answered)
         if params.prompt_logprobs is not None:
             # Nothing comes before the first token that could predict it.
             self.prompt_log_probs = list[TokenLogProb | None]([None] * self.prompt_len)
@@ -233,7 +235,8 @@ class RequestState:
         nodes = self.nodes.totals
         return RequestMetrics(
             prompt_tokens=self.prompt_len,
-            cached_tokens=self.num_cached_tokens or 0,
+            # One that goes on behind another's tokens may find KV of these, too.
+            cached_tokens=min(self.num_cached_tokens or 0, self.prompt_len),
             num_preemptions=self.num_preemptions,
             generated_tokens=self.num_answered,
             num_steps=len(self.accepted_lengths),
@@ -243,7 +246,7 @@ class RequestState:
             accepted_lengths=tuple(self.accepted_lengths),
             arrival_time=self.arrival_time,
             start_time=self.start_time,
-            first_token_time=self.first_token_time,
+            first_token_time=self.first_token_time or self.start_time,
             finish_time=now,
             acceptance=acceptance,
         )

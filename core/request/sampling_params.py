@@ -17,6 +17,7 @@ MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 128
 MAX_PRIORITY = 2**31 - 1
 MAX_SALT_CHARS = 512
+MAX_SESSION_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,10 @@ class RequestOptions:
     chat         the chat that its prompt was made of, for drafters with a chat template of their
                  own; none: they read the prompt's text. Its answer must be opened at the prompt's
                  end
+    session      where an engine has several replicas, requests of one session go to the same one;
+                 empty: it is of none
+    answered     first tokens of the answer, which another engine has told: the answer goes on
+                 behind them, and they are not told again
 
     Raises `RequestError` naming the field.
     """
@@ -150,6 +155,8 @@ class RequestOptions:
     drafters: tuple[str, ...] | None = None
     streaming: StreamingMode = "auto"
     chat: tuple[ChatTurn, ...] = field(default=(), repr=False)
+    session: str = field(default="", repr=False)
+    answered: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if abs(self.priority) > MAX_PRIORITY:
@@ -160,6 +167,9 @@ class RequestOptions:
             raise RequestError("cache_salt", f"must have at most {MAX_SALT_CHARS} characters")
         if self.chat:
             check_turns(self.chat)
+        fits = len(self.session) <= MAX_SESSION_CHARS
+        require(fits, "x-session-id", f"must have at most {MAX_SESSION_CHARS} characters")
+        require(are_token_ids(self.answered), "answered", "must be a tuple of token ids")
 
     @property
     def salt(self) -> str:

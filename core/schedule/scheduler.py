@@ -125,7 +125,7 @@ class Scheduler:
             admitted.append(state)
             # What a preempted request finds again are its own blocks.
             if state.keys is not None and not state.num_preemptions:
-                self.num_prefix_queries += state.prompt_len
+                self.num_prefix_queries += len(state.token_ids)
                 self.num_prefix_hits += state.num_cached_tokens or 0
         return admitted
 

@@ -156,7 +156,9 @@ def _add_operator_routes(
     @app.post("/ping", include_in_schema=False)
     @app.head("/ping", include_in_schema=False)
     @app.head("/health", include_in_schema=False)
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/health")
+    @app.get("/readyz")
     @app.get("/ping")
     async def health() -> Response:
         """200 while requests are served, else 503."""
@@ -165,6 +167,12 @@ def _add_operator_routes(
         if await engine_client.is_healthy():
             return JSONResponse({"status": "ok"})
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")
+
+    @app.head("/livez", include_in_schema=False)
+    @app.get("/livez")
+    async def alive() -> dict[str, str]:
+        """200 while the server runs: what cannot serve now may come back by itself."""
+        return {"status": "ok"}
 
     @app.get("/metrics")
     async def prometheus(request: Request) -> Response:

@@ -113,7 +113,7 @@ class AsyncEngine(Replica):
         watched = self._shadow.watch(params, options, sink)
         own = sink if watched is None else watched.on_output
         parts = (request_id, prompt, params, self._counted(own), options, constraint)
-        if is_light(prompt, params):
+        if is_light(prompt, params, options.answered):
             request, stop = self._prepare(*parts, with_text=with_text)
         else:
             request, stop = await off_loop(self._prepare, *parts, with_text=with_text)

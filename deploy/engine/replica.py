@@ -204,10 +204,12 @@ class Replica:
                 )
 
 
-def is_light(prompt: Prompt, params: SamplingParams) -> bool:
+def is_light(prompt: Prompt, params: SamplingParams, answered: Sequence[int] = ()) -> bool:
     """Whether a request takes so little time to prepare that a loop may do it."""
     listed = (
         params.allowed_token_ids, params.banned_token_ids, params.logit_bias, params.bad_words,
         params.stop_token_ids,
     )  # fmt: skip
-    return not (isinstance(prompt, str) or len(prompt) > LIGHT_TOKENS or any(listed))
+    if isinstance(prompt, str) or any(listed):
+        return False
+    return len(prompt) + len(answered) <= LIGHT_TOKENS

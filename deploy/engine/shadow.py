@@ -91,6 +91,8 @@ class Shadow:
     ) -> WatchedAnswer | None:
         """What takes the place of the request's sink, if it is chosen."""
         can_differ = options.speculative and params.structured_output is None
+        # Of a resumed answer only the rest is heard.
+        can_differ = can_differ and not options.answered
         if not can_differ or self._chance() >= self._rate:
             return None
         return WatchedAnswer(sink, params, options, self._repeat)

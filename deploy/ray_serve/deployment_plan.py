@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...cluster.config import EngineConfig
 from ..settings.settings import DeploymentConfig, ServeArgs
+from .engine_policy import EnginePolicy
+from .resume import ResumeLimits
+
+POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
+# What an ingress has beyond its requests' time, to hear of lost replicas and to tell clients.
+INGRESS_SLACK_S = 8.0
+# Of requests that may take for ever.
+LONGEST_REQUEST_S = 3600.0
+# What a replica is taken to hold whose cache is as large as its GPU has room for.
+DEFAULT_CACHED_TOKENS = 500_000
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
@@ -34,11 +44,24 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         "placement_group_strategy": config.placement_group_strategy,
         "health_check_period_s": config.health_check_period_s,
         "health_check_timeout_s": config.health_check_timeout_s,
-        "graceful_shutdown_timeout_s": config.graceful_shutdown_timeout_s,
+        "graceful_shutdown_timeout_s": drain_s(args),
+        "max_surge_percent": config.max_surge_percent,
     }
+    if config.request_router == "prefix":
+        options |= {"request_router_config": router_config(args)}
     if config.autoscaling_config is None:
         return options | {"num_replicas": config.num_replicas}
-    return options | {"autoscaling_config": config.autoscaling_config}
+    return options | {"autoscaling_config": autoscaling(config, config.autoscaling_config)}
+
+
+def autoscaling(config: DeploymentConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray Serve's autoscaling fields, with a policy for times to the first token, if wanted."""
+    if config.target_ttft_s is None:
+        return dict(given)
+    targets = {"target_ttft_s": config.target_ttft_s}
+    if "target_ongoing_requests" in given:
+        targets["target_ongoing_requests"] = given["target_ongoing_requests"]
+    return {**given, "policy": {"policy_function": POLICY, "policy_kwargs": targets}}
 
 
 def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[dict[str, float]]:
@@ -56,6 +79,56 @@ def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[di
         *(_bundle(engine.cpus_per_stage, gpus) for _ in range(engine.pipeline_parallel_size)),
         *(_bundle(engine.cpus_per_drafter, engine.gpus_per_drafter) for _ in range(num_actors)),
     ]
+
+
+def router_config(args: ServeArgs) -> dict[str, Any]:
+    """The engine deployment's request router, by Ray Serve's names."""
+    engine = args.engine
+    num_tokens = engine.kv_cache_tokens or DEFAULT_CACHED_TOKENS
+    return {
+        "request_router_class": f"{__package__}.request_router.PrefixRouter",
+        "request_router_kwargs": {
+            "block_size": engine.block_size,
+            "max_blocks": num_tokens // engine.block_size if engine.enable_prefix_caching else 0,
+            "load_tokens": args.deployment.router_load_tokens,
+        },
+    }
+
+
+def ingress_options(args: ServeArgs) -> dict[str, Any]:
+    """The same of the ingress.
+
+    A stream that it has cannot go on elsewhere, so it stops once its requests have ended; where all
+    engines stop, that is soon after them.
+    """
+    config, longest_s = args.deployment, args.server.request_timeout_s
+    wait_s = max(drain_s(args), LONGEST_REQUEST_S if longest_s is None else longest_s)
+    return {
+        "num_replicas": config.num_ingress_replicas,
+        "ray_actor_options": {"num_cpus": config.ingress_cpus},
+        "graceful_shutdown_timeout_s": wait_s + INGRESS_SLACK_S,
+        "max_surge_percent": config.max_surge_percent,
+    }
+
+
+def drain_s(args: ServeArgs) -> float:
+    """How long requests may take whose engine replica stops."""
+    given = args.deployment.graceful_shutdown_timeout_s
+    return args.server.drain_timeout_s if given is None else given
+
+
+def resume_limits(config: DeploymentConfig) -> ResumeLimits:
+    """What is tried for a request that has lost its replica."""
+    tries = config.resume_tries if config.resume == "on" else 0
+    return ResumeLimits(max_tries=tries, timeout_s=config.resume_timeout_s)
+
+
+def text_key(engine: EngineConfig) -> str:
+    """What two engines have in common that give the same tokens."""
+    parts = (
+        engine.model, engine.dtype, engine.quantization, engine.kv_cache_dtype, engine.acceptance,
+    )  # fmt: skip
+    return repr(parts)
 
 
 def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:

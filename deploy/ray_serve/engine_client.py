@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -19,7 +23,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import spare_collector
-from ...core.errors import CapacityError, EngineClosed, StageLost
+from ...core.errors import CapacityError, EngineClosed
 from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
@@ -27,24 +31,42 @@ from ...models.load.model_info import read_model_info
 from ...models.text.tokenizer import load_tokenizer
 from ..api.text_codec import TextCodec
 from ..engine.stats import EngineStats
+from .deployment_plan import text_key
 from .heartbeat import without_heartbeats
+from .resume import NoReplica, ReplicaDied, ResumeCounts, ResumeLimits, ServerEnds, resumed
+
+logger = logging.getLogger(__name__)
 
 # A replica that does not answer for so long is busy loading or gone.
 CONTROL_TIMEOUT_S = 5.0
 # Whoever asks for the health of the server wants to know it soon.
 HEALTH_TIMEOUT_S = 1.0
+SEED_BITS = 62
 
 
 class RayEngineClient:
     """The replicas of one engine deployment. Text is read and made here; replicas get and give
     token ids, and texts of requests with stop texts only.
 
-    silence_s  a stream without a sign of life for so long ends
+    silence_s  a stream without a sign of life for so long has lost its replica
+    limits     of going on at another
+    counts     hears of requests that did or could not
     """
 
-    def __init__(self, handle: DeploymentHandle, config: EngineConfig, silence_s: float) -> None:
+    def __init__(
+        self,
+        handle: DeploymentHandle,
+        config: EngineConfig,
+        silence_s: float,
+        limits: ResumeLimits,
+        counts: ResumeCounts,
+    ) -> None:
         self._handle = handle
         self._silence_s = silence_s
+        self._limits = limits
+        self._counts = counts
+        self._is_ending = False
+        self._text_key = text_key(config)
         self._streams = handle.options(stream=True)
         self._config = config
 
@@ -76,17 +98,45 @@ class RayEngineClient:
         *,
         request_id: str,
     ) -> AsyncGenerator[Delta, None]:
-        """One request's deltas from one replica; closing the generator cancels the request."""
-        batches: Any = self._streams.stream.remote(tuple(prompt), params, options, request_id)
+        """One request's deltas; closing the generator cancels the request.
+
+        Where its replica is lost, another goes on behind what was told.
+        """
+        if params.seed is None:
+            # Drawn here, it is the same for every replica.
+            params = replace(params, seed=secrets.randbits(SEED_BITS))
+        begin = partial(self._begin, tuple(prompt), request_id)
         texts: AnswerText | None = None
+        batches = resumed(begin, params, options, self._limits, self._counts)
+        async with aclosing(batches):
+            async for deltas in batches:
+                texts = texts or self._codec.answer_text(prompt, params)
+                for delta in deltas:
+                    yield texts.completed(delta)
+
+    async def _begin(
+        self,
+        prompt: tuple[int, ...],
+        request_id: str,
+        params: SamplingParams,
+        options: RequestOptions,
+    ) -> AsyncGenerator[list[Delta], None]:
+        """The deltas of one replica."""
+        if self._is_ending:
+            raise ServerEnds("all replicas of the server end")
+        if options.answered:
+            logger.warning(
+                "event=request_resumed request_id=%s tokens=%d", request_id, len(options.answered)
+            )
+        batches: Any = self._streams.stream.remote(
+            prompt, params, options, request_id, self._text_key
+        )
         try:
             with _ray_errors():
                 alive = without_heartbeats(aiter(batches), self._silence_s, self.is_healthy)
                 async with aclosing(alive):
                     async for deltas in alive:
-                        texts = texts or self._codec.answer_text(prompt, params)
-                        for delta in deltas:
-                            yield texts.completed(delta)
+                        yield deltas
         finally:
             # Does nothing to a stream that has ended.
             batches.cancel()
@@ -103,7 +153,8 @@ class RayEngineClient:
         return someone or any(everyone)
 
     async def end_requests(self) -> None:
-        """Close every replica's engine: what it runs ends with an error."""
+        """Close every replica's engine: what it runs ends with an error, and goes on nowhere."""
+        self._is_ending = True
         await self._ask_all("end_requests")
 
     async def _ask_one(self) -> bool:
@@ -134,7 +185,11 @@ def _ray_errors() -> Iterator[None]:
         raise
     except BackPressureError as error:
         raise CapacityError(error.message) from error
-    except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
-        raise StageLost("the replica of this request died") from error
+    except RayActorError as error:
+        raise ReplicaDied("the replica of this request died") from error
+    except ReplicaUnavailableError as error:
+        raise NoReplica("the replica of this request died") from error
+    except DeploymentUnavailableError as error:
+        raise ServerEnds("there are no replicas any more") from error
     except RequestCancelledError as error:
         raise EngineClosed("the replica of this request stopped") from error

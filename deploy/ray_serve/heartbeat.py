@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
-from ...core.errors import StageLost
+from .resume import NoReplica, ReplicaDied
 
 T = TypeVar("T")
 
@@ -40,18 +40,22 @@ async def with_heartbeats(
 async def without_heartbeats(
     items: AsyncIterator[T | None], silence_s: float, is_served: Callable[[], Awaitable[bool]]
 ) -> AsyncGenerator[T, None]:
-    """The items of `with_heartbeats`. Raises `StageLost` after a silence of `silence_s`.
+    """The items of `with_heartbeats`. Raises `ReplicaDied` after a silence of `silence_s`.
 
     Before the first sign of life the stream may wait for its turn, with nobody to say so: then
-    `is_served` is asked, after each such silence, whether requests are served at all.
+    `is_served` is asked, after each such silence, whether requests are served at all. Where they
+    are not, raises `NoReplica`.
     """
     has_begun = False
     while True:
         waiting = asyncio.ensure_future(anext(items))
         try:
             while not (await asyncio.wait({waiting}, timeout=silence_s))[0]:
-                if has_begun or not await is_served():
-                    raise StageLost(f"the replica of this request is silent for {silence_s:g} s")
+                problem = f"the replica of this request is silent for {silence_s:g} s"
+                if has_begun:
+                    raise ReplicaDied(problem)
+                if not await is_served():
+                    raise NoReplica(problem)
             item = waiting.result()
         except StopAsyncIteration:
             return

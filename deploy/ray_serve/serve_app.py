@@ -34,10 +34,16 @@ from .deployment_plan import (
     ReplicaHealth,
     engine_options,
     has_keeper,
+    ingress_options,
     priority_warning,
+    resume_limits,
+    text_key,
     with_device,
 )
+from .engine_policy import FirstTokens
 from .heartbeat import with_heartbeats
+from .prefix_routing import PrefixRouting
+from .resume import OtherModel
 from .runtime import serve_host
 
 if TYPE_CHECKING:
@@ -74,12 +80,10 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     engine = EngineReplica.options(**options).bind(
         checked.engine, checked.deployment, checked.server.max_unread_bytes
     )
-    ingress = Ingress.options(
-        num_replicas=checked.deployment.num_ingress_replicas,
-        ray_actor_options={"num_cpus": checked.deployment.ingress_cpus},
+    ingress = Ingress.options(**ingress_options(checked))
+    return ingress.bind(
+        engine, checked.engine, checked.server, checked.deployment, checked.model_name
     )
-    silence_s = checked.deployment.replica_timeout_s
-    return ingress.bind(engine, checked.engine, checked.server, checked.model_name, silence_s)
 
 
 def _keeper_options(args: ServeArgs) -> dict[str, Any]:
@@ -120,7 +124,9 @@ class EngineReplica:
         self._engine = AsyncEngine(
             config, engine_id=replica_id, keeper=keeper, max_unread_bytes=max_unread_bytes
         )
+        self._text_key = text_key(config)
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
+        self._first_tokens = FirstTokens(time.monotonic)
         self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
         engine_client = LocalEngineClient(self._engine)
         await engine_client.start()
@@ -133,23 +139,34 @@ class EngineReplica:
         params: SamplingParams,
         options: RequestOptions,
         request_id: str,
+        key: str,
     ) -> AsyncGenerator[list[Delta] | None, None]:
         """One request's deltas, and None now and then; cancelling the call cancels the request.
 
+        `key`: the sender's `text_key`. Raises `OtherModel` for an answer that another has begun.
         An item of Ray Serve's costs more than a step of a small model: all deltas that wait go as
         one. They have texts only where stop texts cut them.
         """
+        if options.answered and key != self._text_key:
+            raise OtherModel("the server changes to another model")
         batches = self._engine.stream_batches(
             prompt, params, options, request_id=request_id, with_text=False
         )
         alive = with_heartbeats(batches, self._heartbeat_s)
-        async with aclosing(alive):
-            async for deltas in alive:
-                yield deltas
+        with self._first_tokens.waiting() as came:
+            async with aclosing(alive):
+                async for deltas in alive:
+                    if deltas is not None:
+                        came()
+                    yield deltas
 
     async def stats(self) -> EngineStats:
         """Counters and gauges."""
         return self._engine.stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray Serve asks for now and then, for `EnginePolicy`."""
+        return self._first_tokens.stats()
 
     async def is_healthy(self) -> bool:
         """Whether a request sent now would be served."""
@@ -188,14 +205,17 @@ class Ingress:
         engine: DeploymentHandle,
         config: EngineConfig,
         server: ServerConfig,
+        deployment: DeploymentConfig,
         model_name: str,
-        silence_s: float,
     ) -> None:
-        # The replicas of the engine need neither.
+        # The replicas of the engine need none of these.
+        from ..api.http.metrics import ServerMetrics  # noqa: PLC0415
         from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415
 
-        self._engine_client = RayEngineClient(engine, config, silence_s)
+        self._metrics = PrefixRouting.counts = ServerMetrics(model_name)
+        silence_s, limits = deployment.replica_timeout_s, resume_limits(deployment)
+        self._engine_client = RayEngineClient(engine, config, silence_s, limits, self._metrics)
         self._server = server
         self._model_name = model_name
         self._config = config
@@ -220,4 +240,5 @@ class Ingress:
             drain=self._drain,
             behind_proxy=True,
             engine=self._config,
+            metrics=self._metrics,
         )

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from ...cluster.checked_settings import Settings, unknown_key
 from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
+from .deployment_settings import DeploymentConfig
 from .limits import RequestLimits
 from .pool_settings import PoolConfig
 from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
@@ -187,63 +188,6 @@ class ServerConfig(Settings):
     def has_keys(self) -> bool:
         """Whether callers are told apart; without keys everybody is served."""
         return bool(self.api_key_sha256 or self.tenants)
-
-
-class DeploymentConfig(Settings):
-    """The Ray Serve deployments; names and meanings are Ray Serve's own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    num_replicas: Annotated[int, Field(ge=1)] = Field(
-        default=1, description="engine replicas; each has its own stages and drafters"
-    )
-    autoscaling_config: dict[str, Any] | None = Field(
-        default=None, description="Ray Serve's autoscaling fields; replaces num_replicas"
-    )
-    num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
-        default=1, description="HTTP replicas; metrics are counted by each"
-    )
-    max_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="requests of one engine replica at once; default: what its engine can hold",
-    )
-    max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
-        default=256, description="requests that wait for a replica; one more gets 429; -1: no limit"
-    )
-    coordinator_cpus: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="CPUs of a replica"
-    )
-    ingress_cpus: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="CPUs of an HTTP replica"
-    )
-    placement_group_strategy: str = Field(
-        default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
-    )
-    health_check_period_s: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="how often a replica's health is asked for"
-    )
-    health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=5.0, description="no answer for this long, three times: the replica is replaced"
-    )
-    replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=5.0,
-        description="a request whose replica gives no sign of life for so long ends with 503",
-    )
-    keep_actors: bool = Field(
-        default=True,
-        description="stages and drafters on CPUs outlive a replica that dies, for its successor",
-    )
-    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
-        default=10.0, description="how long running requests may take when a replica stops"
-    )
-
-    @field_validator("placement_group_strategy")
-    @classmethod
-    def _check_strategy(cls, value: str) -> str:
-        known = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-        if value not in known:
-            raise ValueError(f"must be one of {', '.join(known)}")
-        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from draftline.core.errors import (
     DraftlineError,
     RequestError,
     RequestFailed,
+    RequestSuspected,
     StageLost,
     contain_each,
 )
@@ -220,7 +221,7 @@ async def test_a_request_whose_steps_lose_stages_again_and_again_ends() -> None:
             await bench.run()
         bench.replace_target()
     await bench.run()
-    assert isinstance(bench.heard["a"][-1], StageLost)
+    assert isinstance(bench.heard["a"][-1], RequestSuspected)
     assert_whole(bench, "bb")
     bench.check_empty()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -42,20 +41,7 @@ def test_behind_http_requests_outlive_a_stage_and_stages_their_coordinator() -> 
             stages = stage_pids()
             (coordinator,) = coordinator_pids()
             os.kill(coordinator, signal.SIGKILL)
-            with pytest.raises(openai.InternalServerError, match="replica") as caught:
-                running.result(60)
-            assert caught.value.status_code == 503
-        assert _until_served(complete) == before
+            # The replica that Ray Serve starts in its place goes on with it.
+            assert running.result(120) == before
         # One that does not end in time what it does, on a busy machine, is replaced.
         assert set(stage_pids()) & set(stages), "no stage outlived its coordinator"
-
-
-def _until_served(complete: Callable[[], str]) -> str:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            return complete()
-        except openai.InternalServerError as error:
-            if error.status_code != 503 or time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)

@@ -20,7 +20,7 @@ from ...settings.settings import ServerConfig
 from ..errors import ApiError
 
 # Load balancers and Kubernetes probes come without a key.
-OPEN_PATHS = frozenset({"/health", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/readyz", "/livez"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,21 @@ class ServerMetrics:
         self._success = self._counter(
             "vllm:request_success", "Requests answered, by how they ended", "finished_reason"
         )
+        self._resumed = self._counter(
+            "draftline:resumed_requests", "Requests that went on at another replica", "cause"
+        )
+        self._lost = self._counter(
+            "draftline:lost_requests", "Requests whose replica was lost, and that ended", "cause"
+        )
+        self._routed = self._counter(
+            "draftline:routed_requests", "Requests sent to a replica, by why to this one", "reason"
+        )
+        self._routed_tokens = self._counter(
+            "draftline:routed_prompt_tokens", "Tokens of their prompts"
+        )
+        self._sent_tokens = self._counter(
+            "draftline:routed_prefix_tokens", "Of these, those that the replica was sent before"
+        )
         self._create_histograms()
         self._create_speculative()
 
@@ -106,6 +121,20 @@ class ServerMetrics:
         reason = delta.finish_reason
         if reason is not None and reason != "cancelled" and delta.metrics is not None:
             self.record_finish(reason, delta.metrics)
+
+    def record_resumed(self, cause: str) -> None:
+        """Count a request that goes on at another replica, by why it had to."""
+        self._resumed.labels(self._model, cause).inc()
+
+    def record_lost(self, cause: str) -> None:
+        """Count a request that ended with an error, by why it had no replica."""
+        self._lost.labels(self._model, cause).inc()
+
+    def record_routed(self, reason: str, num_tokens: int, num_sent_before: int) -> None:
+        """Count a request that goes to a replica, which was sent so many of its tokens before."""
+        self._routed.labels(self._model, reason).inc()
+        self._routed_tokens.labels(self._model).inc(num_tokens)
+        self._sent_tokens.labels(self._model).inc(num_sent_before)
 
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""

@@ -28,6 +28,8 @@ from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .bodies import Bodies, ServedModel
 
 Prompts = Sequence[Sequence[int]]
+# As Ray Serve names it, by default.
+SESSION_HEADER = "x-session-id"
 
 
 class GenerationRoutes:
@@ -133,6 +135,8 @@ class GenerationRoutes:
         each = body.num_choices
         params = self._params(body, prompts)
         options = caller_of(request).with_tenant(body.request_options())
+        if (session := request.headers.get(SESSION_HEADER)) is not None:
+            options = replace(options, session=session)
         if plan is not None:
             params = plan.shape(params)
             options = replace(options, chat=plan.chat_of(prompts[0]))

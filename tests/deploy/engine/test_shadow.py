@@ -148,6 +148,7 @@ def test_one_is_repeated_at_a_time() -> None:
 def test_what_cannot_differ_or_did_not_end_is_not_repeated() -> None:
     bench = Bench([top((1, -0.1))])
     assert bench.served([1], options=RequestOptions(speculative=False)) == {}
+    assert bench.served([1], options=RequestOptions(answered=(8, 9))) == {}
     assert bench.served([1], reason="cancelled") == {}
     assert not bench.added
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,18 @@ from draftline import AsyncEngine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.engine_client import EngineClient, LocalEngineClient
 from draftline.deploy.ray_serve.heartbeat import with_heartbeats
+from draftline.deploy.ray_serve.resume import ResumeLimits
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4, ignore_eos=True)
+LIMITS = ResumeLimits(max_tries=3, timeout_s=30.0)
+
+
+class NoCounts:
+    """Nobody counts."""
+
+    def record_resumed(self, cause: str) -> None: ...
+
+    def record_lost(self, cause: str) -> None: ...
 
 
 class Call:
@@ -30,10 +43,15 @@ class Call:
 
 
 class Handle:
-    """What a replica does with a stream (`EngineReplica.stream`), in this process."""
+    """What a replica does with a stream (`EngineReplica.stream`), in this process.
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    dies_after  batches of each call after which its replica dies; further calls have no end
+    """
+
+    def __init__(self, engine: AsyncEngine, dies_after: tuple[int, ...] = ()) -> None:
         self._engine = engine
+        self._dies_after = list(dies_after)
+        self.seeds: list[int | None] = []
         self.calls: list[Call] = []
         self.batches: list[int] = []
 
@@ -44,45 +62,72 @@ class Handle:
     def stream(self) -> Handle:
         return self
 
-    def remote(self, prompt: Any, params: Any, options: Any, request_id: str) -> Call:
+    def remote(self, prompt: Any, params: Any, options: Any, request_id: str, _key: str) -> Call:
+        self.seeds.append(params.seed)
         batches = self._engine.stream_batches(
             prompt, params, options, request_id=request_id, with_text=False
         )
-        self.calls.append(Call(with_heartbeats(self._noting(batches), 0.01)))
+        most = self._dies_after.pop(0) if self._dies_after else None
+        self.calls.append(Call(with_heartbeats(self._noting(batches, most), 0.01)))
         return self.calls[-1]
 
-    async def _noting(self, batches: Any) -> AsyncGenerator[Any, None]:
-        async for batch in batches:
-            self.batches.append(len(batch))
-            yield batch
+    async def _noting(self, batches: Any, most: int | None) -> AsyncGenerator[Any, None]:
+        from ray.exceptions import ActorDiedError
+
+        async with aclosing(batches):
+            async for batch in batches:
+                if most is not None and most <= 0:
+                    raise ActorDiedError
+                most = None if most is None else most - 1
+                self.batches.append(len(batch))
+                yield batch
+
+
+@pytest.fixture(scope="module")
+def local(checkpoint: Path) -> Iterator[LocalEngineClient]:
+    config = EngineConfig(model=str(checkpoint), kv_cache_tokens=1024, multi_step_ms=0)
+    local = LocalEngineClient(AsyncEngine(config))
+    asyncio.run(local.start())
+    yield local
+    asyncio.run(local.close())
+
+
+async def client_of(handle: Handle) -> EngineClient:
+    from draftline.deploy.ray_serve.engine_client import RayEngineClient
+
+    config = handle._engine.config
+    client = RayEngineClient(handle, config, 30.0, LIMITS, NoCounts())  # pyright: ignore[reportArgumentType]
+    await client.start()
+    return client
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
+@pytest.mark.parametrize("dies_after", [(), (0,), (1,), (3, 4, 0)])
 @pytest.mark.parametrize("stop", [(), ("a", "zz")])
 async def test_texts_are_those_of_an_engine_in_this_process(
-    checkpoint: Path, stop: tuple[str, ...]
+    local: LocalEngineClient, stop: tuple[str, ...], dies_after: tuple[int, ...]
 ) -> None:
-    from draftline.deploy.ray_serve.engine_client import RayEngineClient
-
-    config = EngineConfig(model=str(checkpoint), kv_cache_tokens=1024)
-    local = LocalEngineClient(AsyncEngine(config))
-    await local.start()
-    try:
-        handle = Handle(local._engine)
-        client = RayEngineClient(handle, config, 30.0)  # pyright: ignore[reportArgumentType]
-        await client.start()
-        params = SamplingParams(**{**_fields(PARAMS), "stop": stop})
-        expected = await _answer(local, params)
-        assert await _answer(client, params) == expected
-        assert sum(handle.batches) >= len(handle.batches) > 0
-        assert handle.calls[0].is_cancelled
-    finally:
-        await local.close()
+    handle = Handle(local._engine, dies_after)
+    client = await client_of(handle)
+    # The first "a" does not end it.
+    params = replace(PARAMS, stop=stop, min_tokens=10 if stop else 0)
+    expected = await _answer(local, params)
+    assert await _answer(client, params) == expected
+    assert sum(handle.batches) >= len(handle.batches) > 0
+    assert len(handle.calls) == 1 + len(dies_after)
+    assert all(call.is_cancelled for call in handle.calls)
 
 
-def _fields(params: SamplingParams) -> dict[str, Any]:
-    return {"max_tokens": params.max_tokens, "temperature": params.temperature,
-            "seed": params.seed, "ignore_eos": params.ignore_eos}  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
+async def test_a_request_without_a_seed_keeps_the_one_that_it_began_with(
+    local: LocalEngineClient,
+) -> None:
+    handle = Handle(local._engine, (2,))
+    client = await client_of(handle)
+    answer = await _answer(client, replace(PARAMS, seed=None))
+    first, second = handle.seeds
+    assert first == second is not None
+    assert answer == await _answer(local, replace(PARAMS, seed=first))
 
 
 async def _answer(engine_client: EngineClient, params: SamplingParams) -> tuple[Any, ...]:

@@ -14,7 +14,12 @@ from draftline.cluster.engine.assembly import plan_model
 from draftline.cluster.pipeline.bundle import ANY, replica_bundles
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.serve.options import read_speculative_config
-from draftline.deploy.ray_serve.deployment_plan import engine_options, placement_bundles
+from draftline.deploy.ray_serve.deployment_plan import (
+    engine_options,
+    ingress_options,
+    placement_bundles,
+    resume_limits,
+)
 from draftline.deploy.ray_serve.runtime import PROXY_READY_CHECK, RAY_ENVIRONMENT
 from draftline.deploy.settings.settings import (
     DEMO_FILE,
@@ -279,3 +284,20 @@ def test_autoscaling_replaces_the_number_of_replicas() -> None:
     scaled = engine_options(build_serve_args({"deployment": {"autoscaling_config": scaling}}))
     assert scaled["autoscaling_config"] == scaling
     assert "num_replicas" not in scaled
+
+
+def test_what_stops_has_the_time_of_its_requests() -> None:
+    args = build_serve_args({"server": {"drain_timeout_s": 7.0, "request_timeout_s": 50.0}})
+    assert engine_options(args)["graceful_shutdown_timeout_s"] == 7.0
+    # A stream cannot leave the ingress that has it.
+    assert ingress_options(args)["graceful_shutdown_timeout_s"] > 50.0
+    deployment = {"graceful_shutdown_timeout_s": 3.0}
+    args = build_serve_args({"server": {"request_timeout_s": None}, "deployment": deployment})
+    assert engine_options(args)["graceful_shutdown_timeout_s"] == 3.0
+    assert ingress_options(args)["graceful_shutdown_timeout_s"] > 600.0
+
+
+@pytest.mark.parametrize(("written", "tries"), [(True, 3), ("on", 3), (False, 0), ("off", 0)])
+def test_resuming_can_be_switched_off(written: object, tries: int) -> None:
+    args = build_serve_args({"deployment": {"resume": written}})
+    assert resume_limits(args.deployment).max_tries == tries

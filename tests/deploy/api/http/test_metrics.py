@@ -59,6 +59,9 @@ def test_the_table_of_the_docs_is_complete_and_true() -> None:
         metrics=finished(),
     )  # fmt: skip
     metrics.record(delta, 0.1)
+    metrics.record_resumed("replica_died")
+    metrics.record_lost("replica_died")
+    metrics.record_routed("load", 7, 0)
     exposed = {
         (
             name,

@@ -12,17 +12,20 @@ from support.fakes.fake_engine import FakeEngine
 
 
 async def test_health_follows_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    for path in ("/health", "/ping"):
+    for path in ("/health", "/ping", "/readyz", "/livez"):
         assert (await client.get(path)).status_code == 200
     engine.healthy = False
-    for path in ("/health", "/ping"):
+    # Whoever restarts what does not live must not restart what recovers.
+    assert (await client.get("/livez")).status_code == 200
+    for path in ("/health", "/ping", "/readyz"):
         response = await client.get(path)
         assert response.status_code == 503
         assert response.json()["error"]["type"] == "ServiceUnavailableError"
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("HEAD", "/health"), ("HEAD", "/ping"), ("POST", "/ping")]
+    ("method", "path"),
+    [("HEAD", "/health"), ("HEAD", "/readyz"), ("HEAD", "/ping"), ("POST", "/ping")],
 )
 async def test_probes_may_ask_in_other_ways(
     serving: Any, engine: FakeEngine, method: str, path: str
@@ -97,7 +100,7 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
 
 async def test_api_key(serving: Any, engine: FakeEngine) -> None:
     async with serving(engine, api_keys=("first", "second")) as client:
-        for path in ("/health", "/ping"):
+        for path in ("/health", "/ping", "/readyz", "/livez"):
             assert (await client.get(path)).status_code == 200
         for path in ("/v1/models", "/metrics", "/version", "/nothing", "/docs"):
             for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):

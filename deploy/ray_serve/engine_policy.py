@@ -1,0 +1,115 @@
+"""How many engine replicas there should be where first tokens are to come in time.
+
+The policy runs in Ray Serve's controller, and imports little; what it reads is recorded by each
+replica.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+# What a replica tells the autoscaler: seconds to first tokens, and how many requests that is of.
+TTFT_S, NUM_FIRST_TOKENS = "ttft_s", "num_first_tokens"
+# Ray Serve's own default.
+TARGET_ONGOING_REQUESTS = 2.0
+# Below this share of the target replicas may go; from there to the target they stay.
+IDLE_SHARE = 0.5
+# A step never more than doubles them: what was added needs time to show.
+MAX_GROWTH = 2.0
+# First tokens of late, which a replica tells of.
+WINDOW_S = 10.0
+
+
+class EngineState(Protocol):
+    """Of Ray Serve's `AutoscalingContext` what the policy reads."""
+
+    current_num_replicas: int
+
+    @property
+    def total_num_requests(self) -> float:
+        """Requests at replicas and in the queues of ingresses; a mean."""
+        ...
+
+    @property
+    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
+        """Metric -> replica -> its mean over the period that is looked back on."""
+        ...
+
+
+class EnginePolicy:
+    """As many replicas as the requests take, and more where first tokens come late.
+
+    The time to a first token is no total that could be divided by a target, as requests are: it
+    says that there are too few, and about how many times. So replicas that came for its sake stay
+    until it is far below the target. Ray Serve adds bounds and delays.
+
+    target_ttft_s            longest mean time to a first token, seconds
+    target_ongoing_requests  of one replica
+    """
+
+    def __init__(
+        self, target_ttft_s: float, target_ongoing_requests: float = TARGET_ONGOING_REQUESTS
+    ) -> None:
+        self._target_ttft_s = target_ttft_s
+        self._target_ongoing_requests = target_ongoing_requests
+
+    def __call__(self, state: EngineState) -> tuple[float, dict[str, Any]]:
+        """The number of replicas, not rounded, and nothing to remember."""
+        by_requests = state.total_num_requests / self._target_ongoing_requests
+        late = _mean_ttft_s(state.aggregated_metrics or {}) / self._target_ttft_s
+        if late <= IDLE_SHARE:
+            return by_requests, {}
+        growth = min(max(late, 1.0), MAX_GROWTH)
+        return max(by_requests, state.current_num_replicas * growth), {}
+
+
+def _mean_ttft_s(metrics: Mapping[str, Mapping[Any, float]]) -> float:
+    """Over the requests of all replicas; 0 where there were none."""
+    counts = metrics.get(NUM_FIRST_TOKENS, {})
+    times = metrics.get(TTFT_S, {})
+    total = sum(counts.values())
+    weighted = sum(seconds * counts.get(replica, 0.0) for replica, seconds in times.items())
+    return weighted / total if total else 0.0
+
+
+class FirstTokens:
+    """Times to the first tokens of one replica's requests. One event loop uses it.
+
+    clock  seconds; only differences count
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # When each came, and how long it took.
+        self._came: deque[tuple[float, float]] = deque()
+        self._waiting: dict[object, float] = {}
+
+    @contextmanager
+    def waiting(self) -> Iterator[Callable[[], None]]:
+        """A request that waits; what is given is called at its tokens."""
+        request = object()
+        self._waiting[request] = self._clock()
+
+        def came() -> None:
+            began = self._waiting.pop(request, None)
+            if began is not None:
+                now = self._clock()
+                self._came.append((now, now - began))
+
+        try:
+            yield came
+        finally:
+            self._waiting.pop(request, None)
+
+    def stats(self) -> dict[str, float]:
+        """Of late, for `EnginePolicy`. Those that wait still count as long as they have."""
+        now = self._clock()
+        while self._came and self._came[0][0] < now - WINDOW_S:
+            self._came.popleft()
+        times = [seconds for _, seconds in self._came]
+        times += [now - began for began in self._waiting.values()]
+        mean = sum(times) / len(times) if times else 0.0
+        return {TTFT_S: mean, NUM_FIRST_TOKENS: float(len(times))}

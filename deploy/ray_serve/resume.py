@@ -1,0 +1,276 @@
+"""A request that goes on at another replica where its own is lost; without Ray.
+
+Noise and rules depend on positions alone, so a replica that is given the prompt, the seed and the
+tokens told so far commits the tokens that the lost one would have (`RequestOptions.answered`).
+Whoever reads the deltas sees one stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ...core.errors import (
+    CapacityError,
+    DraftlineError,
+    EngineClosed,
+    EngineFailed,
+    RequestSuspected,
+    StageLost,
+)
+from ...core.request.output import TARGET_SOURCE, Delta, RequestMetrics
+from ...core.request.sampling_params import RequestOptions, SamplingParams
+
+# Seconds before the next try, doubled from one to the next.
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+# What may be no request's fault, and passes: another replica, or this one soon, takes the request.
+RESUMABLE = (StageLost, EngineFailed, EngineClosed, CapacityError)
+
+# Begins a request at some replica; what it gives is as of `EngineReplica.stream`.
+Begin = Callable[[SamplingParams, RequestOptions], AsyncGenerator[Sequence[Delta], None]]
+
+
+class ReplicaDied(StageLost):
+    """The replica of a request died, or gives no sign of life: the request may be the cause."""
+
+
+class NoReplica(StageLost):
+    """No replica takes requests."""
+
+
+class OtherModel(StageLost):
+    """A replica, of an update that is under way, cannot go on with what another model began."""
+
+
+class ServerEnds(EngineClosed):
+    """There will be no replica any more."""
+
+
+# What says nothing of the request: it may be sent elsewhere.
+PASSING = (CapacityError, NoReplica, ServerEnds)
+
+
+class ResumeCounts(Protocol):
+    """Hears what became of requests whose replica was lost."""
+
+    def record_resumed(self, cause: str) -> None:
+        """One went on elsewhere."""
+        ...
+
+    def record_lost(self, cause: str) -> None:
+        """One ended with an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeLimits:
+    """What is tried for one request.
+
+    max_tries  replicas that may die with it, beyond the first; 0: what is lost ends with an error
+    timeout_s  longest time from a loss to the next token
+    """
+
+    max_tries: int
+    timeout_s: float
+
+
+async def resumed(
+    begin: Begin,
+    params: SamplingParams,
+    options: RequestOptions,
+    limits: ResumeLimits,
+    counts: ResumeCounts,
+) -> AsyncGenerator[Sequence[Delta], None]:
+    """One request's deltas, from as many replicas as it takes; `params` have a seed.
+
+    Raises what `begin` raises, where that cannot be resumed, or no more.
+    """
+    told = ToldAnswer(params, options)
+    losses = Losses(limits, asyncio.get_running_loop().time)
+    while True:
+        try:
+            async with aclosing(_one_try(begin, told, losses, counts)) as batches:
+                async for deltas in batches:
+                    yield deltas
+            return
+        except RESUMABLE as error:
+            if not losses.may_go_on(error, has_begun=bool(told.token_ids)):
+                if losses.cause is not None:
+                    counts.record_lost(losses.cause)
+                raise losses.error(error) from error
+            await asyncio.sleep(losses.backoff_s())
+
+
+async def _one_try(
+    begin: Begin, told: ToldAnswer, losses: Losses, counts: ResumeCounts
+) -> AsyncGenerator[Sequence[Delta], None]:
+    """What one replica has to add, to the answer's end."""
+    async with aclosing(begin(*told.rest())) as batches:
+        while True:
+            deltas = await _next(batches, losses.deadline)
+            if (cause := losses.end()) is not None:
+                counts.record_resumed(cause)
+            yield [told.add(delta) for delta in deltas]
+            if deltas[-1].finish_reason is not None:
+                return
+
+
+async def _next(
+    batches: AsyncGenerator[Sequence[Delta], None], deadline: float | None
+) -> Sequence[Delta]:
+    limit = asyncio.timeout_at(deadline)
+    try:
+        async with limit:
+            deltas = await anext(batches, None)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise NoReplica("no replica went on with this request in time") from error
+    if deltas is None:
+        raise ReplicaDied("the replica of this request left it unanswered")
+    return deltas
+
+
+class Losses:
+    """The tries of one request since its replica was lost, and whether there may be another.
+
+    clock  of the event loop; seconds
+    """
+
+    def __init__(self, limits: ResumeLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._num_died = self._num_tries = 0
+        self._first: DraftlineError | None = None
+        # Why the request has no replica now, and until when it may have none.
+        self.cause: str | None = None
+        self.deadline: float | None = None
+
+    def may_go_on(self, error: DraftlineError, *, has_begun: bool) -> bool:
+        """Whether another replica is to be tried after `error`.
+
+        What was refused before it began anywhere is refused: its sender may try elsewhere.
+        """
+        is_new = not has_begun and self.cause is None
+        if is_new and isinstance(error, PASSING):
+            return False
+        if self.cause is None:
+            self.cause, self._first = cause_of(error), error
+            self.deadline = self._clock() + self._limits.timeout_s
+            self._num_tries = 0
+        self._num_died += isinstance(error, ReplicaDied | EngineFailed)
+        if isinstance(error, RequestSuspected | ServerEnds) or not self._limits.max_tries:
+            return False
+        is_in_time = self.deadline is not None and self._clock() < self.deadline
+        return is_in_time and self._num_died <= self._limits.max_tries
+
+    def backoff_s(self) -> float:
+        """Seconds until the next try, no longer than there is time."""
+        assert self.deadline is not None, "nothing is lost"
+        self._num_tries += 1
+        backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._num_tries - 1), MAX_BACKOFF_S)
+        return max(0.0, min(backoff_s, self.deadline - self._clock()))
+
+    def end(self) -> str | None:
+        """The request goes on. Why it had no replica, if it had none."""
+        cause, self.cause, self.deadline = self.cause, None, None
+        return cause
+
+    def error(self, last: DraftlineError) -> DraftlineError:
+        """What the request ends with: the loss, rather than what came of trying again."""
+        if self._first is not None and isinstance(last, PASSING):
+            return self._first
+        return last
+
+
+def cause_of(error: DraftlineError) -> str:
+    """The name of a loss in metrics."""
+    match error:
+        case ReplicaDied():
+            return "replica_died"
+        case StageLost():
+            return "stage_lost"
+        case EngineFailed():
+            return "engine_failed"
+        case EngineClosed():
+            return "replica_stopped"
+    return "refused"
+
+
+@dataclass(slots=True)
+class ToldAnswer:
+    """What the reader of a request's deltas has been told, and what is to follow."""
+
+    params: SamplingParams
+    options: RequestOptions
+    token_ids: list[int] = field(default_factory=list)
+    _began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    _first_token_at: float = 0.0
+    # Sources of each delta, of the replica that runs it and of those that are lost.
+    _sources: list[tuple[str, ...]] = field(default_factory=list)
+    _lost_sources: list[tuple[str, ...]] = field(default_factory=list)
+    _num_begun: int = 0
+
+    def rest(self) -> tuple[SamplingParams, RequestOptions]:
+        """What a replica is to be asked for."""
+        self._lost_sources += self._sources
+        self._sources = []
+        self._num_begun += 1
+        if not self.token_ids:
+            return self.params, self.options
+        # Those of the prompt came with the first token.
+        params = replace(self.params, prompt_logprobs=None)
+        return params, replace(self.options, answered=tuple(self.token_ids))
+
+    def add(self, delta: Delta) -> Delta:
+        """Tell of a delta: itself, with metrics of the whole request where it is the last."""
+        if delta.token_ids and not self.token_ids:
+            self._first_token_at = asyncio.get_running_loop().time()
+        self.token_ids += delta.token_ids
+        self._sources.append(delta.sources)
+        if delta.metrics is None or self._num_begun == 1:
+            return delta
+        return delta._replace(metrics=self._whole(delta.metrics))
+
+    def _whole(self, last: RequestMetrics) -> RequestMetrics:
+        """The last replica's metrics with what the lost ones did, as far as they told.
+
+        Nodes that lost replicas verified in vain are not known. Times are on the last one's clock;
+        where another told the first token, all before it counts as its prompt's.
+        """
+        now = asyncio.get_running_loop().time()
+        arrival_time = last.finish_time - (now - self._began_at)
+        if not self._lost_sources:
+            return replace(last, arrival_time=arrival_time)
+        accepted = Counter(
+            source
+            for sources in self._lost_sources
+            for source in sources
+            if source != TARGET_SOURCE
+        )
+        # The first token came with the prompt, from no verification step.
+        lengths = [length for sources in self._lost_sources[1:] for length in _lengths(sources)]
+        return replace(
+            last,
+            num_steps=last.num_steps + len(lengths),
+            num_draft_tokens=last.num_draft_tokens + accepted.total(),
+            drafted_by_source=accepted + Counter(last.drafted_by_source),
+            accepted_by_source=accepted + Counter(last.accepted_by_source),
+            accepted_lengths=(*lengths, *last.accepted_lengths),
+            arrival_time=arrival_time,
+            start_time=arrival_time,
+            first_token_time=last.finish_time - (now - self._first_token_at),
+        )
+
+
+def _lengths(sources: Sequence[str]) -> list[int]:
+    """Accepted nodes of the verification steps that one delta tells of."""
+    if sources and sources[0] == TARGET_SOURCE:
+        # Without drafts each token had a pass of its own.
+        return [0] * len(sources)
+    return [sum(source != TARGET_SOURCE for source in sources)]

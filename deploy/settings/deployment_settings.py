@@ -1,0 +1,119 @@
+"""Settings of the Ray Serve deployments; their place in a file is `settings.py`'s."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from ...cluster.checked_settings import Settings
+from ...core.errors import ConfigError
+
+
+class DeploymentConfig(Settings):
+    """The Ray Serve deployments; names and meanings are Ray Serve's own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_replicas: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="engine replicas; each has its own stages and drafters"
+    )
+    autoscaling_config: dict[str, Any] | None = Field(
+        default=None, description="Ray Serve's autoscaling fields; replaces num_replicas"
+    )
+    target_ttft_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="with autoscaling_config: replicas are added, too, where requests wait longer "
+        "for their first token",
+    )
+    num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="HTTP replicas; metrics are counted by each"
+    )
+    max_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="requests of one engine replica at once; default: what its engine can hold",
+    )
+    max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
+        default=256, description="requests that wait for a replica; one more gets 429; -1: no limit"
+    )
+    coordinator_cpus: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="CPUs of a replica"
+    )
+    ingress_cpus: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="CPUs of an HTTP replica"
+    )
+    request_router: Literal["prefix", "balanced"] = Field(
+        default="prefix",
+        description="which replica a request goes to. prefix: that of its x-session-id, else the "
+        "one where it costs least: which was sent the beginning of its prompt before, unless "
+        "others have less to do; balanced: Ray Serve's own, the less loaded of two",
+    )
+    router_load_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=64,
+        description="what one more request at a replica weighs, in prompt tokens to be computed",
+    )
+    placement_group_strategy: str = Field(
+        default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
+    )
+    health_check_period_s: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="how often a replica's health is asked for"
+    )
+    health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0, description="no answer for this long, three times: the replica is replaced"
+    )
+    replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0,
+        description="a request whose replica gives no sign of life for so long has lost it",
+    )
+    resume: Literal["on", "off"] = Field(
+        default="on",
+        description="a request that has lost its replica goes on at another, with the text that it "
+        "would have had; off: it ends with 503",
+    )
+    resume_tries: Annotated[int, Field(ge=1)] = Field(
+        default=3,
+        description="replicas that may die with a request after its first; one that kills them "
+        "must not kill all",
+    )
+    resume_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=120.0,
+        description="how long a request may be without a replica; then it ends with 503",
+    )
+    keep_actors: bool = Field(
+        default=True,
+        description="stages and drafters on CPUs outlive a replica that dies, for its successor",
+    )
+    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="how long running requests may take when their replica stops; then they go on "
+        "at another; default: drain_timeout_s of the server",
+    )
+    max_surge_percent: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=0,
+        description="replicas that an update starts before it stops old ones, of their number; 0: "
+        "old ones stop first. Without room for them the update waits",
+    )
+
+    @field_validator("resume", mode="before")
+    @classmethod
+    def _read_switch(cls, value: Any) -> Any:
+        # YAML reads a bare on or off as a boolean.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    @field_validator("placement_group_strategy")
+    @classmethod
+    def _check_strategy(cls, value: str) -> str:
+        known = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+        if value not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.target_ttft_s is None:
+            return self
+        if self.autoscaling_config is None:
+            raise ConfigError("target_ttft_s", "needs autoscaling_config, with max_replicas")
+        if "policy" in self.autoscaling_config:
+            raise ConfigError("target_ttft_s", "autoscaling_config has a policy of its own")
+        return self
