@@ -104,7 +104,8 @@ class Replica:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
-            wasted_by_source=dict(core.wasted_by_source),
+            wasted_by_source=dict(core.ended.wasted_by_source),
+            by_tenant={name: replace(sums) for name, sums in core.ended.by_tenant.items()},
             streaming=replace(core.streaming.counts),
             drafters=self._assembly.hub.stats(),
         )

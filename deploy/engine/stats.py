@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...cluster.drafting.stats import DrafterStats
 from ...core.schedule.streaming import StreamingCounts
+from ...core.schedule.tenant_work import TenantTotals
 
 # Shorter than this, a full queue is asked again and again; longer, clients give up.
 MIN_RETRY_S = 1
@@ -27,7 +28,9 @@ class EngineStats:
     num_prefix_queries   prompt tokens that were looked for in the prefix cache
     num_prefix_hits      of these, how many were there
     wasted_by_source     nodes of ended requests that were verified and not committed
+    by_tenant            what ended requests took, by the tenants' labels
     streaming            what went through the stages in slices
+    usage_dropped        usage records that could not be written
     """
 
     engine_id: str
@@ -41,6 +44,8 @@ class EngineStats:
     wasted_by_source: Mapping[str, int]
     streaming: StreamingCounts
     drafters: tuple[DrafterStats, ...]
+    by_tenant: Mapping[str, TenantTotals] = field(default_factory=dict)
+    usage_dropped: int = 0
 
 
 class FinishRate:

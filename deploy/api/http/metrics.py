@@ -13,6 +13,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from ....core.request.output import Delta, RequestMetrics
+from ....core.schedule.tenant_work import BoundedNames
 from ...engine.stats import EngineStats
 from ..engine_client import EngineClient
 from .engine_metrics import EngineCollector
@@ -35,6 +36,14 @@ class MetricsPage(Protocol):
         """Count a delta of an answer; `gap_s`: since the one before it, None for the first."""
         ...
 
+    def refused(self, tenant: str, reason: str) -> None:
+        """Count a request that a tenant's limit refused: which limit, or `unavailable`."""
+        ...
+
+    def store_failed(self, store: str) -> None:
+        """Count that a store could not be asked: `tenants` or `rate_limit`."""
+        ...
+
     async def text(self, engine_client: EngineClient) -> bytes:
         """The text that `/metrics` answers."""
         ...
@@ -53,6 +62,14 @@ class ServerMetrics:
         self._success = self._counter(
             "vllm:request_success", "Requests answered, by how they ended", "finished_reason"
         )
+        self._refused = self._counter(
+            "draftline:tenant_refusals", "Requests that a limit refused", "tenant", "reason"
+        )
+        self._store_failures = self._counter(
+            "draftline:tenant_store_failures",
+            "Looks at the store of tenants, or of rates, that failed", "store",
+        )  # fmt: skip
+        self._tenants = BoundedNames()
         self._create_histograms()
         self._create_speculative()
 
@@ -106,6 +123,14 @@ class ServerMetrics:
         reason = delta.finish_reason
         if reason is not None and reason != "cancelled" and delta.metrics is not None:
             self.record_finish(reason, delta.metrics)
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """Count a request that a tenant's limit refused: which limit, or `unavailable`."""
+        self._refused.labels(self._model, self._tenants.label(tenant), reason).inc()
+
+    def store_failed(self, store: str) -> None:
+        """Count that a store could not be asked: `tenants` or `rate_limit`."""
+        self._store_failures.labels(self._model, store).inc()
 
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""

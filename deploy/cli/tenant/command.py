@@ -151,8 +151,8 @@ def set_settings(
 ) -> None:
     """Change limits and rights of a tenant; what is not named stays."""
     from ....core.errors import ConfigError
-    from ...tenants.changes import set_tenant
     from ...settings.tenants import TenantConfig
+    from ...tenants.changes import set_tenant
 
     given, names = _given(ctx), [text.replace("-", "_") for text in unset or ()]
     known = [field for field in TenantConfig.model_fields if field not in OWN]
