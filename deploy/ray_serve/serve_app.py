@@ -28,7 +28,13 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
-from .deployment_plan import ReplicaHealth, engine_options, has_keeper, with_device
+from .deployment_plan import (
+    ReplicaHealth,
+    engine_options,
+    has_keeper,
+    require_shared_rates,
+    with_device,
+)
 from .heartbeat import with_heartbeats
 from .runtime import serve_host
 
@@ -59,10 +65,14 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
             "pools", "are applications of their own in a file of Ray Serve's: deploy/pool.yaml"
         )
     require_keys(checked.server, serve_host() or checked.server.host)
+    require_shared_rates(checked)
     checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
     options = engine_options(checked) | _keeper_options(checked)
     engine = EngineReplica.options(**options).bind(
-        checked.engine, checked.deployment, checked.server.max_unread_bytes
+        checked.engine,
+        checked.deployment,
+        checked.server.max_unread_bytes,
+        checked.server.usage_log,
     )
     ingress = Ingress.options(
         num_replicas=checked.deployment.num_ingress_replicas,
@@ -98,6 +108,7 @@ class EngineReplica:
         config: EngineConfig,
         deployment: DeploymentConfig,
         max_unread_bytes: int | None = None,
+        usage_log: str | None = None,
     ) -> None:
         # The ingress and the driver never load the engine's code.
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
@@ -106,7 +117,11 @@ class EngineReplica:
         replica_id = serve.get_replica_context().replica_id.unique_id
         keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
         self._engine = AsyncEngine(
-            config, engine_id=replica_id, keeper=keeper, max_unread_bytes=max_unread_bytes
+            config,
+            engine_id=replica_id,
+            keeper=keeper,
+            max_unread_bytes=max_unread_bytes,
+            usage_log=usage_log,
         )
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
         self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...core.errors import ConfigError, StoreError
+from ..settings.settings import ServerConfig
 from ..settings.sharing import REDIS_SCHEMES
 from ..settings.tenants import TenantConfig, read_tenants, require_distinct
 
@@ -54,7 +55,7 @@ class TenantStore(Protocol):
 def open_tenant_store(url: str) -> TenantStore:
     """The store at a path or a Redis URL; it need not be there yet. Raises `ConfigError`."""
     # Each is needed by few.
-    if url.startswith((*REDIS_SCHEMES, "unix://")):
+    if url.startswith(REDIS_SCHEMES):
         from .redis_store import RedisTenants  # noqa: PLC0415
 
         return RedisTenants(url)
@@ -79,3 +80,20 @@ def checked_tenants(records: Sequence[Record], where: str) -> tuple[TenantConfig
     except ConfigError as error:
         raise StoreError(f"{where}: {error}") from error
     return tenants
+
+
+def check_tenant_store(config: ServerConfig) -> None:
+    """Raise `ConfigError` where a file of tenants is missing or wrong. Redis may be away for a
+    while when a server starts: its tenants are served from when it is back."""
+    if config.tenant_store is None:
+        return
+    store = open_tenant_store(config.tenant_store)
+    try:
+        tenants = checked_tenants(store.read(), store.where)
+    except StoreError as error:
+        if config.tenant_store.startswith(REDIS_SCHEMES):
+            return
+        raise ConfigError(
+            "server.tenant_store", f"{error}; draftline tenant create makes one"
+        ) from error
+    require_distinct(config.api_key_sha256, (*config.tenants, *tenants))

@@ -184,7 +184,7 @@ class CountingGate:
 
     async def _close_redis(self) -> None:
         with suppress(RedisError, OSError):
-            await self._client.aclose()
+            await self._client.connection_pool.disconnect(inuse_connections=True)
 
 
 def _refused(kind: Kind, rates: Mapping[str, Rate]) -> Verdict:
