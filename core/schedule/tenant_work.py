@@ -18,6 +18,7 @@ class RequestUsage:
     """What one request took until it ended, however it did.
 
     prompt_tokens      of which KV of `cached_tokens` was there already
+    steps              steps that verified a root of it, with nodes or without
     nodes_verified     nodes of its trees, of which `nodes_wasted` were thrown away
     queue_s            from its arrival to its first place
     status             stop, length or cancelled; or the error's class
@@ -28,6 +29,7 @@ class RequestUsage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    steps: int
     nodes_verified: int
     nodes_wasted: int
     queue_s: float
@@ -42,6 +44,7 @@ class TenantTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    steps: int = 0
     nodes_verified: int = 0
     nodes_wasted: int = 0
     queue_s: float = 0.0
@@ -52,6 +55,7 @@ class TenantTotals:
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
         self.completion_tokens += usage.completion_tokens
+        self.steps += usage.steps
         self.nodes_verified += usage.nodes_verified
         self.nodes_wasted += usage.nodes_wasted
         self.queue_s += usage.queue_s
@@ -102,6 +106,7 @@ class EndedRequests:
             prompt_tokens=state.prompt_len,
             cached_tokens=state.num_cached_tokens or 0,
             completion_tokens=state.num_answered,
+            steps=len(state.accepted_lengths),
             nodes_verified=nodes.drafted.total(),
             nodes_wasted=nodes.wasted.total(),
             # One that was never started has waited all the time.

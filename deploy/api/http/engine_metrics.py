@@ -114,6 +114,8 @@ TABLE = (
          "Prompt tokens whose KV was there already", _tenants(lambda t: t.cached_tokens), TENANT),
     _Row(CounterMetricFamily, "draftline:tenant_generation_tokens", "Tokens generated",
          _tenants(lambda t: t.completion_tokens), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_steps", "Steps that verified a root of a request",
+         _tenants(lambda t: t.steps), TENANT),
     _Row(CounterMetricFamily, "draftline:tenant_nodes_verified", "Nodes verified",
          _tenants(lambda t: t.nodes_verified), TENANT),
     _Row(CounterMetricFamily, "draftline:tenant_nodes_wasted", "Nodes verified and thrown away",
