@@ -85,25 +85,13 @@ def create_app(  # noqa: PLR0913 - most are keywords
     metrics = metrics or ServerMetrics(model_name)
     gate = gate or gate_of(config, partial(metrics.store_failed, "rate_limit"))
     callers = Callers(config)
+    watch = _watch(config, callers, metrics)
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await engine_client.start()
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(engine_client.close)
-            await gate.start()
-            stack.push_async_callback(gate.close)
-            if config.tenant_store is not None:
-                watch = TenantWatch(
-                    open_tenant_store(config.tenant_store),
-                    callers.use,
-                    partial(metrics.store_failed, "tenants"),
-                )
-                stack.push_async_callback(watch.close)
-                await watch.start()
-            yield
-
-    app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="draftline",
+        version=__version__,
+        lifespan=lambda _app: _running(engine_client, gate, watch),
+    )
     model = ServedModel(model_name)
     if engine is not None:
         sources = [drafter.source for drafter in engine.drafters]
@@ -127,6 +115,30 @@ def create_app(  # noqa: PLR0913 - most are keywords
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app
+
+
+def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> TenantWatch | None:
+    """What follows the store of tenants, where there is one."""
+    if config.tenant_store is None:
+        return None
+    failed = partial(metrics.store_failed, "tenants")
+    return TenantWatch(open_tenant_store(config.tenant_store), callers.use, failed)
+
+
+@asynccontextmanager
+async def _running(
+    engine_client: EngineClient, gate: Gate, watch: TenantWatch | None
+) -> AsyncIterator[None]:
+    """From the app's start to its end."""
+    await engine_client.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(engine_client.close)
+        await gate.start()
+        stack.push_async_callback(gate.close)
+        if watch is not None:
+            await watch.start()
+            stack.push_async_callback(watch.close)
+        yield
 
 
 def _add_text_routes(

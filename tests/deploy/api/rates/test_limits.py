@@ -14,6 +14,7 @@ from draftline.deploy.settings.tenants import key_digest
 from support.fakes.fake_engine import FakeEngine
 
 AUTH = {"Authorization": "Bearer k"}
+SEVEN = {"prompt": "abcdefg"}
 BODY = {"prompt": "abcd", "max_tokens": 2}
 
 
@@ -61,7 +62,7 @@ async def test_tokens_a_minute_count_prompts_at_once_and_answers_as_they_come(
         assert answer.headers["x-ratelimit-remaining-tokens"] == "16"
         async with asyncio.timeout(20):
             # The answer's tokens are counted within a second or so.
-            while (refused := await post(client, {"prompt": "abcdefg"})).status_code == 200:
+            while (refused := await post(client, SEVEN)).status_code == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert refused.status_code == 429
         assert "20 tokens a minute (tokens_per_minute)" in refused.json()["error"]["message"]
@@ -89,7 +90,7 @@ async def test_requests_at_once(serving: Any) -> None:
         hold.set()
         assert [(await one).status_code for one in running] == [200, 200]
         async with asyncio.timeout(20):
-            while (await post(client)).status_code == 429:
+            while (await post(client)).status_code == 429:  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.01)
 
 

@@ -67,7 +67,7 @@ async def test_places_of_a_replica_that_died_are_free_again(
             assert (await living.enter(limits, "a")).is_allowed
             assert (await other.enter(limits, "b")).reason == "concurrency"
             async with asyncio.timeout(20):
-                while not (await other.enter(limits, "b")).is_allowed:
+                while not (await other.enter(limits, "b")).is_allowed:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
             # That of the living one was renewed.
             assert (await other.enter(limits, "c")).reason == "concurrency"
@@ -97,7 +97,7 @@ async def test_without_redis_requests_go_on_or_are_refused_at_once(
     assert 1 <= len(failures) <= 10
     server.start()
     async with asyncio.timeout(20):
-        while not (await gate.enter(LIMITS, "late")).rates:
+        while not (await gate.enter(LIMITS, "late")).rates:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0.1)
     server.kill()
     await gate.close()
