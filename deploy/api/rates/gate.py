@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.errors import StorageError
@@ -175,9 +175,10 @@ class CountingGate:
             else:
                 # Callers try again themselves, after a pause.
                 self._client = Redis.from_url(self._url, socket_connect_timeout=TIMEOUT_S)
+                pool: Any = self._client.connection_pool
                 storage = RedisStorage(
                     f"async+{self._url}", implementation="redispy",
-                    connection_pool=self._client.connection_pool,
+                    connection_pool=pool,
                 )  # fmt: skip
                 self._counts = Rates(storage), RedisPlaces(self._client)
         return self._counts

@@ -30,6 +30,20 @@ async def until(client: httpx.AsyncClient, key: str, wanted: int) -> None:
             await asyncio.sleep(0.01)
 
 
+def spoil(path: Path) -> bytes:
+    good = path.read_bytes()
+    path.write_bytes(b"tenants: [")
+    return good
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def restore(path: Path, good: bytes) -> None:
+    path.write_bytes(good)
+
+
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(watch, "PERIOD_S", 0.01)
@@ -49,8 +63,7 @@ async def test_changes_count_without_a_restart(
         await until(client, second.text, 200)
         assert await status(client, first.text) == 401
         assert engine.calls[-1][2].tenant == "acme"
-        good = path.read_bytes()
-        path.write_bytes(b"tenants: [")
+        good = spoil(path)
         for _ in range(5):
             await asyncio.sleep(0.02)
             assert await status(client, second.text) == 200
@@ -58,10 +71,10 @@ async def test_changes_count_without_a_restart(
         assert 'draftline:tenant_store_failures_total{model_name="tiny",store="tenants"}' in (
             metrics.text
         )
-        path.unlink()
+        remove(path)
         await asyncio.sleep(0.05)
         assert await status(client, second.text) == 200
-        path.write_bytes(good)
+        restore(path, good)
         revoke_key(store, "acme", None)
         await until(client, second.text, 401)
     assert "last good state stays" in caplog.text
