@@ -141,11 +141,6 @@ class Callers:
         self.is_complete = config.tenant_store is None
         self._use(())
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of all tenants."""
-        return list(self._by_name)
-
     def use(self, stored: Sequence[TenantConfig]) -> None:
         """Take a store's tenants in place of those it had. Raises `ConfigError`, and changes
         nothing, where one has the name or a key of a tenant of the settings."""

@@ -94,7 +94,6 @@ class Verdict:
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"the prompt has more tokens than this key may send in a minute ({self.limit}, "
                 f"{setting}); send a shorter one",
-                param="prompt",
             )
         seconds = max(math.ceil(self.wait_s), 1)
         what = "requests at once" if self.reason == "concurrency" else f"{self.reason} a minute"
