@@ -55,6 +55,8 @@ class Committing:
         states, paths = trees.states, results.paths
         rows = [state.nodes.row for state in states]
         self._tally.add(rows, trees.trees, paths.sources, paths.ends)
+        if not self._scheduler.fair.is_alone:
+            self._scheduler.fair.charge_trees(states, trees.num_rows * results.num_passes)
         ended = [place for place, state in enumerate(states) if state.has_ended]
         ids = [state.request_id for state in states]
         verified = results.verified.without(ended)

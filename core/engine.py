@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +33,7 @@ from .request.sampling_params import StreamingMode
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
+from .schedule.shares.tenant_work import EndedRequests
 from .schedule.streaming import Streaming
 from .schedule.wakeup import Wakeup
 from .step.ask_plan import DraftBatch, nobody_asked
@@ -110,8 +110,7 @@ class EngineCore:
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
-        # Nodes of ended requests that were verified and thrown away.
-        self.wasted_by_source: Counter[str] = Counter()
+        self.ended = EndedRequests()
 
     @property
     def has_work(self) -> bool:
@@ -358,7 +357,7 @@ class EngineCore:
         )  # fmt: skip
 
     def _finish(self, state: RequestState, last: Delta) -> None:
-        self._forget(state)
+        self._forget(state, last.finish_reason or "")
         self._outbox.post(
             state, last._replace(metrics=state.metrics(self._clock(), self._acceptance))
         )
@@ -384,15 +383,15 @@ class EngineCore:
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if not state.has_ended:
-            self._forget(state)
+            self._forget(state, type(error).__name__)
             self._outbox.post(state, error)
 
-    def _forget(self, state: RequestState) -> None:
+    def _forget(self, state: RequestState, status: str) -> None:
         del self._states[state.request_id]
         state.has_ended = True
         self._scheduler.remove(state)
         state.nodes.close()
-        self.wasted_by_source.update(state.nodes.totals.wasted)
+        self.ended.note(state, status, self._clock())
         self._forms.forget(state.request_id)
         permitted = state.request.allowed_tokens
         if permitted is not None and permitted.constraint is not None:

@@ -28,8 +28,8 @@ from ...core.request.sampling_params import SamplingParams
 from ...core.request.stop import SilentStream, StopRule
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, StepCost
-from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.schedule.shares.prefill_share import PrefillShare
 from ...core.step.builder import load_kernels
 from ...measure.records.record import machine
 from .simulated_pipeline import VOCAB, CountingDrafters, SimulatedPipeline

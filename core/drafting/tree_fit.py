@@ -43,6 +43,8 @@ class TreeFit:
             elif self._scheduler.make_room(state, roots[place] + 1):
                 fitting.append(place)
                 bare[place] = bare_wishes(self._acceptance, trees.part(place).wishes.form)
+        # Tenants' turns change with who runs, so one that got its slots may have lost them.
+        fitting = [place for place in fitting if trees.states[place].blocks]
         fitted = trees.with_bare(bare).select(fitting)
         if num_decode_steps > 1:
             num_decode_steps = min(num_decode_steps, self._scheduler.rows_in_blocks(fitted.states))

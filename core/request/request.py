@@ -67,6 +67,7 @@ class RequestState:
     prefill_len    positions to be cached in chunks: the prompt, or all committed tokens but the
                    last after a preemption
     num_scheduled  of these, how many were cached already or submitted; some may be in flight
+    num_charged    prompt tokens up to which its tenant's counter has been charged
     num_shared     of its blocks, how many others may share
     head_nodes     most nodes that heads of the last stage draft behind its next step, by name
     in_flight      steps of this request that were submitted and not committed yet
@@ -96,6 +97,7 @@ class RequestState:
     keys: PrefixKeys | None = None
     prefill_len: int = 0
     num_scheduled: int = 0
+    num_charged: int = 0
     num_shared: int = 0
     in_flight: int = 0
     moves: Int32 = field(default_factory=lambda: NO_MOVES)

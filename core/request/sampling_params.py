@@ -125,6 +125,8 @@ class RequestOptions:
     """Changes when and how fast an answer comes, never its text.
 
     namespace    whose retrieval data and KV prefixes it may use: `shared` or a tenant's
+    tenant       whose work it is, where the engine's time is shared out
+    weight       of that tenant: its part of the time beside that of others
     priority     requests of a lower number go first, and give up their KV last
     cache_salt   KV, and what drafters learn, is shared only among requests of the same namespace
                  and salt
@@ -147,6 +149,8 @@ class RequestOptions:
     """
 
     namespace: str = "shared"
+    tenant: str = "shared"
+    weight: float = 1.0
     priority: int = 0
     cache_salt: str = ""
     store: bool = True
@@ -161,6 +165,8 @@ class RequestOptions:
     def __post_init__(self) -> None:
         if abs(self.priority) > MAX_PRIORITY:
             raise RequestError("priority", f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        if not self.weight > 0:
+            raise RequestError("weight", "must be above 0")
         if self.max_nodes is not None and self.max_nodes < 0:
             raise RequestError("speculative.max_tokens", "must be 0 or more")
         if len(self.cache_salt) > MAX_SALT_CHARS:

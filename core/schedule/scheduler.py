@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -13,7 +13,8 @@ from ..errors import CapacityError, RequestError
 from ..request.request import PrefixKeys, RequestState
 from ..step.prompt_chunk import PromptChunk
 from .block_pool import BlockPool
-from .prefill_share import PrefillShare
+from .shares.fair_share import FairShare
+from .shares.prefill_share import PrefillShare
 
 # A prompt that fills more steps is long.
 LONG_STEPS = 2
@@ -45,14 +46,15 @@ class SchedulerLimits:
 class Scheduler:
     """Owns the queue, the running requests and their KV blocks.
 
-    Requests go in the order of priority and arrival. A request takes the blocks of its prompt when
-    it starts and further ones as its answer grows; where none are left, the last in order gives up
-    its KV, waits and computes it again. The first in order always gets on, so all end.
+    Requests go in the order of priority and arrival, and between tenants by what each has had
+    (`fair_share.py`). A request takes the blocks of its prompt when it starts and further ones as
+    its answer grows; where none are left, the last in order gives up its KV, waits and computes it
+    again. The first in order always gets on, so all end.
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_pool", "_prefill_share", "_prefilling", "num_preemptions",
-        "num_prefix_hits", "num_prefix_queries", "running", "waiting",
+        "_limits", "_num_added", "_pool", "_prefill_share", "_prefilling", "fair",
+        "num_preemptions", "num_prefix_hits", "num_prefix_queries", "running", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,7 @@ class Scheduler:
         self._prefill_share = prefill_share
         self._limits = limits
         self._num_added = 0
+        self.fair = FairShare()
         self.num_preemptions = 0
         # Prompt tokens that were looked for in shared blocks, and found there.
         self.num_prefix_queries = self.num_prefix_hits = 0
@@ -104,7 +107,8 @@ class Scheduler:
                 f"KV cache of {self.num_slots} (kv_cache_tokens of the server)",
             )
         most = self._limits.max_running + self._limits.max_waiting
-        if len(self.running) + len(self.waiting) >= most:
+        num_all = len(self.running) + len(self.waiting)
+        if num_all >= most and not self.fair.is_owed_place(state, most):
             raise CapacityError(f"{len(self.waiting)} requests are waiting; try again later")
         options = state.request.options
         state.order = (options.priority, self._num_added)
@@ -112,14 +116,16 @@ class Scheduler:
         # A prompt whose log-probabilities are wanted is computed anew.
         if self._limits.share_prefixes and state.prompt_log_probs is None:
             state.keys = state.request.keys or PrefixKeys(options.salt, self._pool.block_size)
+        self.fair.enter(state)
         self._queue(state)
 
     def admit(self) -> list[RequestState]:
         """Start waiting requests, in order, while blocks for what they are to cache are free."""
         admitted = []
-        while self.waiting and self._begin(self.waiting[0]):
-            state = self.waiting.pop(0)
+        while self.waiting and self._begin(state := self.fair.first(self.waiting)):
+            self.waiting.remove(state)
             self.running[state.request_id] = state
+            self.fair.start(state)
             if state.num_prefill_left:
                 self._prefilling[state.request_id] = state
             admitted.append(state)
@@ -137,6 +143,9 @@ class Scheduler:
         """
         if self.running.pop(state.request_id, None) is None:
             self.waiting.remove(state)
+        else:
+            self.fair.stop(state)
+        self.fair.leave(state)
         self._prefilling.pop(state.request_id, None)
         self._pool.free(state.release())
 
@@ -161,7 +170,8 @@ class Scheduler:
         may_follow  whether one may that has steps in flight; those that have none go first
         """
         group_len = -(-len(self.running) // self._limits.num_groups)
-        decoding = [state for state in _in_order(self.running) if state.is_decoding]
+        running = self.fair.in_order(self.running.values())
+        decoding = [state for state in running if state.is_decoding]
         ready = [state for state in decoding if not state.in_flight]
         if len(ready) < group_len:
             behind = [state for state in decoding if state.in_flight and may_follow(state)]
@@ -230,7 +240,7 @@ class Scheduler:
         Whoever is earlier keeps its blocks, so a step that is planned in order stays valid.
         """
         while not self.reserve(state, num_slots):
-            victim = max(self.running.values(), key=lambda running: running.order)
+            victim = self.fair.in_order(self.running.values())[-1]
             self._preempt(victim)
             if victim is state:
                 return False
@@ -243,12 +253,13 @@ class Scheduler:
         left = max(0, self._limits.max_step_rows - num_tree_rows)
         long_left = self._long_room(num_tree_rows, left)
         chunks = []
-        for state in _in_order(self._prefilling):
+        for state in self.fair.in_turn(self._prefilling.values()):
             is_long = self._is_long(state)
             size = min(left, long_left if is_long else left, state.num_prefill_left)
             if size > 0:
                 start, end = state.num_scheduled, state.num_scheduled + size
                 state.num_scheduled = end
+                self.fair.charge_prompt(state, start, end)
                 if not state.num_prefill_left:
                     del self._prefilling[state.request_id]
                 wants_token = end == state.prefill_len and not state.has_answer
@@ -340,7 +351,7 @@ class Scheduler:
     def _begin(self, state: RequestState) -> bool:
         """Give a waiting request its blocks, if it may start."""
         # The answer of a step that was in flight when it was preempted changes what it caches.
-        if state.in_flight or len(self.running) >= self._limits.max_running:
+        if state.in_flight:
             return False
         num_tokens = len(state.token_ids)
         # The last token is always computed: its logits are wanted.
@@ -350,8 +361,13 @@ class Scheduler:
             return False
         missing = self._pool.blocks_for(num_tokens) - num_shared
         # One block for each that runs, or the newcomer would soon be preempted by them.
-        if missing + len(self.running) > self._pool.num_free - num_idle:
-            return False
+        lacks_blocks = missing + len(self.running) > self._pool.num_free - num_idle
+        if lacks_blocks or len(self.running) >= self._limits.max_running:
+            victim = self.fair.victim(state, self.running.values())
+            if victim is None:
+                return False
+            self._preempt(victim)
+            return self._begin(state)
         blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
         state.begin(blocks, num_shared * self._pool.block_size)
         state.num_shared = num_shared
@@ -370,6 +386,7 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         del self.running[state.request_id]
+        self.fair.stop(state)
         self._prefilling.pop(state.request_id, None)
         self._pool.free(state.release())
         state.num_preemptions += 1
@@ -378,7 +395,3 @@ class Scheduler:
 
     def _queue(self, state: RequestState) -> None:
         insort(self.waiting, state, key=lambda waiting: waiting.order)
-
-
-def _in_order(states: Mapping[str, RequestState]) -> list[RequestState]:
-    return sorted(states.values(), key=attrgetter("order"))

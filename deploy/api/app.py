@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -19,11 +20,15 @@ from ...cluster.config import EngineConfig
 from ...cluster.drafting.drafter_options import may_read_chat
 from ...core.errors import DraftlineError
 from ..settings.settings import ServerConfig
+from ..tenants.store import open_tenant_store
+from ..tenants.watch import TenantWatch
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
+from .http.callers import ApiKeys, Callers, caller_of, require_operator
 from .http.metrics import CONTENT_TYPE, MetricsPage, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
+from .rates.admission import RateLimits
+from .rates.gate import Gate, gate_of
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.bodies import Bodies, ServedModel
 from .routes.generation import GenerationRoutes
@@ -43,6 +48,11 @@ BODIES: dict[str, type[RequestModel]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{kind}"
+    for kind in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+)
 # Routes over stored responses; this server stores none.
 RESPONSE_PATHS = (
     ("/v1/responses/{response_id}", "GET"),
@@ -61,6 +71,7 @@ def create_app(  # noqa: PLR0913 - most are keywords
     behind_proxy: bool = False,
     engine: EngineConfig | None = None,
     metrics: MetricsPage | None = None,
+    gate: Gate | None = None,
 ) -> FastAPI:
     """The API of one model. The app's start starts `engine_client`, its end closes it.
 
@@ -68,24 +79,24 @@ def create_app(  # noqa: PLR0913 - most are keywords
     behind_proxy  what stands before the app answers with request ids already
     engine        its settings, of which `/v1/models` and `/server_info` tell
     metrics       where requests are counted; by default, in this app
+    gate          where limits of tenants are counted; by default, as the settings say
     """
     drain = drain or Drain()
+    metrics = metrics or ServerMetrics(model_name)
+    gate = gate or gate_of(config, partial(metrics.store_failed, "rate_limit"))
+    callers = Callers(config)
+    watch = _watch(config, callers, metrics)
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await engine_client.start()
-        try:
-            yield
-        finally:
-            await engine_client.close()
-
-    app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="draftline",
+        version=__version__,
+        lifespan=lambda _app: _running(engine_client, gate, watch),
+    )
     model = ServedModel(model_name)
     if engine is not None:
         sources = [drafter.source for drafter in engine.drafters]
         reads_chat = any(may_read_chat(drafter, engine.model) for drafter in engine.drafters)
         model = ServedModel(model_name, sources, reads_chat=reads_chat)
-    metrics = metrics or ServerMetrics(model_name)
     _add_text_routes(app, engine_client, config, metrics, model)
     _add_model_routes(app, engine_client, model)
     _add_operator_routes(app, engine_client, metrics, drain)
@@ -96,13 +107,38 @@ def create_app(  # noqa: PLR0913 - most are keywords
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+    app.add_middleware(RateLimits, gate=gate, paths=BODIES.keys(), on_refused=metrics.refused)
     app.add_middleware(RefuseWhileDraining, drain=drain)
-    app.add_middleware(ApiKeys, callers=callers_by_key(config), anonymous=operator_of(config))
+    app.add_middleware(ApiKeys, callers=callers, is_open=not config.has_keys)
     if config.cors_allow_origins:
         _allow_origins(app, config)
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app
+
+
+def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> TenantWatch | None:
+    """What follows the store of tenants, where there is one."""
+    if config.tenant_store is None:
+        return None
+    failed = partial(metrics.store_failed, "tenants")
+    return TenantWatch(open_tenant_store(config.tenant_store), callers.use, failed)
+
+
+@asynccontextmanager
+async def _running(
+    engine_client: EngineClient, gate: Gate, watch: TenantWatch | None
+) -> AsyncIterator[None]:
+    """From the app's start to its end."""
+    await engine_client.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(engine_client.close)
+        await gate.start()
+        stack.push_async_callback(gate.close)
+        if watch is not None:
+            await watch.start()
+            stack.push_async_callback(watch.close)
+        yield
 
 
 def _add_text_routes(
@@ -133,21 +169,25 @@ def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
         allow_methods=config.cors_allow_methods,
         allow_headers=config.cors_allow_headers,
         allow_credentials=config.cors_allow_credentials,
-        expose_headers=(REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER),
+        expose_headers=(REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER, *RATE_HEADERS),
     )
 
 
 def _add_model_routes(app: FastAPI, engine_client: EngineClient, model: ServedModel) -> None:
     @app.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        """The models of this server."""
-        return {"object": "list", "data": [model.card(engine_client.max_model_len)]}
+    async def list_models(request: Request) -> dict[str, Any]:
+        """The models of this server that the caller may use."""
+        caller = caller_of(request)
+        cards = [model.card(caller.context(engine_client.max_model_len))]
+        return {"object": "list", "data": cards if caller.may_use(model.name) else []}
 
     @app.get("/v1/models/{model_id:path}")
-    async def show_model(model_id: str) -> dict[str, Any]:
+    async def show_model(model_id: str, request: Request) -> dict[str, Any]:
         """One model."""
+        caller = caller_of(request)
         model.require(model_id)
-        return model.card(engine_client.max_model_len)
+        caller.check_model(model_id)
+        return model.card(caller.context(engine_client.max_model_len))
 
 
 def _add_operator_routes(

@@ -19,6 +19,7 @@ from .corpus.command import corpus_app
 from .corpus.learning import learning_app
 from .corpus.upkeep import upkeep_app
 from .flag_command import ConfigFile, FlagCommand, Model, Speculative
+from .tenant.command import tenant_app
 from .train.command import train_app
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ for part in (learning_app, upkeep_app):
     corpus_app.add_typer(part)
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(train_app, name="train")
+app.add_typer(tenant_app, name="tenant")
 app.command(cls=BenchCommand)(bench)
 app.command(cls=LosslessCommand)(lossless)
 console = Console(highlight=False, soft_wrap=True)

@@ -25,6 +25,7 @@ from .delta_queue import MAX_UNREAD_BYTES
 from .placement import Placement, stages_have_gpu
 from .shadow import Shadow
 from .stats import EngineStats, FinishRate
+from .usage_log import UsageLog
 
 if TYPE_CHECKING:
     from ...actors.kept_actors import KeeperClient
@@ -47,6 +48,7 @@ class Replica:
         links: Callable[[Sequence[AnyLink]], Sequence[AnyLink]] | None = None,
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
+        usage_log: str | None = None,
     ) -> None:
         """What is not said by `config`.
 
@@ -56,6 +58,7 @@ class Replica:
         on_failure        called once, from any thread, with the reason when the engine cannot go on
         max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
                           8 MiB
+        usage_log         file or redis:// URL for a record of each request that ends
         """
         self.config = config
         self.engine_id = engine_id
@@ -71,6 +74,8 @@ class Replica:
             self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
         )
         self._assembly: Assembly | None = None
+        model = config.served_model_name or config.model
+        self._usage = None if usage_log is None else UsageLog(usage_log, model)
         self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
         self._rate = FinishRate()
         self._shadow = Shadow(
@@ -112,7 +117,9 @@ class Replica:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
-            wasted_by_source=dict(core.wasted_by_source),
+            wasted_by_source=dict(core.ended.wasted_by_source),
+            by_tenant={name: replace(sums) for name, sums in core.ended.by_tenant.items()},
+            usage_dropped=0 if self._usage is None else self._usage.num_dropped,
             streaming=replace(core.streaming.counts),
             shadow=replace(self._shadow.counts),
             drafters=self._assembly.hub.stats(),
@@ -123,6 +130,8 @@ class Replica:
         if self._changed_links is not None:
             links = self._changed_links(links)
         self._assembly = Assembly(self._plan, self._make_pipeline, links)
+        if self._usage is not None:
+            self._assembly.core.ended.on_end = self._usage.note
         return self._assembly
 
     def _start(self) -> None:
@@ -135,6 +144,8 @@ class Replica:
     def _stop(self) -> None:
         self._shadow.close()
         self._thread.close()
+        if self._usage is not None:
+            self._usage.close()
         self._factory.grammars.close()
         self._placement.close()
 

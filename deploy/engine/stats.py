@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...cluster.drafting.stats import DrafterStats
+from ...core.schedule.shares.tenant_work import TenantTotals
 from ...core.schedule.streaming import StreamingCounts
 from .shadow import ShadowCounts
 
@@ -28,8 +29,10 @@ class EngineStats:
     num_prefix_queries   prompt tokens that were looked for in the prefix cache
     num_prefix_hits      of these, how many were there
     wasted_by_source     nodes of ended requests that were verified and not committed
+    by_tenant            what ended requests took, by the tenants' labels
     streaming            what went through the stages in slices
     shadow               requests that were repeated without drafts
+    usage_dropped        usage records that could not be written
     """
 
     engine_id: str
@@ -44,6 +47,8 @@ class EngineStats:
     streaming: StreamingCounts
     drafters: tuple[DrafterStats, ...]
     shadow: ShadowCounts = field(default_factory=ShadowCounts)
+    by_tenant: Mapping[str, TenantTotals] = field(default_factory=dict)
+    usage_dropped: int = 0
 
 
 class FinishRate:

@@ -20,6 +20,7 @@ from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...models.text.tokenizer import load_tokenizer
 from ..api.engine_client import EngineClient
+from ..api.rates.verdict import Verdict
 from ..api.text_codec import TextCodec
 from ..engine.delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from ..engine.stats import EngineStats
@@ -33,12 +34,16 @@ from .messages import (
     Draining,
     Failed,
     FromEngine,
+    GateMessage,
     Health,
     Hello,
+    Judged,
     NextTokens,
+    Refused,
     Reply,
     Serving,
     Setup,
+    StoreFailed,
     decode_from_engine,
     packed_prompt,
 )
@@ -78,6 +83,7 @@ class SocketEngineClient:
         self._numbers = itertools.count()
         self._streams: dict[int, DeltaQueue[NextTokens]] = {}
         self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._verdicts: dict[int, asyncio.Future[Verdict]] = {}
         self._is_healthy = False
         self._is_closed = False
         self.lost: Future[str] = Future()
@@ -203,6 +209,22 @@ class SocketEngineClient:
         finally:
             del self._replies[number]
 
+    async def judged(self, ask: Callable[[int], GateMessage]) -> Verdict | None:
+        """The verdict on what `ask` makes of a number; None where the engine does not answer."""
+        number = next(self._numbers)
+        verdict = self._verdicts[number] = asyncio.get_running_loop().create_future()
+        self._connection.send(ask(number))
+        try:
+            return await asyncio.wait_for(verdict, CONTROL_TIMEOUT_S)
+        except TimeoutError:
+            return None
+        finally:
+            del self._verdicts[number]
+
+    def tell(self, message: GateMessage) -> None:
+        """Say something that has no answer."""
+        self._connection.send(message)
+
     def _on_message(self, message: FromEngine) -> None:
         match message:
             case NextTokens():
@@ -211,8 +233,8 @@ class SocketEngineClient:
                 self._on_failed(message)
             case Health():
                 self._is_healthy = message.is_healthy
-            case Reply():
-                _settle(self._replies.get(message.question), message)
+            case Reply() | Judged():
+                self._on_answer(message)
             case Hello():
                 self._is_healthy = True
                 _settle(self._hello, message)
@@ -221,6 +243,12 @@ class SocketEngineClient:
             case Setup():
                 # Read before there was a loop.
                 pass
+
+    def _on_answer(self, message: Reply | Judged) -> None:
+        if isinstance(message, Judged):
+            _settle(self._verdicts.get(message.question), message.verdict)
+        else:
+            _settle(self._replies.get(message.question), message)
 
     def _on_tokens(self, message: NextTokens) -> None:
         deltas = self._streams.get(message.number)
@@ -265,6 +293,14 @@ class EngineMetrics:
 
     def record(self, delta: Delta, gap_s: float | None) -> None:
         """Counted where the delta came from."""
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """Have a refusal counted."""
+        self._engine_client.tell(Refused(tenant, reason))
+
+    def store_failed(self, store: str) -> None:
+        """Have a failure counted."""
+        self._engine_client.tell(StoreFailed(store))
 
     async def text(self, engine_client: EngineClient) -> bytes:  # noqa: ARG002 - the interface
         """The text of `/metrics`. Raises `StageLost` where the engine's process is silent."""

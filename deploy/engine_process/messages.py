@@ -33,6 +33,7 @@ from ...core.request.output import (
     TokenLogProb,
 )
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ..api.rates.verdict import Limits, Verdict
 from ..engine.stats import EngineStats
 
 T = TypeVar("T")
@@ -91,7 +92,51 @@ class Beat(_Message, frozen=True):
     """A sign of life."""
 
 
-FromApi = Add | Cancel | Ask | Serving | Draining | Beat
+class Enter(_Message, frozen=True):
+    """May a tenant's request go on? Its place is held until `Leave`, or the connection's end."""
+
+    question: int
+    limits: Limits
+    request_id: str
+
+
+class Leave(_Message, frozen=True):
+    """A request that went on has ended."""
+
+    limits: Limits
+    request_id: str
+
+
+class TakeTokens(_Message, frozen=True):
+    """May a prompt of so many tokens go on?"""
+
+    question: int
+    limits: Limits
+    count: int
+
+
+class Charge(_Message, frozen=True):
+    """So many tokens were generated."""
+
+    limits: Limits
+    count: int
+
+
+class Refused(_Message, frozen=True):
+    """A tenant's request was refused, for the metrics."""
+
+    tenant: str
+    reason: str
+
+
+class StoreFailed(_Message, frozen=True):
+    """A store could not be asked, for the metrics."""
+
+    store: str
+
+
+GateMessage = Enter | Leave | TakeTokens | Charge | Refused | StoreFailed
+FromApi = Add | Cancel | Ask | Serving | Draining | Beat | GateMessage
 
 
 # From the engine's process.
@@ -213,11 +258,18 @@ class Reply(_Message, frozen=True):
     metrics: bytes = b""
 
 
+class Judged(_Message, frozen=True):
+    """The answer to `Enter` or `TakeTokens`."""
+
+    question: int
+    verdict: Verdict
+
+
 class Drain(_Message, frozen=True):
     """Refuse new requests and let those that run end; a second one: end them now."""
 
 
-FromEngine = Setup | Hello | Health | NextTokens | Failed | Reply | Drain
+FromEngine = Setup | Hello | Health | NextTokens | Failed | Reply | Judged | Drain
 
 
 def encode_messages(messages: Sequence[FromApi | FromEngine]) -> bytes:

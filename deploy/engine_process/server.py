@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -19,8 +20,10 @@ from ...core.errors import CapacityError, DraftlineError, ReaderTooSlow, as_requ
 from ...core.request.output import Delta
 from ...core.request.request import Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ..api.rates.gate import CountingGate, Gate
 from ..engine.stats import EngineStats
 from .connection import SILENCE_S, Connection
+from .gates import GateSession
 from .messages import (
     Add,
     Ask,
@@ -31,11 +34,14 @@ from .messages import (
     Failed,
     FromApi,
     FromEngine,
+    GateMessage,
     Health,
     Hello,
     NextTokens,
+    Refused,
     Reply,
     Serving,
+    StoreFailed,
     decode_from_api,
 )
 
@@ -96,6 +102,14 @@ class Recorder(Protocol):
         """Count a delta; `gap_s`: since the one before it."""
         ...
 
+    def refused(self, tenant: str, reason: str) -> None:
+        """Count a request that a tenant's limit refused."""
+        ...
+
+    def store_failed(self, store: str) -> None:
+        """Count that a store could not be asked."""
+        ...
+
     def render(self, stats: list[EngineStats]) -> bytes:
         """The text of `/metrics`."""
         ...
@@ -105,10 +119,17 @@ class EngineServer:
     """Serves one engine to API processes. Lives on one event loop, which is not the engine's."""
 
     def __init__(
-        self, engine: ServedEngine, recorder: Recorder, *, silence_s: float = SILENCE_S
+        self,
+        engine: ServedEngine,
+        recorder: Recorder,
+        *,
+        gate: Gate | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
+        """`gate`: where limits of tenants are counted for all API processes."""
         self.engine = engine
         self.recorder = recorder
+        self.gate = gate or CountingGate()
         self._silence_s = silence_s
         self._sessions: set[ApiSession] = set()
         self.is_loaded = False
@@ -150,10 +171,11 @@ class EngineServer:
 class _Running:
     """A request of an API process. `told_at`: when its last delta was sent, loop time."""
 
-    __slots__ = ("adding", "engine_id", "told_at")
+    __slots__ = ("adding", "engine_id", "tenant", "told_at")
 
-    def __init__(self, engine_id: str) -> None:
+    def __init__(self, engine_id: str, tenant: str) -> None:
         self.engine_id = engine_id
+        self.tenant = tenant
         self.adding: asyncio.Task[None] | None = None
         self.told_at: float | None = None
 
@@ -181,6 +203,7 @@ class ApiSession:
             beat=lambda: Health(self._engine.is_healthy()),
             silence_s=silence_s,
         )
+        self._gate = GateSession(server.gate, self.connection.send)
         self._running: dict[int, _Running] = {}
         # What the engine's thread has committed and the loop has not been told.
         self._lock = threading.Lock()
@@ -205,16 +228,36 @@ class ApiSession:
                 _settle(self.draining, message.num_running)
             case Beat():
                 pass
+            case _:
+                self._on_gate_message(message)
+
+    def _on_gate_message(self, message: GateMessage) -> None:
+        match message:
+            case Refused():
+                self._server.recorder.refused(message.tenant, message.reason)
+            case StoreFailed():
+                self._server.recorder.store_failed(message.store)
+            case _:
+                self._gate.on_message(message)
 
     def _add(self, message: Add) -> None:
         number = message.number
-        if len(self._running) >= self._engine.capacity:
+        if self._is_full(message.options.tenant):
             error = CapacityError(f"{len(self._running)} requests run or wait; try again later")
             error.retry_after_s = self._engine.retry_after_s()
             self.connection.send(Failed.of(number, error))
             return
-        running = self._running[number] = _Running(message.request_id)
+        running = self._running[number] = _Running(message.request_id, message.options.tenant)
         running.adding = asyncio.create_task(self._queue(message, running))
+
+    def _is_full(self, tenant: str) -> bool:
+        """Whether one more of this tenant is refused unasked. The engine has places beyond its
+        capacity for tenants that have few (`core/schedule/shares/fair_share.py`)."""
+        capacity = self._engine.capacity
+        if len(self._running) < capacity:
+            return False
+        counts = Counter(running.tenant for running in self._running.values())
+        return counts[tenant] * len({*counts, tenant}) >= capacity
 
     async def _queue(self, message: Add, running: _Running) -> None:
         number = message.number
@@ -296,6 +339,7 @@ class ApiSession:
     def _on_lost(self) -> None:
         for number in list(self._running):
             self._cancel(number)
+        self._gate.close()
         _settle(self.closed, None)
 
 

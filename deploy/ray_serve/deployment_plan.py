@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...cluster.config import EngineConfig
+from ...core.errors import ConfigError
 from ..settings.settings import DeploymentConfig, ServeArgs
 from .engine_policy import EnginePolicy
 from .resume import ResumeLimits
@@ -129,6 +130,20 @@ def text_key(engine: EngineConfig) -> str:
         engine.model, engine.dtype, engine.quantization, engine.kv_cache_dtype, engine.acceptance,
     )  # fmt: skip
     return repr(parts)
+
+
+def require_shared_rates(args: ServeArgs) -> None:
+    """Raise `ConfigError` where several HTTP replicas would each count a tenant's limits alone."""
+    if args.deployment.num_ingress_replicas == 1 or args.server.rate_limit_store is not None:
+        return
+    for index, tenant in enumerate(args.server.tenants):
+        limits = tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_concurrency
+        if any(limits):
+            raise ConfigError(
+                f"server.tenants[{index}]",
+                "has limits, which several HTTP replicas (num_ingress_replicas) must count in one "
+                "place; set server.rate_limit_store to a redis:// URL",
+            )
 
 
 def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:

@@ -36,6 +36,7 @@ from .deployment_plan import (
     has_keeper,
     ingress_options,
     priority_warning,
+    require_shared_rates,
     resume_limits,
     text_key,
     with_device,
@@ -75,10 +76,14 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
             "pools", "are applications of their own in a file of Ray Serve's: deploy/pool.yaml"
         )
     require_keys(checked.server, serve_host() or checked.server.host)
+    require_shared_rates(checked)
     checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
     options = engine_options(checked) | _keeper_options(checked)
     engine = EngineReplica.options(**options).bind(
-        checked.engine, checked.deployment, checked.server.max_unread_bytes
+        checked.engine,
+        checked.deployment,
+        checked.server.max_unread_bytes,
+        checked.server.usage_log,
     )
     ingress = Ingress.options(**ingress_options(checked))
     return ingress.bind(
@@ -112,6 +117,7 @@ class EngineReplica:
         config: EngineConfig,
         deployment: DeploymentConfig,
         max_unread_bytes: int | None = None,
+        usage_log: str | None = None,
     ) -> None:
         # The ingress and the driver never load the engine's code.
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
@@ -122,7 +128,11 @@ class EngineReplica:
         replica_id = serve.get_replica_context().replica_id.unique_id
         keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
         self._engine = AsyncEngine(
-            config, engine_id=replica_id, keeper=keeper, max_unread_bytes=max_unread_bytes
+            config,
+            engine_id=replica_id,
+            keeper=keeper,
+            max_unread_bytes=max_unread_bytes,
+            usage_log=usage_log,
         )
         self._text_key = text_key(config)
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)

@@ -15,13 +15,20 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ...cluster.checked_settings import Settings, unknown_key
+from ...cluster.checked_settings import unknown_key
 from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from .deployment_settings import DeploymentConfig
 from .limits import RequestLimits
 from .pool_settings import PoolConfig
-from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
+from .sharing import SharingSettings
+from .tenants import (
+    TenantConfig,
+    operator_keys,
+    read_tenants,
+    require_distinct,
+    require_known_by,
+)
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
@@ -32,7 +39,7 @@ DEMO_FILE = Path(__file__).parents[1] / "demo.yaml"
 DEFAULT_DRAFTERS = ({"kind": "suffix"}, {"kind": "prompt_lookup"})
 
 
-class ServerConfig(Settings):
+class ServerConfig(SharingSettings):
     """The HTTP server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -181,13 +188,15 @@ class ServerConfig(Settings):
 
     @model_validator(mode="after")
     def _check_tenants(self) -> Self:
+        require_known_by(self.tenants, names_suffice=bool(self.trusted_proxies))
         require_distinct(self.api_key_sha256, self.tenants)
         return self
 
     @property
     def has_keys(self) -> bool:
         """Whether callers are told apart; without keys everybody is served."""
-        return bool(self.api_key_sha256 or self.tenants)
+        named = self.tenants or self.tenant_store or self.trusted_proxies
+        return bool(self.api_key_sha256 or named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ...cluster.checked_settings import Settings
 from ...core.errors import ConfigError
 
+AtLeastOne = Annotated[int, Field(ge=1)]
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -29,7 +30,7 @@ class TenantConfig(Settings):
         # Repeated in each class, as in `cluster/config.py`.
         super().__init__(**values)
 
-    name: str = Field(description="its namespace: whose texts it drafts from, and whose it learns")
+    name: str = Field(description="its name, in metrics and usage records too")
     key_sha256: tuple[str, ...] = Field(
         default=(), description="SHA-256 of its keys, in hexadecimal; once made, of all its keys"
     )
@@ -45,19 +46,49 @@ class TenantConfig(Settings):
         description="least priority that its requests may have: those of a lower number go first, "
         "so below 0 it may go before others",
     )
+    namespace: str | None = Field(
+        default=None,
+        description="whose texts it drafts from and whose it learns, and whose KV prefixes it "
+        "shares; default: its name",
+    )
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0, description="its part of the engine's time beside that of other tenants"
+    )
+    requests_per_minute: AtLeastOne | None = Field(
+        default=None, description="requests that it may send in a minute; one more gets 429"
+    )
+    tokens_per_minute: AtLeastOne | None = Field(
+        default=None,
+        description="tokens of prompts and answers in a minute; a prompt that does not fit gets "
+        "429, and answers count as they come",
+    )
+    max_concurrency: AtLeastOne | None = Field(
+        default=None, description="requests that may be in progress at once; one more gets 429"
+    )
+    max_context: AtLeastOne | None = Field(
+        default=None, description="most tokens of a request, prompt and answer together"
+    )
+    models: tuple[str, ...] | None = Field(
+        default=None, description="models that it may use, others get 403; default: all"
+    )
+    drafters: tuple[str, ...] | None = Field(
+        default=None,
+        description="drafters that draft for it, by name; a request that names another gets 403; "
+        "default: all",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _read_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         given = {name: _texts(name, values.get(name)) for name in KEY_FIELDS}
         digests = _all_digests(values, KEY_FIELDS)
-        if not digests:
-            raise ConfigError(KEY_FIELDS[0], f"is missing; give one of {', '.join(KEY_FIELDS)}")
         return values | given | {"key_sha256": digests}
 
-    @field_validator("name")
+    @field_validator("name", "namespace")
     @classmethod
-    def _check_name(cls, value: str) -> str:
+    def _check_name(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
         # The help of `draftline serve` must not wait for what the stores are compiled with.
         from ...retrieval_store.search.lookup import SHARED  # noqa: PLC0415
         from ...retrieval_store.store import check_namespace  # noqa: PLC0415
@@ -65,10 +96,15 @@ class TenantConfig(Settings):
         try:
             check_namespace(value)
         except ConfigError as error:
-            raise ConfigError("name", error.message) from error
-        if value == SHARED:
+            raise ConfigError(info.field_name or "name", error.message) from error
+        if value == SHARED and info.field_name == "name":
             raise ConfigError("name", f"{SHARED} is what all read; its keys are server.api_keys")
         return value
+
+    @property
+    def space(self) -> str:
+        """Its namespace."""
+        return self.namespace or self.name
 
 
 KEY_FIELDS = ("key_sha256", "key_env", "key_file")
@@ -96,6 +132,18 @@ def operator_keys(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     given = {field: _texts(field, values.get(field)) for field in OPERATOR_KEY_FIELDS}
     digests = dict.fromkeys([*plain, *_all_digests(values, OPERATOR_KEY_FIELDS)])
     return given | {"api_keys": (), "api_key_sha256": tuple(digests)}
+
+
+def require_known_by(tenants: tuple[TenantConfig, ...], *, names_suffice: bool) -> None:
+    """Raise `ConfigError` unless each can be told from others: by a key, or by its name alone where
+    a gateway may name it."""
+    for index, tenant in enumerate(tenants):
+        if not (tenant.key_sha256 or names_suffice):
+            raise ConfigError(
+                f"tenants[{index}].{KEY_FIELDS[0]}",
+                f"is missing; give one of {', '.join(KEY_FIELDS)}, or server.trusted_proxies, "
+                "which may name it",
+            )
 
 
 def require_distinct(api_keys: tuple[str, ...], tenants: tuple[TenantConfig, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -29,6 +29,7 @@ class Job:
     wants_ids    whether the answer names its tokens and those of the prompt
     wants_usage  whether every part of a stream counts the tokens so far
     pace         of the deltas; None: they leave as they come
+    charge       told how many tokens were generated, as they come; None: nobody counts them
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Job:
     wants_ids: bool = False
     wants_usage: bool = False
     pace: Pace | None = None
+    charge: Callable[[int], object] | None = None
 
     def answers(self) -> list[CompletionOutput]:
         """An empty answer for each prompt."""
@@ -177,6 +179,8 @@ async def run_job(
                 return
             index, delta = item
             came_at = now()
+            if job.charge is not None:
+                job.charge(len(delta.token_ids))
             recorder.record(delta, came_at - last[index] if index in last else None)
             last[index] = came_at
             if delta.finish_reason == "cancelled":

@@ -1,10 +1,10 @@
-"""Who sent a request, by its key."""
+"""Who sent a request: by its key, or as a gateway says that is trusted."""
 
 from __future__ import annotations
 
 import hashlib
-import secrets
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
@@ -17,33 +17,70 @@ from ....core.errors import RequestError, shortened
 from ....core.request.sampling_params import MAX_PRIORITY, RequestOptions
 from ....retrieval_store.search.lookup import SHARED
 from ...settings.settings import ServerConfig
-from ..errors import ApiError
+from ...settings.tenants import TenantConfig, require_distinct
+from ..errors import RETRY_AFTER_S, ApiError
 
 # Load balancers and Kubernetes probes come without a key.
 OPEN_PATHS = frozenset({"/health", "/ping", "/readyz", "/livez"})
+OPEN_PATHS = frozenset({"/health", "/ping"})
+TENANT_HEADER = "x-tenant-id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who sent a request.
 
-    namespace  a tenant's name, or `shared` for the operator and for a server without tenants
+    name       a tenant's, or `shared` for the operator and for a server without tenants
+    namespace  whose data and prefixes it shares: mostly the name
     learn      whether drafters may learn from its requests
     min_priority  least priority that its requests may have; those of a lower number go first
+    limits     a tenant's settings; None: nothing limits it
     """
 
+    name: str = SHARED
     namespace: str = SHARED
     learn: bool = True
     min_priority: int = 0
+    limits: TenantConfig | None = None
+
+    @classmethod
+    def of(cls, tenant: TenantConfig) -> Caller:
+        """A tenant as caller."""
+        return cls(
+            name=tenant.name,
+            namespace=tenant.space,
+            learn=tenant.learn,
+            min_priority=tenant.min_priority,
+            limits=tenant,
+        )
 
     @property
     def is_tenant(self) -> bool:
-        """Whether it has a namespace of its own."""
-        return self.namespace != SHARED
+        """Whether it is not the operator."""
+        return self.limits is not None
 
     def with_tenant(self, options: RequestOptions) -> RequestOptions:
-        """The options of a body with this caller's namespace and right to be learned from."""
-        return replace(options, namespace=self.namespace, store=options.store and self.learn)
+        """The options of a body with what this caller is and may.
+
+        Raises `ApiError` 403 for a drafter that it may not use.
+        """
+        options = replace(
+            options,
+            namespace=self.namespace,
+            tenant=self.name,
+            store=options.store and self.learn,
+        )
+        if self.limits is None:
+            return options
+        options = replace(options, weight=self.limits.weight)
+        allowed = self.limits.drafters
+        if allowed is None:
+            return options
+        for name in options.drafters or ():
+            if name not in allowed:
+                raise _forbidden("speculative.drafters", name, allowed)
+        asked = allowed if options.drafters is None else options.drafters
+        return replace(options, drafters=asked, speculative=options.speculative and bool(asked))
 
     def check_priority(self, priority: int) -> None:
         """Raise `RequestError` for a priority that this caller's requests may not have."""
@@ -53,6 +90,30 @@ class Caller:
                 f"{shortened(priority)} is not allowed with this key; send a number from "
                 f"{self.min_priority} to {MAX_PRIORITY}: requests of a lower one go first",
             )
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may use a model."""
+        return self.limits is None or self.limits.models is None or model in self.limits.models
+
+    def check_model(self, model: str) -> None:
+        """Raise `ApiError` 403 for a model that this caller may not use."""
+        if not self.may_use(model):
+            assert self.limits is not None
+            raise _forbidden("model", model, self.limits.models or ())
+
+    def context(self, max_model_len: int) -> int:
+        """Most tokens of its requests, of those that the model allows."""
+        most = None if self.limits is None else self.limits.max_context
+        return max_model_len if most is None else min(most, max_model_len)
+
+
+def _forbidden(field: str, name: str, allowed: Sequence[str]) -> ApiError:
+    known = ", ".join(allowed) or "none"
+    return ApiError(
+        HTTPStatus.FORBIDDEN,
+        f"{field}: {shortened(name)} is not allowed with this key; allowed: {known}",
+        param=field,
+    )
 
 
 def caller_of(request: Request) -> Caller:
@@ -68,60 +129,118 @@ def require_operator(request: Request) -> None:
         )
 
 
-def operator_of(config: ServerConfig) -> Caller:
-    """Who sends requests with the operator's keys, and all requests where there are no keys."""
-    return Caller(min_priority=config.min_priority)
+class Callers:
+    """All who may send requests: the operator, tenants of the settings, and those of a store.
 
+    is_complete  whether the store, where there is one, has been read
+    """
 
-def callers_by_key(config: ServerConfig) -> dict[str, Caller]:
-    """SHA-256 of each key -> its owner."""
-    callers = dict.fromkeys(config.api_key_sha256, operator_of(config))
-    for tenant in config.tenants:
-        caller = Caller(namespace=tenant.name, learn=tenant.learn, min_priority=tenant.min_priority)
-        callers |= dict.fromkeys(tenant.key_sha256, caller)
-    return callers
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._networks = [ipaddress.ip_network(text) for text in config.trusted_proxies]
+        self.operator = Caller(min_priority=config.min_priority)
+        self.is_complete = config.tenant_store is None
+        self._use(())
+
+    def use(self, stored: Sequence[TenantConfig]) -> None:
+        """Take a store's tenants in place of those it had. Raises `ConfigError`, and changes
+        nothing, where one has the name or a key of a tenant of the settings."""
+        require_distinct(self._config.api_key_sha256, (*self._config.tenants, *stored))
+        self._use(stored)
+        self.is_complete = True
+
+    def _use(self, stored: Sequence[TenantConfig]) -> None:
+        tenants = (*self._config.tenants, *stored)
+        self._by_name = {tenant.name: Caller.of(tenant) for tenant in tenants}
+        by_key = dict.fromkeys(self._config.api_key_sha256, self.operator)
+        for tenant in tenants:
+            by_key |= dict.fromkeys(tenant.key_sha256, self._by_name[tenant.name])
+        self._by_key = by_key
+
+    def of(self, scope: Scope) -> Caller:
+        """The caller of a request. Raises `ApiError` 400, 401, 403 or 503."""
+        headers = Headers(scope=scope)
+        named = headers.getlist(TENANT_HEADER) if self._networks else []
+        if named:
+            return self._named(named, scope)
+        return self._by_header(headers.get("authorization", ""))
+
+    def _by_header(self, header: str) -> Caller:
+        scheme, _, key = header.partition(" ")
+        # Headers are decoded as Latin-1, whatever bytes they were. Digests are looked up: what the
+        # time of that tells of a digest, tells nothing of the key.
+        digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest()
+        caller = self._by_key.get(digest)
+        if scheme.lower() == "bearer" and caller is not None:
+            return caller
+        self._require_complete()
+        raise ApiError(
+            HTTPStatus.UNAUTHORIZED, "missing or wrong API key; send Authorization: Bearer KEY"
+        )
+
+    def _named(self, names: Sequence[str], scope: Scope) -> Caller:
+        if not self._is_trusted(scope.get("client")):
+            raise ApiError(
+                HTTPStatus.FORBIDDEN,
+                f"{TENANT_HEADER} is believed from gateways of server.trusted_proxies only, and "
+                "this connection is from elsewhere; leave it out and send a key",
+            )
+        if len(names) > 1:
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"{TENANT_HEADER} is there more than once")
+        caller = self._by_name.get(names[0].strip())
+        if caller is not None:
+            return caller
+        self._require_complete()
+        raise ApiError(
+            HTTPStatus.FORBIDDEN,
+            f"{TENANT_HEADER}: {shortened(names[0])} is no tenant here; draftline tenant create",
+        )
+
+    def _is_trusted(self, client: tuple[str, int] | None) -> bool:
+        """Whether a peer is a gateway. Port 0 is what servers set that took the address from
+        `X-Forwarded-For`, which anybody may send."""
+        if client is None or not client[1]:
+            return False
+        try:
+            address = ipaddress.ip_address(client[0])
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._networks)
+
+    def _require_complete(self) -> None:
+        if not self.is_complete:
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the tenants cannot be read now, please retry",
+                retry_after_s=RETRY_AFTER_S,
+            )
 
 
 class ApiKeys:
-    """Finds the caller by the bearer token; 401 for an unknown one.
+    """Finds the caller of each request; refuses those that are nobody's.
 
-    callers    as of `callers_by_key`; without any, everything is open, and all are `anonymous`
-    anonymous  who comes without a key where none is needed
+    callers   who there is
+    is_open   whether all are served as the operator, since there are no keys
     """
 
-    def __init__(
-        self, app: ASGIApp, callers: Mapping[str, Caller], anonymous: Caller = Caller()
-    ) -> None:
+    def __init__(self, app: ASGIApp, callers: Callers, *, is_open: bool) -> None:
         self._app = app
-        self._anonymous = anonymous
-        self._callers = [(digest.encode(), caller) for digest, caller in callers.items()]
+        self._callers = callers
+        self._is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        caller = self._anonymous
-        if self._callers and scope["path"] not in OPEN_PATHS:
+        caller = self._callers.operator
+        if not (self._is_open or scope["path"] in OPEN_PATHS):
             try:
-                caller = self._find(Headers(scope=scope).get("authorization", ""))
+                caller = self._callers.of(scope)
             except ApiError as error:
                 await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
                 return
         # A new mapping: the server may hand the same one to every request.
         scope_with_caller = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
         await self._app(scope_with_caller, receive, send)
-
-    def _find(self, header: str) -> Caller:
-        scheme, _, key = header.partition(" ")
-        # Headers are decoded as Latin-1, whatever bytes they were.
-        digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest().encode()
-        # All keys are compared, each in constant time.
-        matches = [
-            caller for known, caller in self._callers if secrets.compare_digest(digest, known)
-        ]
-        if scheme.lower() == "bearer" and matches:
-            return matches[0]
-        raise ApiError(
-            HTTPStatus.UNAUTHORIZED, "missing or wrong API key; send Authorization: Bearer KEY"
-        )

@@ -19,12 +19,14 @@ from prometheus_client.registry import Collector
 
 from ....cluster.drafting.stats import DrafterStats
 from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
+from ....core.schedule.shares.tenant_work import TenantTotals
 from ...engine.stats import EngineStats
 
 # Of one engine: the values of the labels that a family adds to these two, and a number.
 Samples = Iterable[tuple[tuple[str, ...], float]]
 LABELS = ("model_name", "engine")
 SOURCE = ("source",)
+TENANT = ("tenant",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,10 @@ def _ended(engine: EngineStats) -> Samples:
                 yield (drafter.name, outcome), drafter.learning.get(outcome, 0)
 
 
+def _tenants(value: Callable[[TenantTotals], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((name,), value(sums)) for name, sums in engine.by_tenant.items()]
+
+
 def _learning(count: str) -> Callable[[EngineStats], Samples]:
     def samples(engine: EngineStats) -> Samples:
         learning = [drafter for drafter in engine.drafters if drafter.learning]
@@ -106,6 +112,25 @@ TABLE = (
          _engine(lambda e: e.streaming.idle_turns)),
     _Row(CounterMetricFamily, "draftline:shadow_requests",
          "Requests repeated without drafts, by what came of it", _shadow, ("result",)),
+    _Row(CounterMetricFamily, "draftline:tenant_requests", "Requests that ended, however",
+         _tenants(lambda t: t.requests), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_prompt_tokens", "Prompt tokens",
+         _tenants(lambda t: t.prompt_tokens), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_cached_tokens",
+         "Prompt tokens whose KV was there already", _tenants(lambda t: t.cached_tokens), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_generation_tokens", "Tokens generated",
+         _tenants(lambda t: t.completion_tokens), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_steps", "Steps that verified a root of a request",
+         _tenants(lambda t: t.steps), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_nodes_verified", "Nodes verified",
+         _tenants(lambda t: t.nodes_verified), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_nodes_wasted", "Nodes verified and thrown away",
+         _tenants(lambda t: t.nodes_wasted), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_queue_seconds",
+         "Seconds from arrival to the first place, of all its requests together",
+         _tenants(lambda t: t.queue_s), TENANT),
+    _Row(CounterMetricFamily, "draftline:usage_records_dropped",
+         "Usage records that could not be written", _engine(lambda e: e.usage_dropped)),
     _Row(GaugeMetricFamily, "draftline:drafter_up", "1: connected",
          _drafters(lambda d: d.connected), SOURCE),
     _Row(GaugeMetricFamily, "draftline:drafter_servers",

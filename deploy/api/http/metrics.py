@@ -13,6 +13,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from ....core.request.output import Delta, RequestMetrics
+from ....core.schedule.shares.tenant_work import BoundedNames
 from ...engine.stats import EngineStats
 from ..engine_client import EngineClient
 from .engine_metrics import EngineCollector
@@ -33,6 +34,14 @@ class MetricsPage(Protocol):
 
     def record(self, delta: Delta, gap_s: float | None) -> None:
         """Count a delta of an answer; `gap_s`: since the one before it, None for the first."""
+        ...
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """Count a request that a tenant's limit refused: which limit, or `unavailable`."""
+        ...
+
+    def store_failed(self, store: str) -> None:
+        """Count that a store could not be asked: `tenants` or `rate_limit`."""
         ...
 
     async def text(self, engine_client: EngineClient) -> bytes:
@@ -68,6 +77,14 @@ class ServerMetrics:
         self._sent_tokens = self._counter(
             "draftline:routed_prefix_tokens", "Of these, those that the replica was sent before"
         )
+        self._refused = self._counter(
+            "draftline:tenant_refusals", "Requests that a limit refused", "tenant", "reason"
+        )
+        self._store_failures = self._counter(
+            "draftline:tenant_store_failures",
+            "Looks at the store of tenants, or of rates, that failed", "store",
+        )  # fmt: skip
+        self._tenants = BoundedNames()
         self._create_histograms()
         self._create_speculative()
 
@@ -135,6 +152,14 @@ class ServerMetrics:
         self._routed.labels(self._model, reason).inc()
         self._routed_tokens.labels(self._model).inc(num_tokens)
         self._sent_tokens.labels(self._model).inc(num_sent_before)
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """Count a request that a tenant's limit refused: which limit, or `unavailable`."""
+        self._refused.labels(self._model, self._tenants.label(tenant), reason).inc()
+
+    def store_failed(self, store: str) -> None:
+        """Count that a store could not be asked: `tenants` or `rate_limit`."""
+        self._store_failures.labels(self._model, store).inc()
 
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""

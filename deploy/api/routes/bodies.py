@@ -41,11 +41,13 @@ class Bodies:
         self._ignored = IgnoredFields(time.monotonic)
 
     async def read(self, request: Request, kind: type[RequestT]) -> RequestT:
-        """The body as a request of this kind. Raises `ApiError` 400, 404 or 413."""
+        """The body as a request of this kind. Raises `ApiError` 400, 403, 404 or 413."""
         data = await read_body(request, self._config.max_body_bytes)
         body = await self._parse(kind, data)
         self._model.require(getattr(body, "model", None))
-        caller_of(request).check_priority(getattr(body, "priority", None) or 0)
+        caller = caller_of(request)
+        caller.check_model(self._model.name)
+        caller.check_priority(getattr(body, "priority", None) or 0)
         return body
 
     async def _parse(self, kind: type[RequestT], data: bytes) -> RequestT:

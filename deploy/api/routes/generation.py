@@ -24,6 +24,7 @@ from ..output.answers import answer_events, whole_answer
 from ..output.completions import ChatFormat, CompletionFormat, Heading
 from ..output.event_stream import EventStream, until_disconnect
 from ..output.parsed_chat import ParsedChatFormat
+from ..rates.admission import admission_of
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .bodies import Bodies, ServedModel
 
@@ -57,7 +58,8 @@ class GenerationRoutes:
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
         whole = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
-        prompts = [body.cut_prompt(prompt, self._engine_client.max_model_len) for prompt in whole]
+        context = self.context(request)
+        prompts = [body.cut_prompt(prompt, context) for prompt in whole]
         echo = []
         if body.echo:
             pairs = zip(body.prompt, whole, prompts, strict=True)
@@ -82,8 +84,12 @@ class GenerationRoutes:
                 plan.new_parser,
                 include_reasoning=body.include_reasoning,
             )
-        prompt = body.cut_prompt(plan.prompt, self._engine_client.max_model_len)
+        prompt = body.cut_prompt(plan.prompt, self.context(request))
         return await self._answer(request, body, [prompt], form, plan=plan)
+
+    def context(self, request: Request) -> int:
+        """Most tokens of a request of this caller, prompt and answer."""
+        return caller_of(request).context(self._engine_client.max_model_len)
 
     async def plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
@@ -129,20 +135,21 @@ class GenerationRoutes:
     ) -> Job:
         """What a body asks of the engine; a chat's as its plan says.
 
-        Raises `ApiError` 400 or `RequestError`.
+        Raises `ApiError` 400, 403 or 429, or `RequestError`.
         """
         timeout = self._config.request_timeout_s
-        each = body.num_choices
-        params = self._params(body, prompts)
+        each, context = body.num_choices, self.context(request)
+        params = self._params(body, prompts, context)
         options = caller_of(request).with_tenant(body.request_options())
         if (session := request.headers.get(SESSION_HEADER)) is not None:
             options = replace(options, session=session)
         if plan is not None:
             params = plan.shape(params)
             options = replace(options, chat=plan.chat_of(prompts[0]))
-        check_logprobs(
-            params, prompts, each, self._engine_client.max_model_len, self._config.limits
-        )
+        check_logprobs(params, prompts, each, context, self._config.limits)
+        admission = admission_of(request)
+        if admission is not None:
+            await admission.take_tokens(sum(map(len, prompts)))
         # Each of them is checked, with all lists of tokens in it.
         choices = [params] if each == 1 else await off_loop(_choices, params, each)
         return Job(
@@ -156,17 +163,22 @@ class GenerationRoutes:
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,
             pace=self._pace,
+            charge=None if admission is None else admission.charge,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )
 
-    def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
-        """The sampling; 400 where prompt and answer do not fit the model's context."""
+    def _params(self, body: GenerationRequest, prompts: Prompts, most: int) -> SamplingParams:
+        """The sampling; 400 where prompt and answer do not fit the context of `most` tokens."""
         field, limit = body.token_limit
         # A default gives way to a long prompt.
         asked = limit if field in body.model_fields_set or limit == 0 else None
-        most = self._engine_client.max_model_len
-        room = min(answer_room(length, most, {field: asked}) for length in set(map(len, prompts)))
-        return body.sampling_params(None if limit is None else min(limit, room))
+        is_narrow = most < self._engine_client.max_model_len
+        holder = f"the context of {most} that this key allows (max_context)" if is_narrow else ""
+        lengths = set(map(len, prompts))
+        room = min(answer_room(length, most, {field: asked}, holder) for length in lengths)
+        if limit is None:
+            return body.sampling_params(room if is_narrow else None)
+        return body.sampling_params(min(limit, room))
 
 
 def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:

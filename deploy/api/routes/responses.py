@@ -79,7 +79,7 @@ class ResponsesRoutes:
         """The work for the engine, and the writer of its answer."""
         chat = body.chat()
         plan = await self._generation.plan(chat)
-        prompt = chat.cut_prompt(plan.prompt, self._engine_client.max_model_len)
+        prompt = chat.cut_prompt(plan.prompt, self._generation.context(request))
         job = await self._generation.job(request, chat, [prompt], response_id, plan=plan)
         return job, PlainParser() if plan.new_parser is None else plan.new_parser()
 

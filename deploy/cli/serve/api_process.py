@@ -22,6 +22,7 @@ from ...api.app import create_app
 from ...api.http.connections import ConnectionLimits
 from ...api.http.middleware import Drain
 from ...engine_process.client import EngineMetrics, SocketEngineClient
+from ...engine_process.gates import SocketGate
 from ...engine_process.messages import Setup, decode_from_engine
 from ...ray_serve.runtime import quiet_libraries
 from ...settings.settings import DeploymentConfig, ServeArgs, ServerConfig
@@ -76,6 +77,9 @@ def serve_api(end: socket.socket, listener: socket.socket, args: ServeArgs) -> N
         max_unread_bytes=args.server.max_unread_bytes,
         on_drain=begin_draining,
     )
+    gate = None
+    if args.server.rate_limit_store is None:
+        gate = SocketGate(client, is_open=args.server.rate_limit_on_failure == "open")
     app = create_app(
         client,
         args.server,
@@ -83,6 +87,7 @@ def serve_api(end: socket.socket, listener: socket.socket, args: ServeArgs) -> N
         drain=drain,
         engine=args.engine,
         metrics=EngineMetrics(client),
+        gate=gate,
     )
     shutdown = Shutdown(
         drain=drain,

@@ -23,6 +23,7 @@ from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
+from ...tenants.store import check_tenant_store
 from .local_server import Shutdown, bind, free_port, serve_local
 
 EXAMPLE_PROMPT = "def read_json(path):\n    "
@@ -33,6 +34,7 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     quiet_libraries()
     args = build_serve_args(settings)
     require_keys(args.server, args.server.host)
+    check_tenant_store(args.server)
     # Only digests are needed from here on; child processes must not inherit the keys.
     os.environ.pop(KEY_VARIABLE, None)
     # Mistakes in the settings must show before anything is started.
@@ -93,6 +95,7 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
             args.engine,
             max_unread_bytes=args.server.max_unread_bytes,
             on_failure=failure.set_result,
+            usage_log=args.server.usage_log,
         )
         engine_client = LocalEngineClient(engine)
         shutdown = Shutdown(
@@ -125,7 +128,9 @@ def _serve_split(args: ServeArgs, console: Console) -> None:
         bound = with_port(args, listener.getsockname()[1])
         failure: Future[str] = Future()
         parts = SplitServer(
-            engine=AsyncEngine(args.engine, on_failure=failure.set_result),
+            engine=AsyncEngine(
+                args.engine, on_failure=failure.set_result, usage_log=args.server.usage_log
+            ),
             failure=failure,
             metrics=ServerMetrics(bound.model_name),
             listener=listener,

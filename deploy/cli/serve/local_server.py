@@ -115,6 +115,8 @@ def server_config(
         log_level="error",
         access_log=False,
         lifespan="off",
+        # A peer's address is what its connection says, never a header.
+        proxy_headers=False,
         backlog=accepts_at_once,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         timeout_keep_alive=math.ceil(pool.limits.keep_alive_s),

@@ -65,6 +65,7 @@ async def _serve(parts: SplitServer) -> None:
     signals = _signals()
     server = EngineServer(parts.engine, parts.metrics)
     processes = ApiProcesses(server, parts.listener, parts.setup, parts.count)
+    await server.gate.start()
     # They import their libraries while the engine loads.
     processes.start()
     try:
@@ -77,6 +78,7 @@ async def _serve(parts: SplitServer) -> None:
     finally:
         await processes.close()
         server.close()
+        await server.gate.close()
         await parts.engine.close()
 
 

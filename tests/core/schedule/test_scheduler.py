@@ -70,7 +70,7 @@ def test_text_survives_preemption_and_shared_prefixes(
                 await bench.core.step()
             bench.add(
                 name, PREFIX[:shared] + rest, max_tokens, speculative,
-                priority=priority, namespace=namespace,
+                priority=priority, namespace=namespace, tenant=namespace,
             )  # fmt: skip
             bench.pool.check()
             if data.draw(st.integers(0, 9)) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -25,20 +26,28 @@ from draftline.core.errors import (
 from draftline.core.request.constraint import StructuredOutput
 from draftline.core.request.output import Delta, RequestMetrics, TokenLogProb
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
+from draftline.deploy.api.rates.verdict import Limits, Rate, Verdict
 from draftline.deploy.engine_process.messages import (
     Add,
     Ask,
     Beat,
     Cancel,
+    Charge,
     Drain,
     Draining,
+    Enter,
     Failed,
     Health,
     Hello,
+    Judged,
+    Leave,
     NextTokens,
+    Refused,
     Reply,
     Serving,
     Setup,
+    StoreFailed,
+    TakeTokens,
     decode_from_api,
     decode_from_engine,
     encode_messages,
@@ -66,13 +75,18 @@ DELTA = Delta(
     request_id="a", token_ids=(7,), sources=("spectra",), text="\u00e9", finish_reason="stop",
     metrics=METRICS, log_probs=LOG_PROBS, prompt_log_probs=(None, *LOG_PROBS), stop_reason="end",
 )  # fmt: skip
+LIMITS = Limits(tenant="acme", requests=3, tokens=9)
+RATE = Rate(limit=9, remaining=0, reset_s=1.5, wait_s=math.inf)
 FROM_API: list[Any] = [
     Add(1, "cmpl-1-0", packed_prompt([1, 2, 65_537]), PARAMS, OPTIONS),
     Cancel(1), Ask(2, "metrics"), Serving(), Draining(3), Beat(),
+    Enter(4, LIMITS, "r"), Leave(LIMITS, "r"), TakeTokens(5, LIMITS, 12), Charge(LIMITS, 3),
+    Refused("acme", "tokens"), StoreFailed("tenants"),
 ]  # fmt: skip
 FROM_ENGINE: list[Any] = [
     Setup(b"{}", 30), Hello(512), Health(True), NextTokens.of(1, DELTA),
     Failed(1, "capacity", "full", retry_after_s=3), Reply(2, (engine_stats(),), b"text"), Drain(),
+    Judged(4, Verdict(reason="tokens", rates={"tokens": RATE}, limit=9, wait_s=math.inf)),
 ]  # fmt: skip
 
 

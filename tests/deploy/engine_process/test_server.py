@@ -144,6 +144,23 @@ async def test_a_flood_is_refused(checkpoint: Any) -> None:
         assert len(await asyncio.gather(*waiting)) == 2
 
 
+async def test_a_flood_of_one_tenant_leaves_another_its_part(checkpoint: Any) -> None:
+    engine = SteppedEngine(capacity=4)
+    async with split_engine(engine, str(checkpoint)) as split:
+        waiting = await begun(engine, split.client, 4)
+        options = RequestOptions(tenant="quiet")
+
+        def ask(name: str) -> AsyncGenerator[Delta, None]:
+            return split.client.stream([1], PARAMS, options, request_id=name)
+
+        waiting += [asyncio.create_task(anext(ask(f"q{number}"))) for number in range(2)]
+        await until(lambda: len(engine.sinks) == 6)
+        with pytest.raises(CapacityError):
+            await anext(ask("q2"))
+        await engine.step()
+        assert len(await asyncio.gather(*waiting)) == 6
+
+
 async def test_an_api_process_that_reads_nothing_does_not_fill_the_engines_memory(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

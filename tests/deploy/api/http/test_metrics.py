@@ -10,6 +10,7 @@ from pathlib import Path
 import draftline
 from draftline.core.interfaces import OUTCOMES
 from draftline.core.request.output import Delta, RequestMetrics
+from draftline.core.schedule.shares.tenant_work import MAX_TENANTS
 from draftline.deploy.api.http.metrics import ServerMetrics
 from draftline.deploy.api.routes.server_info import server_info
 from draftline.deploy.engine.stats import EngineStats
@@ -62,6 +63,8 @@ def test_the_table_of_the_docs_is_complete_and_true() -> None:
     metrics.record_resumed("replica_died")
     metrics.record_lost("replica_died")
     metrics.record_routed("load", 7, 0)
+    metrics.refused("acme", "tokens")
+    metrics.store_failed("tenants")
     exposed = {
         (
             name,
@@ -144,3 +147,15 @@ def test_a_replaced_replica_begins_a_series_and_leaves_none_behind() -> None:
     steps = after["draftline:engine_steps_total"].samples
     assert {sample.labels["engine"]: sample.value for sample in steps} == {"c": 1, "b": 9}
     assert after["draftline:engine_steps_total"].type == "counter"
+
+
+def test_tenants_beyond_a_number_are_one_label() -> None:
+    metrics = ServerMetrics("tiny")
+    for number in range(MAX_TENANTS + 20):
+        metrics.refused(f"t{number}", "requests")
+    metrics.refused("t1", "requests")
+    found = families(metrics, [engine_stats()])
+    name = "draftline:tenant_refusals_total"
+    assert value(found, name, tenant="t1") == 2
+    assert value(found, name, tenant="other") == 20
+    assert value(found, "draftline:tenant_nodes_wasted_total", tenant="acme") == 23

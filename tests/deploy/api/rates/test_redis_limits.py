@@ -1,0 +1,119 @@
+"""Limits that replicas share over Redis, and what happens where it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from draftline.deploy.api.rates import gate as gate_module
+from draftline.deploy.api.rates import places
+from draftline.deploy.api.rates.gate import CountingGate
+from draftline.deploy.api.rates.verdict import Limits
+from support.servers.redis_server import RedisServer
+
+pytestmark = [pytest.mark.redis, pytest.mark.net]
+LIMITS = Limits(tenant="acme", requests=4, tokens=100, concurrency=2)
+
+
+@asynccontextmanager
+async def gates(url: str, count: int = 2, **options: bool) -> AsyncIterator[list[CountingGate]]:
+    opened = [CountingGate(url, **options) for _ in range(count)]
+    for gate in opened:
+        await gate.start()
+    try:
+        yield opened
+    finally:
+        for gate in opened:
+            await gate.close()
+
+
+async def test_replicas_count_together(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        async with gates(server.url) as (one, other):
+            assert (await one.enter(LIMITS, "a")).is_allowed
+            assert (await other.enter(LIMITS, "b")).is_allowed
+            refused = await one.enter(LIMITS, "c")
+            assert refused.reason == "concurrency"
+            other.leave(LIMITS, "b")
+            await asyncio.gather(*other._leaving)
+            last = await one.enter(LIMITS, "d")
+            assert last.is_allowed
+            assert last.rates["requests"].remaining == 0
+            assert (await other.enter(LIMITS, "e")).reason == "requests"
+            assert (await one.take_tokens(LIMITS, 60)).rates["tokens"].remaining == 40
+            other.charge(LIMITS, 70)
+            await other._flush()
+            over = await one.take_tokens(LIMITS, 1)
+            assert over.reason == "tokens"
+            assert over.rates["tokens"].remaining == 0
+            assert over.wait_s > 0
+
+
+async def test_places_of_a_replica_that_died_are_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "PERIOD_S", 0.2)
+    monkeypatch.setattr(places, "LEASE_S", 3)
+    monkeypatch.setattr(places, "RENEWAL_S", 0.1)
+    limits = Limits(tenant="acme", concurrency=2)
+    with RedisServer(tmp_path) as server:
+        async with gates(server.url) as (living, other):
+            dead = CountingGate(server.url)
+            assert (await dead.enter(limits, "dead")).is_allowed
+            assert (await living.enter(limits, "a")).is_allowed
+            assert (await other.enter(limits, "b")).reason == "concurrency"
+            async with asyncio.timeout(20):
+                while not (await other.enter(limits, "b")).is_allowed:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            # That of the living one was renewed.
+            assert (await other.enter(limits, "c")).reason == "concurrency"
+            await dead.close()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_without_redis_requests_go_on_or_are_refused_at_once(
+    tmp_path: Path, is_open: bool
+) -> None:
+    failures: list[str] = []
+    server = RedisServer(tmp_path)
+    server.start()
+    gate = CountingGate(server.url, is_open=is_open, on_failure=lambda: failures.append("x"))
+    await gate.start()
+    assert (await gate.enter(LIMITS, "a")).is_allowed
+    server.kill()
+    began = time.monotonic()
+    for number in range(50):
+        verdict = await gate.enter(LIMITS, f"r{number}")
+        assert verdict.reason == ("" if is_open else "unavailable")
+        assert (await gate.take_tokens(LIMITS, 5)).is_allowed == is_open
+        gate.charge(LIMITS, 3)
+        gate.leave(LIMITS, f"r{number}")
+    # They did not all wait for it: it is asked once a second.
+    assert time.monotonic() - began < 10
+    assert 1 <= len(failures) <= 10
+    server.start()
+    async with asyncio.timeout(20):
+        while not (await gate.enter(LIMITS, "late")).rates:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.1)
+    server.kill()
+    await gate.close()
+
+
+async def test_a_redis_that_hangs_holds_nobody_up() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with gates(f"redis://127.0.0.1:{port}/0", 1) as (gate,):
+        began = time.monotonic()
+        assert (await gate.enter(LIMITS, "a")).is_allowed
+        assert (await gate.enter(LIMITS, "b")).is_allowed
+        assert time.monotonic() - began < 5
+    listener.close()
+    await listener.wait_closed()
