@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,9 +78,9 @@ def read_cluster(address: str, model: str, folder: str, redis_url: str | None) -
     """Ask all nodes. Raises `ConfigError` where there is no cluster."""
     with _joined(address):
         nodes = sorted(_alive(), key=lambda node: not _is_head(node))
-        actor = ray.remote(num_cpus=0)(NodeProbe)
+        actor: Any = ray.remote(NodeProbe)
         probes = [
-            actor.options(scheduling_strategy=at_node(node["NodeID"])).remote(
+            actor.options(num_cpus=0, scheduling_strategy=at_node(node["NodeID"])).remote(
                 node["NodeManagerAddress"]
             )
             for node in nodes
@@ -88,7 +89,7 @@ def read_cluster(address: str, model: str, folder: str, redis_url: str | None) -
         answers, silent, answering = [], {}, []
         for node, probe, answer in zip(nodes, probes, asked, strict=True):
             try:
-                told = ray.get(answer, timeout=START_TIMEOUT_S)
+                told: Any = ray.get(answer, timeout=START_TIMEOUT_S)
             except (RayError, TimeoutError) as error:
                 silent[node["NodeManagerAddress"]] = _reason(error)
                 continue
@@ -133,7 +134,7 @@ def _joined(address: str) -> Iterator[None]:
         return
     _require_listener(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         raise _no_cluster(address, type(error).__name__) from error
     try:

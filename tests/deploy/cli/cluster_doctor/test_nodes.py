@@ -70,6 +70,7 @@ def test_where_nobody_listens_the_address_is_named(address: str) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_two_nodes_of_a_cluster() -> None:
