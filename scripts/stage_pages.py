@@ -20,20 +20,20 @@ ELSEWHERE = ("http://", "https://", "mailto:")
 NAMES = {"README.md": "index.md"}
 
 
-def main() -> None:
+def main(staged: Path = STAGED) -> None:
     """Stage everything anew."""
-    shutil.rmtree(STAGED, ignore_errors=True)
+    shutil.rmtree(staged, ignore_errors=True)
     for page in PAGES:
-        target = STAGED / _staged(page.relative_to(ROOT))
+        target = staged / _staged(page.relative_to(ROOT))
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(LINK.sub(partial(_link, page), page.read_text("utf-8")))
+        target.write_text(LINK.sub(partial(_link, staged, page), page.read_text("utf-8")))
 
 
 def _staged(path: Path) -> Path:
     return path if path.parent != Path() else Path(NAMES.get(path.name, path.name))
 
 
-def _link(page: Path, link: re.Match[str]) -> str:
+def _link(staged: Path, page: Path, link: re.Match[str]) -> str:
     """The link as it stands on the site; its file goes along."""
     text, address, anchor = link[1], link[2], link[3] or ""
     if address.startswith(ELSEWHERE):
@@ -42,7 +42,7 @@ def _link(page: Path, link: re.Match[str]) -> str:
     if target.is_dir():
         return text
     if target.is_file() and target.suffix != ".md":
-        copy = STAGED / target.relative_to(ROOT)
+        copy = staged / target.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(target, copy)
     if target == ROOT / "README.md":
