@@ -2,7 +2,7 @@
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo serve test test-full lint types redis compiler clean
+.PHONY: help demo serve test test-full lint types docs audit sbom redis compiler tools clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,21 @@ lint: $(READY) ## style, formatting, spelling, layers of imports, sizes
 types: $(READY) ## types
 	@.venv/bin/basedpyright
 
+docs: tools ## the pages as a site in build/site, links checked; ARGS=serve to read it
+	@.venv-tools/bin/python scripts/stage_pages.py
+	@.venv-tools/bin/mkdocs $(or $(ARGS),build --strict)
+
+audit: $(READY) tools ## known vulnerabilities of all packages of .venv; needs a network
+	@.venv-tools/bin/pip-audit --progress-spinner off --path .venv/lib/python*/site-packages $(ARGS)
+
+sbom: $(READY) tools ## build/sbom.json: all packages of .venv, as CycloneDX
+	@mkdir -p build
+	@.venv-tools/bin/cyclonedx-py environment .venv/bin/python --pyproject pyproject.toml \
+		--output-reproducible --output-file build/sbom.json $(ARGS)
+
+tools:
+	@scripts/setup.sh tools
+
 redis:
 	@command -v redis-server >/dev/null || scripts/setup.sh redis
 
@@ -32,7 +47,7 @@ compiler: $(READY)
 	@scripts/setup.sh compiler
 
 clean: ## remove .venv and what was built
-	rm -rf .venv build dist draftline.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-tools build dist draftline.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml scripts/setup.sh
 	@scripts/setup.sh venv

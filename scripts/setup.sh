@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # scripts/setup.sh venv      make .venv and install draftline with its development tools in it
 # scripts/setup.sh redis     install redis-server from the system's packages (the tests need it)
+# scripts/setup.sh tools     make .venv-tools with what documents and audits the tree (extra: tools)
 # scripts/setup.sh compiler  install g++ and Python's headers, if missing (tests of compile: on)
 #
 # Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
@@ -78,6 +79,19 @@ make_venv() {
     touch .venv/.ready
 }
 
+# Apart from .venv, so that what is audited and listed is what runs.
+make_tools() {
+    local python
+    python=$(find_python)
+    "$python" -m venv --clear .venv-tools
+    "$python" - <<'PYTHON' >build/tools.txt
+import tomllib, pathlib
+extras = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
+print(*extras["optional-dependencies"]["tools"], sep="\n")
+PYTHON
+    .venv-tools/bin/pip install --requirement build/tools.txt
+}
+
 # The package starts a service; the tests start servers of their own, so leave none behind.
 install_redis() {
     apt_install redis-server
@@ -109,11 +123,17 @@ redis)
     need_apt redis-server
     phase "installing redis-server" install_redis
     ;;
+tools)
+    if [ ! -e .venv-tools/.ready ] || [ pyproject.toml -nt .venv-tools/.ready ]; then
+        phase "installing tools for documents and audits" make_tools
+        touch .venv-tools/.ready
+    fi
+    ;;
 compiler)
     if ! has_compiler; then
         need_apt g++
         phase "installing g++ and Python's headers" install_compiler
     fi
     ;;
-*) fail "usage: scripts/setup.sh venv|redis|compiler" ;;
+*) fail "usage: scripts/setup.sh venv|redis|tools|compiler" ;;
 esac

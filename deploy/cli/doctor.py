@@ -40,7 +40,7 @@ def run_doctor(console: Console, model: str) -> int:
     """Print all findings, of the target `model` too; 1 if something needed is missing, else 0."""
     quiet_libraries()
     checks = (_system, _packages, _devices, _services, _models, partial(_weights, model), _choices)
-    return _print(console, [finding for check in checks for finding in check()])
+    return print_findings(console, [finding for check in checks for finding in check()])
 
 
 def run_drafter_doctor(console: Console, drafter: str, model: str) -> int:
@@ -49,10 +49,11 @@ def run_drafter_doctor(console: Console, drafter: str, model: str) -> int:
     Raises `CheckpointError` if it is none.
     """
     quiet_libraries()
-    return _print(console, [*_drafter(drafter, model)])
+    return print_findings(console, [*_drafter(drafter, model)])
 
 
-def _print(console: Console, findings: Sequence[Finding]) -> int:
+def print_findings(console: Console, findings: Sequence[Finding]) -> int:
+    """One line each; 1 if something needed is missing, else 0."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
         mark = "ok" if finding.ok else ("missing" if finding.needed else "note")

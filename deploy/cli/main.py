@@ -179,7 +179,7 @@ def trace(
 
 
 @app.command()
-def doctor(
+def doctor(  # noqa: PLR0913 - one parameter a flag
     *,
     drafter: Annotated[
         str | None,
@@ -192,8 +192,44 @@ def doctor(
         str,
         typer.Option(help="The target: what its weights take, or what the drafter should fit."),
     ] = "demo",
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Check all nodes of a Ray cluster instead, measure the links between them, and "
+            "say what to expect and what to set.",
+        ),
+    ] = False,
+    address: Annotated[
+        str, typer.Option(help="The cluster; auto: the one of this machine.")
+    ] = "auto",
+    redis_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with a Redis URL that all nodes shall reach."),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Predict for so many. Default: as few as have room.")
+    ] = None,
+    context: Annotated[
+        int, typer.Option(min=1, help="Tokens of a request to predict for, prompt and answer.")
+    ] = 2048,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Print the table of the sizing guide instead.")
+    ] = False,
 ) -> None:
     """Check this machine: versions, devices, services, models, and what would be picked."""
+    if sizes:
+        from .cluster_doctor.command import run_sizes
+
+        run_sizes(console)
+        return
+    if cluster:
+        from .cluster_doctor.command import ClusterQuestion, run_cluster_doctor
+
+        question = ClusterQuestion(
+            address=address, model=model, redis_env=redis_env, stages=stages, context=context
+        )
+        sys.exit(run_cluster_doctor(console, question))
     from .doctor import run_doctor, run_drafter_doctor
 
     sys.exit(run_drafter_doctor(console, drafter, model) if drafter else run_doctor(console, model))

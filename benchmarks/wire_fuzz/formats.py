@@ -1,0 +1,210 @@
+"""The wire formats: messages as they are sent, and who reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...cluster.links import drafter_pb2 as pb
+from ...cluster.links import wire
+from ...cluster.links.link import DrafterReport, DraftSeconds
+from ...cluster.transport.messages import (
+    FrameBuffer,
+    StepReader,
+    StepWriter,
+    decode_result,
+    encode_frame,
+    encode_result,
+)
+from ...core.difference.step_decoder import MAX_SLOTS
+from ...core.errors import StageError, StageLost
+from ...core.interfaces import Ended, Subtree
+from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...core.steps import StepInput, StepOutput
+from ...deploy.engine_process.messages import (
+    Add,
+    Ask,
+    Beat,
+    Cancel,
+    Failed,
+    NextTokens,
+    decode_from_api,
+    decode_from_engine,
+    encode_messages,
+)
+from ...retrieval_store.delta.fingerprint import Fingerprint
+from ...retrieval_store.learning.wire import decode_learn, encode_learn
+from ...retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
+from ...retrieval_store.wire import decode_reply, decode_request, encode_reply, encode_request
+from .drafts import ANSWERED, FEATURES, PROPOSALS, STEPS
+from .recorded_steps import recorded_steps
+
+MAX_BYTES = 1 << 24
+# A stage keeps the block tables of as many requests as a message may name, with some columns more
+# than it has.
+KEPT_BY_STAGES = 2 * MAX_SLOTS * 4 * 128
+SUBTREES = [
+    Subtree(
+        np.array([5, 6, 7], dtype=np.int32),
+        np.array([-1, 0, 0], dtype=np.int32),
+        np.array([-0.1, -0.5, -2.0], dtype=np.float32),
+        3,
+    ),
+    Subtree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), 0),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What is sent, and a reader, which raises one of the tree's own errors for what is none.
+
+    read        gets one message; what it keeps between messages is begun anew with each
+    max_memory  bytes that reading one may take
+    """
+
+    name: str
+    messages: Sequence[bytes]
+    read: Callable[[bytes], object]
+    max_memory: int = 16 * 2**20
+
+
+def formats() -> list[Format]:
+    """All of them, with messages made anew."""
+    return [*_drafters(), *_retrieval(), *_stages(), *_engine_process()]
+
+
+def _drafters() -> list[Format]:
+    hello = wire.Greeting("engine", None, drafts_ahead=True, reads_chat=True)
+    steps = [wire.encode_step(step, 0.05, MAX_BYTES, with_chat=True) for step in STEPS]
+    parts = [*steps, wire.encode_more_features(FEATURES, MAX_BYTES), wire.encode_hurry()]
+    report = DrafterReport(10**6, {"texts": 3})
+    answers = [
+        wire.encode_answer(ANSWERED, PROPOSALS, MAX_BYTES, report, DraftSeconds(0.1, 0.2, 0.3)),
+        wire.encode_error(ANSWERED.sequence, "it failed"),
+    ]
+    return [
+        Format("drafter: hello", [wire.encode_hello(hello, pb.ToDrafter)], _hello),
+        Format("drafter: step", parts, lambda data: wire.decode_part(data, 0.0)),
+        Format("drafter: answer", answers, lambda data: wire.decode_answer(data, ANSWERED, "x")),
+    ]
+
+
+def _hello(data: bytes) -> object:
+    return wire.decode_hello(data, pb.ToDrafter)
+
+
+def _retrieval() -> list[Format]:
+    contexts = [np.arange(16, dtype=np.int32), np.array([7], dtype=np.int32)]
+    ended = Ended("tenant", np.arange(30, dtype=np.int32), ((2, 5), (7, 9)))
+    learned = encode_learn(ended, _fingerprint())
+    return [
+        Format(
+            "retrieval: request",
+            [encode_request(contexts, ["tenant", "shared"], [8, 24])],
+            lambda data: decode_request(LookupRequest.FromString(data)),
+        ),
+        Format(
+            "retrieval: reply",
+            [encode_reply(SUBTREES)],
+            lambda data: decode_reply(LookupReply.FromString(data), len(SUBTREES)),
+        ),
+        Format(
+            "retrieval: learn", [learned], lambda data: decode_learn(LearnRequest.FromString(data))
+        ),
+    ]
+
+
+def _fingerprint() -> Fingerprint:
+    return Fingerprint(tokenizer_hash="tokenizer", model_hash="model", vocab_size=100)
+
+
+def _stages() -> list[Format]:
+    steps = asyncio.run(recorded_steps())
+    answers = [
+        encode_result(3, _output(steps[-1])),
+        encode_result(4, StageError("of one step")),
+        encode_result(5, StageLost("gone")),
+    ]
+    return [
+        Format("stage: first step", [_first(step) for step in steps], _read_first, KEPT_BY_STAGES),
+        Format("stage: steps", [_frames(steps)], _read_frames, KEPT_BY_STAGES),
+        Format("stage: answer", answers, decode_result),
+    ]
+
+
+def _output(step: StepInput) -> StepOutput:
+    count = len(step.logits_rows)
+    return StepOutput(
+        step_id=step.step_id,
+        target_tokens=np.arange(count, dtype=np.int32),
+        probe_ids=np.zeros((2, 4), dtype=np.int32),
+        scores=np.zeros(count, dtype=np.float32),
+    )
+
+
+def _first(step: StepInput) -> bytes:
+    return StepWriter(7).write(0, step).whole
+
+
+def _read_first(data: bytes) -> object:
+    return StepReader(is_last=True).read(data), StepReader(is_last=False).read(data)
+
+
+def _frames(steps: Sequence[StepInput]) -> bytes:
+    """All that a connection carries: each step against those before it."""
+    writer = StepWriter(7)
+    frames = [encode_frame(writer.write(number, step).whole) for number, step in enumerate(steps)]
+    return b"".join(frames)
+
+
+def _read_frames(data: bytes) -> object:
+    reader, count = StepReader(is_last=True), 0
+    for message in FrameBuffer().feed(data):
+        reader.read(message)
+        count += 1
+    return count
+
+
+def _engine_process() -> list[Format]:
+    params = SamplingParams(max_tokens=4, stop=("end",), logit_bias={3: 1.0}, seed=1)
+    from_api = [
+        encode_messages(
+            [
+                Beat(),
+                Add(1, "request", b"\1\0\0\0\2\0\0\0", params, RequestOptions()),
+                Cancel(1),
+                Ask(2, "stats"),
+            ]
+        )
+    ]
+    from_engine = [
+        encode_messages(
+            [
+                NextTokens(1, (5, 6), ("suffix", "suffix"), "text"),
+                Failed(2, "request", "must be a number", "seed"),
+            ]
+        )
+    ]
+    return [
+        Format("API process: to the engine", from_api, _read_api),
+        Format("API process: from the engine", from_engine, _read_engine),
+    ]
+
+
+def _read_api(data: bytes) -> object:
+    messages = decode_from_api(data)
+    for message in messages:
+        if isinstance(message, Add):
+            message.prompt_ids()
+    return messages
+
+
+def _read_engine(data: bytes) -> object:
+    messages = decode_from_engine(data)
+    for message in messages:
+        if isinstance(message, Failed):
+            message.error()
+    return messages

@@ -1,0 +1,96 @@
+"""Reads mutated messages, and counts what becomes of them."""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+import tracemalloc
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from ...core.errors import DrafterError, DraftlineError
+from .formats import Format
+from .mutate import mutated
+
+MAX_SECONDS = 5.0
+# Faults that are kept, and bytes of their messages; more are counted.
+KEPT, KEPT_BYTES = 20, 4096
+# What gRPC's servers and clients here take for bytes that are no message, besides errors of ours.
+REFUSALS = (DraftlineError, DecodeError)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What mutated messages of one format did.
+
+    refused      an error of draftline's own, or of protobuf's parser
+    faults       any other error, or more memory or time than a message may take
+    peak_bytes   most that reading one took of Python's and numpy's memory
+    slowest_s    longest that reading one took
+    grown_bytes  by how much the process grew over all of them
+    """
+
+    name: str
+    num_messages: int = 0
+    num_read: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    num_faults: int = 0
+    faults: list[str] = field(default_factory=list)
+    peak_bytes: int = 0
+    slowest_s: float = 0.0
+    grown_bytes: int = 0
+
+    def add_fault(self, what: str, data: bytes) -> None:
+        """Count one, and keep it with its message if there are few."""
+        self.num_faults += 1
+        if len(self.faults) < KEPT:
+            self.faults.append(f"{what}: {data[:KEPT_BYTES].hex()}")
+
+
+def fuzz(fmt: Format, count: int, seed: int) -> Findings:
+    """Read so many mutated messages of a format; the same seed makes the same ones."""
+    found = Findings(fmt.name, count)
+    for message in fmt.messages:
+        # One of them tells of a drafter's own error.
+        with suppress(DrafterError):
+            fmt.read(message)
+    rng = random.Random(f"{seed} {fmt.name}")
+    before = _resident()
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            _read(fmt, mutated(fmt.messages, rng), found)
+    finally:
+        tracemalloc.stop()
+    found.grown_bytes = max(0, _resident() - before)
+    return found
+
+
+def _read(fmt: Format, data: bytes, found: Findings) -> None:
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    start = time.perf_counter()
+    try:
+        fmt.read(data)
+        found.num_read += 1
+    except REFUSALS as error:
+        name = type(error).__name__
+        found.refused[name] = found.refused.get(name, 0) + 1
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        found.add_fault(f"{type(error).__name__}: {error}", data)
+    seconds = time.perf_counter() - start
+    peak = tracemalloc.get_traced_memory()[1] - held
+    if peak > fmt.max_memory:
+        found.add_fault(f"took {peak} bytes", data)
+    if seconds > MAX_SECONDS:
+        found.add_fault(f"took {seconds:.1f} s", data)
+    found.peak_bytes = max(found.peak_bytes, peak)
+    found.slowest_s = max(found.slowest_s, seconds)
+
+
+def _resident() -> int:
+    """Most memory that the process had so far, bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

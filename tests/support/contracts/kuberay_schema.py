@@ -1,0 +1,169 @@
+"""What KubeRay's CRD of a RayService allows, as far as `deploy/kuberay/` uses it.
+
+Fields and types of KubeRay 1.6 (`ray-operator/apis/ray/v1`) and of Kubernetes' pods; the whole CRD
+has 800 kB. A field that is not here is refused, so a misspelt one is found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "boolean"}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+QUANTITY: Schema = {"type": "string", "pattern": r"^\d+(\.\d+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+
+
+def fields(required: str = "", **properties: Schema) -> Schema:
+    """An object of these fields and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
+
+
+def one_of(*values: str) -> Schema:
+    """One of these texts."""
+    return {"enum": list(values)}
+
+
+def several(item: Schema) -> Schema:
+    """A list that is not empty."""
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+SECRET_KEY = fields("secretKeyRef", secretKeyRef=fields("name key", name=TEXT, key=TEXT))
+VARIABLE = {
+    "oneOf": [
+        fields("name value", name=TEXT, value=TEXT),
+        fields("name valueFrom", name=TEXT, valueFrom=SECRET_KEY),
+    ]
+}
+QUANTITIES = {"type": "object", "additionalProperties": QUANTITY}
+RESOURCES = fields("requests limits", requests=QUANTITIES, limits=QUANTITIES)
+POD_SECURITY = fields(
+    "runAsNonRoot",
+    runAsNonRoot=FLAG,
+    runAsUser=COUNT,
+    runAsGroup=COUNT,
+    fsGroup=COUNT,
+    seccompProfile=fields("type", type=one_of("RuntimeDefault")),
+)
+CONTAINER_SECURITY = fields(
+    "allowPrivilegeEscalation readOnlyRootFilesystem",
+    allowPrivilegeEscalation=FLAG,
+    readOnlyRootFilesystem=FLAG,
+    capabilities=fields("drop", drop=several(TEXT)),
+)
+VOLUME_MOUNT = fields("name mountPath", name=TEXT, mountPath=TEXT, readOnly=FLAG)
+VOLUME = {
+    "oneOf": [
+        fields("name emptyDir", name=TEXT, emptyDir=fields(medium=TEXT, sizeLimit=QUANTITY)),
+        fields(
+            "name secret",
+            name=TEXT,
+            secret=fields("secretName", secretName=TEXT, defaultMode=COUNT),
+        ),
+        fields(
+            "name persistentVolumeClaim",
+            name=TEXT,
+            persistentVolumeClaim=fields("claimName", claimName=TEXT, readOnly=FLAG),
+        ),
+    ]
+}
+TOLERATION = fields(key=TEXT, operator=one_of("Exists", "Equal"), effect=TEXT)
+CONTAINER = fields(
+    "name image resources",
+    name=TEXT,
+    image=TEXT,
+    imagePullPolicy=one_of("Always", "IfNotPresent", "Never"),
+    securityContext=CONTAINER_SECURITY,
+    env=several(VARIABLE),
+    ports=several(fields("containerPort", containerPort=COUNT, name=TEXT)),
+    resources=RESOURCES,
+    volumeMounts=several(VOLUME_MOUNT),
+)
+POD = fields(
+    "containers",
+    automountServiceAccountToken=FLAG,
+    terminationGracePeriodSeconds=COUNT,
+    securityContext=POD_SECURITY,
+    tolerations=several(TOLERATION),
+    containers=several(CONTAINER),
+    volumes=several(VOLUME),
+)
+TEMPLATE = fields("spec", metadata=fields(labels=TEXTS), spec=POD)
+CLUSTER = fields(
+    "headGroupSpec",
+    rayVersion=TEXT,
+    authOptions=fields(mode=one_of("disabled", "token"), secretName=TEXT),
+    enableInTreeAutoscaling=FLAG,
+    autoscalerOptions=fields(
+        idleTimeoutSeconds=COUNT, upscalingMode=one_of("Default", "Aggressive", "Conservative")
+    ),
+    gcsFaultToleranceOptions=fields(
+        "redisAddress",
+        redisAddress=TEXT,
+        redisPassword=fields(value=TEXT, valueFrom=SECRET_KEY),
+        externalStorageNamespace=TEXT,
+    ),
+    headGroupSpec=fields("template", rayStartParams=TEXTS, template=TEMPLATE),
+    workerGroupSpecs=several(
+        fields(
+            "groupName template",
+            groupName=TEXT,
+            replicas=COUNT,
+            minReplicas=COUNT,
+            maxReplicas=COUNT,
+            numOfHosts=COUNT,
+            rayStartParams=TEXTS,
+            template=TEMPLATE,
+        )
+    ),
+)
+RAY_SERVICE = fields(
+    "apiVersion kind metadata spec",
+    apiVersion=one_of("ray.io/v1"),
+    kind=one_of("RayService"),
+    metadata=fields("name", name=TEXT, labels=TEXTS),
+    spec=fields(
+        "serveConfigV2 rayClusterConfig",
+        serveConfigV2=TEXT,
+        upgradeStrategy=fields(
+            type=one_of("NewCluster", "None", "NewClusterWithIncrementalUpgrade")
+        ),
+        rayClusterDeletionDelaySeconds=COUNT,
+        excludeHeadPodFromServeSvc=FLAG,
+        rayClusterConfig=CLUSTER,
+    ),
+)
+GROUP_VALUES = {
+    "labels": TEXTS,
+    "resources": RESOURCES,
+    "tolerations": several(TOLERATION),
+    "podSecurityContext": POD_SECURITY,
+    "securityContext": CONTAINER_SECURITY,
+    "volumes": several(VOLUME),
+    "volumeMounts": several(VOLUME_MOUNT),
+    "rayStartParams": TEXTS,
+}
+# Values of the chart kuberay/ray-cluster 1.6, as far as they are used.
+HELM_VALUES = fields(
+    "image common head worker",
+    image=fields("repository tag", repository=TEXT, tag=TEXT, pullPolicy=TEXT),
+    common=fields("containerEnv", containerEnv=several(VARIABLE)),
+    head=fields("resources", **GROUP_VALUES),
+    worker=fields(
+        "groupName",
+        groupName=TEXT,
+        replicas=COUNT,
+        minReplicas=COUNT,
+        maxReplicas=COUNT,
+        **GROUP_VALUES,
+    ),
+    service=fields("type", type=one_of("ClusterIP", "NodePort", "LoadBalancer")),
+)
