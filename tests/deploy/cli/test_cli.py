@@ -28,7 +28,8 @@ from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
 COMMANDS = (
-    "serve", "generate", "demo", "doctor", "corpus", "train", "bench", "lossless", "trace", "tenant",
+    "serve", "generate", "demo", "doctor", "corpus", "train", "bench", "lossless", "trace",
+    "tenant",
 )  # fmt: skip
 runner = CliRunner()
 
