@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
-from pathlib import Path
 
-import draftline
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.main import app
@@ -17,9 +15,10 @@ from draftline.drafters.model.vocabulary.choice import (
     read_overlap,
 )
 from draftline.models.load.model_info import read_model_info
+from support.tools.tree_copy import ROOT
 from typer.testing import CliRunner
 
-PAGE = Path(draftline.__file__).parent / "docs" / "algorithms" / "vocabularies.md"
+PAGE = ROOT / "docs" / "algorithms" / "vocabularies.md"
 OTHERS = ("demo-drafter-other-vocab", "demo-drafter-bytes")
 
 
