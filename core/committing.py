@@ -10,7 +10,7 @@ from .proposals import StepCommit
 from .request.chosen import Chosen
 from .request.draft_tally import DraftTally
 from .request.outbox import Outbox
-from .request.output import TARGET_SOURCE, Delta, TokenLogProb
+from .request.output import TARGET_SOURCE, Delta, TokenLogProb, VerifiedTree
 from .request.request import RequestState
 from .request.stop import Advance
 from .schedule.budget import NodeBudget, StepOutcome
@@ -56,6 +56,9 @@ class Committing:
         rows = [state.nodes.row for state in states]
         self._tally.add(rows, trees.trees, paths.sources, paths.ends)
         ended = [place for place, state in enumerate(states) if state.has_ended]
+        for place, state in enumerate(states):
+            if state.request.options.explain:
+                state.verified = trees.trees[place]
         ids = [state.request_id for state in states]
         verified = results.verified.without(ended)
         outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
@@ -90,6 +93,7 @@ class Committing:
             state.accepted_lengths.append(taken - num_targets)
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
+        verified = _explained(state, rows[1 : taken + 1])
         self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
         # A streamed one's were noted when its root went on.
@@ -97,7 +101,7 @@ class Committing:
             state.moves = moves
         num_top = state.request.params.logprobs
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
-        self._emit(state, advance, tokens, sources, log_probs)
+        self._emit(state, advance, tokens, sources, log_probs, trees=verified)
 
     def commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
         """Take the token that the last prompt chunk predicts."""
@@ -134,6 +138,8 @@ class Committing:
         tokens: Sequence[int],
         sources: Sequence[str],
         log_probs: tuple[TokenLogProb, ...],
+        *,
+        trees: tuple[VerifiedTree, ...] = (),
     ) -> None:
         """Tell of committed tokens."""
         prompt_log_probs = None
@@ -150,6 +156,7 @@ class Committing:
             log_probs,
             prompt_log_probs,
             stop_reason,
+            trees,
         )
         if finish_reason is None:
             request = state.request
@@ -158,3 +165,13 @@ class Committing:
             self._outbox.post(state, delta)
         else:
             self._finish(state, delta)
+
+
+def _explained(state: RequestState, rows: Sequence[int]) -> tuple[VerifiedTree, ...]:
+    """The tree that tokens of these rows come from, where the request wants to know it."""
+    tree, state.verified = state.verified, None
+    if tree is None:
+        return ()
+    # Without nodes, a stage may have decoded several tokens behind the root.
+    path = [row - 1 for row in rows] if len(tree) else []
+    return (VerifiedTree.of(tree, state.token_ids[-1], path),)

@@ -18,7 +18,7 @@ from ..engine_client import EngineClient
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs
 from ..generation.stream_pace import Pace
-from ..http.callers import caller_of
+from ..http.callers import caller_of, require_operator
 from ..http.metrics import MetricsPage
 from ..output.answers import answer_events, whole_answer
 from ..output.completions import ChatFormat, CompletionFormat, Heading
@@ -127,8 +127,11 @@ class GenerationRoutes:
     ) -> Job:
         """What a body asks of the engine; a chat's as its plan says.
 
-        Raises `ApiError` 400 or `RequestError`.
+        Raises `ApiError` 400 or `RequestError`; 403 for a tenant that asks for trees, which hold
+        what drafters know of others.
         """
+        if body.speculative.explain:
+            require_operator(request)
         timeout = self._config.request_timeout_s
         each = body.num_choices
         params = self._params(body, prompts)
@@ -148,7 +151,7 @@ class GenerationRoutes:
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
             options=options,
-            report=body.speculative.report,
+            report=body.speculative.report or body.speculative.explain,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,
             pace=self._pace,
