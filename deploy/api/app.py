@@ -21,12 +21,13 @@ from ...core.errors import DraftlineError
 from ..settings.settings import ServerConfig
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
+from .http.callers import OPEN_PATHS, ApiKeys, callers_by_key, operator_of, require_operator
 from .http.metrics import CONTENT_TYPE, MetricsPage, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.bodies import Bodies, ServedModel
 from .routes.generation import GenerationRoutes
+from .routes.live_page import FILES, add_live_page
 from .routes.not_served import no_such_route
 from .routes.openapi import describe
 from .routes.responses import ResponsesRoutes
@@ -90,6 +91,10 @@ def create_app(  # noqa: PLR0913 - most are keywords
     _add_model_routes(app, engine_client, model)
     _add_operator_routes(app, engine_client, metrics, drain)
     _add_info_routes(app, engine_client, {"server": config, "engine": engine})
+    open_paths = OPEN_PATHS
+    if config.live_page:
+        add_live_page(app)
+        open_paths = OPEN_PATHS | FILES.keys()
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -97,7 +102,12 @@ def create_app(  # noqa: PLR0913 - most are keywords
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RefuseWhileDraining, drain=drain)
-    app.add_middleware(ApiKeys, callers=callers_by_key(config), anonymous=operator_of(config))
+    app.add_middleware(
+        ApiKeys,
+        callers=callers_by_key(config),
+        anonymous=operator_of(config),
+        open_paths=open_paths,
+    )
     if config.cors_allow_origins:
         _allow_origins(app, config)
     if not behind_proxy:

@@ -141,6 +141,11 @@ class ServerConfig(Settings):
     stream_interval_ms: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="events of a stream leave on this beat, whatever was drafted"
     )
+    live_page: bool = Field(
+        default=True,
+        description="serve the page at /ui, on which an operator watches drafts at work; its data "
+        "needs the operator's key",
+    )
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="web sites whose pages may call the API; *: all; none: no CORS"
     )

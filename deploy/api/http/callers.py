@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
@@ -87,12 +87,18 @@ class ApiKeys:
 
     callers    as of `callers_by_key`; without any, everything is open, and all are `anonymous`
     anonymous  who comes without a key where none is needed
+    open_paths whose answers are for everybody
     """
 
     def __init__(
-        self, app: ASGIApp, callers: Mapping[str, Caller], anonymous: Caller = Caller()
+        self,
+        app: ASGIApp,
+        callers: Mapping[str, Caller],
+        anonymous: Caller = Caller(),
+        open_paths: Collection[str] = OPEN_PATHS,
     ) -> None:
         self._app = app
+        self._open_paths = frozenset(open_paths)
         self._anonymous = anonymous
         self._callers = [(digest.encode(), caller) for digest, caller in callers.items()]
 
@@ -102,7 +108,7 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         caller = self._anonymous
-        if self._callers and scope["path"] not in OPEN_PATHS:
+        if self._callers and scope["path"] not in self._open_paths:
             try:
                 caller = self._find(Headers(scope=scope).get("authorization", ""))
             except ApiError as error:
