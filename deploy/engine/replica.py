@@ -106,6 +106,7 @@ class Replica:
             num_prefix_hits=scheduler.num_prefix_hits,
             wasted_by_source=dict(core.wasted_by_source),
             streaming=replace(core.streaming.counts),
+            step_times=core.deadline.times,
             drafters=self._assembly.hub.stats(),
         )
 

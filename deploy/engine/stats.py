@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...cluster.drafting.stats import DrafterStats
 from ...core.schedule.streaming import StreamingCounts
+from ...core.step.in_flight import StepTimes
 
 # Shorter than this, a full queue is asked again and again; longer, clients give up.
 MIN_RETRY_S = 1
@@ -28,6 +29,8 @@ class EngineStats:
     num_prefix_hits      of these, how many were there
     wasted_by_source     nodes of ended requests that were verified and not committed
     streaming            what went through the stages in slices
+    step_times           how long steps took, from one's submission, or the answer before it, to its
+                         answer
     """
 
     engine_id: str
@@ -40,6 +43,7 @@ class EngineStats:
     num_prefix_hits: int
     wasted_by_source: Mapping[str, int]
     streaming: StreamingCounts
+    step_times: StepTimes
     drafters: tuple[DrafterStats, ...]
 
 

@@ -17,6 +17,7 @@ from draftline.core.request.output import (
 )
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.core.schedule.streaming import StreamingCounts
+from draftline.core.step.in_flight import StepTimes
 from draftline.deploy.engine.stats import EngineStats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -60,6 +61,7 @@ def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0)
         num_steps=num_steps, num_preemptions=4, num_prefix_queries=100, num_prefix_hits=64,
         wasted_by_source={"spectra": 11}, drafters=(drafter,),
         streaming=StreamingCounts(slices=17, nodes=90, killed_nodes=21, idle_turns=14),
+        step_times=StepTimes((0, 15, 3, *[0] * 10, 1), 12.5),
     )  # fmt: skip
 
 
