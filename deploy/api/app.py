@@ -9,15 +9,18 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from ... import __version__
 from ...cluster.config import EngineConfig
 from ...cluster.drafting.drafter_options import may_read_chat
 from ...core.errors import DraftlineError
+from ..observe.request_log import RequestLog
 from ..settings.settings import ServerConfig
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
@@ -110,6 +113,9 @@ def create_app(  # noqa: PLR0913 - most are keywords
     )
     if config.cors_allow_origins:
         _allow_origins(app, config)
+    if config.log_requests:
+        paths = {route.path for route in app.routes if isinstance(route, Route | APIRoute)}
+        app.add_middleware(RequestLog, paths=paths)
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app

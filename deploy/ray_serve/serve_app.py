@@ -8,6 +8,7 @@ the replica's placement group. Those that compute on CPUs belong to a keeper
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -26,6 +27,7 @@ from ...core.errors import ConfigError
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
+from ..observe.log_format import set_up_logs
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
 from .deployment_plan import ReplicaHealth, engine_options, has_keeper, with_device
@@ -179,6 +181,7 @@ class Ingress:
         model_name: str,
         silence_s: float,
     ) -> None:
+        set_up_logs(logging.WARNING, server.log_format)
         # The replicas of the engine need neither.
         from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415

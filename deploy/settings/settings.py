@@ -141,6 +141,13 @@ class ServerConfig(Settings):
     stream_interval_ms: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="events of a stream leave on this beat, whatever was drafted"
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="of the lines on stderr; json: an object a line"
+    )
+    log_requests: bool = Field(
+        default=False,
+        description="log each request and each answer: ids, times and counts, never text",
+    )
     live_page: bool = Field(
         default=True,
         description="serve the page at /ui, on which an operator watches drafts at work; its data "

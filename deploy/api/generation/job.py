@@ -11,6 +11,7 @@ from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....models.text.tokenizer import TextStream
+from ...observe.request_log import log_answer
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import MetricsPage
@@ -179,6 +180,8 @@ async def run_job(
             came_at = now()
             recorder.record(delta, came_at - last[index] if index in last else None)
             last[index] = came_at
+            if delta.finish_reason is not None and delta.metrics is not None:
+                log_answer(job.request_id, delta.finish_reason, delta.metrics)
             if delta.finish_reason == "cancelled":
                 raise StageLost("the request was cancelled by the server")
             yield item
