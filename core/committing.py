@@ -10,7 +10,7 @@ from .proposals import StepCommit
 from .request.chosen import Chosen
 from .request.draft_tally import DraftTally
 from .request.outbox import Outbox
-from .request.output import TARGET_SOURCE, Delta, TokenLogProb, VerifiedTree
+from .request.output import TARGET_SOURCE, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.request import RequestState
 from .request.stop import Advance
 from .schedule.budget import NodeBudget, StepOutcome
@@ -58,7 +58,8 @@ class Committing:
         ended = [place for place, state in enumerate(states) if state.has_ended]
         for place, state in enumerate(states):
             if state.request.options.explain:
-                state.verified = trees.trees[place]
+                timing = _timing(state.request_id, outcome, self._clock())
+                state.verified = trees.trees[place], timing
         ids = [state.request_id for state in states]
         verified = results.verified.without(ended)
         outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
@@ -93,7 +94,7 @@ class Committing:
             state.accepted_lengths.append(taken - num_targets)
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
-        verified = _explained(state, rows[1 : taken + 1])
+        verified = self._explained(state, rows[1 : taken + 1])
         self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
         # A streamed one's were noted when its root went on.
@@ -166,12 +167,19 @@ class Committing:
         else:
             self._finish(state, delta)
 
+    def _explained(self, state: RequestState, rows: Sequence[int]) -> tuple[VerifiedTree, ...]:
+        """The tree that tokens of these rows come from, where the request wants to know it."""
+        if state.verified is None:
+            return ()
+        (tree, timing), state.verified = state.verified, None
+        # Without nodes, a stage may have decoded several tokens behind the root.
+        path = [row - 1 for row in rows] if len(tree) else []
+        timing = timing._replace(committed_at=self._clock())
+        return (VerifiedTree.of(tree, state.token_ids[-1], path, timing),)
 
-def _explained(state: RequestState, rows: Sequence[int]) -> tuple[VerifiedTree, ...]:
-    """The tree that tokens of these rows come from, where the request wants to know it."""
-    tree, state.verified = state.verified, None
-    if tree is None:
-        return ()
-    # Without nodes, a stage may have decoded several tokens behind the root.
-    path = [row - 1 for row in rows] if len(tree) else []
-    return (VerifiedTree.of(tree, state.token_ids[-1], path),)
+
+def _timing(request_id: str, outcome: StepOutcome, now: float) -> StepTiming:
+    """What a step that has just been answered took of a request."""
+    batch = outcome.draft_batch
+    asked = tuple(name for name, ids in batch.plan.by_drafter.items() if request_id in ids)
+    return StepTiming(asked, batch.began_at, batch.seconds, now, outcome.seconds, now)

@@ -88,6 +88,24 @@ class TokenLogProb(NamedTuple):
         return zip(self.top_ids, self.top_log_probs, strict=True)
 
 
+class StepTiming(NamedTuple):
+    """When the parts of a step were, seconds of the engine's clock.
+
+    asked         drafters that were asked for the request
+    drafted_at, draft_s    when drafters were asked, and how long they were waited for
+    answered_at, verify_s  when the stages had answered, and what they took since the step's
+                  submission, or since the answer before it
+    committed_at  when the request had its tokens
+    """
+
+    asked: tuple[str, ...]
+    drafted_at: float
+    draft_s: float
+    answered_at: float
+    verify_s: float
+    committed_at: float
+
+
 class VerifiedTree(NamedTuple):
     """What one step verified of a request, for an operator who watches.
 
@@ -106,9 +124,12 @@ class VerifiedTree(NamedTuple):
     values: tuple[float, ...]
     path: tuple[int, ...]
     num_left_out: int
+    timing: StepTiming
 
     @classmethod
-    def of(cls, tree: TokenTree, root_id: int, path: Sequence[int]) -> VerifiedTree:
+    def of(
+        cls, tree: TokenTree, root_id: int, path: Sequence[int], timing: StepTiming
+    ) -> VerifiedTree:
         """That of a tree and the places of its nodes that were committed."""
         kept = [*range(min(len(tree), MAX_SHOWN_NODES))]
         kept += [node for node in path if node >= MAX_SHOWN_NODES]
@@ -122,6 +143,7 @@ class VerifiedTree(NamedTuple):
             values=tuple(tree.values[kept].tolist()),
             path=tuple(places[node] for node in path),
             num_left_out=len(tree) - len(kept),
+            timing=timing,
         )
 
 

@@ -145,4 +145,7 @@ def tree_report(tree: VerifiedTree, bytes_of: BytesOf) -> dict[str, Any]:
         "values": [round(value, 4) for value in tree.values],
         "path": list(tree.path),
         "num_left_out": tree.num_left_out,
+        "asked": list(tree.timing.asked),
+        "draft_s": round(tree.timing.draft_s, 6),
+        "verify_s": round(tree.timing.verify_s, 6),
     }

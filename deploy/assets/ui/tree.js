@@ -115,5 +115,7 @@ export function captionOf(step, number) {
   const left = tree.num_left_out ? `, ${tree.num_left_out} more not shown` : "";
   const size = tree.sources.length;
   const nodes = size ? `${size} node${size > 1 ? "s" : ""} (${by})${left}` : "no drafts";
-  return `Step ${number}: ${nodes}, ${tree.path.length} accepted. Committed: ${committed}`;
+  const ms = (seconds) => `${(1000 * seconds).toFixed(1)} ms`;
+  const times = `drafting ${ms(tree.draft_s)}, verifying ${ms(tree.verify_s)}`;
+  return `Step ${number}: ${nodes}, ${tree.path.length} accepted; ${times}. Committed: ${committed}`;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from draftline.core.proposals import Proposal
@@ -9,6 +11,7 @@ from draftline.core.request.output import (
     MAX_SHOWN_NODES,
     TARGET_SOURCE,
     Delta,
+    StepTiming,
     VerifiedTree,
 )
 from draftline.core.tree.merge import merge
@@ -55,6 +58,21 @@ async def test_a_path_is_what_its_step_commits(streaming: str, multi_step_s: flo
     assert not any(isinstance(d, Delta) and d.trees for d in bench.heard["bb"])
 
 
+async def test_a_steps_parts_are_in_order() -> None:
+    ticks = itertools.count()
+    bench = Bench(seed=3, clock=lambda: float(next(ticks)), is_adaptive=False)
+    bench.add("a", [1, 2, 3], 20, explain=True)
+    await bench.run()
+    steps = [tree.timing for d in bench.heard["a"] if isinstance(d, Delta) for tree in d.trees]
+    assert steps
+    for step, after in itertools.pairwise(steps):
+        assert step.drafted_at < step.drafted_at + step.draft_s
+        assert step.drafted_at + step.draft_s < step.answered_at < step.committed_at
+        assert step.answered_at - step.verify_s > step.drafted_at
+        assert step.committed_at < after.answered_at
+    assert {name for step in steps for name in step.asked} == {"first", "second"}
+
+
 async def test_plain_decoding_has_trees_without_nodes() -> None:
     bench = Bench(seed=3)
     bench.add("a", [1, 2, 3], 6, speculative=False, explain=True)
@@ -70,7 +88,7 @@ def test_a_large_tree_is_cut_but_for_its_path(size: int, data: st.DataObject) ->
     chain = Proposal("any", ids, ids - 1, np.zeros(size, dtype=np.float32))
     tree = merge([chain], size, size)
     path = list(range(data.draw(st.integers(0, size))))
-    shown = VerifiedTree.of(tree, 5, path)
+    shown = VerifiedTree.of(tree, 5, path, StepTiming((), 0.0, 0.0, 0.0, 0.0, 0.0))
     assert checked_path(shown) == tree.tokens[path].tolist()
     assert len(shown.token_ids) == max(min(size, MAX_SHOWN_NODES), len(path))
     assert len(shown.token_ids) + shown.num_left_out == size

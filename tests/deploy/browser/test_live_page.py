@@ -139,7 +139,9 @@ def walk_through_the_steps(page: Page) -> None:
     assert text_of(page, "tree-caption").startswith("Step 11: 3 nodes (1 of suffix, 2 of spectra)")
     tab_to(page, "step")
     page.press("ArrowLeft")
-    assert text_of(page, "tree-caption").endswith("1 accepted. Committed: \u2423 x")
+    assert text_of(page, "tree-caption").endswith(
+        "1 accepted; drafting 250.0 ms, verifying 500.0 ms. Committed: \u2423 x"
+    )
     assert not page.evaluate(f"{BY_ID.format('follow')}.checked")
     # The root, three nodes and the target's own token, of which three are the text.
     assert page.evaluate("document.querySelectorAll('#tree .node').length") == 5

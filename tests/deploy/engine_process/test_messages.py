@@ -23,7 +23,13 @@ from draftline.core.errors import (
     StageLost,
 )
 from draftline.core.request.constraint import StructuredOutput
-from draftline.core.request.output import Delta, RequestMetrics, TokenLogProb, VerifiedTree
+from draftline.core.request.output import (
+    Delta,
+    RequestMetrics,
+    StepTiming,
+    TokenLogProb,
+    VerifiedTree,
+)
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.engine_process.messages import (
     Add,
@@ -65,7 +71,10 @@ METRICS = RequestMetrics(
 DELTA = Delta(
     request_id="a", token_ids=(7,), sources=("spectra",), text="\u00e9", finish_reason="stop",
     metrics=METRICS, log_probs=LOG_PROBS, prompt_log_probs=(None, *LOG_PROBS), stop_reason="end",
-    trees=(VerifiedTree(3, (7, 8), (-1, 0), ("spectra", "suffix"), (0.5, 0.25), (0,), 4),),
+    trees=(
+        VerifiedTree(3, (7, 8), (-1, 0), ("spectra", "suffix"), (0.5, 0.25), (0,), 4,
+                     StepTiming(("spectra",), 1.0, 0.5, 2.0, 0.25, 2.5)),
+    ),
 )  # fmt: skip
 FROM_API: list[Any] = [
     Add(1, "cmpl-1-0", packed_prompt([1, 2, 65_537]), PARAMS, OPTIONS),

@@ -12,6 +12,7 @@ from draftline.core.request.output import (
     Delta,
     FinishReason,
     RequestMetrics,
+    StepTiming,
     TokenLogProb,
     VerifiedTree,
 )
@@ -75,6 +76,7 @@ def fake_tree(pair: Sequence[int]) -> VerifiedTree:
         values=(0.25, 0.5, 1 / 3),
         path=(1,)[: len(pair) - 1],
         num_left_out=0,
+        timing=StepTiming(("suffix", "spectra"), 11.0, 0.25, 11.75, 0.5, 11.875),
     )
 
 

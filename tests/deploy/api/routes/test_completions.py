@@ -158,6 +158,8 @@ async def test_an_explained_stream_has_trees(client: httpx.AsyncClient, path: st
         assert tree["sources"] == ["suffix", "spectra", "spectra"]
         assert tree["values"] == [0.25, 0.5, 0.3333]
         assert tree["num_left_out"] == 0
+        assert tree["asked"] == ["suffix", "spectra"]
+        assert (tree["draft_s"], tree["verify_s"]) == (0.25, 0.5)
 
 
 async def test_only_streams_are_explained(client: httpx.AsyncClient) -> None:
