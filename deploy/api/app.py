@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -19,7 +19,9 @@ from starlette.routing import Route
 from ... import __version__
 from ...cluster.config import EngineConfig
 from ...cluster.drafting.drafter_options import may_read_chat
+from ...cluster.loop_calls import off_loop
 from ...core.errors import DraftlineError
+from ..observe.otlp import request_tracer
 from ..observe.request_log import RequestLog
 from ..settings.settings import ServerConfig
 from .engine_client import EngineClient
@@ -39,6 +41,9 @@ from .routes.tokens import TokenRoutes
 from .schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .schema.request_models import RequestModel
 from .schema.responses import ResponsesRequest
+
+if TYPE_CHECKING:
+    from ..observe.spans import RequestTracer
 
 BODIES: dict[str, type[RequestModel]] = {
     "/v1/completions": CompletionRequest,
@@ -65,6 +70,7 @@ def create_app(  # noqa: PLR0913 - most are keywords
     behind_proxy: bool = False,
     engine: EngineConfig | None = None,
     metrics: MetricsPage | None = None,
+    tracer: RequestTracer | None = None,
 ) -> FastAPI:
     """The API of one model. The app's start starts `engine_client`, its end closes it.
 
@@ -72,8 +78,10 @@ def create_app(  # noqa: PLR0913 - most are keywords
     behind_proxy  what stands before the app answers with request ids already
     engine        its settings, of which `/v1/models` and `/server_info` tell
     metrics       where requests are counted; by default, in this app
+    tracer        makes spans of requests; by default, as the settings say
     """
     drain = drain or Drain()
+    tracer = tracer or request_tracer(config, model_name)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -82,15 +90,17 @@ def create_app(  # noqa: PLR0913 - most are keywords
             yield
         finally:
             await engine_client.close()
+            if tracer is not None:
+                await off_loop(tracer.close)
 
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
-    model = ServedModel(model_name)
-    if engine is not None:
-        sources = [drafter.source for drafter in engine.drafters]
-        reads_chat = any(may_read_chat(drafter, engine.model) for drafter in engine.drafters)
-        model = ServedModel(model_name, sources, reads_chat=reads_chat)
+    model = _served_model(model_name, engine)
     metrics = metrics or ServerMetrics(model_name)
-    _add_text_routes(app, engine_client, config, metrics, model)
+    bodies = Bodies(config, model)
+    generation = GenerationRoutes(
+        engine_client, config, metrics, model=model, bodies=bodies, tracer=tracer
+    )
+    _add_text_routes(app, engine_client, config, metrics, generation)
     _add_model_routes(app, engine_client, model)
     _add_operator_routes(app, engine_client, metrics, drain)
     _add_info_routes(app, engine_client, {"server": config, "engine": engine})
@@ -121,15 +131,22 @@ def create_app(  # noqa: PLR0913 - most are keywords
     return app
 
 
+def _served_model(name: str, engine: EngineConfig | None) -> ServedModel:
+    if engine is None:
+        return ServedModel(name)
+    sources = [drafter.source for drafter in engine.drafters]
+    reads_chat = any(may_read_chat(drafter, engine.model) for drafter in engine.drafters)
+    return ServedModel(name, sources, reads_chat=reads_chat)
+
+
 def _add_text_routes(
     app: FastAPI,
     engine_client: EngineClient,
     config: ServerConfig,
     metrics: MetricsPage,
-    model: ServedModel,
+    generation: GenerationRoutes,
 ) -> None:
-    bodies = Bodies(config, model)
-    generation = GenerationRoutes(engine_client, config, metrics, model, bodies)
+    model, bodies = generation.model, generation.bodies
     responses = ResponsesRoutes(engine_client, metrics, model, bodies, generation)
     tokens = TokenRoutes(engine_client, config, bodies)
     app.add_api_route("/v1/completions", generation.completions, methods=["POST"])

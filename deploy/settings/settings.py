@@ -148,6 +148,16 @@ class ServerConfig(Settings):
         default=False,
         description="log each request and each answer: ids, times and counts, never text",
     )
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        description="where an OpenTelemetry collector takes spans by HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces; null: none are made. Needs the extra otel",
+    )
+    trace_sample_rate: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0,
+        description="share of the requests that have spans, where no traceparent decides; their "
+        "trees go in rounds",
+    )
     live_page: bool = Field(
         default=True,
         description="serve the page at /ui, on which an operator watches drafts at work; its data "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
@@ -16,6 +17,9 @@ from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import MetricsPage
 from .stream_pace import Pace
+
+if TYPE_CHECKING:
+    from ...observe.spans import RequestSpans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,8 @@ class Job:
     wants_ids    whether the answer names its tokens and those of the prompt
     wants_usage  whether every part of a stream counts the tokens so far
     pace         of the deltas; None: they leave as they come
+    shows_trees  whether a report holds the trees of steps
+    spans        of a request that is traced, whose deltas have trees then
     """
 
     request_id: str
@@ -43,6 +49,8 @@ class Job:
     wants_ids: bool = False
     wants_usage: bool = False
     pace: Pace | None = None
+    shows_trees: bool = False
+    spans: RequestSpans | None = None
 
     def answers(self) -> list[CompletionOutput]:
         """An empty answer for each prompt."""
@@ -170,21 +178,29 @@ async def run_job(
     last: dict[int, float] = {}
     now = asyncio.get_running_loop().time
     merge = _merge(streams) if len(streams) > 1 else _only(streams[0])
-    async with aclosing(merge) as merged:
-        while True:
-            async with asyncio.timeout_at(job.deadline):
-                item = await anext(merged, None)
-            if item is None:
-                return
-            index, delta = item
-            came_at = now()
-            recorder.record(delta, came_at - last[index] if index in last else None)
-            last[index] = came_at
-            if delta.finish_reason is not None and delta.metrics is not None:
-                log_answer(job.request_id, delta.finish_reason, delta.metrics)
-            if delta.finish_reason == "cancelled":
-                raise StageLost("the request was cancelled by the server")
-            yield item
+    with job.spans or nullcontext():
+        async with aclosing(merge) as merged:
+            while True:
+                async with asyncio.timeout_at(job.deadline):
+                    item = await anext(merged, None)
+                if item is None:
+                    return
+                index, delta = item
+                came_at = now()
+                recorder.record(delta, came_at - last[index] if index in last else None)
+                last[index] = came_at
+                _tell(job, index, delta)
+                if delta.finish_reason == "cancelled":
+                    raise StageLost("the request was cancelled by the server")
+                yield item
+
+
+def _tell(job: Job, index: int, delta: Delta) -> None:
+    """Tell those who run the server of a delta: its spans and the log."""
+    if job.spans is not None:
+        job.spans.note(index, delta)
+    if delta.finish_reason is not None and delta.metrics is not None:
+        log_answer(job.request_id, delta.finish_reason, delta.metrics)
 
 
 def _stream(engine_client: EngineClient, job: Job, index: int) -> AsyncGenerator[Delta, None]:

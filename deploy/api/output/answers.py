@@ -110,7 +110,7 @@ class _ChunkWriter:
         if self._report:
             stream = self._texts[index]
             extra["draftline"] = source_report(delta.token_ids, delta.sources, stream)
-            if delta.trees:
+            if delta.trees and self._job.shows_trees:
                 spell = self._bytes_of
                 extra["draftline"]["trees"] = [tree_report(tree, spell) for tree in delta.trees]
         if _size(piece, self._job) <= INLINE_SIZE:

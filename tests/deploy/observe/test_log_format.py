@@ -67,12 +67,16 @@ def lines() -> Iterator[Any]:
     """What is logged as JSON."""
     stream, root = io.StringIO(), logging.getLogger()
     handler = logging.StreamHandler(stream)
+    # Those of pytest are there, too.
+    before = [(own, own.formatter) for own in root.handlers]
     root.addHandler(handler)
     use_form("json")
     requests = logging.getLogger("draftline.requests")
     level = requests.level
     yield lambda: [json.loads(text) for text in stream.getvalue().splitlines()]
     root.removeHandler(handler)
+    for own, formatter in before:
+        own.setFormatter(formatter)
     requests.setLevel(level)
 
 
