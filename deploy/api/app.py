@@ -104,31 +104,34 @@ def create_app(  # noqa: PLR0913 - most are keywords
     _add_model_routes(app, engine_client, model)
     _add_operator_routes(app, engine_client, metrics, drain)
     _add_info_routes(app, engine_client, {"server": config, "engine": engine})
-    open_paths = OPEN_PATHS
     if config.live_page:
         add_live_page(app)
-        open_paths = OPEN_PATHS | FILES.keys()
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    # The last one added is the outermost: a refused request has an id too.
+    _add_middleware(app, config, drain)
+    # A refused request has an id, too.
+    if not behind_proxy:
+        app.add_middleware(RequestIds)
+    return app
+
+
+def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain) -> None:
+    """What stands before the routes; the last one added is the outermost."""
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RefuseWhileDraining, drain=drain)
     app.add_middleware(
         ApiKeys,
         callers=callers_by_key(config),
         anonymous=operator_of(config),
-        open_paths=open_paths,
+        open_paths=OPEN_PATHS | FILES.keys() if config.live_page else OPEN_PATHS,
     )
     if config.cors_allow_origins:
         _allow_origins(app, config)
     if config.log_requests:
         paths = {route.path for route in app.routes if isinstance(route, Route | APIRoute)}
         app.add_middleware(RequestLog, paths=paths)
-    if not behind_proxy:
-        app.add_middleware(RequestIds)
-    return app
 
 
 def _served_model(name: str, engine: EngineConfig | None) -> ServedModel:
