@@ -2,7 +2,7 @@
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo serve test test-full lint types redis compiler clean
+.PHONY: help demo serve test test-full lint types redis browser compiler clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ types: $(READY) ## types
 
 redis:
 	@command -v redis-server >/dev/null || scripts/setup.sh redis
+
+browser: ## install Chromium, which tests of the page at /ui are skipped without
+	@command -v chromium >/dev/null || scripts/setup.sh browser
 
 compiler: $(READY)
 	@scripts/setup.sh compiler

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # scripts/setup.sh venv      make .venv and install draftline with its development tools in it
 # scripts/setup.sh redis     install redis-server from the system's packages (the tests need it)
+# scripts/setup.sh browser   install Chromium (tests of the page at /ui, skipped without it)
 # scripts/setup.sh compiler  install g++ and Python's headers, if missing (tests of compile: on)
 #
 # Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
@@ -109,11 +110,15 @@ redis)
     need_apt redis-server
     phase "installing redis-server" install_redis
     ;;
+browser)
+    need_apt chromium
+    phase "installing Chromium" apt_install chromium fonts-dejavu-core
+    ;;
 compiler)
     if ! has_compiler; then
         need_apt g++
         phase "installing g++ and Python's headers" install_compiler
     fi
     ;;
-*) fail "usage: scripts/setup.sh venv|redis|compiler" ;;
+*) fail "usage: scripts/setup.sh venv|redis|browser|compiler" ;;
 esac
