@@ -2,7 +2,7 @@
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo serve test test-full lint types docs audit sbom redis compiler tools clean
+.PHONY: help demo serve test test-full lint types docs audit sbom redis browser compiler tools clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ tools:
 
 redis:
 	@command -v redis-server >/dev/null || scripts/setup.sh redis
+
+browser: ## install Chromium, which tests of the page at /ui are skipped without
+	@command -v chromium >/dev/null || scripts/setup.sh browser
 
 compiler: $(READY)
 	@scripts/setup.sh compiler

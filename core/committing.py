@@ -10,7 +10,7 @@ from .proposals import StepCommit
 from .request.chosen import Chosen
 from .request.draft_tally import DraftTally
 from .request.outbox import Outbox
-from .request.output import TARGET_SOURCE, Delta, TokenLogProb
+from .request.output import TARGET_SOURCE, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.request import RequestState
 from .request.stop import Advance
 from .schedule.budget import NodeBudget, StepOutcome
@@ -58,6 +58,10 @@ class Committing:
         if not self._scheduler.fair.is_alone:
             self._scheduler.fair.charge_trees(states, trees.num_rows * results.num_passes)
         ended = [place for place, state in enumerate(states) if state.has_ended]
+        for place, state in enumerate(states):
+            if state.request.options.explain:
+                timing = _timing(state.request_id, outcome, self._clock())
+                state.verified = trees.trees[place], timing
         ids = [state.request_id for state in states]
         verified = results.verified.without(ended)
         outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
@@ -92,6 +96,7 @@ class Committing:
             state.accepted_lengths.append(taken - num_targets)
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
+        verified = self._explained(state, rows[1 : taken + 1])
         self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
         # A streamed one's were noted when its root went on.
@@ -99,7 +104,7 @@ class Committing:
             state.moves = moves
         num_top = state.request.params.logprobs
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
-        self._emit(state, advance, tokens, sources, log_probs)
+        self._emit(state, advance, tokens, sources, log_probs, trees=verified)
 
     def commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
         """Take the token that the last prompt chunk predicts."""
@@ -136,6 +141,8 @@ class Committing:
         tokens: Sequence[int],
         sources: Sequence[str],
         log_probs: tuple[TokenLogProb, ...],
+        *,
+        trees: tuple[VerifiedTree, ...] = (),
     ) -> None:
         """Tell of committed tokens."""
         prompt_log_probs = None
@@ -152,6 +159,7 @@ class Committing:
             log_probs,
             prompt_log_probs,
             stop_reason,
+            trees,
         )
         if finish_reason is None:
             request = state.request
@@ -160,3 +168,20 @@ class Committing:
             self._outbox.post(state, delta)
         else:
             self._finish(state, delta)
+
+    def _explained(self, state: RequestState, rows: Sequence[int]) -> tuple[VerifiedTree, ...]:
+        """The tree that tokens of these rows come from, where the request wants to know it."""
+        if state.verified is None:
+            return ()
+        (tree, timing), state.verified = state.verified, None
+        # Without nodes, a stage may have decoded several tokens behind the root.
+        path = [row - 1 for row in rows] if len(tree) else []
+        timing = timing._replace(committed_at=self._clock())
+        return (VerifiedTree.of(tree, state.token_ids[-1], path, timing),)
+
+
+def _timing(request_id: str, outcome: StepOutcome, now: float) -> StepTiming:
+    """What a step that has just been answered took of a request."""
+    batch = outcome.draft_batch
+    asked = tuple(name for name, ids in batch.plan.by_drafter.items() if request_id in ids)
+    return StepTiming(asked, batch.began_at, batch.seconds, now, outcome.seconds, now)

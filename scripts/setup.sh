@@ -2,6 +2,7 @@
 # scripts/setup.sh venv      make .venv and install draftline with its development tools in it
 # scripts/setup.sh redis     install redis-server from the system's packages (the tests need it)
 # scripts/setup.sh tools     make .venv-tools with what documents and audits the tree (extra: tools)
+# scripts/setup.sh browser   install Chromium (tests of the page at /ui, skipped without it)
 # scripts/setup.sh compiler  install g++ and Python's headers, if missing (tests of compile: on)
 #
 # Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
@@ -129,11 +130,15 @@ tools)
         touch .venv-tools/.ready
     fi
     ;;
+browser)
+    need_apt chromium
+    phase "installing Chromium" apt_install chromium fonts-dejavu-core
+    ;;
 compiler)
     if ! has_compiler; then
         need_apt g++
         phase "installing g++ and Python's headers" install_compiler
     fi
     ;;
-*) fail "usage: scripts/setup.sh venv|redis|tools|compiler" ;;
+*) fail "usage: scripts/setup.sh venv|redis|tools|browser|compiler" ;;
 esac

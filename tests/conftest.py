@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -81,11 +82,13 @@ GUARDED = {
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Some kinds of tests stay in one xdist worker; GPU tests need a GPU."""
+    """Some kinds of tests stay in one xdist worker; some need a GPU or a browser."""
     for item in items:
         for kind in ONE_WORKER:
             if item.get_closest_marker(kind):
                 item.add_marker(pytest.mark.xdist_group(kind))
+        if item.get_closest_marker("browser") and not _has_browser():
+            item.add_marker(pytest.mark.skip(reason="no Chromium"))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
@@ -131,6 +134,10 @@ def unit_tests_stay_inside(request: pytest.FixtureRequest, monkeypatch: pytest.M
             for target in targets:
                 owner, name = _resolve(module, target)
                 monkeypatch.setattr(owner, name, _refuse(f"{module_name}.{target}"))
+
+
+def _has_browser() -> bool:
+    return any(map(shutil.which, ("chromium", "chromium-browser")))
 
 
 def _has_gpu() -> bool:

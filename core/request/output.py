@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ..errors import DraftlineError
+from ..tree.tree import TokenTree
 
 FinishReason = Literal["stop", "length", "cancelled"]
 # The stop text or the stop token's id that ended an answer; None for any other end.
@@ -15,6 +16,8 @@ StopReason = str | int | None
 
 # The source of a token that no drafter proposed: the target's own next token.
 TARGET_SOURCE = "target"
+# Nodes of a tree that is shown to whoever watches.
+MAX_SHOWN_NODES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,65 @@ class TokenLogProb(NamedTuple):
         return zip(self.top_ids, self.top_log_probs, strict=True)
 
 
+class StepTiming(NamedTuple):
+    """When the parts of a step were, seconds of the engine's clock.
+
+    asked         drafters that were asked for the request
+    drafted_at, draft_s    when drafters were asked, and how long they were waited for
+    answered_at, verify_s  when the stages had answered, and what they took since the step's
+                  submission, or since the answer before it
+    committed_at  when the request had its tokens
+    """
+
+    asked: tuple[str, ...]
+    drafted_at: float
+    draft_s: float
+    answered_at: float
+    verify_s: float
+    committed_at: float
+
+
+class VerifiedTree(NamedTuple):
+    """What one step verified of a request, for an operator who watches.
+
+    root_id       the token that the tree grew from, the last one committed before
+    token_ids, parents, sources, values  of its nodes, in parallel and in topological order: the
+                  parents' places, -1 for the root; drafters' names; how probable the engine took
+                  a path through the node to be
+    path          places of the nodes that were committed, from the root on
+    num_left_out  nodes beyond the first `MAX_SHOWN_NODES`; those of the path are always here
+    """
+
+    root_id: int
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    sources: tuple[str, ...]
+    values: tuple[float, ...]
+    path: tuple[int, ...]
+    num_left_out: int
+    timing: StepTiming
+
+    @classmethod
+    def of(
+        cls, tree: TokenTree, root_id: int, path: Sequence[int], timing: StepTiming
+    ) -> VerifiedTree:
+        """That of a tree and the places of its nodes that were committed."""
+        kept = [*range(min(len(tree), MAX_SHOWN_NODES))]
+        kept += [node for node in path if node >= MAX_SHOWN_NODES]
+        places = {node: place for place, node in enumerate(kept)} | {-1: -1}
+        nodes = tree.nodes[kept]
+        return cls(
+            root_id=root_id,
+            token_ids=tuple(nodes[:, 0].tolist()),
+            parents=tuple(places[parent] for parent in nodes[:, 1].tolist()),
+            sources=tuple(tree.names[source] for source in nodes[:, 3].tolist()),
+            values=tuple(tree.values[kept].tolist()),
+            path=tuple(places[node] for node in path),
+            num_left_out=len(tree) - len(kept),
+            timing=timing,
+        )
+
+
 class Delta(NamedTuple):
     """What one step adds to a request's answer.
 
@@ -93,6 +155,7 @@ class Delta(NamedTuple):
     token has none, come with the first delta.
     text is final: it never takes part in a later stop text, and may lag behind token_ids.
     The last delta has a finish_reason, its stop_reason and metrics.
+    trees are those that its tokens come from, of requests that are explained.
     """
 
     request_id: str
@@ -104,6 +167,7 @@ class Delta(NamedTuple):
     log_probs: tuple[TokenLogProb, ...] = ()
     prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
     stop_reason: StopReason = None
+    trees: tuple[VerifiedTree, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,11 @@ from ..arrays import Int32
 from ..errors import DraftlineError
 from ..proposals import DraftRequest
 from ..tree.streamed_tree import StreamedTree
+from ..tree.tree import TokenTree
 from .allowed_tokens import AllowedTokens
 from .chosen import RowAnswer
 from .draft_tally import DraftTally, TalliedNodes
-from .output import Delta, RequestMetrics, TokenLogProb
+from .output import Delta, RequestMetrics, StepTiming, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
 from .token_counts import TokenCounts
@@ -76,6 +77,8 @@ class RequestState:
     stream         its tree, if that goes through the pipeline in slices; several of its steps may
                    be in flight then
     token_counts   of the text, for penalties; None where there are none
+    verified       the tree whose walk is committed next, and its step, of a request that is
+                   explained
     nodes          of its trees, by drafter; the engine counts them for all its requests together
     has_ended      it is no request of the engine any more
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
@@ -113,6 +116,7 @@ class RequestState:
     start_time: float = 0.0
     first_token_time: float = 0.0
     accepted_lengths: list[int] = field(default_factory=list)
+    verified: tuple[TokenTree, StepTiming] | None = None
     nodes: TalliedNodes = field(default_factory=lambda: DraftTally().open())
     has_ended: bool = False
     # The blocks' ids as an array with room behind them, and how many of the first are in it.

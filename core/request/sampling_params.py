@@ -137,6 +137,8 @@ class RequestOptions:
                  everyone's
     streaming    whether its tree may go through the stages in slices, several at a time: `auto`
                  where that pays, `on` wherever the engine allows it
+    explain      whether its deltas hold the trees that they come from; such a request goes in
+                 rounds, whatever `streaming` says
     chat         the chat that its prompt was made of, for drafters with a chat template of their
                  own; none: they read the prompt's text. Its answer must be opened at the prompt's
                  end
@@ -158,6 +160,7 @@ class RequestOptions:
     max_nodes: int | None = None
     drafters: tuple[str, ...] | None = None
     streaming: StreamingMode = "auto"
+    explain: bool = False
     chat: tuple[ChatTurn, ...] = field(default=(), repr=False)
     session: str = field(default="", repr=False)
     answered: tuple[int, ...] = field(default=(), repr=False)

@@ -70,7 +70,8 @@ class Streaming:
 
     def num_flights(self, state: RequestState) -> int:
         """Steps that a request may have in flight."""
-        wanted = state.request.options.streaming
+        options = state.request.options
+        wanted = "off" if options.explain else options.streaming
         if "off" in (self._mode, wanted) or self._scheduler.num_groups < MIN_FLIGHTS:
             return 1
         each = self._scheduler.num_flights_each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ SLOWEST = 20.0
 WEIGHT = 0.05
 # Share of a step that is waited for what only some of its requests need, and its bounds, seconds.
 PATIENCE = 0.05
+# Upper ends of the classes that steps are counted in, seconds.
+STEP_BOUNDS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+)  # fmt: skip
 
 
 class StepResults(NamedTuple):
@@ -221,22 +226,41 @@ def _ignore(answer: asyncio.Future[StepOutput]) -> None:
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.0005, 0.02
 
 
+class StepTimes(NamedTuple):
+    """How many steps took how long.
+
+    counts  by the classes of `STEP_BOUNDS_S`, those that took longer last
+    sum_s   of all, seconds
+    """
+
+    counts: tuple[int, ...]
+    sum_s: float
+
+
 class StepDeadline:
     """Follows how long steps take. It knows no clock."""
 
-    __slots__ = ("_floor_s", "_mean_s", "_peak_s")
+    __slots__ = ("_counts", "_floor_s", "_mean_s", "_peak_s", "_sum_s")
 
     def __init__(self, floor_s: float) -> None:
         """`floor_s`: no step counts as hung before; its setting is `step_timeout_s`."""
         self._floor_s = floor_s
-        self._mean_s = self._peak_s = 0.0
+        self._mean_s = self._peak_s = self._sum_s = 0.0
+        self._counts = [0] * (len(STEP_BOUNDS_S) + 1)
 
     def record(self, seconds: float) -> None:
         """Learn that a step took this many seconds."""
+        self._counts[bisect_left(STEP_BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
         weight = WEIGHT if self._mean_s else 1.0
         self._mean_s += weight * (seconds - self._mean_s)
         # Falls back slowly: long prompts come now and then.
         self._peak_s = max(seconds, self._peak_s + WEIGHT * (self._mean_s - self._peak_s))
+
+    @property
+    def times(self) -> StepTimes:
+        """How long they took, for metrics."""
+        return StepTimes(tuple(self._counts), self._sum_s)
 
     @property
     def limit_s(self) -> float:

@@ -6,25 +6,30 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from ... import __version__
 from ...cluster.config import EngineConfig
 from ...cluster.drafting.drafter_options import may_read_chat
+from ...cluster.loop_calls import off_loop
 from ...core.errors import DraftlineError
+from ..observe.otlp import request_tracer
+from ..observe.request_log import RequestLog
 from ..settings.settings import ServerConfig
 from ..tenants.store import open_tenant_store
 from ..tenants.watch import TenantWatch
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .http.callers import ApiKeys, Callers, caller_of, require_operator
+from .http.callers import OPEN_PATHS, ApiKeys, Callers, caller_of, require_operator
 from .http.metrics import CONTENT_TYPE, MetricsPage, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
 from .rates.admission import RateLimits
@@ -32,6 +37,7 @@ from .rates.gate import Gate, gate_of
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.bodies import Bodies, ServedModel
 from .routes.generation import GenerationRoutes
+from .routes.live_page import FILES, add_live_page
 from .routes.not_served import no_such_route
 from .routes.openapi import describe
 from .routes.responses import ResponsesRoutes
@@ -40,6 +46,9 @@ from .routes.tokens import TokenRoutes
 from .schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .schema.request_models import RequestModel
 from .schema.responses import ResponsesRequest
+
+if TYPE_CHECKING:
+    from ..observe.spans import RequestTracer
 
 BODIES: dict[str, type[RequestModel]] = {
     "/v1/completions": CompletionRequest,
@@ -72,6 +81,7 @@ def create_app(  # noqa: PLR0913 - most are keywords
     engine: EngineConfig | None = None,
     metrics: MetricsPage | None = None,
     gate: Gate | None = None,
+    tracer: RequestTracer | None = None,
 ) -> FastAPI:
     """The API of one model. The app's start starts `engine_client`, its end closes it.
 
@@ -80,41 +90,66 @@ def create_app(  # noqa: PLR0913 - most are keywords
     engine        its settings, of which `/v1/models` and `/server_info` tell
     metrics       where requests are counted; by default, in this app
     gate          where limits of tenants are counted; by default, as the settings say
+    tracer        makes spans of requests; by default, as the settings say
     """
     drain = drain or Drain()
     metrics = metrics or ServerMetrics(model_name)
     gate = gate or gate_of(config, partial(metrics.store_failed, "rate_limit"))
+    tracer = tracer or request_tracer(config, model_name, __version__)
     callers = Callers(config)
     watch = _watch(config, callers, metrics)
 
     app = FastAPI(
         title="draftline",
         version=__version__,
-        lifespan=lambda _app: _running(engine_client, gate, watch),
+        lifespan=lambda _app: _running(engine_client, gate, watch, tracer),
     )
-    model = ServedModel(model_name)
-    if engine is not None:
-        sources = [drafter.source for drafter in engine.drafters]
-        reads_chat = any(may_read_chat(drafter, engine.model) for drafter in engine.drafters)
-        model = ServedModel(model_name, sources, reads_chat=reads_chat)
-    _add_text_routes(app, engine_client, config, metrics, model)
+    model = _served_model(model_name, engine)
+    bodies = Bodies(config, model)
+    generation = GenerationRoutes(
+        engine_client, config, metrics, model=model, bodies=bodies, tracer=tracer
+    )
+    _add_text_routes(app, engine_client, config, metrics, generation)
     _add_model_routes(app, engine_client, model)
     _add_operator_routes(app, engine_client, metrics, drain)
     _add_info_routes(app, engine_client, {"server": config, "engine": engine})
+    if config.live_page:
+        add_live_page(app)
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RateLimits, gate=gate, paths=BODIES.keys(), on_refused=metrics.refused)
-    app.add_middleware(RefuseWhileDraining, drain=drain)
-    app.add_middleware(ApiKeys, callers=callers, is_open=not config.has_keys)
-    if config.cors_allow_origins:
-        _allow_origins(app, config)
+    _add_middleware(app, config, drain, callers)
+    # A refused request has an id, too.
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app
+
+
+def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain, callers: Callers) -> None:
+    """What stands before bodies are read; the last one added is the outermost."""
+    app.add_middleware(RefuseWhileDraining, drain=drain)
+    app.add_middleware(
+        ApiKeys,
+        callers=callers,
+        is_open=not config.has_keys,
+        open_paths=OPEN_PATHS | FILES.keys() if config.live_page else OPEN_PATHS,
+    )
+    if config.cors_allow_origins:
+        _allow_origins(app, config)
+    if config.log_requests:
+        paths = {route.path for route in app.routes if isinstance(route, Route | APIRoute)}
+        app.add_middleware(RequestLog, paths=paths)
+
+
+def _served_model(name: str, engine: EngineConfig | None) -> ServedModel:
+    if engine is None:
+        return ServedModel(name)
+    sources = [drafter.source for drafter in engine.drafters]
+    reads_chat = any(may_read_chat(drafter, engine.model) for drafter in engine.drafters)
+    return ServedModel(name, sources, reads_chat=reads_chat)
 
 
 def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> TenantWatch | None:
@@ -127,11 +162,16 @@ def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> Tena
 
 @asynccontextmanager
 async def _running(
-    engine_client: EngineClient, gate: Gate, watch: TenantWatch | None
+    engine_client: EngineClient,
+    gate: Gate,
+    watch: TenantWatch | None,
+    tracer: RequestTracer | None,
 ) -> AsyncIterator[None]:
     """From the app's start to its end."""
     await engine_client.start()
     async with AsyncExitStack() as stack:
+        if tracer is not None:
+            stack.push_async_callback(off_loop, tracer.close)
         stack.push_async_callback(engine_client.close)
         await gate.start()
         stack.push_async_callback(gate.close)
@@ -146,10 +186,9 @@ def _add_text_routes(
     engine_client: EngineClient,
     config: ServerConfig,
     metrics: MetricsPage,
-    model: ServedModel,
+    generation: GenerationRoutes,
 ) -> None:
-    bodies = Bodies(config, model)
-    generation = GenerationRoutes(engine_client, config, metrics, model, bodies)
+    model, bodies = generation.model, generation.bodies
     responses = ResponsesRoutes(engine_client, metrics, model, bodies, generation)
     tokens = TokenRoutes(engine_client, config, bodies)
     app.add_api_route("/v1/completions", generation.completions, methods=["POST"])

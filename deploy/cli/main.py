@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ... import __version__
 from ...core.errors import DraftlineError, EngineFailed
+from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
 from .corpus.command import corpus_app
 from .corpus.learning import learning_app
@@ -60,9 +61,7 @@ def _options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more to stderr.")] = False,
 ) -> None:
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=level, format=TEXT_FORMAT, stream=sys.stderr)
 
 
 class ServeCommand(FlagCommand):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ...core.errors import DraftlineError, ReaderTooSlow
-from ...core.request.output import TokenLogProb
+from ...core.request.output import TokenLogProb, VerifiedTree
 from .loop_mailbox import LoopMailbox
 
 # What may wait for the reader of a stream, where nobody says otherwise.
@@ -16,6 +16,8 @@ MAX_UNREAD_BYTES = 8 * 1024 * 1024
 DELTA_BYTES = 500
 TOKEN_BYTES = 100
 ALTERNATIVE_BYTES = 100
+# Of a tree, whose places and names many share.
+NODE_BYTES = 100
 
 
 class TokenDelta(Protocol):
@@ -34,6 +36,9 @@ class TokenDelta(Protocol):
 
     @property
     def prompt_log_probs(self) -> tuple[TokenLogProb | None, ...] | None: ...  # noqa: D102
+
+    @property
+    def trees(self) -> tuple[VerifiedTree, ...]: ...  # noqa: D102
 
 
 D = TypeVar("D", bound=TokenDelta)
@@ -106,6 +111,8 @@ class DeltaQueue(Generic[D]):
 def delta_bytes(delta: TokenDelta) -> int:
     """About how much memory a delta takes."""
     size = DELTA_BYTES + len(delta.text) + TOKEN_BYTES * len(delta.token_ids)
+    if delta.trees:
+        size += NODE_BYTES * sum(len(tree.token_ids) for tree in delta.trees)
     return size + _log_prob_bytes(delta.log_probs) + _log_prob_bytes(delta.prompt_log_probs or ())
 
 

@@ -122,6 +122,7 @@ class Replica:
             usage_dropped=0 if self._usage is None else self._usage.num_dropped,
             streaming=replace(core.streaming.counts),
             shadow=replace(self._shadow.counts),
+            step_times=core.deadline.times,
             drafters=self._assembly.hub.stats(),
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ...cluster.drafting.stats import DrafterStats
 from ...core.schedule.shares.tenant_work import TenantTotals
 from ...core.schedule.streaming import StreamingCounts
+from ...core.step.in_flight import StepTimes
 from .shadow import ShadowCounts
 
 # Shorter than this, a full queue is asked again and again; longer, clients give up.
@@ -33,6 +34,8 @@ class EngineStats:
     streaming            what went through the stages in slices
     shadow               requests that were repeated without drafts
     usage_dropped        usage records that could not be written
+    step_times           how long steps took, from one's submission, or the answer before it, to its
+                         answer
     """
 
     engine_id: str
@@ -45,6 +48,7 @@ class EngineStats:
     num_prefix_hits: int
     wasted_by_source: Mapping[str, int]
     streaming: StreamingCounts
+    step_times: StepTimes
     drafters: tuple[DrafterStats, ...]
     shadow: ShadowCounts = field(default_factory=ShadowCounts)
     by_tenant: Mapping[str, TenantTotals] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from ...core.request.output import (
     RequestMetrics,
     StopReason,
     TokenLogProb,
+    VerifiedTree,
 )
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..api.rates.verdict import Limits, Verdict
@@ -176,6 +177,7 @@ class NextTokens(_Message, frozen=True):
     log_probs: tuple[TokenLogProb, ...] = ()
     prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
     stop_reason: StopReason = None
+    trees: tuple[VerifiedTree, ...] = ()
 
     @classmethod
     def of(cls, number: int, delta: Delta) -> NextTokens:
@@ -190,6 +192,7 @@ class NextTokens(_Message, frozen=True):
             delta.log_probs,
             delta.prompt_log_probs,
             delta.stop_reason,
+            delta.trees,
         )
 
     def delta(self, request_id: str, text: str) -> Delta:
@@ -204,6 +207,7 @@ class NextTokens(_Message, frozen=True):
             log_probs=self.log_probs,
             prompt_log_probs=self.prompt_log_probs,
             stop_reason=self.stop_reason,
+            trees=self.trees,
         )
 
 

@@ -69,7 +69,8 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
 
     quiet_libraries()
-    logs = LoggingConfig(log_level="ERROR", enable_access_log=False)
+    encoding = "JSON" if args.server.log_format == "json" else "TEXT"
+    logs = LoggingConfig(log_level="ERROR", enable_access_log=False, encoding=encoding)
     # A cluster that runs already has not read our environment.
     controller_options = {"runtime_env": {"env_vars": PROXY_READY_CHECK}} if address else None
     is_deployed = False

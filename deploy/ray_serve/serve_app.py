@@ -28,6 +28,7 @@ from ...core.errors import ConfigError
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
+from ..observe.log_format import set_up_logs
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
 from .deployment_plan import (
@@ -218,6 +219,7 @@ class Ingress:
         deployment: DeploymentConfig,
         model_name: str,
     ) -> None:
+        set_up_logs(logging.WARNING, server.log_format)
         # The replicas of the engine need none of these.
         from ..api.http.metrics import ServerMetrics  # noqa: PLC0415
         from ..api.http.middleware import Drain  # noqa: PLC0415

@@ -149,6 +149,28 @@ class ServerConfig(SharingSettings):
     stream_interval_ms: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="events of a stream leave on this beat, whatever was drafted"
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="of the lines on stderr; json: an object a line"
+    )
+    log_requests: bool = Field(
+        default=False,
+        description="log each request and each answer: ids, times and counts, never text",
+    )
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        description="where an OpenTelemetry collector takes spans by HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces; null: none are made. Needs the extra otel",
+    )
+    trace_sample_rate: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0,
+        description="share of the requests that have spans, where no traceparent decides; their "
+        "trees go in rounds",
+    )
+    live_page: bool = Field(
+        default=True,
+        description="serve the page at /ui, on which an operator watches drafts at work; its data "
+        "needs the operator's key",
+    )
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="web sites whose pages may call the API; *: all; none: no CORS"
     )

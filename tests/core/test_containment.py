@@ -236,6 +236,8 @@ def test_the_limit_of_a_step_follows_how_long_steps_take() -> None:
     for _ in range(400):
         deadline.record(0.05)
     assert deadline.limit_s < 1.5
+    assert deadline.times.counts == (0, 0, 0, 0, 0, 0, 400, 0, 0, 1, 0, 0, 0, 0)
+    assert math.isclose(deadline.times.sum_s, 20.5)
     assert math.isclose(deadline.patience_s, 0.0025, rel_tol=0.01)
     assert StepDeadline(math.inf).limit_s == math.inf
 

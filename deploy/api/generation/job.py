@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....models.text.tokenizer import TextStream
+from ...observe.request_log import log_answer
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import MetricsPage
 from .stream_pace import Pace
+
+if TYPE_CHECKING:
+    from ...observe.spans import RequestSpans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,8 @@ class Job:
     wants_usage  whether every part of a stream counts the tokens so far
     pace         of the deltas; None: they leave as they come
     charge       told how many tokens were generated, as they come; None: nobody counts them
+    shows_trees  whether a report holds the trees of steps
+    spans        of a request that is traced, whose deltas have trees then
     """
 
     request_id: str
@@ -44,6 +51,8 @@ class Job:
     wants_usage: bool = False
     pace: Pace | None = None
     charge: Callable[[int], object] | None = None
+    shows_trees: bool = False
+    spans: RequestSpans | None = None
 
     def answers(self) -> list[CompletionOutput]:
         """An empty answer for each prompt."""
@@ -171,21 +180,31 @@ async def run_job(
     last: dict[int, float] = {}
     now = asyncio.get_running_loop().time
     merge = _merge(streams) if len(streams) > 1 else _only(streams[0])
-    async with aclosing(merge) as merged:
-        while True:
-            async with asyncio.timeout_at(job.deadline):
-                item = await anext(merged, None)
-            if item is None:
-                return
-            index, delta = item
-            came_at = now()
-            if job.charge is not None:
-                job.charge(len(delta.token_ids))
-            recorder.record(delta, came_at - last[index] if index in last else None)
-            last[index] = came_at
-            if delta.finish_reason == "cancelled":
-                raise StageLost("the request was cancelled by the server")
-            yield item
+    with job.spans or nullcontext():
+        async with aclosing(merge) as merged:
+            while True:
+                async with asyncio.timeout_at(job.deadline):
+                    item = await anext(merged, None)
+                if item is None:
+                    return
+                index, delta = item
+                came_at = now()
+                if job.charge is not None:
+                    job.charge(len(delta.token_ids))
+                recorder.record(delta, came_at - last[index] if index in last else None)
+                last[index] = came_at
+                _tell(job, index, delta)
+                if delta.finish_reason == "cancelled":
+                    raise StageLost("the request was cancelled by the server")
+                yield item
+
+
+def _tell(job: Job, index: int, delta: Delta) -> None:
+    """Tell those who run the server of a delta: its spans and the log."""
+    if job.spans is not None:
+        job.spans.note(index, delta)
+    if delta.finish_reason is not None and delta.metrics is not None:
+        log_answer(job.request_id, delta.finish_reason, delta.metrics)
 
 
 def _stream(engine_client: EngineClient, job: Job, index: int) -> AsyncGenerator[Delta, None]:

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ....core.request.output import Delta, TokenLogProb
+from ....core.request.output import Delta, TokenLogProb, VerifiedTree
 from ....models.text.tokenizer import TextStream
 from ...settings.settings import ServerConfig
 
@@ -71,6 +71,7 @@ class HeldDeltas:
         self._sources: list[str] = []
         self._log_probs: list[TokenLogProb] = []
         self._prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
+        self._trees: tuple[VerifiedTree, ...] = ()
         self._text = ""
         self._last: Delta | None = None
 
@@ -93,6 +94,7 @@ class HeldDeltas:
         self._sources += delta.sources
         self._log_probs += delta.log_probs
         self._text += delta.text
+        self._trees += delta.trees
         self._prompt_log_probs = self._prompt_log_probs or delta.prompt_log_probs
         self._last = delta
 
@@ -116,12 +118,14 @@ class HeldDeltas:
             "log_probs": tuple(self._log_probs[:count]),
             "prompt_log_probs": self._prompt_log_probs,
             "text": text,
+            "trees": self._trees,
         }
         for values in (self._ends, self._token_ids, self._sources, self._log_probs):
             del values[:count]
         self._text = self._text[num_chars:]
         self._num_chars_left += len(text)
         self._prompt_log_probs = None
+        self._trees = ()
         return parts
 
 

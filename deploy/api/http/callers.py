@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
@@ -22,7 +22,6 @@ from ..errors import RETRY_AFTER_S, ApiError
 
 # Load balancers and Kubernetes probes come without a key.
 OPEN_PATHS = frozenset({"/health", "/ping", "/readyz", "/livez"})
-OPEN_PATHS = frozenset({"/health", "/ping"})
 TENANT_HEADER = "x-tenant-id"
 
 
@@ -220,14 +219,23 @@ class Callers:
 class ApiKeys:
     """Finds the caller of each request; refuses those that are nobody's.
 
-    callers   who there is
-    is_open   whether all are served as the operator, since there are no keys
+    callers     who there is
+    is_open     whether all are served as the operator, since there are no keys
+    open_paths  whose answers are for everybody
     """
 
-    def __init__(self, app: ASGIApp, callers: Callers, *, is_open: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        callers: Callers,
+        *,
+        is_open: bool,
+        open_paths: Collection[str] = OPEN_PATHS,
+    ) -> None:
         self._app = app
         self._callers = callers
         self._is_open = is_open
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection (ASGI)."""
@@ -235,7 +243,7 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         caller = self._callers.operator
-        if not (self._is_open or scope["path"] in OPEN_PATHS):
+        if not (self._is_open or scope["path"] in self._open_paths):
             try:
                 caller = self._callers.of(scope)
             except ApiError as error:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
@@ -20,6 +22,7 @@ from prometheus_client.registry import Collector
 from ....cluster.drafting.stats import DrafterStats
 from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
 from ....core.schedule.shares.tenant_work import TenantTotals
+from ....core.step.in_flight import STEP_BOUNDS_S
 from ...engine.stats import EngineStats
 
 # Of one engine: the values of the labels that a family adds to these two, and a number.
@@ -188,6 +191,7 @@ class EngineCollector(Collector):
                     family.add_metric((self._model, engine.engine_id, *labels), value)
             yield family
         yield self._drafter_latency()
+        yield self._step_times()
 
     def _drafter_latency(self) -> Metric:
         latency = SummaryMetricFamily(
@@ -200,3 +204,19 @@ class EngineCollector(Collector):
                 labels = (self._model, engine.engine_id, drafter.name)
                 latency.add_metric(labels, drafter.latency_count, drafter.latency_sum_s)
         return latency
+
+    def _step_times(self) -> Metric:
+        times = HistogramMetricFamily(
+            "draftline:step_seconds",
+            "From a step's submission, or the answer before it, to its answer",
+            labels=LABELS,
+        )
+        ends = [*map(str, STEP_BOUNDS_S), "+Inf"]
+        for engine in self.stats:
+            counts = accumulate(engine.step_times.counts)
+            times.add_metric(
+                (self._model, engine.engine_id),
+                list(zip(ends, counts, strict=True)),
+                engine.step_times.sum_s,
+            )
+        return times

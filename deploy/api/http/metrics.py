@@ -20,6 +20,8 @@ from .engine_metrics import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+# Accepted nodes of a verification step.
+DEPTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 # Seconds; from one decode step of a small model to a long answer of a large one.
 LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
@@ -112,6 +114,10 @@ class ServerMetrics:
         self._decode_time = self._histogram(
             "vllm:request_decode_time_seconds", "From the first token to the last"
         )
+        self._token_time = self._histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time of a request's tokens behind the first",
+        )
         self._latency = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token"
         )
@@ -123,6 +129,11 @@ class ServerMetrics:
         self._accepted = self._counter(f"{prefix}_accepted_tokens", "Nodes accepted")
         self._accepted_at = self._counter(
             f"{prefix}_accepted_tokens_per_pos", "Nodes accepted, by depth", "position"
+        )
+        self._accepted_lens = self._histogram(
+            "draftline:spec_decode_accepted_length",
+            "Nodes accepted in a verification step",
+            DEPTH_BUCKETS,
         )
         self._drafted_by = self._counter(
             "draftline:spec_decode_num_draft_tokens", "Nodes verified, by drafter", "source"
@@ -174,6 +185,9 @@ class ServerMetrics:
         self._first_token.labels(model).observe(metrics.first_token_time - metrics.arrival_time)
         self._decode_time.labels(model).observe(metrics.finish_time - metrics.first_token_time)
         self._latency.labels(model).observe(metrics.finish_time - metrics.arrival_time)
+        if metrics.generated_tokens > 1:
+            decode_s = metrics.finish_time - metrics.first_token_time
+            self._token_time.labels(model).observe(decode_s / (metrics.generated_tokens - 1))
         self._record_speculative(metrics)
 
     def _record_speculative(self, metrics: RequestMetrics) -> None:
@@ -181,7 +195,9 @@ class ServerMetrics:
         self._steps.labels(model).inc(metrics.num_steps)
         self._drafted.labels(model).inc(metrics.num_draft_tokens)
         self._accepted.labels(model).inc(metrics.num_accepted_tokens)
+        lengths = self._accepted_lens.labels(model)
         for accepted_len in metrics.accepted_lengths:
+            lengths.observe(accepted_len)
             for position in range(accepted_len):
                 self._accepted_at.labels(model, str(position)).inc()
         for source, count in metrics.drafted_by_source.items():

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ....cluster.loop_calls import off_loop
-from ....core.request.output import Delta
+from ....core.request.output import Delta, VerifiedTree
 from ....models.text.tokenizer import TextStream
 from ..engine_client import EngineClient
 from ..errors import to_api_error
@@ -17,6 +17,7 @@ from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import MetricsPage
 from .completions import Extra, ResponseFormat, metrics_block
 from .event_stream import DONE
+from .logprob_bodies import BytesOf
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class _ChunkWriter:
         self._form = form
         self._job = job
         self._report = job.report
+        self._bytes_of = engine_client.codec.bytes_of
         self._texts = [TextStream(engine_client.codec.tokenizer) for _ in job.prompts if job.report]
 
     async def chunks(self, index: int, delta: Delta) -> list[str]:
@@ -108,6 +110,9 @@ class _ChunkWriter:
         if self._report:
             stream = self._texts[index]
             extra["draftline"] = source_report(delta.token_ids, delta.sources, stream)
+            if delta.trees and self._job.shows_trees:
+                spell = self._bytes_of
+                extra["draftline"]["trees"] = [tree_report(tree, spell) for tree in delta.trees]
         if _size(piece, self._job) <= INLINE_SIZE:
             chunk = self._form.chunk(index, piece, extra)
         else:
@@ -126,4 +131,21 @@ def source_report(
         "token_ids": list(token_ids),
         "sources": list(sources),
         "texts": [stream.push(token_id) for token_id in token_ids],
+    }
+
+
+def tree_report(tree: VerifiedTree, bytes_of: BytesOf) -> dict[str, Any]:
+    """A step's tree: of its nodes parallel lists; a token that is no whole text shows as U+FFFD."""
+    return {
+        "root": bytes_of(tree.root_id).decode(errors="replace"),
+        "token_ids": list(tree.token_ids),
+        "texts": [bytes_of(token_id).decode(errors="replace") for token_id in tree.token_ids],
+        "parents": list(tree.parents),
+        "sources": list(tree.sources),
+        "values": [round(value, 4) for value in tree.values],
+        "path": list(tree.path),
+        "num_left_out": tree.num_left_out,
+        "asked": list(tree.timing.asked),
+        "draft_s": round(tree.timing.draft_s, 6),
+        "verify_s": round(tree.timing.verify_s, 6),
     }

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
@@ -18,7 +19,7 @@ from ..engine_client import EngineClient
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs
 from ..generation.stream_pace import Pace
-from ..http.callers import caller_of
+from ..http.callers import caller_of, require_operator
 from ..http.metrics import MetricsPage
 from ..output.answers import answer_events, whole_answer
 from ..output.completions import ChatFormat, CompletionFormat, Heading
@@ -28,32 +29,38 @@ from ..rates.admission import admission_of
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .bodies import Bodies, ServedModel
 
+if TYPE_CHECKING:
+    from ...observe.spans import RequestSpans, RequestTracer
+
 Prompts = Sequence[Sequence[int]]
 # As Ray Serve names it, by default.
 SESSION_HEADER = "x-session-id"
 
 
 class GenerationRoutes:
-    """The routes that generate text with one model."""
+    """The routes that generate text with one model. `tracer` makes spans of requests."""
 
     def __init__(
         self,
         engine_client: EngineClient,
         config: ServerConfig,
         metrics: MetricsPage,
+        *,
         model: ServedModel,
         bodies: Bodies,
+        tracer: RequestTracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._engine_client = engine_client
         self._config = config
         self._pace = Pace.of(config)
         self._metrics = metrics
-        self._model = model
-        self._bodies = bodies
+        self.model = model
+        self.bodies = bodies
 
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
-        body = await self._bodies.read(request, CompletionRequest)
+        body = await self.bodies.read(request, CompletionRequest)
         codec = self._engine_client.codec
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
@@ -72,7 +79,7 @@ class GenerationRoutes:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
-        body = await self._bodies.read(request, ChatRequest)
+        body = await self.bodies.read(request, ChatRequest)
         codec = self._engine_client.codec
         plan = await self.plan(body)
         heading = self._heading("chatcmpl")
@@ -95,11 +102,11 @@ class GenerationRoutes:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
         output = body.structured_output_form()
         planner = ChatPlanner(self._engine_client.codec, self._config)
-        wants = self._model.reads_chat and body.speculative.enabled
+        wants = self.model.reads_chat and body.speculative.enabled
         return await planner.plan(body, body.messages, output, with_chat=wants)
 
     def _heading(self, prefix: str) -> Heading:
-        return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
+        return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model.name)
 
     async def _answer(
         self,
@@ -118,10 +125,10 @@ class GenerationRoutes:
                 self._engine_client, job, form, self._metrics, include_usage=body.include_usage
             )
             first = await until_disconnect(request.receive, anext(events))
-            return self._bodies.name_ignored(EventStream(first, events), body)
+            return self.bodies.name_ignored(EventStream(first, events), body)
         answer = whole_answer(self._engine_client, job, form, self._metrics)
         content = await until_disconnect(request.receive, answer)
-        return self._bodies.name_ignored(Response(content, media_type="application/json"), body)
+        return self.bodies.name_ignored(Response(content, media_type="application/json"), body)
 
     async def job(
         self,
@@ -135,8 +142,11 @@ class GenerationRoutes:
     ) -> Job:
         """What a body asks of the engine; a chat's as its plan says.
 
-        Raises `ApiError` 400, 403 or 429, or `RequestError`.
+        Raises `ApiError` 400, 403 or 429, or `RequestError`; 403 for a tenant that asks for trees,
+        which hold what drafters know of others.
         """
+        if body.speculative.explain:
+            require_operator(request)
         timeout = self._config.request_timeout_s
         each, context = body.num_choices, self.context(request)
         params = self._params(body, prompts, context)
@@ -152,6 +162,9 @@ class GenerationRoutes:
             await admission.take_tokens(sum(map(len, prompts)))
         # Each of them is checked, with all lists of tokens in it.
         choices = [params] if each == 1 else await off_loop(_choices, params, each)
+        spans = self._spans(request, body, response_id)
+        if spans is not None:
+            options = replace(options, explain=True)
         return Job(
             request_id=response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
@@ -159,13 +172,30 @@ class GenerationRoutes:
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
             options=options,
-            report=body.speculative.report,
+            report=body.speculative.report or body.speculative.explain,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,
             pace=self._pace,
             charge=None if admission is None else admission.charge,
+            shows_trees=body.speculative.explain,
+            spans=spans,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )
+
+    def _spans(
+        self, request: Request, body: GenerationRequest, response_id: str
+    ) -> RequestSpans | None:
+        """The spans of a request that is sampled."""
+        if self._tracer is None:
+            return None
+        operation = "text_completion" if isinstance(body, CompletionRequest) else "chat"
+        attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.response.model": self.model.name,
+            "gen_ai.response.id": response_id,
+            "draftline.request_id": request.scope.get("state", {}).get("request_id", ""),
+        }
+        return self._tracer.begin(request.headers, attributes)
 
     def _params(self, body: GenerationRequest, prompts: Prompts, most: int) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the context of `most` tokens."""

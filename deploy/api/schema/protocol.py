@@ -46,6 +46,7 @@ class SpeculativeOptions(StrictModel):
     streaming   whether its tree goes through the stages in slices, several at a time; see
                 `RequestOptions`
     report      name the source of every token in `draftline`
+    explain     `report`, and the tree of every step; of streams, for the operator
     """
 
     enabled: bool = True
@@ -53,6 +54,7 @@ class SpeculativeOptions(StrictModel):
     drafters: list[str] | None = None
     streaming: StreamingMode = "auto"
     report: bool = False
+    explain: bool = False
 
 
 class GenerationRequest(SamplingFields):
@@ -74,6 +76,8 @@ class GenerationRequest(SamplingFields):
             raise ValueError("stream_options needs stream: true")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs does not go with a stream")
+        if self.speculative.explain and not self.stream:
+            raise ValueError("speculative.explain needs stream: true")
         return self
 
     @field_validator("truncate_prompt_tokens")
@@ -117,6 +121,7 @@ class GenerationRequest(SamplingFields):
                 max_nodes=self.speculative.max_tokens,
                 drafters=_as_tuple(self.speculative.drafters),
                 streaming=self.speculative.streaming,
+                explain=self.speculative.explain,
             )
         except RequestError as error:
             raise bad_request(error.field, error.message) from error

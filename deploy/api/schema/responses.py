@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from ..errors import ApiError, bad_request
-from .protocol import MAX_TOP_LOGPROBS, ChatRequest, GenerationRequest
+from .protocol import MAX_TOP_LOGPROBS, ChatRequest, GenerationRequest, SpeculativeOptions
 from .request_models import StrictModel
 from .response_items import MAX_ITEMS, InputItem, chat_messages
 from .size_checks import ANYWHERE_REFUSED, Refused
@@ -151,6 +151,13 @@ class ResponsesRequest(GenerationRequest):
                     f"keys have at most {MAX_METADATA_KEY_CHARS} characters, values at most "
                     f"{MAX_METADATA_VALUE_CHARS}"
                 )
+        return value
+
+    @field_validator("speculative")
+    @classmethod
+    def _check_explain(cls, value: SpeculativeOptions) -> SpeculativeOptions:
+        if value.explain:
+            raise ValueError("explain: see /v1/chat/completions")
         return value
 
     @field_validator("store")

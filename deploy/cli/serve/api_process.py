@@ -24,6 +24,7 @@ from ...api.http.middleware import Drain
 from ...engine_process.client import EngineMetrics, SocketEngineClient
 from ...engine_process.gates import SocketGate
 from ...engine_process.messages import Setup, decode_from_engine
+from ...observe.log_format import set_up_logs
 from ...ray_serve.runtime import quiet_libraries
 from ...settings.settings import DeploymentConfig, ServeArgs, ServerConfig
 from .local_server import Shutdown, serve_local
@@ -122,10 +123,9 @@ def main() -> int:
     end, listener = socket.socket(fileno=given.engine_fd), socket.socket(fileno=given.listener_fd)
     try:
         setup = receive_setup(end)
-        logging.basicConfig(
-            level=setup.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-        )
-        serve_api(end, listener, read_settings(setup.settings))
+        args = read_settings(setup.settings)
+        set_up_logs(setup.log_level, args.server.log_format)
+        serve_api(end, listener, args)
     except EOFError:
         return 1
     except DraftlineError as error:

@@ -20,6 +20,8 @@ from ....cluster.engine.assembly import plan_model
 from ....core.errors import ConfigError
 from ...api.engine_client import LocalEngineClient
 from ...engine.placement import stages_have_gpu
+from ...observe.log_format import use_form
+from ...observe.otlp import require_exporter
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
@@ -33,6 +35,8 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     """Serve until SIGINT or SIGTERM. Raises `DraftlineError` for what is wrong at start."""
     quiet_libraries()
     args = build_serve_args(settings)
+    use_form(args.server.log_format)
+    require_exporter(args.server)
     require_keys(args.server, args.server.host)
     check_tenant_store(args.server)
     # Only digests are needed from here on; child processes must not inherit the keys.

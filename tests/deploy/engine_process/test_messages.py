@@ -24,7 +24,13 @@ from draftline.core.errors import (
     StageLost,
 )
 from draftline.core.request.constraint import StructuredOutput
-from draftline.core.request.output import Delta, RequestMetrics, TokenLogProb
+from draftline.core.request.output import (
+    Delta,
+    RequestMetrics,
+    StepTiming,
+    TokenLogProb,
+    VerifiedTree,
+)
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.api.rates.verdict import Limits, Rate, Verdict
 from draftline.deploy.engine_process.messages import (
@@ -74,6 +80,10 @@ METRICS = RequestMetrics(
 DELTA = Delta(
     request_id="a", token_ids=(7,), sources=("spectra",), text="\u00e9", finish_reason="stop",
     metrics=METRICS, log_probs=LOG_PROBS, prompt_log_probs=(None, *LOG_PROBS), stop_reason="end",
+    trees=(
+        VerifiedTree(3, (7, 8), (-1, 0), ("spectra", "suffix"), (0.5, 0.25), (0,), 4,
+                     StepTiming(("spectra",), 1.0, 0.5, 2.0, 0.25, 2.5)),
+    ),
 )  # fmt: skip
 LIMITS = Limits(tenant="acme", requests=3, tokens=9)
 RATE = Rate(limit=9, remaining=0, reset_s=1.5, wait_s=math.inf)

@@ -12,11 +12,14 @@ from draftline.core.request.output import (
     Delta,
     FinishReason,
     RequestMetrics,
+    StepTiming,
     TokenLogProb,
+    VerifiedTree,
 )
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.core.schedule.shares.tenant_work import TenantTotals
 from draftline.core.schedule.streaming import StreamingCounts
+from draftline.core.step.in_flight import StepTimes
 from draftline.deploy.engine.stats import EngineStats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -61,7 +64,22 @@ def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0)
         wasted_by_source={"spectra": 11}, drafters=(drafter,),
         by_tenant={"acme": TenantTotals(requests=3, nodes_verified=31, nodes_wasted=23)},
         streaming=StreamingCounts(slices=17, nodes=90, killed_nodes=21, idle_turns=14),
+        step_times=StepTimes((0, 15, 3, *[0] * 10, 1), 12.5),
     )  # fmt: skip
+
+
+def fake_tree(pair: Sequence[int]) -> VerifiedTree:
+    """Three nodes, of which the second is right where two tokens were committed."""
+    return VerifiedTree(
+        root_id=5,
+        token_ids=(7, pair[0], 9),
+        parents=(-1, -1, 1),
+        sources=("suffix", "spectra", "spectra"),
+        values=(0.25, 0.5, 1 / 3),
+        path=(1,)[: len(pair) - 1],
+        num_left_out=0,
+        timing=StepTiming(("suffix", "spectra"), 11.0, 0.25, 11.75, 0.5, 11.875),
+    )
 
 
 class FakeEngine:
@@ -131,7 +149,7 @@ class FakeEngine:
         self.arrivals.put_nowait(request_id)
         finished = False
         try:
-            for index, delta in enumerate(self._deltas(prompt, params, request_id)):
+            for index, delta in enumerate(self._deltas(prompt, params, options, request_id)):
                 if self._error is not None and index == self._error_at:
                     raise self._error
                 if index and self._hold is not None:
@@ -145,7 +163,11 @@ class FakeEngine:
                 self.cancelled.append(request_id)
 
     def _deltas(
-        self, prompt: Sequence[int], params: SamplingParams, request_id: str
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        request_id: str,
     ) -> list[Delta]:
         limit = len(self._answer) if params.max_tokens is None else params.max_tokens
         tokens = self._answer[:limit]
@@ -178,6 +200,7 @@ class FakeEngine:
                 prompt_log_probs=None
                 if index or params.prompt_logprobs is None
                 else (None, *log_probs(prompt[1:], params.prompt_logprobs)),
+                trees=(fake_tree(pair),) if options.explain and index else (),
             )
             for index, pair in enumerate(pairs)
         ]

@@ -136,6 +136,21 @@ def test_request_histograms() -> None:
     assert value(found, "vllm:request_generation_tokens_sum") == 5
     assert value(found, "vllm:request_queue_time_seconds_sum") == 0.5
     assert value(found, "vllm:request_prefill_time_seconds_sum") == 1.5
+    assert value(found, "vllm:request_time_per_output_token_seconds_sum") == 0.25
+    lengths = "draftline:spec_decode_accepted_length"
+    assert value(found, f"{lengths}_bucket", le="0.0") == 1
+    assert value(found, f"{lengths}_bucket", le="2.0") == value(found, f"{lengths}_count") == 2
+    assert value(found, f"{lengths}_sum") == 2
+
+
+def test_step_times_are_a_histogram() -> None:
+    found = families(ServerMetrics("tiny"), [engine_stats()])
+    steps = "draftline:step_seconds"
+    assert value(found, f"{steps}_bucket", le="0.0005") == 0
+    assert value(found, f"{steps}_bucket", le="0.001") == 15
+    assert value(found, f"{steps}_bucket", le="10.0") == 18
+    assert value(found, f"{steps}_bucket", le="+Inf") == value(found, f"{steps}_count") == 19
+    assert value(found, f"{steps}_sum") == 12.5
 
 
 def test_a_replaced_replica_begins_a_series_and_leaves_none_behind() -> None:

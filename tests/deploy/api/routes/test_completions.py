@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
@@ -139,6 +140,44 @@ async def test_report_names_the_source_of_every_token(client: httpx.AsyncClient)
     chunks = events(await client.post(COMPLETIONS, json=body | {"stream": True}))
     for key in ("token_ids", "sources", "texts"):
         assert [item for chunk in chunks for item in chunk["draftline"][key]] == whole[key]
+
+
+EXPLAINED = {"prompt": "a", "max_tokens": 6, "stream": True, "speculative": {"explain": True}}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_an_explained_stream_has_trees(client: httpx.AsyncClient, path: str) -> None:
+    body = EXPLAINED | {"messages": MESSAGES}
+    del body["messages" if path == COMPLETIONS else "prompt"]
+    first, *chunks = [c for c in events(await client.post(path, json=body)) if "draftline" in c]
+    assert "trees" not in first["draftline"]
+    for chunk in chunks:
+        ((tree,), texts) = chunk["draftline"]["trees"], chunk["draftline"]["texts"]
+        assert [tree["texts"][node] for node in tree["path"]] == texts[:-1]
+        assert tree["parents"] == [-1, -1, 1]
+        assert tree["sources"] == ["suffix", "spectra", "spectra"]
+        assert tree["values"] == [0.25, 0.5, 0.3333]
+        assert tree["num_left_out"] == 0
+        assert tree["asked"] == ["suffix", "spectra"]
+        assert (tree["draft_s"], tree["verify_s"]) == (0.25, 0.5)
+
+
+async def test_only_streams_are_explained(client: httpx.AsyncClient) -> None:
+    answer = await client.post(COMPLETIONS, json=EXPLAINED | {"stream": False})
+    assert (answer.status_code, "speculative.explain" in answer.text) == (400, True)
+    body = {"input": "a", "stream": True, "speculative": {"explain": True}}
+    answer = await client.post("/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "speculative")
+
+
+async def test_only_the_operator_sees_trees(serving: Any, engine: FakeEngine) -> None:
+    tenant = {"name": "team", "key_sha256": hashlib.sha256(b"team").hexdigest()}
+    async with serving(engine, api_keys=("operator",), tenants=(tenant,)) as client:
+        for key, status in (("operator", 200), ("team", 403)):
+            header = {"Authorization": f"Bearer {key}"}
+            answer = await client.post(COMPLETIONS, json=EXPLAINED, headers=header)
+            assert answer.status_code == status
+        assert len(engine.calls) == 1
 
 
 async def test_no_report_unless_asked(client: httpx.AsyncClient) -> None:

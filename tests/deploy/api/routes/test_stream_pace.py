@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
 from draftline.core.errors import StageLost
-from draftline.core.request.output import Delta, RequestMetrics, TokenLogProb
+from draftline.core.request.output import (
+    Delta,
+    RequestMetrics,
+    StepTiming,
+    TokenLogProb,
+    VerifiedTree,
+)
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.generation.stream_pace import Pace
 from draftline.deploy.settings.settings import ServerConfig
@@ -22,6 +28,7 @@ from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
+TIMING = StepTiming((), 0.0, 0.0, 0.0, 0.0, 0.0)
 METRICS = RequestMetrics(prompt_tokens=1, generated_tokens=1, num_steps=1, num_draft_tokens=0)
 
 
@@ -45,6 +52,7 @@ def deltas_of(text: str, sizes: Sequence[int], lag: int = 0) -> list[Delta]:
                 metrics=METRICS if is_last else None,
                 log_probs=tuple(TokenLogProb(token, -0.5) for token in part),
                 prompt_log_probs=None if number else (None,),
+                trees=(VerifiedTree(number, (), (), (), (), (), 0, TIMING),),
             )
         )
         num_chars = len(known)
@@ -79,7 +87,7 @@ def paced(
 
 def assert_same_answer(left: Sequence[Delta], came: Sequence[Delta]) -> None:
     """All tokens, in order, each once, and what belongs to them."""
-    for field in ("token_ids", "sources", "log_probs"):
+    for field in ("token_ids", "sources", "log_probs", "trees"):
         joined = [
             [one for delta in deltas for one in getattr(delta, field)] for deltas in (left, came)
         ]

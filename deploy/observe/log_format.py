@@ -1,0 +1,72 @@
+"""Log lines as JSON, one object a line.
+
+draftline logs `key=value` pairs; each becomes a field. Tracebacks, whose messages may quote a
+request, are told as the error's class and place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Literal
+
+from ...core.errors import place_of
+
+LogFormat = Literal["text", "json"]
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+# The request that this task answers; "" where there is none.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+# An error's class and place have several words; so they end where the next field begins.
+_PLACE = r"(?<==)\w+ at .*?(?=\s\w+=|$)"
+_FIELD = re.compile(rf"(?<!\S)(\w+)=({_QUOTED}|{_PLACE}|\S*)")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+class JsonLines(logging.Formatter):
+    """Makes a JSON object of a record: time, level, logger, its pairs, and what else it says."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        text = record.getMessage()
+        line: dict[str, str | float] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        for name, value in _FIELD.findall(text):
+            line.setdefault(name, _value(name, value))
+        if rest := " ".join(_FIELD.sub("", text).split()):
+            line["message"] = rest
+        if own := request_id.get():
+            line.setdefault("request_id", own)
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = place_of(record.exc_info[1])
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up_logs(level: int, form: LogFormat) -> None:
+    """Log to stderr in this form, where a process has not set that up; else, change the form."""
+    logging.basicConfig(level=level, format=TEXT_FORMAT, stream=sys.stderr)
+    use_form(form)
+
+
+def use_form(form: LogFormat) -> None:
+    """Write in this form from now on."""
+    if form == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
+
+
+def _value(name: str, text: str) -> str | float:
+    if text[:1] in {"'", '"'} and len(text) > 1:
+        return re.sub(r"\\(.)", r"\1", text[1:-1])
+    # An identifier of digits is no number.
+    if _NUMBER.fullmatch(text) and not name.endswith("id"):
+        return float(text) if "." in text else int(text)
+    return text
