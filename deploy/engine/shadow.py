@@ -39,6 +39,8 @@ NUM_TOP = 8
 # Scores of two step shapes differ by less: of float32, and of 16 bits or fewer.
 NEAR_TIE, NEAR_TIE_16_BITS = 1e-3, 0.15
 CACHE_SALT = "lossless shadow"
+# Whose work it is: no tenant asked for it.
+SHARED = RequestOptions().tenant
 # What changes logits, so that log-probabilities, which are the target's own, are not what counts.
 _UNCHANGED = LogitsParams()
 _CHANGING = (
@@ -122,7 +124,8 @@ class Shadow:
         )  # fmt: skip
         options = replace(
             watched.options, speculative=False, priority=MAX_PRIORITY, store=False, drafters=None,
-            streaming="off", cache_salt=CACHE_SALT, chat=(),
+            streaming="off", cache_salt=CACHE_SALT, chat=(), namespace=SHARED, tenant=SHARED,
+            weight=1.0,
         )  # fmt: skip
         answer = _PlainAnswer(lambda found: self._compare(watched, request, found))
         name = f"shadow-{request.request_id}"

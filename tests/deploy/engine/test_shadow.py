@@ -71,12 +71,13 @@ class Bench:
 def test_an_answer_that_is_the_target_s_own_is_the_same() -> None:
     bench = Bench([top((1, -0.1)), top((2, -0.2))])
     stopping = replace(GREEDY, seed=None, stop=("x",), min_tokens=2, logprobs=None)
-    options = RequestOptions(namespace="acme", cache_salt="theirs", priority=3)
+    options = RequestOptions(namespace="acme", tenant="acme", cache_salt="theirs", priority=3)
     assert bench.served([1, 2], stopping, options=options) == {"same": 1}
     [(name, prompt, params, plain)] = bench.added
     assert (name, tuple(prompt), params.seed, params.max_tokens) == ("shadow-one", PROMPT, 4, 2)
     assert (params.stop, params.min_tokens) == ((), 2)
     assert (plain.speculative, plain.priority, plain.store) == (False, MAX_PRIORITY, False)
+    assert plain.tenant == "shared", "no tenant asked for it"
     assert plain.cache_salt not in ("", "theirs"), "it shares no KV with what it is to check"
     assert len(bench.heard) == 2
 
