@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import pytest
 import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.scripts.scripts import start
+
+with warnings.catch_warnings():
+    # Ray Serve's own. Were they errors, it would be imported halfway, and broken for later tests.
+    warnings.simplefilter("ignore")
+    from ray.scripts.scripts import start
 
 FOLDER = Path(draftline.__file__).parent / "deploy" / "clusters"
 CLOUDS = ("aws", "azure", "gcp")
