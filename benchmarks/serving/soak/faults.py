@@ -24,8 +24,8 @@ REDIS = "redis"
 CASES: Sequence[tuple[str, Action]] = (
     ("coordinator", "kill"), ("stage", "kill"), ("drafter", "kill"), ("ingress", "pause"),
     ("coordinator", "pause"), (REDIS, "kill"), ("stage", "pause"), ("coordinator", "kill"),
-    ("drafter", "pause"), ("stage", "pause_kill"), ("ingress", "kill"), ("coordinator", "pause_kill"),
-    (REDIS, "pause"), ("drafter", "pause_kill"),
+    ("drafter", "pause"), ("stage", "pause_kill"), ("ingress", "kill"),
+    ("coordinator", "pause_kill"), (REDIS, "pause"), ("drafter", "pause_kill"),
 )  # fmt: skip
 SECONDS = (1.0, 9.0)
 
