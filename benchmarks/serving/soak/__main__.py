@@ -23,7 +23,7 @@ from .run import Setting, soak
 RESULTS = Path(__file__).parents[2] / "results" / "soak.json"
 
 
-def main(
+def main(  # noqa: PLR0913 - each is a flag
     *,
     minutes: Annotated[float, typer.Option(help="How long requests are sent.")] = 30.0,
     requests: Annotated[int, typer.Option(help="Requests of all tenants together.")] = 1000,
