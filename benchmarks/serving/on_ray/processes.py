@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ PROC = Path("/proc")
 class Process:
     """A process and what it holds.
 
-    role     its title's first word, or the name of its program
+    role     the title that Ray gave it, or the name of its program; Python's with what it runs
     started  clock ticks since the machine's start: with the id it names the process for good
     """
 
@@ -69,18 +69,23 @@ def _is_same(process: Process) -> bool:
 
 
 def _process(folder: Path) -> Process:
-    command = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    words = command.split()
-    # Ray's titles end with the method that runs.
-    role = words[0].rpartition("/")[2].partition(".")[0] if words else "ended"
     fields = _stat(folder)
     return Process(
         pid=int(folder.name),
         started=int(fields[19]),
-        role=role,
+        role=_role((folder / "cmdline").read_bytes().decode(errors="replace").split("\0")),
         threads=int(fields[17]),
         fds=len(list((folder / "fd").iterdir())),
     )
+
+
+def _role(command: Sequence[str]) -> str:
+    program = command[0].rpartition("/")[2]
+    if program.startswith("ray::"):
+        # Titles end with the method that runs.
+        return program.partition(".")[0]
+    words = [word.rpartition("/")[2] for word in command[1:] if not word.startswith("-")]
+    return " ".join([program, *words[:1]]) if program.startswith("python") else program or "ended"
 
 
 def _ancestors(pid: int) -> Iterator[int]:

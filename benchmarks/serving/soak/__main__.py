@@ -31,6 +31,7 @@ def main(  # noqa: PLR0913 - each is a flag
     seed: Annotated[int, typer.Option(help="Of requests and faults.")] = 0,
     replicas: Annotated[int, typer.Option(help="Replicas of the engine.")] = 2,
     stages: Annotated[int, typer.Option(help="Stages of each.")] = 2,
+    logs: Annotated[Path | None, typer.Option(help="Folder to keep Ray's logs in.")] = None,
     output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
 ) -> None:
     """Run one and judge it."""
@@ -42,6 +43,7 @@ def main(  # noqa: PLR0913 - each is a flag
         seed=seed,
         replicas=replicas,
         stages=stages,
+        logs=logs,
     )
     report = report_of(setting, soak(setting), load_before)
     output.write_text(json.dumps(report, indent=1) + "\n")

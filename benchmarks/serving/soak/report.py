@@ -14,7 +14,7 @@ from rich.table import Table
 from ....measure.records.record import machine
 from ..on_ray.processes import Process
 from .faults import Done
-from .run import Found, Setting
+from .run import Found, Served, Setting
 from .setup import settings_of
 
 LIBRARIES = ("draftline", "ray", "redis", "httpx")
@@ -47,6 +47,8 @@ def report_of(setting: Setting, found: Found, load_before: Sequence[float]) -> d
             "before": _by_role(served.before),
             "after": _by_role(served.after),
         },
+        "time_line": _time_line(served),
+        "not_right": _not_right(found),
         "problems": found.problems,
     }
 
@@ -77,6 +79,37 @@ def _faults(faults: Sequence[Done]) -> dict[str, dict[str, int]]:
     return {
         name: {"made": made[name], "not_met": missed[name]} for name in sorted({*made, *missed})
     }
+
+
+def _time_line(served: Served) -> list[str]:
+    """The faults in order, with seconds from the first request."""
+    return [
+        f"{done.began_at - served.began_at:.1f} {done.fault.victim} {done.fault.action} "
+        f"pid {done.pid}, over at {done.ended_at - served.began_at:.1f}"
+        for done in sorted(served.faults, key=lambda done: done.began_at)
+    ]
+
+
+def _not_right(found: Found) -> list[dict[str, Any]]:
+    """Requests that ended otherwise than they should, but for those whose clients left."""
+    began_at = found.served.began_at
+    return [
+        {
+            "kind": one.ask.kind,
+            "path": one.ask.path,
+            "stream": one.ask.body["stream"],
+            "id": one.answer.response_id,
+            "sent_s": round(one.answer.began_at - began_at, 2),
+            "ended_s": round(one.answer.ended_at - began_at, 2),
+            "tokens": one.answer.num_tokens,
+            "end": one.end,
+            "detail": one.answer.detail,
+            "was_resumed": one.was_resumed,
+            "wrong": one.wrong,
+        }
+        for one in found.outcomes
+        if one.wrong is not None or one.end not in ("whole", "left")
+    ]
 
 
 def _kinds(found: Found) -> dict[str, dict[str, int]]:

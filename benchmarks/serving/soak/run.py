@@ -30,7 +30,7 @@ RESUMED = re.compile(r"event=request_resumed request_id=(\S+)-\d+ ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is run. `fault_s`: seconds from one fault to the next."""
+    """What is run. `fault_s`: seconds from one fault to the next; `logs`: where Ray's are kept."""
 
     minutes: float
     requests: int
@@ -38,6 +38,7 @@ class Setting:
     seed: int = 0
     replicas: int = 2
     stages: int = 2
+    logs: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +54,14 @@ class Plan:
 class Served:
     """What was seen while the server ran.
 
+    began_at  when the first request was due, by `time.monotonic`
     counters  its own counts of resumed and lost requests, by cause
     holdings  of its engines at the end; None: they could not be asked
     before    its processes after the first requests
     after     and at the end
     """
 
+    began_at: float
     answers: Sequence[Answer]
     faults: Sequence[Done]
     counters: Mapping[str, Mapping[str, int]]
@@ -88,7 +91,7 @@ def soak(setting: Setting) -> Found:
     began_at = time.monotonic()
     rng = Random(setting.seed)
     plan = _plan(setting, rng)
-    with set_up(setting.replicas, setting.stages) as at:
+    with set_up(setting.replicas, setting.stages, setting.logs) as at:
         served = asyncio.run(_serve(at, setting, plan, Faults(rng, at.server.pid, at.redis)))
         keys = key_leaks(at.redis.url)
         resumed = _resumed(at.logs)
@@ -128,7 +131,8 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         await wait_for_quiet(watch, setting.replicas)
         before = tree(at.server.pid)
         watching = asyncio.create_task(watch.run())
-        making = asyncio.create_task(faults.run(plan.faults, time.monotonic()))
+        began_at = time.monotonic()
+        making = asyncio.create_task(faults.run(plan.faults, began_at))
         answers = await _send(client, at, plan.asks)
         await making
         watching.cancel()
@@ -136,6 +140,7 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         await asyncio.sleep(SETTLE_S)
         after = tree(at.server.pid)
     return Served(
+        began_at=began_at,
         answers=answers,
         faults=faults.done,
         counters=watch.totals(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,8 +73,11 @@ def settings_of(redis_url: str, replicas: int, stages: int) -> dict[str, Any]:
 
 
 @contextmanager
-def set_up(replicas: int, stages: int) -> Iterator[Setup]:
-    """A Redis with tenants and texts, and a server that uses it."""
+def set_up(replicas: int, stages: int, logs: Path | None) -> Iterator[Setup]:
+    """A Redis with tenants and texts, and a server that uses it.
+
+    logs  the folder that Ray's are left in; None: nobody wants them
+    """
     # Ray's sockets lie in it, whose names must be short.
     with TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
@@ -86,6 +90,12 @@ def set_up(replicas: int, stages: int) -> Iterator[Setup]:
             }
             with served(settings_of(redis.url, replicas, stages), environment) as server:
                 yield Setup(server, redis, keys, folder)
+            if logs is not None:
+                shutil.copytree(folder / "ray", logs, dirs_exist_ok=True, ignore=_no_sockets)
+
+
+def _no_sockets(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_socket()]
 
 
 def _fill(url: str) -> dict[str, str]:
