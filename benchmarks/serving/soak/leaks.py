@@ -26,7 +26,7 @@ SETTLE_S = LEASE_S + 5.0
 # Ray keeps workers that it has no use for, and starts some ahead.
 SPARE_ROLES = ("ray::IDLE", "ended")
 ENGINE = "ray::ServeReplica:draftline:engine"
-GRAMMARS = "python draftline.models.text.grammar_process"
+GRAMMARS = "python draftline.models.text.grammar_worker"
 # Keys of tenants and usage, and the beginning of those of places.
 OWNED = (TENANTS, VERSION, AUDIT, STREAM)
 PLACES = "draftline:places:"

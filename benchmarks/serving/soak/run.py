@@ -106,6 +106,7 @@ def soak(setting: Setting) -> Found:
             *_engine_leaks(served.holdings, setting.replicas),
             *process_leaks(served.before, served.after),
             *keys,
+            *_unnamed(served.counters, resumed),
             *(f"{count} processes {role} outlived the server" for role, count in left.items()),
         ],
         seconds=round(time.monotonic() - began_at, 1),
@@ -169,6 +170,14 @@ def _resumed(folder: Path) -> set[str]:
         if file.is_file()
         for request_id in RESUMED.findall(file.read_text(errors="replace"))
     }
+
+
+def _unnamed(counters: Mapping[str, Mapping[str, int]], resumed: set[str]) -> list[str]:
+    """Streams that went on elsewhere, and cannot be told from others without the log."""
+    count = sum(counters["resumed"].values())
+    return (
+        [f"{count} requests were resumed, and no log names them"] if count and not resumed else []
+    )
 
 
 def _engine_leaks(holdings: Holdings | None, replicas: int) -> list[str]:
