@@ -2,7 +2,7 @@
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo serve test test-full lint types docs audit sbom redis browser compiler tools clean
+.PHONY: help demo serve test test-full soak lint types docs audit sbom redis browser compiler tools clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -18,6 +18,9 @@ test: $(READY) redis compiler ## lint, types and tests
 
 test-full: $(READY) redis compiler ## the same with the whole matrix of the lossless tests
 	@scripts/test.sh $(ARGS)
+
+soak: $(READY) redis ## mixed requests on Ray for half an hour while its processes die; ARGS="--minutes 5"
+	@.venv/bin/python -m draftline.benchmarks.serving.soak $(ARGS)
 
 lint: $(READY) ## style, formatting, spelling, layers of imports, sizes
 	@scripts/lint.sh

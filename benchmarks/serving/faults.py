@@ -13,13 +13,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,20 +29,15 @@ from rich.table import Table
 
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...measure.records.record import machine
+from .on_ray.processes import pids_of
+from .on_ray.server import served
 
 RESULTS = Path(__file__).parents[1] / "results" / "faults.json"
-COMMAND = (sys.executable, "-c", "from draftline.deploy.cli.main import main; main()")
 CASES = ",".join(
     f"{victim}:{name}"
     for victim in ("drafter", "stage", "coordinator")
     for name in ("SIGKILL", "SIGSTOP")
 )
-# Titles that Ray gives the processes.
-TITLES = {
-    "stage": b"ray::StageWorker.serve",
-    "drafter": b"ray::DrafterActor",
-    "coordinator": b"ray::ServeReplica:draftline:engine",
-}
 POLL_S = 0.1
 PROBE_TIMEOUT_S = 5.0
 RECOVERY_TIMEOUT_S = 180.0
@@ -131,33 +123,10 @@ def main(
         output.write_text(json.dumps(done, indent=1) + "\n")
 
     chosen = [case.partition(":") for case in cases.split(",")]
-    with _server(settings) as (url, pid):
-        run = Run(url, pid, streams, tokens, pause_s)
+    with served(settings) as server:
+        run = Run(server.url, server.pid, streams, tokens, pause_s)
         asyncio.run(_run_all(run, [(victim, name) for victim, _, name in chosen], note))
     Console().print(_table(results))
-
-
-@contextmanager
-def _server(settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The URL and the process id of `draftline serve` with these settings."""
-    config = RESULTS.with_suffix(".settings.json")
-    config.write_text(json.dumps(settings))
-    command = [*COMMAND, "serve", "--config", str(config), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if found := re.search(r"ready: (http://\S+)/v1", line):
-                    yield found[1], process.pid
-                    break
-            else:
-                raise RuntimeError("the server did not start")
-        finally:
-            process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-            process.kill()
-            config.unlink()
 
 
 async def _run_all(run: Run, cases: list[tuple[str, str]], note: Callable[[Case], None]) -> None:
@@ -180,7 +149,7 @@ async def _run(
         for (prompt, text), begun in zip(expected.items(), started, strict=True)
     ]
     await asyncio.gather(*(begun.wait() for begun in started))
-    pid = max(_pids_of(victim, run.pid))
+    pid = max(pids_of(victim, run.pid))
     fault.set_result(time.monotonic())
     os.kill(pid, getattr(signal, name))
     health = asyncio.ensure_future(_watch_health(client, fault.result()))
@@ -190,7 +159,7 @@ async def _run(
     await asyncio.sleep(1.0)
     health.cancel()
     unhealthy_s, healthy_s = await health
-    if name == "SIGSTOP" and pid in _pids_of(victim, run.pid):
+    if name == "SIGSTOP" and pid in pids_of(victim, run.pid):
         os.kill(pid, signal.SIGKILL)
     return Case(
         victim=victim,
@@ -291,25 +260,6 @@ def _body(prompt: str, tokens: int) -> dict[str, Any]:
         "temperature": 0,
         "ignore_eos": True,
     }
-
-
-def _pids_of(victim: str, server: int) -> list[int]:
-    """The processes of this kind in the server's own Ray."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                is_one = (folder / "cmdline").read_bytes().startswith(TITLES[victim])
-                if is_one and server in _ancestors(int(folder.name)):
-                    found.append(int(folder.name))
-    return found
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    while pid > 1:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        pid = int(stat.rpartition(")")[2].split()[1])
-        yield pid
 
 
 def _table(cases: list[Case]) -> Table:

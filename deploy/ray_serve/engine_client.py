@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve._private.utils import generate_request_id
+from ray.serve.context import _get_serve_request_context, _serve_request_context
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -128,9 +130,10 @@ class RayEngineClient:
             logger.warning(
                 "event=request_resumed request_id=%s tokens=%d", request_id, len(options.answered)
             )
-        batches: Any = self._streams.stream.remote(
-            prompt, params, options, request_id, self._text_key
-        )
+        with _own_call():
+            batches: Any = self._streams.stream.remote(
+                prompt, params, options, request_id, self._text_key
+            )
         try:
             with _ray_errors():
                 alive = without_heartbeats(aiter(batches), self._silence_s, self.is_healthy)
@@ -158,7 +161,8 @@ class RayEngineClient:
         await self._ask_all("end_requests")
 
     async def _ask_one(self) -> bool:
-        asking: Any = self._handle.is_healthy.remote()
+        with _own_call():
+            asking: Any = self._handle.is_healthy.remote()
         try:
             return await asyncio.wait_for(asking, HEALTH_TIMEOUT_S)
         except (TimeoutError, RayError, RayServeException, BackPressureError):
@@ -172,6 +176,21 @@ class RayEngineClient:
         except (TimeoutError, RayError, RayServeException):
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+@contextmanager
+def _own_call() -> Iterator[None]:
+    """Have a call made here get an id of its own.
+
+    Ray Serve gives all calls of one HTTP request the same, and its router knows those that wait by
+    their ids: of two such calls, as `n` makes them, one would wait for ever.
+    """
+    own = replace(_get_serve_request_context(), _internal_request_id=generate_request_id())
+    before = _serve_request_context.set(own)
+    try:
+        yield
+    finally:
+        _serve_request_context.reset(before)
 
 
 @contextmanager

@@ -1,0 +1,56 @@
+"""Mixed requests of four tenants on real Ray, while a process is killed or paused now and then.
+
+    python -m draftline.benchmarks.serving.soak [--minutes 30 --requests 1000 --fault-s 20]
+
+Serves the demo model by `draftline serve`, two replicas of two stages with a drafter actor each,
+two HTTP replicas and a Redis for tenants, rates, usage and retrieval. Every request must end
+within its deadline, with the text of plain decoding or a clear error; streams that lose their
+replica must go on; nothing may be left. Prints tables, writes JSON; exits 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .report import print_report, report_of
+from .run import Setting, soak
+
+RESULTS = Path(__file__).parents[2] / "results" / "soak.json"
+
+
+def main(  # noqa: PLR0913 - each is a flag
+    *,
+    minutes: Annotated[float, typer.Option(help="How long requests are sent.")] = 30.0,
+    requests: Annotated[int, typer.Option(help="Requests of all tenants together.")] = 1000,
+    fault_s: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 20.0,
+    seed: Annotated[int, typer.Option(help="Of requests and faults.")] = 0,
+    replicas: Annotated[int, typer.Option(help="Replicas of the engine.")] = 2,
+    stages: Annotated[int, typer.Option(help="Stages of each.")] = 2,
+    logs: Annotated[Path | None, typer.Option(help="Folder to keep Ray's logs in.")] = None,
+    output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
+) -> None:
+    """Run one and judge it."""
+    load_before = os.getloadavg()
+    setting = Setting(
+        minutes=minutes,
+        requests=requests,
+        fault_s=fault_s,
+        seed=seed,
+        replicas=replicas,
+        stages=stages,
+        logs=logs,
+    )
+    report = report_of(setting, soak(setting), load_before)
+    output.write_text(json.dumps(report, indent=1) + "\n")
+    print_report(report)
+    if report["problems"]:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

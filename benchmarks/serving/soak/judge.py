@@ -1,0 +1,136 @@
+"""What became of each request of a soak, and what is wrong with that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .clients import Answer
+from .faults import Done
+from .plan import Ask
+from .verify import difference
+
+# Of the streams that were interrupted, and of all requests whose clients stayed.
+MIN_RESUMED, MIN_WHOLE = 0.99, 0.9
+# Within this time the connections to an ingress that is killed have ended.
+NOTICED_S = 15.0
+# Clear errors, and what Ray Serve's proxy makes of requests whose ingress is gone.
+CLEAR = ("refused", "error")
+OF_PROXY = ("cut", "unclear")
+WITH_INGRESS = "with_ingress"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request. `end`: as of `clients.End`, or `with_ingress`; `wrong`: how its answer differs
+    from plain decoding's; `was_resumed`: another replica went on with it."""
+
+    ask: Ask
+    answer: Answer
+    end: str
+    wrong: str | None
+    was_resumed: bool
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether it lost its replica once it had tokens, and its client and its ingress stayed."""
+        has_lost = self.was_resumed or self.end == "error"
+        return has_lost and self.end not in ("left", WITH_INGRESS)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it came to its end, with the text of plain decoding."""
+        return self.end == "whole" and self.wrong is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is reported of all requests.
+
+    ends         requests by how they ended
+    interrupted  those that lost their replica once they had tokens
+    resumed      of these, how many came to the right end
+    tokens       that were compared
+    errors       requests by the clear error that they ended with
+    problems     what must not be; empty: all is well
+    """
+
+    ends: Mapping[str, int]
+    interrupted: int
+    resumed: int
+    tokens: int
+    slowest_s: float
+    errors: Mapping[str, int]
+    problems: Sequence[str]
+
+
+def outcomes_of(
+    asks: Sequence[Ask],
+    answers: Sequence[Answer],
+    plain: Sequence[Answer],
+    faults: Sequence[Done],
+    resumed: Collection[str],
+) -> list[Outcome]:
+    """Each request with its answer and plain decoding's.
+
+    `resumed`: ids of answers that another replica went on with.
+    """
+    return [
+        Outcome(
+            ask=ask,
+            answer=answer,
+            end=_end(answer, faults),
+            wrong=difference(answer, expected),
+            was_resumed=answer.response_id in resumed,
+        )
+        for ask, answer, expected in zip(asks, answers, plain, strict=True)
+    ]
+
+
+def judge(outcomes: Sequence[Outcome]) -> Verdict:
+    """Count, and name what is wrong."""
+    met = [outcome for outcome in outcomes if outcome.was_interrupted]
+    answers = [outcome.answer for outcome in outcomes]
+    return Verdict(
+        ends=Counter(outcome.end for outcome in outcomes),
+        interrupted=len(met),
+        resumed=sum(outcome.is_right for outcome in met),
+        tokens=sum(answer.num_tokens for answer in answers),
+        slowest_s=round(max((one.ended_at - one.began_at for one in answers), default=0.0), 2),
+        errors=Counter(one.detail for one in answers if one.end in CLEAR),
+        problems=[*_problems(outcomes), *_shares(outcomes)],
+    )
+
+
+def _end(answer: Answer, faults: Sequence[Done]) -> str:
+    is_taken = answer.end in OF_PROXY and any(_took_along(fault, answer) for fault in faults)
+    return WITH_INGRESS if is_taken else answer.end
+
+
+def _took_along(done: Done, answer: Answer) -> bool:
+    is_kill = done.fault.victim == "ingress" and done.fault.action == "kill"
+    return is_kill and 0 <= answer.ended_at - done.began_at < NOTICED_S
+
+
+def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for one in outcomes:
+        name = f"{one.ask.kind} {one.ask.path} {one.answer.response_id}"
+        if one.wrong is not None:
+            resumed = ", resumed" if one.was_resumed else ""
+            yield f"wrong ({one.end}{resumed}): {name}: {one.wrong}"
+        if one.end in ("hung", *OF_PROXY):
+            yield f"{one.end}: {name}: {one.answer.detail}"
+
+
+def _shares(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Too many clear errors are wrong, too."""
+    met = [one for one in outcomes if one.was_interrupted]
+    stayed = [one for one in outcomes if one.end not in ("left", WITH_INGRESS)]
+    for what, ones, least in (
+        ("interrupted streams", met, MIN_RESUMED),
+        ("requests", stayed, MIN_WHOLE),
+    ):
+        right = sum(one.is_right for one in ones)
+        if right < least * len(ones):
+            yield f"{right} of {len(ones)} {what} came to the right end, fewer than {least:.0%}"
