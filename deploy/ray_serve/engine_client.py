@@ -185,7 +185,7 @@ def _own_call() -> Iterator[None]:
     Ray Serve gives all calls of one HTTP request the same, and its router knows those that wait by
     their ids: of two such calls, as `n` makes them, one would wait for ever.
     """
-    own = replace(_get_serve_request_context(), _internal_request_id=generate_request_id())
+    own: Any = replace(_get_serve_request_context(), _internal_request_id=generate_request_id())
     before = _serve_request_context.set(own)
     try:
         yield

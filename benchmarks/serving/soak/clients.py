@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal
@@ -127,10 +128,9 @@ def _take(answer: Answer, data: str) -> None:
 
 
 def _refuse(answer: Answer, status: int, text: str) -> None:
-    try:
+    body: Any = None
+    with suppress(ValueError):
         body = json.loads(text)
-    except ValueError:
-        body = None
     answer.end = "refused" if is_clear(body) else "unclear"
     message = body["error"]["message"] if is_clear(body) else text[:200]
     answer.detail = f"{status}: {message}"

@@ -74,7 +74,7 @@ def _ask(rng: Random, kind: str, path: str, body: Mapping[str, Any], at_s: float
         tenant=rng.choice(TENANTS),
         kind=kind,
         path=path,
-        body=body | {"stream": rng.random() < STREAM_SHARE},
+        body={**body, "stream": rng.random() < STREAM_SHARE},
         at_s=at_s,
         leaves_after_s=rng.uniform(*LEAVES_AFTER_S) if leaves else None,
     )
