@@ -62,8 +62,7 @@ class SlicePace:
         """A step with slices of these trees was answered."""
         for stream in streams:
             stream.note_landing()
-        expected_s = self._seconds(num_rows)
-        if streams and expected_s > 0:
+        if streams and (expected_s := self._seconds(num_rows)) > 0:
             slowness = (self._clock() - sent_at) / expected_s
             slowness = min(max(slowness, LEAST_SLOWNESS), MOST_SLOWNESS)
             self._slowness += SLOWNESS_WEIGHT * (slowness - self._slowness)

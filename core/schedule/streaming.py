@@ -72,7 +72,7 @@ class Streaming:
         """Steps that a request may have in flight."""
         options = state.request.options
         wanted = "off" if options.explain else options.streaming
-        if "off" in (self._mode, wanted) or self._scheduler.num_groups < MIN_FLIGHTS:
+        if wanted == "off" or not self._may_be:
             return 1
         each = self._scheduler.num_flights_each
         if "on" in (self._mode, wanted):
@@ -164,6 +164,8 @@ class Streaming:
 
     def note_sent(self, step: StepInFlight) -> None:
         """A step went out."""
+        if not self._may_be:
+            return
         planned_at = None if step.draft_batch is None else step.draft_batch.began_at
         self.pace.sent(_streams(step), step.num_rows, planned_at)
 
@@ -172,6 +174,11 @@ class Streaming:
         for part in step.trees.slices.values():
             self.counts.killed_nodes += part.num_killed
         self.pace.answered(_streams(step), step.num_rows, step.sent_at)
+
+    @property
+    def _may_be(self) -> bool:
+        """Whether any request may be streamed; where none may, no step is kept account of."""
+        return self._mode != "off" and self._scheduler.num_groups >= MIN_FLIGHTS
 
     @property
     def _least_value(self) -> float:
