@@ -54,6 +54,7 @@ class Handle:
         self.seeds: list[int | None] = []
         self.calls: list[Call] = []
         self.batches: list[int] = []
+        self.call_ids: list[str] = []
 
     def options(self, *, stream: bool) -> Handle:
         return self
@@ -63,6 +64,9 @@ class Handle:
         return self
 
     def remote(self, prompt: Any, params: Any, options: Any, request_id: str, _key: str) -> Call:
+        from ray.serve.context import _get_serve_request_context
+
+        self.call_ids.append(_get_serve_request_context()._internal_request_id)
         self.seeds.append(params.seed)
         batches = self._engine.stream_batches(
             prompt, params, options, request_id=request_id, with_text=False
@@ -130,8 +134,23 @@ async def test_a_request_without_a_seed_keeps_the_one_that_it_began_with(
     assert answer == await _answer(local, replace(PARAMS, seed=first))
 
 
-async def _answer(engine_client: EngineClient, params: SamplingParams) -> tuple[Any, ...]:
-    stream = engine_client.stream([1, 2, 3], params, RequestOptions(), request_id="a")
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
+async def test_choices_of_one_http_request_share_no_call(local: LocalEngineClient) -> None:
+    """Ray's router would let one of two calls of the same id wait for ever."""
+    from ray.serve.context import _get_serve_request_context
+
+    handle = Handle(local._engine, (2,))
+    client = await client_of(handle)
+    own = _get_serve_request_context()._internal_request_id
+    await asyncio.gather(*(_answer(client, PARAMS, name) for name in "ab"))
+    assert len({own, *handle.call_ids}) == 4, "two choices, one of which was resumed"
+    assert _get_serve_request_context()._internal_request_id == own
+
+
+async def _answer(
+    engine_client: EngineClient, params: SamplingParams, request_id: str = "a"
+) -> tuple[Any, ...]:
+    stream = engine_client.stream([1, 2, 3], params, RequestOptions(), request_id=request_id)
     deltas = [delta async for delta in stream]
     tokens = [token for delta in deltas for token in delta.token_ids]
     return tokens, "".join(d.text for d in deltas), deltas[-1].finish_reason, deltas[-1].stop_reason
