@@ -1,8 +1,8 @@
 """What the transports between pipeline stages cost.
 
 Run `python -m draftline.benchmarks.transport.stage_transport`. Stages that compute nothing, so that
-all time is the transport's. Prints a table and writes
-`benchmarks/results/stage_transport-<date>.json`.
+all time is the transport's; of two numbers of stages, the difference is that of their hops. Prints
+a table and writes `benchmarks/results/stage_transport-<date>.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parents[1] / "results"
 HIDDEN_SIZE = 256
-NUM_ROWS = (1, 16, 512)
+NUM_ROWS = (1, 4, 16, 32, 512)
 IN_FLIGHT = (1, 3)
 BLOCK_STEPS = 20
 DEATH = -1
@@ -54,6 +54,7 @@ class EchoStage:
     """Passes arrays of the right shapes on."""
 
     is_last: bool
+    hidden_size: int
     num_blocks: int = 1
     decodes_several: bool = False
 
@@ -63,7 +64,7 @@ class EchoStage:
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
         """Nothing is computed; a step id of `DEATH` kills the last stage."""
         if not self.is_last:
-            return torch.zeros(len(step.token_ids), HIDDEN_SIZE) if hidden is None else hidden
+            return torch.zeros(len(step.token_ids), self.hidden_size) if hidden is None else hidden
         if step.step_id == DEATH:
             os.kill(os.getpid(), signal.SIGKILL)
         output = StepOutput(step.step_id, step.token_ids, step.moves, step.sampling.temperature)
@@ -76,7 +77,7 @@ class EchoSpec(StageSpec):
 
     def build(self) -> EchoStage:
         """See `StageSpec`."""
-        return EchoStage(self.span.is_last)
+        return EchoStage(self.span.is_last, self.hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class StepTimes:
 
     transport: str
     num_stages: int
+    hidden_size: int
     num_rows: int
     in_flight: int
     median_ms: float
@@ -109,6 +111,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=20, help="blocks of steps of each setting")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rows", type=int, nargs="+", default=NUM_ROWS, help="of a step")
+    parser.add_argument("--hidden-size", type=int, default=HIDDEN_SIZE, help="numbers of a row")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("draftline").setLevel(logging.ERROR)
@@ -117,18 +121,23 @@ def main() -> None:
     steps: list[StepTimes] = []
     lives: list[LifeTimes] = []
     for num_stages in args.stages:
-        asyncio.run(_measure(num_stages, args.blocks, steps, lives))
+        specs = _specs(num_stages, args.hidden_size)
+        asyncio.run(_measure(specs, args.rows, args.blocks, steps, lives))
     ray.shutdown()
     _write(steps, lives)
 
 
 async def _measure(
-    num_stages: int, num_blocks: int, steps: list[StepTimes], lives: list[LifeTimes]
+    specs: Sequence[EchoSpec],
+    rows: Sequence[int],
+    num_blocks: int,
+    steps: list[StepTimes],
+    lives: list[LifeTimes],
 ) -> None:
     """All transports are open at once and take turns, block by block, in whatever load there is."""
     pipelines: dict[TransportName, RayPipeline] = {
         name: RayPipeline(
-            _specs(num_stages),
+            specs,
             KeptStages(OwnKeeper()),
             transport=name,
             max_in_flight=max(IN_FLIGHT),
@@ -136,19 +145,23 @@ async def _measure(
         for name in TRANSPORTS
     }
     start_s = {name: await _seconds(pipeline.start()) for name, pipeline in pipelines.items()}
-    for num_rows, in_flight in product(NUM_ROWS, IN_FLIGHT):
-        steps += await _turns(pipelines, num_rows, in_flight, num_blocks)
+    for num_rows, in_flight in product(rows, IN_FLIGHT):
+        steps += await _turns(pipelines, specs[0].hidden_size, num_rows, in_flight, num_blocks)
     for name, pipeline in pipelines.items():
         close_s = await _seconds(pipeline.close())
         await pipeline.start()
         death_s = await _seconds(_die(pipeline))
         again_s = await _seconds(pipeline.close())
-        lives.append(LifeTimes(name, num_stages, start_s[name], close_s, death_s, again_s))
+        lives.append(LifeTimes(name, len(specs), start_s[name], close_s, death_s, again_s))
         print(_line(lives[-1]), flush=True)
 
 
 async def _turns(
-    pipelines: dict[TransportName, RayPipeline], num_rows: int, in_flight: int, num_blocks: int
+    pipelines: dict[TransportName, RayPipeline],
+    hidden_size: int,
+    num_rows: int,
+    in_flight: int,
+    num_blocks: int,
 ) -> list[StepTimes]:
     blocks: dict[str, list[list[float]]] = {name: [] for name in pipelines}
     seconds: dict[str, float] = dict.fromkeys(pipelines, 0.0)
@@ -161,7 +174,7 @@ async def _turns(
         # The first block warms caches and buffers up.
         median, p99 = np.percentile(np.concatenate(blocks[name][1:]), [50, 99]) * 1e3
         rate = num_blocks * BLOCK_STEPS / seconds[name]
-        row = (name, pipeline.num_stages, num_rows, in_flight)
+        row = (name, pipeline.num_stages, hidden_size, num_rows, in_flight)
         times.append(StepTimes(*row, *(round(float(x), 3) for x in (median, p99, rate))))
         print(_line(times[-1]), flush=True)
     return times
@@ -203,14 +216,14 @@ async def _seconds(awaitable: Any) -> float:
     return round(time.perf_counter() - start, 3)
 
 
-def _specs(num_stages: int) -> list[EchoSpec]:
+def _specs(num_stages: int, hidden_size: int) -> list[EchoSpec]:
     return [
         EchoSpec(
             model_path="",
             span=LayerSpan(index, index + 1, num_stages),
             num_blocks=1,
             block_size=16,
-            hidden_size=HIDDEN_SIZE,
+            hidden_size=hidden_size,
         )
         for index in range(num_stages)
     ]
