@@ -18,9 +18,12 @@ from ...proposals import DraftCost
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
+from .deciding import decide
 from .draft_orders import DraftOrders
 from .kernels import (
     ASKED,
+    BEYOND,
+    BEYOND_ALL,
     GAIN,
     LEFT_OUT,
     NODES,
@@ -28,7 +31,6 @@ from .kernels import (
     QUERY,
     TRIED,
     StepWishes,
-    decide,
     interests,
     means,
     regime_of,
@@ -140,6 +142,7 @@ class DrafterChoice:
         self._names = tuple(names)
         known = self._known
         wider = {name: padded(getattr(known, name), 1, more) for name in BY_ROW_AND_DRAFTER}
+        wider["levels"] = padded(wider["levels"], 2, more)
         self._known = known._replace(
             **wider,
             costs=padded(known.costs, 0, more),
@@ -206,9 +209,10 @@ class DrafterChoice:
         # First, for it may move the arrays.
         row = self._row(wish)
         known = self._known
-        gains = means(known.levels, known.paths[row], self._regime)
-        taken_s = known.costs[:, QUERY] + self._host_s[1] + gains[:, NODES] * self._row_s
-        pays = (gains[:, GAIN] * token_s > taken_s) | self._new(costs)
+        every = np.arange(len(self._names))
+        own = means(known.levels, known.paths[row], self._regime)[every, BEYOND + every]
+        taken_s = known.costs[:, QUERY] + self._host_s[1] + own[:, NODES] * self._row_s
+        pays = (own[:, GAIN] * token_s > taken_s) | self._new(costs)
         pays &= self._allowed([wish], costs)[0]
         if not pays.any():
             self._quiet.join(wish.request_id)
@@ -258,9 +262,9 @@ class DrafterChoice:
             batch.ends[1],
             step.paths.rows,
             step.paths.ends,
-            self._known.costs,
+            len(self._names),
         )
-        gains, nodes = credits[..., GAIN], credits[..., NODES]
+        gains, nodes = credits[..., BEYOND_ALL, GAIN], credits[..., BEYOND_ALL, NODES]
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
         choices = np.zeros(gains.shape, dtype=np.int64)
         sizes = np.zeros((len(step.ids), 2))

@@ -24,8 +24,9 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 class Known(NamedTuple):
     """What is known of drafters; rows are of the engine (0), of classes and of requests.
 
-    levels      float64 [rows, drafters, regimes, 7]  decayed sums of the steps that asked a
-                drafter, and of its nodes by the columns in `kernels.py`; by `regime_of` the step
+    levels      float64 [rows, drafters, 1 + drafters, regimes, 3]  decayed sums of the steps that
+                asked a drafter, and another beside it, and of the nodes that it brought beyond
+                that one (`kernels.py`); by `regime_of` the step
     failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
                 the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
@@ -60,7 +61,7 @@ def nothing_known() -> Known:
     """Room for the first rows, and no drafter."""
     count = FIRST_ROWS
     return Known(
-        levels=np.zeros((count, 0, NUM_REGIMES, 7)),
+        levels=np.zeros((count, 0, 1, NUM_REGIMES, 3)),
         failures=np.zeros((count, 2)),
         paths=np.zeros((count, 3), dtype=np.int64),
         is_open=np.zeros((count, 0), dtype=np.bool_),

@@ -10,16 +10,12 @@ from ...arrays import Float64, Int32, Int64
 from ...compiled import compiled
 from ...tree.kernels import DRAFTER, NODE
 from .kernels import (
-    ALONE_GAIN,
-    ALONE_NODES,
-    BEST,
+    BEYOND,
+    BEYOND_ALL,
     GAIN,
     LEFT_OUT,
     MESSAGE,
     NODES,
-    NUM_COLUMNS,
-    ONLY_GAIN,
-    ONLY_NODES,
     OPEN_TOKEN,
     PROBING,
     QUERY,
@@ -30,7 +26,7 @@ from .kernels import (
 from .known import Known
 
 # What one more step leaves of the weight of those before it: of the engine, a class and a request.
-DECAYS = np.array([0.99, 0.98, 0.95])
+DECAYS = np.array([0.998, 0.995, 0.97])
 # The same of what probes bring.
 LIFT_DECAY = 0.99
 # Hazard that what is known above a class or a request counts for; bounds of hazard ratios.
@@ -43,13 +39,13 @@ def note(known: Known, rows: Int64, choices: Int64, credits: Float64, regime: in
     """Learn what every drafter brought every request.
 
     rows     int64 [requests]  -1 for one that has ended
-    credits  float64 [requests, drafters, 7]  as `credit_nodes` has them
+    credits  float64 [requests, drafters, 1 + drafters, 3]  as `credit_nodes` has them
     """
     for drafter in range(choices.shape[1]):
         for request in range(len(rows)):
             if rows[request] >= 0:
-                path, choice = known.paths[rows[request]], choices[request, drafter]
-                _note_one(known, path, drafter, choice, credits[request, drafter], regime)
+                path = known.paths[rows[request]]
+                _note_one(known, path, drafter, choices[request], credits[request, drafter], regime)
 
 
 @compiled
@@ -94,81 +90,87 @@ def charge_trials(  # noqa: PLR0913, PLR0917 - compiled functions take no option
 
 @compiled
 def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
-    known: Known, path: Int64, drafter: int, choice: int, credit: Float64, regime: int
+    known: Known, path: Int64, drafter: int, choices: Int64, credit: Float64, regime: int
 ) -> None:
-    if choice != LEFT_OUT:
-        known.is_open[path[2], drafter] = True
+    """`choices` of the request; `credit` of the drafter."""
+    own, choice = BEYOND + drafter, choices[drafter]
+    if choice == LEFT_OUT:
+        # A late proposal brings nodes to a step that did not ask for it.
+        if credit[own, NODES]:
+            for level in _levels_of(path):
+                known.levels[level, drafter, own, regime] += credit[own]
+        return
+    known.is_open[path[2], drafter] = True
     if choice % TRIED == PROBING:
-        usual_gain = means(known.levels, path, regime)[drafter, GAIN]
+        usual_gain = means(known.levels, path, regime)[drafter, own, GAIN]
         known.lift[drafter] *= LIFT_DECAY
         known.lift[drafter, 0] += 1.0
-        known.lift[drafter, 1] += credit[GAIN] - usual_gain
+        known.lift[drafter, 1] += credit[own, GAIN] - usual_gain
         return
-    if choice == BEST:
-        # What would count for it beside cheaper ones is not seen without them.
-        usual = means(known.levels, path, regime)[drafter]
-        credit = credit.copy()
-        credit[GAIN], credit[NODES] = usual[GAIN], usual[NODES]
-    # A late proposal brings nodes to a step that did not ask for it.
-    if choice == LEFT_OUT and not credit[ALONE_NODES]:
-        return
-    for depth in range(3):
-        # A request of no class has the engine's row twice.
-        if depth and path[depth] == path[depth - 1]:
-            continue
-        own = known.levels[path[depth], drafter, regime]
-        if choice != LEFT_OUT:
-            own *= DECAYS[depth]
-            own[WEIGHT] += 1.0
-        own += credit
+    for depth, level in enumerate(_levels_of(path)):
+        decay = DECAYS[len(DECAYS) - 1 if level == path[2] else depth]
+        _add(known.levels[level, drafter, :, regime], credit, choices, decay)
+
+
+@compiled
+def _add(sums: Float64, credit: Float64, choices: Int64, decay: float) -> None:
+    """A step more; what one that was not asked would have said is not known."""
+    for place in range(len(credit)):
+        if place == BEYOND_ALL or choices[place - BEYOND] != LEFT_OUT:
+            sums[place, WEIGHT] = decay * sums[place, WEIGHT] + 1.0
+            for part in (GAIN, NODES):
+                sums[place, part] = decay * sums[place, part] + credit[place, part]
+
+
+@compiled
+def _levels_of(path: Int64) -> Int64:
+    """The rows to learn into: a request of no class has the engine's row twice."""
+    return path if path[1] != path[0] else path[1:]
 
 
 @compiled
 def credit_nodes(
-    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64
+    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, num_drafters: int
 ) -> Float64:
-    """float64 [trees, drafters, 7]: nodes of each by the columns of `Known.levels`, of weight 0.
+    """float64 [trees, drafters, 1 + drafters, 3]: nodes of each, as in `Known.levels`, of weight 0.
 
-    Accepted nodes are the `rows` of a tree; row 0 is the root, node i is row i + 1. Of several
-    drafters that proposed a node, it counts for the one of the cheapest query, `costs`
-    [drafters, 3].
+    Accepted nodes are the `rows` of a tree; row 0 is the root, node i is row i + 1.
     """
-    credits = np.zeros((len(row_ends), len(costs), NUM_COLUMNS))
+    credits = np.zeros((len(row_ends), num_drafters, 1 + num_drafters, 3))
     first, first_row = 0, 0
     for tree in range(len(row_ends)):
         said = attributions[first : attribution_ends[tree]]
-        owners, counts = _owners(said, costs)
-        is_accepted = np.zeros(len(owners), dtype=np.bool_)
-        for index in range(first_row, row_ends[tree]):
-            if rows[index]:
-                is_accepted[rows[index] - 1] = True
-        for node in range(len(owners)):
-            credits[tree, owners[node], NODES] += 1
-            credits[tree, owners[node], GAIN] += is_accepted[node]
-            if counts[node] == 1:
-                credits[tree, owners[node], ONLY_NODES] += 1
-                credits[tree, owners[node], ONLY_GAIN] += is_accepted[node]
-        for attribution in range(len(said)):
-            node, drafter = said[attribution, NODE], said[attribution, DRAFTER]
-            credits[tree, drafter, ALONE_NODES] += 1
-            credits[tree, drafter, ALONE_GAIN] += is_accepted[node]
+        num_nodes = said[:, NODE].max() + 1 if len(said) else 0
+        is_accepted = np.zeros(num_nodes)
+        for row in rows[first_row : row_ends[tree]]:
+            if 0 < row <= num_nodes:
+                is_accepted[row - 1] = 1.0
+        _credit_tree(credits[tree], said, is_accepted)
         first, first_row = attribution_ends[tree], row_ends[tree]
     return credits
 
 
 @compiled
-def _owners(attributions: Int32, costs: Float64) -> tuple[Int64, Int64]:
-    """int64 [nodes] twice: the drafter that each node counts for, and how many said it."""
-    size = 0
-    for attribution in range(len(attributions)):
-        size = max(size, attributions[attribution, NODE] + 1)
-    owners, counts = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
+def _credit_tree(credits: Float64, attributions: Int32, is_accepted: Float64) -> None:
+    num_nodes, num_drafters = len(is_accepted), len(credits)
+    said_by = np.zeros((num_nodes, num_drafters), dtype=np.bool_)
+    num_saying = np.zeros(num_nodes, dtype=np.int64)
     for attribution in range(len(attributions)):
         node, drafter = attributions[attribution, NODE], attributions[attribution, DRAFTER]
-        counts[node] += 1
-        if owners[node] < 0 or costs[drafter, QUERY] < costs[owners[node], QUERY]:
-            owners[node] = drafter
-    return owners, counts
+        num_saying[node] += not said_by[node, drafter]
+        said_by[node, drafter] = True
+    for node in range(num_nodes):
+        for drafter in range(num_drafters):
+            if not said_by[node, drafter]:
+                continue
+            own = credits[drafter]
+            if num_saying[node] == 1:
+                own[BEYOND_ALL, GAIN] += is_accepted[node]
+                own[BEYOND_ALL, NODES] += 1.0
+            for other in range(num_drafters):
+                if other == drafter or not said_by[node, other]:
+                    own[BEYOND + other, GAIN] += is_accepted[node]
+                    own[BEYOND + other, NODES] += 1.0
 
 
 @compiled

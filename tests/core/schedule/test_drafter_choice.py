@@ -188,6 +188,39 @@ def test_one_that_says_more_takes_the_place_of_a_cheaper_one() -> None:
     assert count["less"] < 0.4 * count["more"]
 
 
+class Parts(Echo):
+    """Cheap drafters that are each right in another third of the steps, and a dear one that is
+    right in all of them, `more` tokens further."""
+
+    def __init__(self, more: int, cost_s: float) -> None:
+        cheap = {f"part{index}": Guess(lambda _one: 1.0, length=4) for index in range(3)}
+        dear = Guess(lambda _one: 1.0, length=4 + more, cost=DraftCost(0.0, cost_s, 0.0))
+        super().__init__({**cheap, "dear": dear}, curve=([1, 101], [0.010, 0.011]))
+
+    def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
+        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
+
+    def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
+        offered, said = super()._propose(requests, by_drafter)
+        lucky = f"part{self.rng.integers(3)}"
+        for found in offered:
+            found[:] = [one for one in found if one.source in {lucky, "dear"}]
+        return offered, said
+
+
+def test_a_dear_one_whose_tokens_several_cheap_ones_say_together_is_left_out() -> None:
+    """None of them says them alone, so beside each of them it seems to bring much."""
+    simulation = Parts(more=0, cost_s=0.004)
+    count = simulation.asked_later(8.0)
+    assert count["dear"] < 0.1 * min(count[f"part{index}"] for index in range(3))
+
+
+def test_a_dear_one_that_says_more_than_several_cheap_ones_together_is_asked() -> None:
+    simulation = Parts(more=8, cost_s=0.002)
+    count = simulation.asked_later(8.0)
+    assert count["dear"] > 0.8 * max(count.values())
+
+
 def test_each_request_has_the_drafters_that_pay_for_it() -> None:
     cost = DraftCost(0.0, 0.001, 0.0)
     simulation = Simulation({"some": Guess(lambda one: 0.8 * (one == "good"), cost=cost)})

@@ -1,0 +1,300 @@
+"""The compiled loops that choose drafters for the requests of a step; see `drafter_choice.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...arrays import Bool, Float64, Int64
+from ...compiled import compiled
+from .kernels import (
+    ASKED,
+    BEYOND,
+    BEYOND_ALL,
+    GAIN,
+    LEFT_OUT,
+    MESSAGE,
+    NODES,
+    OPEN_TOKEN,
+    PROBING,
+    QUERY,
+    TRIED,
+    StepWishes,
+    class_means,
+    means_of_request,
+)
+from .known import Known
+
+# What a token that nobody was asked for leaves of the weight of what is known of a request.
+RECALL = 0.98
+# What is asked is what seemed best, often by chance: so much of what it should bring counts. Once
+# it is asked all of it does.
+SURE_SHARE = 0.8
+# Steps that probes are taken to bring nothing for, before they have brought any.
+LIFT_PRIOR = 16.0
+# Steps in a row that a request's probes are tried for: what they find is proposed later.
+PROBE_TRIAL = 24
+
+
+@compiled
+def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
+    """int64 [requests, drafters] choices, and the seconds of a row at the margin.
+
+    The drafter that saves most is taken, then the one that saves most beyond it, and so on, each
+    paying for the message, the rows and the host's work that it adds; where the others together
+    leave one too little, they are taken anew without it. Then each may be tried for further
+    requests, as far as its account goes.
+    """
+    expected, costs_s = _expected(known, wishes)
+    num_requests, num_drafters = wishes.allowed.shape
+    choices = np.zeros((num_requests, num_drafters), dtype=np.int64)
+    margins = np.zeros((num_requests, num_drafters, 3))
+    is_out = np.zeros((num_requests, num_drafters), dtype=np.bool_)
+    at = wishes.base_rows
+    for _ in range(num_drafters):
+        choices[:] = LEFT_OUT
+        for drafter in range(num_drafters):
+            margins[:, drafter] = expected[:, drafter, BEYOND + drafter]
+        at = _take(choices, margins, is_out, expected, costs_s, known, wishes)
+        if not _drop(choices, is_out, expected, costs_s, known, wishes):
+            break
+    is_drafting = choices.any()
+    host_s = 0.0 if is_drafting else wishes.host_s[0]
+    single_s = 0.0 if is_drafting else wishes.single_s
+    for drafter in range(num_drafters):
+        own = choices[:, drafter]
+        message_s = 0.0 if own.any() else known.costs[drafter, MESSAGE]
+        # Not for a few requests only: the host works about as long for one as for many.
+        if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
+            token_s = wishes.token_s if is_drafting else wishes.plain_s
+            net = _net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
+            _explore(own, drafter, known, wishes, net, message_s)
+            if choices.any():
+                host_s = 0.0
+        if known.probe_rows[drafter] > 0:
+            _choose_probes(own, drafter, known, wishes, at, single_s)
+    _recall(choices, known, wishes)
+    return choices, _row_seconds(wishes, at, 1.0)
+
+
+@compiled
+def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+    choices: Int64,
+    margins: Float64,
+    is_out: Bool,
+    expected: Float64,
+    costs_s: Float64,
+    known: Known,
+    wishes: StepWishes,
+) -> float:
+    """Ask drafters for the requests that each saves time for, the best one first.
+
+    `margins` becomes what each brings beyond those that are asked: no more than beyond any of them.
+    Those who are out are not asked. Gives the rows of the step.
+    """
+    at, token_s = wishes.base_rows, wishes.token_s
+    is_left = np.ones(choices.shape[1], dtype=np.bool_)
+    while True:
+        best, most_s, best_net = -1, 0.0, np.zeros(0)
+        host_s = 0.0 if choices.any() else wishes.host_s[0]
+        for drafter in np.flatnonzero(is_left):
+            # Without `single_s`: nodes that do not save it are not bought when they are known.
+            net = _net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
+            net[is_out[:, drafter]] = 0.0
+            saved_s = np.maximum(net, 0.0).sum() - known.costs[drafter, MESSAGE] - host_s
+            if saved_s > most_s:
+                best, most_s, best_net = drafter, saved_s, net
+        if best >= 0:
+            is_left[best] = False
+            at += (margins[:, best, NODES] * (best_net > 0)).sum()
+            _ask(choices, best, best_net > 0, margins, expected)
+            token_s = wishes.token_s
+        elif token_s < wishes.plain_s and not choices.any():
+            # What would not pay beside other drafts may pay instead of plain decoding.
+            token_s = wishes.plain_s
+        else:
+            return at
+
+
+@compiled
+def _ask(choices: Int64, drafter: int, takes: Bool, margins: Float64, expected: Float64) -> None:
+    """Ask a drafter, so that others count for what they bring beyond it."""
+    for request in np.flatnonzero(takes):
+        choices[request, drafter] = ASKED
+        beyond = expected[request, :, BEYOND + drafter]
+        for other in range(choices.shape[1]):
+            for part in (GAIN, NODES):
+                own = margins[request, other, part]
+                margins[request, other, part] = min(own, beyond[other, part])
+
+
+@compiled
+def _drop(  # noqa: PLR0917 - compiled functions take no options by name
+    choices: Int64,
+    is_out: Bool,
+    expected: Float64,
+    costs_s: Float64,
+    known: Known,
+    wishes: StepWishes,
+) -> bool:
+    """Find, for each request, the drafter that the others leave least of what it takes: it is out.
+
+    Several together may say what one says, though none of them does so alone. That is known from
+    steps that asked them all, and so of the first one only that is out. Gives whether any is.
+    """
+    row_s = _row_seconds(wishes, wishes.base_rows, 1.0)
+    shared_s = known.costs[:, MESSAGE] / max(len(choices), 1)
+    is_any = False
+    for request in range(len(choices)):
+        own = choices[request]
+        if np.count_nonzero(own) < 2:
+            continue
+        from_place = BEYOND if is_out[request].any() else BEYOND_ALL
+        worst, least_s = -1, 0.0
+        for drafter in np.flatnonzero(own):
+            gain, nodes = _beyond_others(expected[request, drafter], drafter, own, from_place)
+            taken_s = costs_s[request, drafter] + shared_s[drafter] + row_s * nodes
+            if wishes.token_s * gain - taken_s < least_s:
+                worst, least_s = drafter, wishes.token_s * gain - taken_s
+        if worst >= 0:
+            is_out[request, worst] = is_any = True
+    return is_any
+
+
+@compiled
+def _beyond_others(
+    expected: Float64, drafter: int, choices: Int64, from_place: int
+) -> tuple[float, float]:
+    """Gain and nodes of a drafter that no other one of a request's brings, at most."""
+    gain, nodes = np.inf, np.inf
+    for place in range(from_place, len(expected)):
+        other = place - BEYOND
+        if place == BEYOND_ALL or (other != drafter and choices[other] != LEFT_OUT):
+            gain = min(gain, expected[place, GAIN])
+            nodes = min(nodes, expected[place, NODES])
+    return gain, nodes
+
+
+@compiled
+def _net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+    drafter: int,
+    margins: Float64,
+    costs_s: Float64,
+    choices: Int64,
+    at: float,
+    token_s: float,
+    wishes: StepWishes,
+) -> Float64:
+    """float64 [requests]: what a drafter saves each beyond its query, its rows and the host's work.
+
+    What it saves nothing for has no rows.
+    """
+    own = SURE_SHARE * token_s * margins[:, drafter, GAIN] - costs_s[:, drafter]
+    for request in range(len(choices)):
+        if not choices[request].any():
+            own[request] -= wishes.host_s[1]
+    nodes = margins[:, drafter, NODES]
+    row_s = _row_seconds(wishes, at, (nodes * (own > 0)).sum())
+    return np.where(own > 0, own - row_s * nodes, own)
+
+
+@compiled
+def _row_seconds(wishes: StepWishes, first: float, count: float) -> float:
+    """Mean seconds of each of `count` rows, one at least, beyond the `first`."""
+    count = max(count, 1.0)
+    after = np.interp(first + count, wishes.grid, wishes.curve_s)
+    return float((after - np.interp(first, wishes.grid, wishes.curve_s)) / count)
+
+
+@compiled
+def _recall(choices: Int64, known: Known, wishes: StepWishes) -> None:
+    """Let a request be more like its class with each token that a drafter was not asked for."""
+    for request in range(len(wishes.rows)):
+        row, num_tokens = wishes.rows[request], wishes.sizes[request, 0]
+        left = RECALL ** (num_tokens - known.planned[row])
+        known.planned[row] = num_tokens
+        for drafter in range(len(known.costs)):
+            if choices[request, drafter] == LEFT_OUT:
+                known.levels[row, drafter, wishes.regime] *= left
+
+
+@compiled
+def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
+    """float64 [requests, drafters, 1 + drafters, 3] and [requests, drafters].
+
+    What `means` expects of a drafter; seconds of its query, and of an opening's share.
+    """
+    num_drafters = wishes.allowed.shape[1]
+    expected = np.zeros((*wishes.allowed.shape, 1 + num_drafters, 3))
+    costs_s = np.full(wishes.allowed.shape, 1.0)
+    above, above_row = np.zeros((0, 0, 0)), -1
+    for request in range(len(wishes.rows)):
+        row = wishes.rows[request]
+        path = known.paths[row]
+        if path[1] != above_row:
+            above, above_row = class_means(known.levels, path, wishes.regime), path[1]
+        own = means_of_request(above, known.levels, row, wishes.regime)
+        for drafter in range(len(known.costs)):
+            if not wishes.allowed[request, drafter]:
+                continue
+            costs_s[request, drafter] = known.costs[drafter, QUERY]
+            if not known.is_open[row, drafter]:
+                opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
+                costs_s[request, drafter] += opening_s / max(wishes.sizes[request, 1], 1.0)
+            expected[request, drafter] = own[drafter]
+    return expected, costs_s
+
+
+@compiled
+def _explore(  # noqa: PLR0917 - compiled functions take no options by name
+    choices: Int64, drafter: int, known: Known, wishes: StepWishes, net: Float64, message_s: float
+) -> None:
+    """Ask a drafter for requests that it is not known to pay for, in turns, if its account allows.
+
+    Only nodes that are worth their rows are bought of what it proposes; all are judged later.
+    """
+    left = known.balance[drafter, 0]
+    count = len(choices)
+    first = known.turns[drafter]
+    for step in range(count):
+        request = (first + step) % count
+        if choices[request] != LEFT_OUT or not wishes.allowed[request, drafter]:
+            continue
+        loss = message_s - min(net[request], 0.0)
+        if not known.is_open[wishes.rows[request], drafter]:
+            loss += known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
+        if min(loss, wishes.most_s) <= left:
+            choices[request] = ASKED + TRIED
+            known.turns[drafter] = request + 1
+            left -= loss
+            message_s = 0.0
+            # What was never asked may take any time: it is found out with one.
+            if not first:
+                break
+
+
+@compiled
+def _choose_probes(  # noqa: PLR0917 - compiled functions take no options by name
+    choices: Int64, drafter: int, known: Known, wishes: StepWishes, at: float, single_s: float
+) -> None:
+    """Let the asked requests probe where it pays; else try it for one, for some steps in a row."""
+    count = known.probe_rows[drafter]
+    gain_s = wishes.token_s * known.lift[drafter, 1] / (known.lift[drafter, 0] + LIFT_PRIOR)
+    net = gain_s - single_s - _row_seconds(wishes, at, count) * count
+    if net > 0:
+        choices += np.where(choices != LEFT_OUT, PROBING - ASKED, 0)
+        return
+    newcomer = -1
+    for request in range(len(choices)):
+        if choices[request] == LEFT_OUT:
+            continue
+        trials = known.trials[wishes.rows[request]]
+        if trials[drafter] > 0:
+            trials[drafter] -= 1
+            choices[request] += PROBING - ASKED
+            return
+        if choices[request] == ASKED:
+            newcomer = request
+    cost_s = min(-net * PROBE_TRIAL, wishes.most_s)
+    if newcomer >= 0 and cost_s <= known.balance[drafter, 1]:
+        known.trials[wishes.rows[newcomer], drafter] = PROBE_TRIAL
+        known.balance[drafter, 1] -= cost_s
