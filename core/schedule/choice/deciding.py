@@ -96,7 +96,9 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
     while True:
         best, most_s, best_net = -1, 0.0, np.zeros(0)
         host_s = 0.0 if choices.any() else wishes.host_s[0]
-        for drafter in np.flatnonzero(is_left):
+        for drafter in range(len(is_left)):
+            if not is_left[drafter]:
+                continue
             # Without `single_s`: nodes that do not save it are not bought when they are known.
             net = _net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
             net[is_out[:, drafter]] = 0.0
@@ -150,7 +152,9 @@ def _drop(  # noqa: PLR0917 - compiled functions take no options by name
             continue
         from_place = BEYOND if is_out[request].any() else BEYOND_ALL
         worst, least_s = -1, 0.0
-        for drafter in np.flatnonzero(own):
+        for drafter in range(len(own)):
+            if own[drafter] == LEFT_OUT:
+                continue
             gain, nodes = _beyond_others(expected[request, drafter], drafter, own, from_place)
             taken_s = costs_s[request, drafter] + shared_s[drafter] + row_s * nodes
             if wishes.token_s * gain - taken_s < least_s:
