@@ -28,7 +28,7 @@ from ...core.errors import ConfigError
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
-from ..observe.log_format import set_up_logs
+from ..observe.log_format import LogFormat, set_up_logs
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
 from .deployment_plan import (
@@ -85,6 +85,7 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
         checked.deployment,
         checked.server.max_unread_bytes,
         checked.server.usage_log,
+        checked.server.log_format,
     )
     ingress = Ingress.options(**ingress_options(checked))
     return ingress.bind(
@@ -119,7 +120,9 @@ class EngineReplica:
         deployment: DeploymentConfig,
         max_unread_bytes: int | None = None,
         usage_log: str | None = None,
+        log_format: LogFormat = "text",
     ) -> None:
+        set_up_logs(logging.WARNING, log_format)
         # The ingress and the driver never load the engine's code.
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
         from ..engine.engine import AsyncEngine  # noqa: PLC0415

@@ -13,7 +13,7 @@ from random import Random
 
 import httpx
 
-from ..on_ray.processes import Process, tree
+from ..on_ray.processes import Process
 from .clients import Answer, answer_of
 from .faults import Done, Fault, Faults, make_faults
 from .judge import Outcome, Verdict, judge, outcomes_of
@@ -92,7 +92,7 @@ def soak(setting: Setting) -> Found:
     rng = Random(setting.seed)
     plan = _plan(setting, rng)
     with set_up(setting.replicas, setting.stages, setting.logs) as at:
-        served = asyncio.run(_serve(at, setting, plan, Faults(rng, at.server.pid, at.redis)))
+        served = asyncio.run(_serve(at, setting, plan, Faults(rng, at.targets())))
         keys = key_leaks(at.redis.url)
         resumed = _resumed(at.logs)
     plain = asyncio.run(plain_answers(plan.asks))
@@ -130,7 +130,7 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         await wait_for_quiet(watch, setting.replicas)
         await _send(client, at, plan.warm_up)
         await wait_for_quiet(watch, setting.replicas)
-        before = tree(at.server.pid)
+        before = at.processes()
         watching = asyncio.create_task(watch.run())
         began_at = time.monotonic()
         making = asyncio.create_task(faults.run(plan.faults, began_at))
@@ -139,7 +139,7 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         watching.cancel()
         holdings = await wait_for_quiet(watch, setting.replicas)
         await asyncio.sleep(SETTLE_S)
-        after = tree(at.server.pid)
+        after = at.processes()
     return Served(
         began_at=began_at,
         answers=answers,
@@ -166,7 +166,7 @@ def _resumed(folder: Path) -> set[str]:
     """Ids of the answers that another replica went on with, from the logs of all processes."""
     return {
         request_id
-        for file in folder.glob("ray/session_*/logs/**/*")
+        for file in folder.glob("session_*/logs/**/*")
         if file.is_file()
         for request_id in RESUMED.findall(file.read_text(errors="replace"))
     }
