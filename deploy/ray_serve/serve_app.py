@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
 KEEPER_NAME = "keeper"
+# Ray's name for what its head alone has, one of it; Serve's controller asks for as much.
+ON_THE_HEAD = {"node:__internal_head__": 0.001}
 # A replica's signs of life, as a share of the silence that ends a stream.
 HEARTBEATS = 0.25
 # The ingress only passes requests on: the replicas behind it say when they are full.
@@ -105,7 +107,8 @@ def _keeper_options(args: ServeArgs) -> dict[str, Any]:
         name=KEEPER_NAME,
         actor_class=KeeperActor,
         init_args=(num_first, args.engine.standby_stages),
-        actor_options={"num_cpus": 0},
+        # With its node all that it keeps would end, of replicas elsewhere, too.
+        actor_options={"num_cpus": 0, "resources": dict(ON_THE_HEAD)},
     )
     return {"deployment_actors": [keeper]}
 

@@ -59,12 +59,12 @@ def test_wrong_ends_are_found(given: Answer, found: str) -> None:
     assert any(found in problem for problem in problems(given))
 
 
-def test_only_a_killed_ingress_excuses_a_cut() -> None:
+def test_only_a_lost_ingress_excuses_a_cut() -> None:
     given = answer("cut", TOKENS[:2], None)
-    done = Done(Fault("ingress", "kill", 0.0, 0.0), 1, 8.0, 8.0)
+    done = Done(Fault("node", "kill", 0.0, 0.0), 1, 8.0, 9.0, frozenset({"stage", "ingress"}))
     assert not problems(given, done)
     assert problems(given, replace(done, began_at=-20.0))
-    assert problems(given, replace(done, fault=replace(done.fault, victim="coordinator")))
+    assert problems(given, replace(done, lost=frozenset({"stage", "coordinator"})))
     assert problems(answer("cut", (2,), None), done)
 
 

@@ -17,13 +17,14 @@ class Disk:
     is_own  whether it is a file system of its own, which alone may be filled
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: str = SIZE) -> None:
         self.folder = folder
+        self._size = size
         self.is_own = False
 
     def __enter__(self) -> Self:
         self.folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(self.folder)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", str(self.folder)]
         with suppress(OSError):
             self.is_own = not subprocess.run(command, capture_output=True, check=False).returncode
         return self

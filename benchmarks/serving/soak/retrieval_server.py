@@ -37,6 +37,12 @@ class RetrievalServer:
         """Start it, as a supervisor does after a crash; it serves a little later."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
 
+    def revive(self) -> None:
+        """Start it again if it has ended by itself: at its start it needs its store."""
+        if self._process is not None and self.pid is None:
+            self.lose()
+            self.start()
+
     def lose(self) -> None:
         """End it at once; twice is once."""
         if self._process is not None:

@@ -19,12 +19,14 @@ from .faults import Done, Fault, Faults, make_faults
 from .judge import Outcome, Verdict, judge, outcomes_of
 from .leaks import SETTLE_S, key_leaks, process_leaks, wait_for_quiet
 from .plan import Ask, make_plan
+from .retrieval_server import RetrievalServer
 from .setup import DEADLINE_S, OPERATOR, Setup, set_up
 from .verify import plain_answers
 from .watch import Holdings, Watch
 
 WARM_UP_REQUESTS = 24
 WARM_UP_S = 5.0
+REVIVE_S = 1.0
 RESUMED = re.compile(r"event=request_resumed request_id=(\S+)-\d+ ")
 
 
@@ -132,11 +134,13 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         await wait_for_quiet(watch, setting.replicas)
         before = at.processes()
         watching = asyncio.create_task(watch.run())
+        reviving = asyncio.create_task(_revive(at.retrieval))
         began_at = time.monotonic()
         making = asyncio.create_task(faults.run(plan.faults, began_at))
         answers = await _send(client, at, plan.asks)
         await making
         watching.cancel()
+        reviving.cancel()
         holdings = await wait_for_quiet(watch, setting.replicas)
         await asyncio.sleep(SETTLE_S)
         after = at.processes()
@@ -149,6 +153,14 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         before=before,
         after=after,
     )
+
+
+async def _revive(servers: Sequence[RetrievalServer]) -> None:
+    """What a supervisor does, until cancelled."""
+    while True:
+        for server in servers:
+            server.revive()
+        await asyncio.sleep(REVIVE_S)
 
 
 async def _send(client: httpx.AsyncClient, at: Setup, asks: Sequence[Ask]) -> list[Answer]:
