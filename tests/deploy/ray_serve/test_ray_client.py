@@ -161,6 +161,21 @@ async def test_choices_of_one_http_request_share_no_call(local: LocalEngineClien
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
+@pytest.mark.parametrize(("dies_after", "count"), [((), 0), ((0,), 1), ((3, 0, 0), 1), ((1, 1), 2)])
+async def test_a_line_tells_of_each_request_that_goes_on(
+    local: LocalEngineClient,
+    caplog: pytest.LogCaptureFixture,
+    dies_after: tuple[int, ...],
+    count: int,
+) -> None:
+    """One line, however many replicas were tried in between."""
+    client = await client_of(Handle(local._engine, dies_after))
+    await _answer(client, PARAMS, "cmpl-7")
+    lines = [message for message in caplog.messages if "request_resumed" in message]
+    assert lines == ["event=request_resumed request_id=cmpl-7 cause=replica_died"] * count
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
 async def test_calls_of_all_replicas_have_ids_of_their_own(local: LocalEngineClient) -> None:
     from ray.serve.context import _get_serve_request_context
 
