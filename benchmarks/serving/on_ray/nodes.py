@@ -30,7 +30,8 @@ class Node:
     """
 
     def __init__(self, options: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self._command = [*COMMAND, *options, "--disable-usage-stats"]
+        # Nobody reads what a log monitor would send, which holds open what it reads.
+        self._command = [*COMMAND, *options, "--disable-usage-stats", "--include-log-monitor=false"]
         self._environment = os.environ | RAY_ENVIRONMENT | dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 

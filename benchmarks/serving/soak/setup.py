@@ -30,7 +30,13 @@ from .retrieval_server import RetrievalServer
 
 OPERATOR = "operator"
 RETRIEVAL_SERVERS = 2
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+# Ray takes a lost node for alive for up to a minute, and places new replicas there meanwhile.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "4",
+}
 # Titles of processes that a server on a cluster takes with it when it ends.
 OWN_ROLES = (
     "ray::ServeReplica", "ray::StageWorker", "ray::DrafterActor", "ray::KeeperServer",
