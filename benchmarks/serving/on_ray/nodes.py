@@ -19,7 +19,7 @@ from .processes import tree
 COMMAND = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block")
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 # Ray gives a node 30 seconds to come up, which a busy machine may need more than once.
-START_ATTEMPTS = 3
+START_ATTEMPTS = 10
 READY = b"runtime started"
 
 
