@@ -14,7 +14,6 @@ from random import Random
 
 import pytest
 from draftline.benchmarks.serving.on_ray.processes import tree
-from draftline.benchmarks.serving.soak.disk import Disk
 from draftline.benchmarks.serving.soak.faults import (
     CASES,
     DISK,
@@ -26,7 +25,8 @@ from draftline.benchmarks.serving.soak.faults import (
     Targets,
     make_faults,
 )
-from draftline.benchmarks.serving.soak.network import Network
+from draftline.benchmarks.serving.soak.owned.disk import Disk
+from draftline.benchmarks.serving.soak.owned.network import Network
 
 DELAY_S = 0.2
 
@@ -46,25 +46,24 @@ def echo() -> socket.socket:
 
 
 def test_a_slow_network_carries_all_later(echo: socket.socket) -> None:
-    with Network(echo.getsockname()[1]) as network:
-        with socket.create_connection(("127.0.0.1", network.port)) as end:
-            end.sendall(b"one")
-            assert end.recv(16) == b"one"
-            network.delay_s = DELAY_S
-            began_at = time.monotonic()
-            end.sendall(b"two")
-            assert end.recv(16) == b"two"
-            assert time.monotonic() - began_at >= 2 * DELAY_S, "it goes there and back"
-            end.shutdown(socket.SHUT_WR)
-            assert end.recv(16) == b"", "ends are told, too"
+    port = echo.getsockname()[1]
+    with Network(port) as network, socket.create_connection(("127.0.0.1", network.port)) as end:
+        end.sendall(b"one")
+        assert end.recv(16) == b"one"
+        network.delay_s = DELAY_S
+        began_at = time.monotonic()
+        end.sendall(b"two")
+        assert end.recv(16) == b"two"
+        assert time.monotonic() - began_at >= 2 * DELAY_S, "it goes there and back"
+        end.shutdown(socket.SHUT_WR)
+        assert end.recv(16) == b"", "ends are told, too"
 
 
 def test_nobody_listens_behind_a_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with Network(port) as network:
-        with socket.create_connection(("127.0.0.1", network.port)) as end:
-            assert end.recv(16) == b""
+    with Network(port) as network, socket.create_connection(("127.0.0.1", network.port)) as end:
+        assert end.recv(16) == b""
 
 
 def test_a_full_disk_takes_nothing_until_it_is_freed(tmp_path: Path) -> None:

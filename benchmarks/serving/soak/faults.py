@@ -13,8 +13,8 @@ from random import Random
 from typing import Literal, Protocol
 
 from ..on_ray.processes import PROC, TITLES, pids_of
-from .disk import Disk
-from .network import Network
+from .owned.disk import Disk
+from .owned.network import Network
 
 # kill        SIGKILL; whom Ray does not replace is started again after `seconds`
 # pause       SIGSTOP, and SIGCONT after `seconds`

@@ -18,8 +18,8 @@ from .clients import Answer, answer_of
 from .faults import Done, Fault, Faults, make_faults
 from .judge import Outcome, Verdict, judge, outcomes_of
 from .leaks import SETTLE_S, key_leaks, process_leaks, wait_for_quiet
+from .owned.retrieval_server import RetrievalServer
 from .plan import Ask, make_plan
-from .retrieval_server import RetrievalServer
 from .setup import DEADLINE_S, OPERATOR, Setup, set_up
 from .verify import plain_answers
 from .watch import Holdings, Watch

@@ -21,12 +21,12 @@ from ....retrieval_store.serving.open_store import open_store
 from ..on_ray.nodes import Cluster
 from ..on_ray.processes import Process, tree
 from ..on_ray.server import END_TIMEOUT_S, POLL_S, Server, served
-from .disk import Disk
 from .faults import NODE, REDIS, RETRIEVAL, Targets
-from .network import Network
+from .owned.disk import Disk
+from .owned.network import Network
+from .owned.redis_server import RedisServer
+from .owned.retrieval_server import RetrievalServer
 from .plan import TENANTS
-from .redis_server import RedisServer
-from .retrieval_server import RetrievalServer
 
 OPERATOR = "operator"
 RETRIEVAL_SERVERS = 2

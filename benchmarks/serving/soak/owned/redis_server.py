@@ -13,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ....core.errors import DraftlineError
+from .....core.errors import DraftlineError
 
 START_TIMEOUT_S = 60.0
 POLL_S = 0.1
