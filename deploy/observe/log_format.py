@@ -52,7 +52,9 @@ class JsonLines(logging.Formatter):
 
 def set_up_logs(level: int, form: LogFormat) -> None:
     """Log to stderr in this form, where a process has not set that up; else, change the form."""
-    logging.basicConfig(level=level, format=TEXT_FORMAT, stream=sys.stderr)
+    # In replicas, Ray Serve makes `sys.stderr` its own logger, which drops all but errors. Of the
+    # real one Ray makes the process's log file.
+    logging.basicConfig(level=level, format=TEXT_FORMAT, stream=sys.__stderr__)
     use_form(form)
 
 

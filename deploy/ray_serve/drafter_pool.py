@@ -9,6 +9,7 @@ starts, watches and scales the servers (`pool_policy.py`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray import serve
 from ray.serve import Application
 
 from ...actors.pool_members import SERVER_NAME, PoolMember
+from ..observe.log_format import set_up_logs
 from ..settings.pool_settings import PoolConfig
 from .pool_policy import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 
@@ -71,6 +73,7 @@ class PoolServer:
     """One drafter server, with a token of its own that Ray hands to the engines."""
 
     async def __init__(self, config: PoolConfig) -> None:
+        set_up_logs(logging.WARNING, "text")
         # Whoever only deploys it needs none of these.
         from ...actors.drafter_actor import actor_tls  # noqa: PLC0415
         from ...actors.drafter_server import DrafterServer  # noqa: PLC0415

@@ -109,7 +109,8 @@ class RayEngineClient:
             params = replace(params, seed=secrets.randbits(SEED_BITS))
         begin = partial(self._begin, tuple(prompt), request_id)
         texts: AnswerText | None = None
-        batches = resumed(begin, params, options, self._limits, self._counts)
+        counts = _Noted(self._counts, request_id)
+        batches = resumed(begin, params, options, self._limits, counts)
         async with aclosing(batches):
             async for deltas in batches:
                 texts = texts or self._codec.answer_text(prompt, params)
@@ -126,10 +127,6 @@ class RayEngineClient:
         """The deltas of one replica."""
         if self._is_ending:
             raise ServerEnds("all replicas of the server end")
-        if options.answered:
-            logger.warning(
-                "event=request_resumed request_id=%s tokens=%d", request_id, len(options.answered)
-            )
         with _own_call():
             batches: Any = self._streams.stream.remote(
                 prompt, params, options, request_id, self._text_key
@@ -170,12 +167,31 @@ class RayEngineClient:
             return False
 
     async def _ask_all(self, method: str, timeout_s: float = CONTROL_TIMEOUT_S) -> list[Any]:
-        response = self._handle.broadcast(method)
+        with _own_call():
+            response = self._handle.broadcast(method)
         try:
             answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
         except (TimeoutError, RayError, RayServeException):
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+class _Noted:
+    """Counts what became of one request, and logs it."""
+
+    def __init__(self, counts: ResumeCounts, request_id: str) -> None:
+        self._counts = counts
+        self._request_id = request_id
+
+    def record_resumed(self, cause: str) -> None:
+        """See `ResumeCounts`."""
+        self._counts.record_resumed(cause)
+        logger.warning("event=request_resumed request_id=%s cause=%s", self._request_id, cause)
+
+    def record_lost(self, cause: str) -> None:
+        """See `ResumeCounts`."""
+        self._counts.record_lost(cause)
+        logger.warning("event=request_lost request_id=%s cause=%s", self._request_id, cause)
 
 
 @contextmanager

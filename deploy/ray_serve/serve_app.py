@@ -28,7 +28,7 @@ from ...core.errors import ConfigError
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
-from ..observe.log_format import set_up_logs
+from ..observe.log_format import LogFormat, set_up_logs
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
 from .deployment_plan import (
@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
 KEEPER_NAME = "keeper"
+# Ray's name for what its head alone has, one of it; Serve's controller asks for as much.
+ON_THE_HEAD = {"node:__internal_head__": 0.001}
 # A replica's signs of life, as a share of the silence that ends a stream.
 HEARTBEATS = 0.25
 # The ingress only passes requests on: the replicas behind it say when they are full.
@@ -85,6 +87,7 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
         checked.deployment,
         checked.server.max_unread_bytes,
         checked.server.usage_log,
+        checked.server.log_format,
     )
     ingress = Ingress.options(**ingress_options(checked))
     return ingress.bind(
@@ -104,7 +107,8 @@ def _keeper_options(args: ServeArgs) -> dict[str, Any]:
         name=KEEPER_NAME,
         actor_class=KeeperActor,
         init_args=(num_first, args.engine.standby_stages),
-        actor_options={"num_cpus": 0},
+        # With its node all that it keeps would end, of replicas elsewhere, too.
+        actor_options={"num_cpus": 0, "resources": dict(ON_THE_HEAD)},
     )
     return {"deployment_actors": [keeper]}
 
@@ -119,7 +123,9 @@ class EngineReplica:
         deployment: DeploymentConfig,
         max_unread_bytes: int | None = None,
         usage_log: str | None = None,
+        log_format: LogFormat = "text",
     ) -> None:
+        set_up_logs(logging.WARNING, log_format)
         # The ingress and the driver never load the engine's code.
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
         from ..engine.engine import AsyncEngine  # noqa: PLC0415

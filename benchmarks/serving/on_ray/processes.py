@@ -32,26 +32,26 @@ class Process:
     fds: int
 
 
-def pids_of(victim: str, server: int) -> list[int]:
-    """The processes of one of `TITLES` in the server's own Ray, oldest first."""
+def pids_of(victim: str, *roots: int) -> list[int]:
+    """The processes of one of `TITLES` that came of one of these processes, oldest first."""
     found = []
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
                 is_one = (folder / "cmdline").read_bytes().startswith(TITLES[victim])
-                if is_one and server in _ancestors(int(folder.name)):
+                if is_one and not set(roots).isdisjoint(_ancestors(int(folder.name))):
                     found.append(int(folder.name))
     return sorted(found)
 
 
-def tree(server: int) -> list[Process]:
-    """The server's first process and all that came of it, as far as they still run."""
+def tree(*roots: int) -> list[Process]:
+    """These processes and all that came of them, as far as they still run."""
     found = []
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
                 pid = int(folder.name)
-                if pid == server or server in _ancestors(pid):
+                if not set(roots).isdisjoint((pid, *_ancestors(pid))):
                     found.append(_process(folder))
     return found
 

@@ -39,13 +39,19 @@ class Server:
 
 @contextmanager
 def served(
-    settings: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    settings: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    ray_address: str | None = None,
 ) -> Iterator[Server]:
-    """A server with these settings at a free port; nothing of it is left at the end."""
+    """A server with these settings at a free port; nothing of it is left at the end.
+
+    ray_address  of a cluster that runs; None: the server starts one, which ends with it
+    """
     with TemporaryDirectory() as folder:
         config = Path(folder) / "settings.json"
         config.write_text(json.dumps(settings))
         command = [*COMMAND, "serve", "--config", str(config), "--port", "0"]
+        command += [] if ray_address is None else ["--ray-address", ray_address]
         env = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment or {})
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
             server = None

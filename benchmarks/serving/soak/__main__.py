@@ -1,9 +1,10 @@
-"""Mixed requests of four tenants on real Ray, while a process is killed or paused now and then.
+"""Mixed requests of four tenants on real Ray, while something is killed, paused, filled or slowed.
 
     python -m draftline.benchmarks.serving.soak [--minutes 30 --requests 1000 --fault-s 20]
 
-Serves the demo model by `draftline serve`, two replicas of two stages with a drafter actor each,
-two HTTP replicas and a Redis for tenants, rates, usage and retrieval. Every request must end
+Serves the demo model by `draftline serve` on a Ray cluster of two nodes on this machine: two
+replicas of two stages with a drafter actor each, two HTTP replicas, two retrieval servers, and a
+Redis for tenants, rates, usage and retrieval. Every request must end
 within its deadline, with the text of plain decoding or a clear error; streams that lose their
 replica must go on; nothing may be left. Prints tables, writes JSON; exits 1 if anything is wrong.
 """

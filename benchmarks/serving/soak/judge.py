@@ -13,7 +13,7 @@ from .verify import difference
 
 # Of the streams that were interrupted, and of all requests whose clients stayed.
 MIN_RESUMED, MIN_WHOLE = 0.99, 0.9
-# Within this time the connections to an ingress that is killed have ended.
+# Within this time the connections to an ingress that is lost have ended.
 NOTICED_S = 15.0
 # Clear errors, and what Ray Serve's proxy makes of requests whose ingress is gone.
 CLEAR = ("refused", "error")
@@ -109,8 +109,7 @@ def _end(answer: Answer, faults: Sequence[Done]) -> str:
 
 
 def _took_along(done: Done, answer: Answer) -> bool:
-    is_kill = done.fault.victim == "ingress" and done.fault.action == "kill"
-    return is_kill and 0 <= answer.ended_at - done.began_at < NOTICED_S
+    return "ingress" in done.lost and 0 <= answer.ended_at - done.began_at < NOTICED_S
 
 
 def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:

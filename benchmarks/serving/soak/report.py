@@ -31,7 +31,7 @@ def report_of(setting: Setting, found: Found, load_before: Sequence[float]) -> d
         "machine": machine().fields(),
         "versions": {name: metadata.version(name) for name in LIBRARIES},
         "load_average_before": load_before,
-        "settings": settings_of("redis://", setting.replicas, setting.stages),
+        "settings": settings_of("redis://", ["host:port"], setting.replicas, setting.stages),
         "seconds": found.seconds,
         "faults": _faults(served.faults),
         "ends": verdict.ends,

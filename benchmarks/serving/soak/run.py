@@ -13,11 +13,12 @@ from random import Random
 
 import httpx
 
-from ..on_ray.processes import Process, tree
+from ..on_ray.processes import Process
 from .clients import Answer, answer_of
 from .faults import Done, Fault, Faults, make_faults
 from .judge import Outcome, Verdict, judge, outcomes_of
 from .leaks import SETTLE_S, key_leaks, process_leaks, wait_for_quiet
+from .owned.retrieval_server import RetrievalServer
 from .plan import Ask, make_plan
 from .setup import DEADLINE_S, OPERATOR, Setup, set_up
 from .verify import plain_answers
@@ -25,6 +26,7 @@ from .watch import Holdings, Watch
 
 WARM_UP_REQUESTS = 24
 WARM_UP_S = 5.0
+REVIVE_S = 1.0
 RESUMED = re.compile(r"event=request_resumed request_id=(\S+)-\d+ ")
 
 
@@ -92,7 +94,7 @@ def soak(setting: Setting) -> Found:
     rng = Random(setting.seed)
     plan = _plan(setting, rng)
     with set_up(setting.replicas, setting.stages, setting.logs) as at:
-        served = asyncio.run(_serve(at, setting, plan, Faults(rng, at.server.pid, at.redis)))
+        served = asyncio.run(_serve(at, setting, plan, Faults(rng, at.targets())))
         keys = key_leaks(at.redis.url)
         resumed = _resumed(at.logs)
     plain = asyncio.run(plain_answers(plan.asks))
@@ -130,16 +132,18 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         await wait_for_quiet(watch, setting.replicas)
         await _send(client, at, plan.warm_up)
         await wait_for_quiet(watch, setting.replicas)
-        before = tree(at.server.pid)
+        before = at.processes()
         watching = asyncio.create_task(watch.run())
+        reviving = asyncio.create_task(_revive(at.retrieval))
         began_at = time.monotonic()
         making = asyncio.create_task(faults.run(plan.faults, began_at))
         answers = await _send(client, at, plan.asks)
         await making
         watching.cancel()
+        reviving.cancel()
         holdings = await wait_for_quiet(watch, setting.replicas)
         await asyncio.sleep(SETTLE_S)
-        after = tree(at.server.pid)
+        after = at.processes()
     return Served(
         began_at=began_at,
         answers=answers,
@@ -149,6 +153,14 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
         before=before,
         after=after,
     )
+
+
+async def _revive(servers: Sequence[RetrievalServer]) -> None:
+    """What a supervisor does, until cancelled."""
+    while True:
+        for server in servers:
+            server.revive()
+        await asyncio.sleep(REVIVE_S)
 
 
 async def _send(client: httpx.AsyncClient, at: Setup, asks: Sequence[Ask]) -> list[Answer]:
@@ -166,7 +178,7 @@ def _resumed(folder: Path) -> set[str]:
     """Ids of the answers that another replica went on with, from the logs of all processes."""
     return {
         request_id
-        for file in folder.glob("ray/session_*/logs/**/*")
+        for file in folder.glob("session_*/logs/**/*")
         if file.is_file()
         for request_id in RESUMED.findall(file.read_text(errors="replace"))
     }

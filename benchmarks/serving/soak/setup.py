@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ....deploy.ray_serve.deployment_plan import placement_bundles
+from ....deploy.settings.exposure import KEY_VARIABLE
+from ....deploy.settings.settings import build_serve_args
 from ....deploy.tenants.changes import create_tenant
 from ....deploy.tenants.store import open_tenant_store
 from ....retrieval_store.serving.open_store import open_store
-from ..on_ray.server import Server, served
+from ..on_ray.nodes import Cluster
+from ..on_ray.processes import Process, tree
+from ..on_ray.server import END_TIMEOUT_S, POLL_S, Server, served
+from .faults import NODE, REDIS, RETRIEVAL, Targets
+from .owned.disk import Disk
+from .owned.network import Network
+from .owned.redis_server import RedisServer
+from .owned.retrieval_server import RetrievalServer
 from .plan import TENANTS
-from .redis_server import RedisServer
 
 OPERATOR = "operator"
+RETRIEVAL_SERVERS = 2
+# Ray takes a lost node for alive for up to a minute, and places new replicas there meanwhile.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "4",
+}
+# Titles of processes that a server on a cluster takes with it when it ends.
+OWN_ROLES = (
+    "ray::ServeReplica", "ray::StageWorker", "ray::DrafterActor", "ray::KeeperServer",
+    "python draftline",
+)  # fmt: skip
 # A request that takes longer ends with an error; a client waits somewhat longer for that.
 REQUEST_TIMEOUT_S = 150.0
 DEADLINE_S = REQUEST_TIMEOUT_S + 30.0
@@ -29,12 +53,20 @@ LIMITS: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A server that runs. `keys`: by the names of their owners; `logs`: the folder of Ray's."""
+    """A server that runs.
+
+    keys  by the names of their owners
+    logs  the folder of Ray's
+    """
 
     server: Server
+    cluster: Cluster
     redis: RedisServer
+    retrieval: Sequence[RetrievalServer]
+    networks: Sequence[Network]
+    disk: Disk
     keys: Mapping[str, str]
     logs: Path
 
@@ -42,8 +74,26 @@ class Setup:
         """Those that a request of this tenant, or of the operator, has."""
         return {"Authorization": f"Bearer {self.keys[name]}"}
 
+    def processes(self) -> list[Process]:
+        """All of the server's, Ray's, and those that it draws on."""
+        owned = [one.pid for one in (self.redis, *self.retrieval) if one.pid is not None]
+        return tree(self.server.pid, *self.cluster.pids, *owned)
 
-def settings_of(redis_url: str, replicas: int, stages: int) -> dict[str, Any]:
+    def targets(self) -> Targets:
+        """What faults may meet."""
+        return Targets(
+            roots=lambda: self.cluster.pids,
+            owned={
+                REDIS: [self.redis], RETRIEVAL: self.retrieval, NODE: [self.cluster.node],
+            },
+            disk=self.disk,
+            networks=self.networks,
+        )  # fmt: skip
+
+
+def settings_of(
+    redis_url: str, retrieval: Sequence[str], replicas: int, stages: int
+) -> dict[str, Any]:
     """The server's settings: drafts in every step, parts of each in processes of their own."""
     return {
         "model": "demo",
@@ -55,7 +105,7 @@ def settings_of(redis_url: str, replicas: int, stages: int) -> dict[str, Any]:
         "drafters": [
             {"kind": "spectra", "transport": "grpc"},
             {"kind": "suffix"},
-            {"kind": "retrieval", "store": redis_url},
+            {"kind": "retrieval", "server": ",".join(retrieval)},
         ],
         "server": {
             "request_timeout_s": REQUEST_TIMEOUT_S,
@@ -66,32 +116,73 @@ def settings_of(redis_url: str, replicas: int, stages: int) -> dict[str, Any]:
         "deployment": {
             "num_replicas": replicas,
             "num_ingress_replicas": 2,
-            "coordinator_cpus": 0.5,
             "ingress_cpus": 0.5,
         },
     }
 
 
+def cpus_of(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Of the head and of the other node, as Ray counts them: only one replica fits there, and the
+    HTTP replicas may be anywhere."""
+    args = build_serve_args(settings)
+    deployment = args.deployment
+    replica = sum(bundle["CPU"] for bundle in placement_bundles(args.engine, deployment))
+    beside = deployment.ingress_cpus * deployment.num_ingress_replicas
+    others = replica * (deployment.num_replicas - 1)
+    return math.ceil(others + beside), math.ceil(replica + beside)
+
+
 @contextmanager
 def set_up(replicas: int, stages: int, logs: Path | None) -> Iterator[Setup]:
-    """A Redis with tenants and texts, and a server that uses it.
+    """A Redis with tenants and texts, retrieval servers, a Ray cluster, and a server on it.
 
     logs  the folder that Ray's are left in; None: nobody wants them
     """
     # Ray's sockets lie in it, whose names must be short.
-    with TemporaryDirectory(prefix="soak-") as name:
-        folder = Path(name)
-        with RedisServer(folder) as redis:
-            keys = _fill(redis.url)
-            environment = {
-                "DRAFTLINE_API_KEY": OPERATOR,
-                "OMP_NUM_THREADS": "1",
-                "RAY_TMPDIR": name,
-            }
-            with served(settings_of(redis.url, replicas, stages), environment) as server:
-                yield Setup(server, redis, keys, folder)
-            if logs is not None:
-                shutil.copytree(folder / "ray", logs, dirs_exist_ok=True, ignore=_no_sockets)
+    with TemporaryDirectory(prefix="soak-") as name, ExitStack() as stack:
+        disk = stack.enter_context(Disk(Path(name) / "d"))
+        redis = stack.enter_context(RedisServer(disk.folder))
+        keys = _fill(redis.url)
+        networks = [stack.enter_context(Network(redis.port))]
+        redis_url = f"redis://127.0.0.1:{networks[0].port}/0"
+        servers = [
+            stack.enter_context(RetrievalServer(redis_url)) for _ in range(RETRIEVAL_SERVERS)
+        ]
+        networks += [stack.enter_context(Network(server.port)) for server in servers]
+        addresses = [f"127.0.0.1:{network.port}" for network in networks[1:]]
+        settings = settings_of(redis_url, addresses, replicas, stages)
+        folder = disk.folder / "ray"
+        if logs is not None:
+            stack.callback(_keep, folder, logs)
+        cluster = Cluster(cpus_of(settings), folder, ENVIRONMENT)
+        stack.enter_context(cluster)
+        environment = cluster.environment | {KEY_VARIABLE: OPERATOR}
+        with served(settings, environment, cluster.address) as server:
+            yield Setup(
+                server=server,
+                cluster=cluster,
+                redis=redis,
+                retrieval=servers,
+                networks=networks,
+                disk=disk,
+                keys=keys,
+                logs=folder,
+            )
+        server.left.extend(_outlived(cluster))
+
+
+def _outlived(cluster: Cluster) -> list[Process]:
+    """What is left of a server that has ended on a cluster that goes on."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while True:
+        left = [one for one in tree(*cluster.pids) if one.role.startswith(OWN_ROLES)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(POLL_S)
+
+
+def _keep(folder: Path, logs: Path) -> None:
+    shutil.copytree(folder, logs, dirs_exist_ok=True, ignore=_no_sockets)
 
 
 def _no_sockets(folder: str, names: list[str]) -> list[str]:

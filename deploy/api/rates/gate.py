@@ -140,7 +140,10 @@ class CountingGate:
         return Verdict(rates=told) if is_taken else _refused("tokens", told)
 
     async def _leave(self, tenant: str, request_id: str) -> None:
-        await self._tried(lambda: self._parts()[1].leave(tenant, request_id))
+        places = self._parts()[1]
+        await self._tried(lambda: places.leave(tenant, request_id))
+        # Where Redis is out of reach the lease ends by itself, unless it is renewed for ever.
+        places.forget(tenant, request_id)
 
     async def _run(self) -> None:
         while True:

@@ -38,6 +38,10 @@ class Places(Protocol):
         """Give a place back; one that was not taken is ignored."""
         ...
 
+    def forget(self, tenant: str, request_id: str) -> None:
+        """Say no more that its holder lives; one that was given back is ignored."""
+        ...
+
     async def renew(self) -> None:
         """Say that the holders of places live; called about once a second."""
         ...
@@ -58,6 +62,10 @@ class LocalPlaces:
 
     async def leave(self, tenant: str, request_id: str) -> None:
         """Give a place back."""
+        self.forget(tenant, request_id)
+
+    def forget(self, tenant: str, request_id: str) -> None:
+        """Give a place back: there are no leases that would end."""
         taken = self._taken.get(tenant)
         if taken is not None:
             taken.discard(request_id)
@@ -87,12 +95,17 @@ class RedisPlaces:
 
     async def leave(self, tenant: str, request_id: str) -> None:
         """Give a place back."""
+        if request_id in self._held.get(tenant, ()):
+            self.forget(tenant, request_id)
+            await self._client.zrem(_key(tenant), request_id)
+
+    def forget(self, tenant: str, request_id: str) -> None:
+        """Renew its lease no more."""
         held = self._held.get(tenant)
-        if held is not None and request_id in held:
+        if held is not None:
             held.discard(request_id)
             if not held:
                 del self._held[tenant]
-            await self._client.zrem(_key(tenant), request_id)
 
     async def renew(self) -> None:
         """Renew the leases, now and then."""

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from draftline.core.errors import as_request_failure
-from draftline.deploy.observe.log_format import JsonLines, request_id, use_form
+from draftline.deploy.observe.log_format import JsonLines, request_id, set_up_logs, use_form
 from support.fakes.fake_engine import FakeEngine
 
 SECRET = "what the client wrote"
@@ -60,6 +60,21 @@ def test_the_request_of_the_task_is_named() -> None:
     assert line("event=odd request_id=r-2")["request_id"] == "r-2"
     request_id.reset(token)
     assert "request_id" not in line("event=odd")
+
+
+def test_lines_go_to_the_real_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve puts a logger in the place of `sys.stderr`, which drops all but errors."""
+    real, dropped, root = io.StringIO(), io.StringIO(), logging.getLogger()
+    monkeypatch.setattr(sys, "stderr", dropped)
+    monkeypatch.setattr(sys, "__stderr__", real)
+    monkeypatch.setattr(root, "handlers", [])
+    level = root.level
+    set_up_logs(logging.WARNING, "json")
+    logging.getLogger("draftline.x").warning("event=odd count=%d", 3)
+    root.setLevel(level)
+    told = json.loads(real.getvalue())
+    assert (told["event"], told["count"]) == ("odd", 3)
+    assert not dropped.getvalue()
 
 
 @pytest.fixture

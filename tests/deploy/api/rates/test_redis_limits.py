@@ -13,6 +13,7 @@ from draftline.deploy.api.rates import gate as gate_module
 from draftline.deploy.api.rates import places
 from draftline.deploy.api.rates.gate import CountingGate
 from draftline.deploy.api.rates.verdict import Limits
+from redis.asyncio import Redis
 from support.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.net]
@@ -72,6 +73,34 @@ async def test_places_of_a_replica_that_died_are_free_again(
             # That of the living one was renewed.
             assert (await other.enter(limits, "c")).reason == "concurrency"
             await dead.close()
+
+
+async def test_places_of_requests_that_end_without_redis_are_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis hangs as a request ends: its place is not renewed for as long as the server lives."""
+    monkeypatch.setattr(gate_module, "PERIOD_S", 0.2)
+    monkeypatch.setattr(places, "LEASE_S", 3)
+    monkeypatch.setattr(places, "RENEWAL_S", 0.1)
+    limits = Limits(tenant="acme", concurrency=2)
+    with RedisServer(tmp_path) as server:
+        async with gates(server.url, 1) as (gate,):
+            for name in ("a", "b"):
+                assert (await gate.enter(limits, name)).is_allowed
+            assert not await _free(server.url)
+            monkeypatch.setattr(gate, "_paused_until", time.monotonic() + 1.0)
+            for name in ("a", "b"):
+                gate.leave(limits, name)
+            await asyncio.gather(*gate._leaving)
+            async with asyncio.timeout(20):
+                while not await _free(server.url):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+
+
+async def _free(url: str) -> bool:
+    """Whether Redis knows of no place, one whose lease has ended included."""
+    async with Redis.from_url(url) as client:
+        return not await client.exists("draftline:places:acme")
 
 
 @pytest.mark.parametrize("is_open", [True, False])
