@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -9,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 import torch
 from draftline import Engine, EngineConfig, SamplingParams
 from draftline.deploy.cli.serve.local_server import free_port
+from draftline.deploy.ray_serve.runtime import RAY_ENVIRONMENT
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import key_digest
 from support.fakes.fake_engine import byte_tokenizer
@@ -51,7 +54,7 @@ def ray_serve_url() -> Iterator[str]:
     from ray import serve
 
     port = free_port(ServerConfig(port=0))
-    with ray_cluster(num_cpus=4):
+    with mock.patch.dict(os.environ, RAY_ENVIRONMENT), ray_cluster(num_cpus=4):
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"
         serve.shutdown()
