@@ -83,7 +83,7 @@ def _run(command: str, url: str, key: str, examples: int) -> dict[str, Any]:
         arguments = [
             command, "run", f"{url}/openapi.json", "-H", f"Authorization: Bearer {key}",
             "--checks", "not_a_server_error", "--max-examples", str(examples),
-            "--seed", str(SEED), "--continue-on-failure", "--no-color",
+            "--seed", str(SEED), "--continue-on-failure", "--no-color", "--request-timeout", "60",
             "--report", "json", "--report-json-path", "report.json",
         ]  # fmt: skip
         done = subprocess.run(

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ....deploy.cli.serve.local_server import free_port
-from ....deploy.ray_serve.runtime import quiet_libraries
+from ....deploy.ray_serve.runtime import START_ATTEMPTS, quiet_libraries
 from ....deploy.settings.settings import APP_NAME, ServerConfig
 from ....measure.records.record import machine
 from .conversations import Load, conversations
@@ -93,13 +93,20 @@ def ray_serve() -> Iterator[str]:
     from ray import serve  # noqa: PLC0415
 
     port = free_port(ServerConfig(port=0))
-    ray.init(
-        address="local",
-        num_cpus=NUM_CPUS,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=NUM_CPUS,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+            )
+            break
+        except Exception:  # Ray itself raises no narrower class
+            ray.shutdown()
+            if attempt + 1 == START_ATTEMPTS:
+                raise
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"
