@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -19,7 +19,6 @@ from starlette.routing import Route
 
 from ... import __version__
 from ...cluster.config import EngineConfig
-from ...cluster.drafting.drafter_options import may_read_chat
 from ...cluster.loop_calls import off_loop
 from ...core.errors import DraftlineError
 from ..observe.otlp import request_tracer
@@ -30,44 +29,26 @@ from ..tenants.watch import TenantWatch
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
 from .http.callers import OPEN_PATHS, ApiKeys, Callers, caller_of, require_operator
-from .http.metrics import CONTENT_TYPE, MetricsPage, ServerMetrics
+from .http.metrics import CONTENT_TYPE, AnsweringPage, MetricsPage, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
 from .rates.admission import RateLimits
 from .rates.gate import Gate, gate_of
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
-from .routes.bodies import Bodies, ServedModel
-from .routes.generation import GenerationRoutes
+from .routes.bodies import Bodies
 from .routes.live_page import FILES, add_live_page
 from .routes.not_served import no_such_route
 from .routes.openapi import describe
-from .routes.responses import ResponsesRoutes
-from .routes.server_info import server_info, server_load
-from .routes.tokens import TokenRoutes
-from .schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .schema.request_models import RequestModel
-from .schema.responses import ResponsesRequest
+from .routes.served_models import ModelSource, ServedModels
+from .routes.server_info import server_info, server_load, shown
+from .routes.text_routes import BODIES, add_text_routes
 
 if TYPE_CHECKING:
     from ..observe.spans import RequestTracer
 
-BODIES: dict[str, type[RequestModel]] = {
-    "/v1/completions": CompletionRequest,
-    "/v1/chat/completions": ChatRequest,
-    "/v1/responses": ResponsesRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-}
 RATE_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}"
     for kind in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
-)
-# Routes over stored responses; this server stores none.
-RESPONSE_PATHS = (
-    ("/v1/responses/{response_id}", "GET"),
-    ("/v1/responses/{response_id}", "DELETE"),
-    ("/v1/responses/{response_id}/cancel", "POST"),
-    ("/v1/responses/{response_id}/input_items", "GET"),
 )
 
 
@@ -79,40 +60,67 @@ def create_app(  # noqa: PLR0913 - most are keywords
     drain: Drain | None = None,
     behind_proxy: bool = False,
     engine: EngineConfig | None = None,
-    metrics: MetricsPage | None = None,
+    metrics: AnsweringPage | None = None,
     gate: Gate | None = None,
     tracer: RequestTracer | None = None,
 ) -> FastAPI:
     """The API of one model. The app's start starts `engine_client`, its end closes it.
 
+    engine   its settings, of which `/v1/models` and `/server_info` tell
+    metrics  where requests are counted; by default, in this app
+    tracer   makes spans of requests; by default, as the settings say
+
+    The rest is as of `create_models_app`.
+    """
+    metrics = metrics or ServerMetrics(model_name)
+    source = ModelSource(
+        name=model_name,
+        engine_client=engine_client,
+        config=config,
+        metrics=metrics,
+        settings=engine,
+    )
+    return create_models_app(
+        [source], config, metrics, drain=drain, behind_proxy=behind_proxy, gate=gate, tracer=tracer
+    )
+
+
+def create_models_app(  # noqa: PLR0913 - most are keywords
+    sources: Sequence[ModelSource],
+    config: ServerConfig,
+    metrics: MetricsPage,
+    *,
+    drain: Drain | None = None,
+    behind_proxy: bool = False,
+    gate: Gate | None = None,
+    tracer: RequestTracer | None = None,
+) -> FastAPI:
+    """The API of one or several models. The app's start starts their engine clients, its end closes
+    them.
+
+    metrics       the page of all models
     drain         counts requests, and refuses new ones once it has begun
     behind_proxy  what stands before the app answers with request ids already
-    engine        its settings, of which `/v1/models` and `/server_info` tell
-    metrics       where requests are counted; by default, in this app
     gate          where limits of tenants are counted; by default, as the settings say
-    tracer        makes spans of requests; by default, as the settings say
     """
     drain = drain or Drain()
-    metrics = metrics or ServerMetrics(model_name)
     gate = gate or gate_of(config, partial(metrics.store_failed, "rate_limit"))
-    tracer = tracer or request_tracer(config, model_name, __version__)
+    names = ",".join(source.name for source in sources)
+    tracer = tracer or request_tracer(config, names, __version__)
     callers = Callers(config)
     watch = _watch(config, callers, metrics)
+    engine_clients = [source.engine_client for source in sources]
 
     app = FastAPI(
         title="draftline",
         version=__version__,
-        lifespan=lambda _app: _running(engine_client, gate, watch, tracer),
+        lifespan=lambda _app: _running(engine_clients, gate, watch, tracer),
     )
-    model = _served_model(model_name, engine)
-    bodies = Bodies(config, model)
-    generation = GenerationRoutes(
-        engine_client, config, metrics, model=model, bodies=bodies, tracer=tracer
-    )
-    _add_text_routes(app, engine_client, config, metrics, generation)
-    _add_model_routes(app, engine_client, model)
-    _add_operator_routes(app, engine_client, metrics, drain)
-    _add_info_routes(app, engine_client, {"server": config, "engine": engine})
+    models = ServedModels(sources)
+    add_text_routes(app, models.all, Bodies(config, models), tracer)
+    _add_model_routes(app, models)
+    _add_operator_routes(app, engine_clients, metrics, drain)
+    _add_info_routes(app, sources, config)
     if config.live_page:
         add_live_page(app)
     describe(app, BODIES)
@@ -144,14 +152,6 @@ def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain, callers: C
         app.add_middleware(RequestLog, paths=paths)
 
 
-def _served_model(name: str, engine: EngineConfig | None) -> ServedModel:
-    if engine is None:
-        return ServedModel(name)
-    sources = [drafter.source for drafter in engine.drafters]
-    reads_chat = any(may_read_chat(drafter, engine.model) for drafter in engine.drafters)
-    return ServedModel(name, sources, reads_chat=reads_chat)
-
-
 def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> TenantWatch | None:
     """What follows the store of tenants, where there is one."""
     if config.tenant_store is None:
@@ -162,42 +162,24 @@ def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> Tena
 
 @asynccontextmanager
 async def _running(
-    engine_client: EngineClient,
+    engine_clients: Sequence[EngineClient],
     gate: Gate,
     watch: TenantWatch | None,
     tracer: RequestTracer | None,
 ) -> AsyncIterator[None]:
     """From the app's start to its end."""
-    await engine_client.start()
     async with AsyncExitStack() as stack:
+        for engine_client in engine_clients:
+            await engine_client.start()
+            stack.push_async_callback(engine_client.close)
         if tracer is not None:
             stack.push_async_callback(off_loop, tracer.close)
-        stack.push_async_callback(engine_client.close)
         await gate.start()
         stack.push_async_callback(gate.close)
         if watch is not None:
             await watch.start()
             stack.push_async_callback(watch.close)
         yield
-
-
-def _add_text_routes(
-    app: FastAPI,
-    engine_client: EngineClient,
-    config: ServerConfig,
-    metrics: MetricsPage,
-    generation: GenerationRoutes,
-) -> None:
-    model, bodies = generation.model, generation.bodies
-    responses = ResponsesRoutes(engine_client, metrics, model, bodies, generation)
-    tokens = TokenRoutes(engine_client, config, bodies)
-    app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
-    app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
-    app.add_api_route("/v1/responses", responses.create, methods=["POST"])
-    for path, method in RESPONSE_PATHS:
-        app.add_api_route(path, responses.find, methods=[method])
-    app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])
-    app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
 
 
 def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
@@ -212,25 +194,22 @@ def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
     )
 
 
-def _add_model_routes(app: FastAPI, engine_client: EngineClient, model: ServedModel) -> None:
+def _add_model_routes(app: FastAPI, models: ServedModels) -> None:
     @app.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
         """The models of this server that the caller may use."""
         caller = caller_of(request)
-        cards = [model.card(caller.context(engine_client.max_model_len))]
-        return {"object": "list", "data": cards if caller.may_use(model.name) else []}
+        return {"object": "list", "data": [model.card(caller) for model in models.usable(caller)]}
 
     @app.get("/v1/models/{model_id:path}")
     async def show_model(model_id: str, request: Request) -> dict[str, Any]:
         """One model."""
         caller = caller_of(request)
-        model.require(model_id)
-        caller.check_model(model_id)
-        return model.card(caller.context(engine_client.max_model_len))
+        return models.find(model_id, caller).card(caller)
 
 
 def _add_operator_routes(
-    app: FastAPI, engine_client: EngineClient, metrics: MetricsPage, drain: Drain
+    app: FastAPI, engine_clients: Sequence[EngineClient], metrics: MetricsPage, drain: Drain
 ) -> None:
     @app.post("/ping", include_in_schema=False)
     @app.head("/ping", include_in_schema=False)
@@ -240,10 +219,10 @@ def _add_operator_routes(
     @app.get("/readyz")
     @app.get("/ping")
     async def health() -> Response:
-        """200 while requests are served, else 503."""
+        """200 while requests are served, of one model at least, else 503."""
         if drain.is_draining:
             raise drain.refusal()
-        if await engine_client.is_healthy():
+        if any(await asyncio.gather(*(client.is_healthy() for client in engine_clients))):
             return JSONResponse({"status": "ok"})
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")
 
@@ -257,7 +236,7 @@ def _add_operator_routes(
     async def prometheus(request: Request) -> Response:
         """Prometheus text, for the operator."""
         require_operator(request)
-        return Response(await metrics.text(engine_client), media_type=CONTENT_TYPE)
+        return Response(await metrics.text(engine_clients), media_type=CONTENT_TYPE)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -265,20 +244,25 @@ def _add_operator_routes(
         return {"version": __version__}
 
 
-def _add_info_routes(
-    app: FastAPI, engine_client: EngineClient, settings: Mapping[str, BaseModel | None]
-) -> None:
+def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: ServerConfig) -> None:
     @app.get("/server_info")
     async def info(request: Request) -> dict[str, Any]:
         """Versions and settings, without secrets, for the operator."""
         require_operator(request)
-        return server_info(settings, await engine_client.stats())
+        stats = await asyncio.gather(*(source.engine_client.stats() for source in sources))
+        names = [source.name for source in sources]
+        told = server_info({"server": config}, dict(zip(names, stats, strict=True)))
+        settings = {source.name: shown(source.settings) for source in sources}
+        if len(sources) == 1:
+            return told | {"engine": settings[names[0]]}
+        return told | {"models": settings}
 
     @app.get("/load")
     async def load(request: Request) -> dict[str, int]:
         """Requests that run or wait, for the operator."""
         require_operator(request)
-        return server_load(await engine_client.stats())
+        stats = await asyncio.gather(*(source.engine_client.stats() for source in sources))
+        return server_load([engine for engines in stats for engine in engines])
 
 
 def _answer_nobody(_request: Request, _error: Exception) -> Response:

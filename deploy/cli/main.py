@@ -152,6 +152,26 @@ def demo(
 
 
 @app.command()
+def dashboard(
+    *,
+    ray_llm: Annotated[
+        bool, typer.Option("--ray-llm", help="As rows below those of Ray's dashboard for LLMs.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")
+    ] = None,
+) -> None:
+    """Print the Grafana dashboard as JSON."""
+    from .dashboard import dashboard_text
+
+    text = dashboard_text(ray_llm=ray_llm)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+@app.command()
 def trace(
     file: Annotated[
         Path, typer.Argument(help="What serve --trace-steps wrote; FILE.1 is read, too.")

@@ -302,6 +302,6 @@ class EngineMetrics:
         """Have a failure counted."""
         self._engine_client.tell(StoreFailed(store))
 
-    async def text(self, engine_client: EngineClient) -> bytes:  # noqa: ARG002 - the interface
+    async def text(self, engine_clients: Sequence[EngineClient]) -> bytes:  # noqa: ARG002 - the interface
         """The text of `/metrics`. Raises `StageLost` where the engine's process is silent."""
         return await self._engine_client.metrics_text()

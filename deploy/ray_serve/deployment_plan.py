@@ -9,10 +9,12 @@ from typing import Any
 from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from ..settings.settings import DeploymentConfig, ServeArgs
-from .engine_policy import EnginePolicy
+from ..settings.several_models import AppArgs
+from .policies.engine_policy import EnginePolicy
 from .resume import ResumeLimits
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
+ROUTER = f"{__package__}.policies.request_router.PrefixRouter"
 # What an ingress has beyond its requests' time, to hear of lost replicas and to tell clients.
 INGRESS_SLACK_S = 8.0
 # Of requests that may take for ever.
@@ -87,8 +89,9 @@ def router_config(args: ServeArgs) -> dict[str, Any]:
     engine = args.engine
     num_tokens = engine.kv_cache_tokens or DEFAULT_CACHED_TOKENS
     return {
-        "request_router_class": f"{__package__}.request_router.PrefixRouter",
+        "request_router_class": ROUTER,
         "request_router_kwargs": {
+            "model_name": args.model_name,
             "block_size": engine.block_size,
             "max_blocks": num_tokens // engine.block_size if engine.enable_prefix_caching else 0,
             "load_tokens": args.deployment.router_load_tokens,
@@ -96,14 +99,15 @@ def router_config(args: ServeArgs) -> dict[str, Any]:
     }
 
 
-def ingress_options(args: ServeArgs) -> dict[str, Any]:
+def ingress_options(app: AppArgs) -> dict[str, Any]:
     """The same of the ingress.
 
     A stream that it has cannot go on elsewhere, so it stops once its requests have ended; where all
     engines stop, that is soon after them.
     """
-    config, longest_s = args.deployment, args.server.request_timeout_s
-    wait_s = max(drain_s(args), LONGEST_REQUEST_S if longest_s is None else longest_s)
+    config, longest_s = app.deployment, app.server.request_timeout_s
+    drains_s = (drain_s(model) for model in app.models)
+    wait_s = max(*drains_s, LONGEST_REQUEST_S if longest_s is None else longest_s)
     return {
         "num_replicas": config.num_ingress_replicas,
         "ray_actor_options": {"num_cpus": config.ingress_cpus},
@@ -132,7 +136,7 @@ def text_key(engine: EngineConfig) -> str:
     return repr(parts)
 
 
-def require_shared_rates(args: ServeArgs) -> None:
+def require_shared_rates(args: AppArgs) -> None:
     """Raise `ConfigError` where several HTTP replicas would each count a tenant's limits alone."""
     if args.deployment.num_ingress_replicas == 1 or args.server.rate_limit_store is not None:
         return

@@ -1,18 +1,21 @@
 """The Ray Serve application: an ingress that speaks HTTP and engine replicas behind it.
 
 `serve run deploy/serve.yaml` deploys it; `draftline serve --backend ray` does the same in one
-command. One engine replica is a coordinator, its stage actors and its drafter actors, together in
-the replica's placement group. Those that compute on CPUs belong to a keeper
-(`actors/keeper_actor.py`) and outlive a coordinator that dies.
+command. With several models (`deploy/models.yaml`) each has a deployment of its own. One engine
+replica is a coordinator, its stage actors and its drafter actors, together in the replica's
+placement group. Those that compute on CPUs belong to a keeper (`actors/keeper_actor.py`) and
+outlive a coordinator that dies.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -30,7 +33,8 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..observe.log_format import LogFormat, set_up_logs
 from ..settings.exposure import require_keys
-from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
+from ..settings.settings import DeploymentConfig, ServeArgs
+from ..settings.several_models import AppArgs, build_app_args
 from .deployment_plan import (
     ReplicaHealth,
     engine_options,
@@ -42,9 +46,9 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
-from .engine_policy import FirstTokens
 from .heartbeat import with_heartbeats
-from .prefix_routing import PrefixRouting
+from .policies.engine_policy import FirstTokens
+from .policies.prefix_routing import PrefixRouting
 from .resume import OtherModel
 from .runtime import serve_host
 
@@ -55,7 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
 KEEPER_NAME = "keeper"
 # Ray's name for what its head alone has, one of it; Serve's controller asks for as much.
@@ -69,29 +72,37 @@ ENDING_TIMEOUT_S = 3.0
 
 
 def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
-    """The application for `serve run` and `serve deploy`; `args` are the keys of a config file.
+    """The application for `serve run` and `serve deploy`; `args` are the keys of a config file, and
+    may be those of several models.
 
     Raises `ConfigError` naming the field.
     """
-    checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
-    if checked.pools:
+    if isinstance(args, ServeArgs):
+        app = AppArgs.of(args)
+    else:
+        app = build_app_args({"backend": "ray", **args})
+    if any(model.pools for model in app.models):
         raise ConfigError(
             "pools", "are applications of their own in a file of Ray Serve's: deploy/pool.yaml"
         )
-    require_keys(checked.server, serve_host() or checked.server.host)
-    require_shared_rates(checked)
-    checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
-    options = engine_options(checked) | _keeper_options(checked)
-    engine = EngineReplica.options(**options).bind(
-        checked.engine,
-        checked.deployment,
-        checked.server.max_unread_bytes,
-        checked.server.usage_log,
-        checked.server.log_format,
-    )
-    ingress = Ingress.options(**ingress_options(checked))
-    return ingress.bind(
-        engine, checked.engine, checked.server, checked.deployment, checked.model_name
+    require_keys(app.server, serve_host() or app.server.host)
+    require_shared_rates(app)
+    has_gpus = bool(cluster_has_gpus())
+    models = tuple(with_device(model, has_gpus=has_gpus) for model in app.models)
+    app = replace(app, models=models)
+    ingress = Ingress.options(**ingress_options(app))
+    return ingress.bind([_engine(app, model) for model in models], app)
+
+
+def _engine(app: AppArgs, model: ServeArgs) -> Application:
+    """The engine replicas of one model."""
+    options = engine_options(model) | _keeper_options(model)
+    return EngineReplica.options(name=app.engine_name(model), **options).bind(
+        model.engine,
+        model.deployment,
+        model.server.max_unread_bytes,
+        model.server.usage_log,
+        model.server.log_format,
     )
 
 
@@ -113,7 +124,7 @@ def _keeper_options(args: ServeArgs) -> dict[str, Any]:
     return {"deployment_actors": [keeper]}
 
 
-@serve.deployment(name=ENGINE_NAME, max_constructor_retry_count=2)
+@serve.deployment(max_constructor_retry_count=2)
 class EngineReplica:
     """One engine with its stages and drafters."""
 
@@ -217,46 +228,51 @@ def _find_keeper(replica_id: str) -> DeploymentKeeper:
 class Ingress:
     """The HTTP API, without state."""
 
-    def __init__(
-        self,
-        engine: DeploymentHandle,
-        config: EngineConfig,
-        server: ServerConfig,
-        deployment: DeploymentConfig,
-        model_name: str,
-    ) -> None:
-        set_up_logs(logging.WARNING, server.log_format)
+    def __init__(self, engines: Sequence[DeploymentHandle], app: AppArgs) -> None:
+        """`engines` are those of the models, in their order."""
+        set_up_logs(logging.WARNING, app.server.log_format)
         # The replicas of the engine need none of these.
-        from ..api.http.metrics import ServerMetrics  # noqa: PLC0415
+        from ..api.http.metrics import JointMetrics, ServerMetrics  # noqa: PLC0415
         from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415
 
-        self._metrics = PrefixRouting.counts = ServerMetrics(model_name)
-        silence_s, limits = deployment.replica_timeout_s, resume_limits(deployment)
-        self._engine_client = RayEngineClient(engine, config, silence_s, limits, self._metrics)
-        self._server = server
-        self._model_name = model_name
-        self._config = config
+        self._app = app
+        counts = [ServerMetrics(model.model_name) for model in app.models]
+        self._engine_clients: list[RayEngineClient] = []
+        for engine, model, metrics in zip(engines, app.models, counts, strict=True):
+            PrefixRouting.counts[model.model_name] = metrics
+            silence_s, limits = model.deployment.replica_timeout_s, resume_limits(model.deployment)
+            client = RayEngineClient(engine, model.engine, silence_s, limits, metrics)
+            self._engine_clients.append(client)
+        self._counts = counts
+        self._page = counts[0] if len(counts) == 1 else JointMetrics(counts)
         self._drain = Drain()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests; those that run get `timeout_s`, and then end with an error."""
         self._drain.begin()
         if not await self._drain.finish(timeout_s):
-            await self._engine_client.end_requests()
+            await asyncio.gather(*(client.end_requests() for client in self._engine_clients))
             await self._drain.finish(ENDING_TIMEOUT_S)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve serves what this returns."""
         # The replicas of the engine do without it, which takes seconds to import.
-        from ..api.app import create_app  # noqa: PLC0415
+        from ..api.app import create_models_app  # noqa: PLC0415
+        from ..api.routes.served_models import ModelSource  # noqa: PLC0415
 
-        return create_app(
-            self._engine_client,
-            self._server,
-            self._model_name,
-            drain=self._drain,
-            behind_proxy=True,
-            engine=self._config,
-            metrics=self._metrics,
+        sources = [
+            ModelSource(
+                name=model.model_name,
+                engine_client=client,
+                config=model.server,
+                metrics=metrics,
+                settings=model.engine,
+            )
+            for model, client, metrics in zip(
+                self._app.models, self._engine_clients, self._counts, strict=True
+            )
+        ]
+        return create_models_app(
+            sources, self._app.server, self._page, drain=self._drain, behind_proxy=True
         )

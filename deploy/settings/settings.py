@@ -262,6 +262,8 @@ def build_serve_args(settings: Mapping[str, Any]) -> ServeArgs:
     Without `drafters` they are the `DEFAULT_DRAFTERS`; an empty list asks for plain decoding.
     Raises `ConfigError` naming the field, with the nearest known key for an unknown one.
     """
+    if "models" in settings:
+        raise ConfigError("models", "are for Ray Serve: serve run deploy/models.yaml")
     engine = {"drafters": DEFAULT_DRAFTERS, **settings}
     server = _section(engine, "server")
     deployment = _section(engine, "deployment")

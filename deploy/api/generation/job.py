@@ -15,7 +15,7 @@ from ....models.text.tokenizer import TextStream
 from ...observe.request_log import log_answer
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
-from ..http.metrics import MetricsPage
+from ..http.metrics import AnswerRecorder
 from .stream_pace import Pace
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class CompletionOutput:
 
 
 async def run_job(
-    engine_client: EngineClient, job: Job, recorder: MetricsPage
+    engine_client: EngineClient, job: Job, recorder: AnswerRecorder
 ) -> AsyncGenerator[tuple[int, Delta], None]:
     """Deltas of all prompts with the index of their prompt, in the order in which they come.
 

@@ -7,10 +7,13 @@ scraped (`engine_metrics.py`). `docs/metrics.md` lists them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from ....core.request.output import Delta, RequestMetrics
 from ....core.schedule.shares.tenant_work import BoundedNames
@@ -31,12 +34,16 @@ TOKEN_BUCKETS = (
 )  # fmt: skip
 
 
-class MetricsPage(Protocol):
-    """What is counted of answers, and the page that shows it."""
+class AnswerRecorder(Protocol):
+    """Counts the answers of one model."""
 
     def record(self, delta: Delta, gap_s: float | None) -> None:
         """Count a delta of an answer; `gap_s`: since the one before it, None for the first."""
         ...
+
+
+class MetricsPage(Protocol):
+    """The page that shows what was counted, and what is counted of a server."""
 
     def refused(self, tenant: str, reason: str) -> None:
         """Count a request that a tenant's limit refused: which limit, or `unavailable`."""
@@ -46,9 +53,13 @@ class MetricsPage(Protocol):
         """Count that a store could not be asked: `tenants` or `rate_limit`."""
         ...
 
-    async def text(self, engine_client: EngineClient) -> bytes:
-        """The text that `/metrics` answers."""
+    async def text(self, engine_clients: Sequence[EngineClient]) -> bytes:
+        """The text that `/metrics` answers; there is one client a model."""
         ...
+
+
+class AnsweringPage(AnswerRecorder, MetricsPage, Protocol):
+    """Both, of one model."""
 
 
 class ServerMetrics:
@@ -205,14 +216,23 @@ class ServerMetrics:
         for source, count in metrics.accepted_by_source.items():
             self._accepted_by.labels(model, source).inc(count)
 
-    async def text(self, engine_client: EngineClient) -> bytes:
-        """The text that `/metrics` answers."""
+    async def text(self, engine_clients: Sequence[EngineClient]) -> bytes:
+        """The text that `/metrics` answers, of one model."""
+        [engine_client] = engine_clients
         return self.render(await engine_client.stats())
 
     def render(self, stats: Sequence[EngineStats]) -> bytes:
         """That text; `stats` has one entry an engine replica."""
-        self._engines.stats = stats
+        self.take(stats)
         return generate_latest(self._registry)
+
+    def take(self, stats: Sequence[EngineStats]) -> None:
+        """Show these engines from now on."""
+        self._engines.stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """All families."""
+        return self._registry.collect()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ("model_name", *labels), registry=self._registry)
@@ -221,3 +241,42 @@ class ServerMetrics:
         self, name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS
     ) -> Histogram:
         return Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)
+
+
+class JointMetrics(Collector):
+    """The page of several models. A request that is refused before its body is read is of none, and
+    counts with an empty `model_name`.
+
+    by_model  in the order of the engine clients
+    """
+
+    def __init__(self, by_model: Sequence[ServerMetrics]) -> None:
+        self._by_model = by_model
+        self._of_none = ServerMetrics("")
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """Count a request that a tenant's limit refused: which limit, or `unavailable`."""
+        self._of_none.refused(tenant, reason)
+
+    def store_failed(self, store: str) -> None:
+        """Count that a store could not be asked: `tenants` or `rate_limit`."""
+        self._of_none.store_failed(store)
+
+    async def text(self, engine_clients: Sequence[EngineClient]) -> bytes:
+        """The text that `/metrics` answers."""
+        told = await asyncio.gather(*(client.stats() for client in engine_clients))
+        for metrics, stats in zip(self._by_model, told, strict=True):
+            metrics.take(stats)
+        joint = CollectorRegistry()
+        joint.register(self)
+        return generate_latest(joint)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, each once with the samples of all models."""
+        families: dict[str, Metric] = {}
+        for metrics in (*self._by_model, self._of_none):
+            for family in metrics.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        return families.values()

@@ -14,7 +14,7 @@ from ....models.text.tokenizer import TextStream
 from ..engine_client import EngineClient
 from ..errors import to_api_error
 from ..generation.job import CompletionOutput, Job, Piece, run_job
-from ..http.metrics import MetricsPage
+from ..http.metrics import AnswerRecorder
 from .completions import Extra, ResponseFormat, metrics_block
 from .event_stream import DONE
 from .logprob_bodies import BytesOf
@@ -26,7 +26,7 @@ INLINE_SIZE = 500
 
 
 async def whole_answer(
-    engine_client: EngineClient, job: Job, form: ResponseFormat, metrics: MetricsPage
+    engine_client: EngineClient, job: Job, form: ResponseFormat, metrics: AnswerRecorder
 ) -> bytes:
     """The JSON body of the finished answer. Raises what `run_job` raises."""
     answers = job.answers()
@@ -64,7 +64,7 @@ async def answer_events(
     engine_client: EngineClient,
     job: Job,
     form: ResponseFormat,
-    metrics: MetricsPage,
+    metrics: AnswerRecorder,
     *,
     include_usage: bool,
 ) -> AsyncGenerator[str, None]:

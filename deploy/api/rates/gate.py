@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 # What a request waits for Redis at most; and how long it is not asked after it failed.
 TIMEOUT_S = 0.25
 PAUSE_S = 1.0
+# What a server's start waits for Redis at most.
+START_TIMEOUT_S = 2.0
 # How often what was generated is counted, and places are renewed.
 PERIOD_S = 1.0
 # Until one of a tenant's own requests ends, nobody knows how long.
@@ -84,6 +86,12 @@ class CountingGate:
     async def start(self) -> None:
         """Begin to count what is charged."""
         self._task = asyncio.create_task(self._run())
+        if self._url is not None:
+            self._parts()
+            # The first request is not to wait for a connection. Where there is none, it will tell.
+            with suppress(RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    await self._client.ping()
 
     async def close(self) -> None:
         """Count the rest."""

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests and the model that they name, the same way for every route."""
+"""Reads the bodies of requests and finds the model that they name, the same way for every route."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request, Response
 
 from ....cluster.loop_calls import collector_paused, off_loop
-from ....core.errors import shortened
 from ...settings.limits import RequestLimits
 from ...settings.settings import ServerConfig
-from ..errors import ApiError
 from ..http.callers import caller_of
 from ..http.middleware import read_body
 from ..schema.request_models import RequestModel
+from .served_models import ServedModel, ServedModels
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
@@ -33,22 +31,24 @@ LOG_PERIOD_S = 60.0
 
 
 class Bodies:
-    """Bodies of requests to one served model."""
+    """Bodies of requests to a server's models."""
 
-    def __init__(self, config: ServerConfig, model: ServedModel) -> None:
+    def __init__(self, config: ServerConfig, models: ServedModels) -> None:
         self._config = config
-        self._model = model
+        self._models = models
         self._ignored = IgnoredFields(time.monotonic)
 
-    async def read(self, request: Request, kind: type[RequestT]) -> RequestT:
-        """The body as a request of this kind. Raises `ApiError` 400, 403, 404 or 413."""
+    async def read(self, request: Request, kind: type[RequestT]) -> tuple[RequestT, ServedModel]:
+        """The body as a request of this kind, and the model that it is for.
+
+        Raises `ApiError` 400, 403, 404 or 413.
+        """
         data = await read_body(request, self._config.max_body_bytes)
         body = await self._parse(kind, data)
-        self._model.require(getattr(body, "model", None))
         caller = caller_of(request)
-        caller.check_model(self._model.name)
+        model = self._models.find(getattr(body, "model", None), caller)
         caller.check_priority(getattr(body, "priority", None) or 0)
-        return body
+        return body, model
 
     async def _parse(self, kind: type[RequestT], data: bytes) -> RequestT:
         limits, ignores = self._config.limits, self._config.ignore_unknown_fields
@@ -103,42 +103,3 @@ class IgnoredFields:
 
 def _spell(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.\-]", "?", name[:MAX_NAME_CHARS])
-
-
-class ServedModel:
-    """The one model of a server.
-
-    drafters    names that requests may give
-    reads_chat  whether any of them may ask for the chats that prompts were made of
-    """
-
-    def __init__(
-        self, name: str, drafters: Sequence[str] = (), *, reads_chat: bool = False
-    ) -> None:
-        self.name = name
-        self.reads_chat = reads_chat
-        self._drafters = list(drafters)
-        self._created = int(time.time())
-
-    def require(self, asked: str | None) -> None:
-        """Raises `ApiError` 404 unless `asked` is the served model; None means it."""
-        if asked is not None and asked != self.name:
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"model: {shortened(asked)} is not served here; known: {self.name!r}",
-                param="model",
-            )
-
-    def card(self, max_model_len: int) -> dict[str, Any]:
-        """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "draftline",
-            "root": self.name,
-            "parent": None,
-            "max_model_len": max_model_len,
-            "permission": [],
-            "drafters": self._drafters,
-        }

@@ -14,20 +14,17 @@ from fastapi import Request, Response
 from ....cluster.loop_calls import off_loop
 from ....core.request.input_checks import answer_room
 from ....core.request.sampling_params import MAX_SEED, SamplingParams
-from ...settings.settings import ServerConfig
-from ..engine_client import EngineClient
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs
 from ..generation.stream_pace import Pace
 from ..http.callers import caller_of, require_operator
-from ..http.metrics import MetricsPage
 from ..output.answers import answer_events, whole_answer
 from ..output.completions import ChatFormat, CompletionFormat, Heading
 from ..output.event_stream import EventStream, until_disconnect
 from ..output.parsed_chat import ParsedChatFormat
 from ..rates.admission import admission_of
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from .bodies import Bodies, ServedModel
+from .served_models import ServedModel
 
 if TYPE_CHECKING:
     from ...observe.spans import RequestSpans, RequestTracer
@@ -40,27 +37,17 @@ SESSION_HEADER = "x-session-id"
 class GenerationRoutes:
     """The routes that generate text with one model. `tracer` makes spans of requests."""
 
-    def __init__(
-        self,
-        engine_client: EngineClient,
-        config: ServerConfig,
-        metrics: MetricsPage,
-        *,
-        model: ServedModel,
-        bodies: Bodies,
-        tracer: RequestTracer | None = None,
-    ) -> None:
+    def __init__(self, model: ServedModel, tracer: RequestTracer | None = None) -> None:
+        source = model.source
         self._tracer = tracer
-        self._engine_client = engine_client
-        self._config = config
-        self._pace = Pace.of(config)
-        self._metrics = metrics
-        self.model = model
-        self.bodies = bodies
+        self._engine_client = source.engine_client
+        self._config = source.config
+        self._pace = Pace.of(source.config)
+        self._metrics = source.metrics
+        self._model = model
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """Continue one or several prompts."""
-        body = await self.bodies.read(request, CompletionRequest)
         codec = self._engine_client.codec
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
@@ -77,9 +64,8 @@ class GenerationRoutes:
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
         return await self._answer(request, body, prompts, form, echo)
 
-    async def chat_completions(self, request: Request) -> Response:
+    async def chat_completions(self, request: Request, body: ChatRequest) -> Response:
         """Answer the last message of a chat."""
-        body = await self.bodies.read(request, ChatRequest)
         codec = self._engine_client.codec
         plan = await self.plan(body)
         heading = self._heading("chatcmpl")
@@ -102,11 +88,11 @@ class GenerationRoutes:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
         output = body.structured_output_form()
         planner = ChatPlanner(self._engine_client.codec, self._config)
-        wants = self.model.reads_chat and body.speculative.enabled
+        wants = self._model.reads_chat and body.speculative.enabled
         return await planner.plan(body, body.messages, output, with_chat=wants)
 
     def _heading(self, prefix: str) -> Heading:
-        return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model.name)
+        return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
 
     async def _answer(
         self,
@@ -125,10 +111,10 @@ class GenerationRoutes:
                 self._engine_client, job, form, self._metrics, include_usage=body.include_usage
             )
             first = await until_disconnect(request.receive, anext(events))
-            return self.bodies.name_ignored(EventStream(first, events), body)
+            return EventStream(first, events)
         answer = whole_answer(self._engine_client, job, form, self._metrics)
         content = await until_disconnect(request.receive, answer)
-        return self.bodies.name_ignored(Response(content, media_type="application/json"), body)
+        return Response(content, media_type="application/json")
 
     async def job(
         self,
@@ -191,7 +177,7 @@ class GenerationRoutes:
         operation = "text_completion" if isinstance(body, CompletionRequest) else "chat"
         attributes = {
             "gen_ai.operation.name": operation,
-            "gen_ai.response.model": self.model.name,
+            "gen_ai.response.model": self._model.name,
             "gen_ai.response.id": response_id,
             "draftline.request_id": request.scope.get("state", {}).get("request_id", ""),
         }

@@ -16,7 +16,7 @@ from ....core.errors import RequestError
 from ..engine_client import EngineClient
 from ..errors import ApiError, to_api_error
 from ..generation.job import CompletionOutput, Job, Piece, run_job
-from ..http.metrics import MetricsPage
+from ..http.metrics import AnswerRecorder
 from ..output.completions import Heading, metrics_block
 from ..output.event_stream import FramedEventStream, until_disconnect, write_json
 from ..output.logprob_bodies import chat_logprob
@@ -24,31 +24,22 @@ from ..output.response_writer import ResponseWriter, framed
 from ..schema.responses import ResponsesRequest, named_here
 from ..tools.events import Parser
 from ..tools.reasoning import PlainParser
-from .bodies import Bodies, ServedModel
 from .generation import GenerationRoutes
+from .served_models import ServedModel
 
 
 class ResponsesRoutes:
     """Responses of one model."""
 
-    def __init__(
-        self,
-        engine_client: EngineClient,
-        metrics: MetricsPage,
-        model: ServedModel,
-        bodies: Bodies,
-        generation: GenerationRoutes,
-    ) -> None:
-        self._engine_client = engine_client
-        self._metrics = metrics
-        self._model = model
-        self._bodies = bodies
+    def __init__(self, model: ServedModel, generation: GenerationRoutes) -> None:
+        self._engine_client = model.source.engine_client
+        self._metrics = model.source.metrics
+        self._name = model.name
         self._generation = generation
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, body: ResponsesRequest) -> Response:
         """Answer a text or the items of a conversation."""
-        body = await self._bodies.read(request, ResponsesRequest)
-        heading = Heading(f"resp_{uuid.uuid4().hex}", int(time.time()), self._model.name)
+        heading = Heading(f"resp_{uuid.uuid4().hex}", int(time.time()), self._name)
         try:
             job, parser = await self._job(request, body, heading.response_id)
         except (ApiError, RequestError) as error:
@@ -60,18 +51,9 @@ class ResponsesRoutes:
         if body.stream:
             events = writer.events(self._metrics)
             first = await until_disconnect(request.receive, anext(events))
-            return self._bodies.name_ignored(FramedEventStream(first, events), body)
+            return FramedEventStream(first, events)
         content = await until_disconnect(request.receive, writer.whole(self._metrics))
-        return self._bodies.name_ignored(Response(content, media_type="application/json"), body)
-
-    async def find(self, response_id: str) -> Response:
-        """404: responses are not stored."""
-        raise ApiError(
-            HTTPStatus.NOT_FOUND,
-            f"{response_id!r} is not here: this server keeps no responses; send the whole "
-            "conversation as input of the next one",
-            param="response_id",
-        )
+        return Response(content, media_type="application/json")
 
     async def _job(
         self, request: Request, body: ResponsesRequest, response_id: str
@@ -82,6 +64,16 @@ class ResponsesRoutes:
         prompt = chat.cut_prompt(plan.prompt, self._generation.context(request))
         job = await self._generation.job(request, chat, [prompt], response_id, plan=plan)
         return job, PlainParser() if plan.new_parser is None else plan.new_parser()
+
+
+async def find(response_id: str) -> Response:
+    """404: responses are not stored."""
+    raise ApiError(
+        HTTPStatus.NOT_FOUND,
+        f"{response_id!r} is not here: this server keeps no responses; send the whole "
+        "conversation as input of the next one",
+        param="response_id",
+    )
 
 
 class _AnswerWriter:
@@ -96,7 +88,7 @@ class _AnswerWriter:
         self._response = response
         self._answer: CompletionOutput = job.answers()[0]
 
-    async def whole(self, metrics: MetricsPage) -> bytes:
+    async def whole(self, metrics: AnswerRecorder) -> bytes:
         """The body as JSON. Raises what `run_job` raises."""
         async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
             async for _, delta in deltas:
@@ -107,7 +99,7 @@ class _AnswerWriter:
         self._write(self._answer.whole())
         return write_json(self._response.body(metrics_block([self._answer]))).encode()
 
-    async def events(self, metrics: MetricsPage) -> AsyncGenerator[str, None]:
+    async def events(self, metrics: AnswerRecorder) -> AsyncGenerator[str, None]:
         """The events of a stream, with their names.
 
         What goes wrong before the first event is raised; later it is an event of its own.

@@ -21,19 +21,19 @@ SECRET = re.compile(r"(^|_)(keys?|sha256|secret|password|passwd|token|credential
 
 
 def server_info(
-    settings: Mapping[str, BaseModel | None], stats: Sequence[EngineStats]
+    settings: Mapping[str, BaseModel | None], stats: Mapping[str, Sequence[EngineStats]]
 ) -> dict[str, Any]:
-    """Versions, settings by section without their secrets, and what each engine does now."""
-    shown = {
-        name: None if section is None else without_secrets(section.model_dump())
-        for name, section in settings.items()
-    }
+    """Versions, settings by section without their secrets, and what each engine does now.
+
+    `stats` by model.
+    """
     return {
         "version": __version__,
         "versions": versions(),
-        **shown,
+        **{name: shown(section) for name, section in settings.items()},
         "engines": [
             {
+                "model": model,
                 "engine_id": engine.engine_id,
                 "num_running": engine.num_running,
                 "num_waiting": engine.num_waiting,
@@ -48,9 +48,15 @@ def server_info(
                     for drafter in engine.drafters
                 ],
             }
-            for engine in stats
+            for model, engines in stats.items()
+            for engine in engines
         ],
     }
+
+
+def shown(settings: BaseModel | None) -> dict[str, Any] | None:
+    """Settings without their secrets."""
+    return None if settings is None else without_secrets(settings.model_dump())
 
 
 def server_load(stats: Sequence[EngineStats]) -> dict[str, int]:

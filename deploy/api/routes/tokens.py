@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from fastapi import Request, Response
+from fastapi import Response
 
-from ...settings.settings import ServerConfig
-from ..engine_client import EngineClient
 from ..generation.chat_plan import ChatPlanner
 from ..output.event_stream import json_response
 from ..schema.protocol import DetokenizeRequest, TokenizeRequest
-from .bodies import Bodies
+from .served_models import ServedModel
 
 
 class TokenRoutes:
     """The routes over a model's tokenizer."""
 
-    def __init__(self, engine_client: EngineClient, config: ServerConfig, bodies: Bodies) -> None:
-        self._engine_client = engine_client
-        self._config = config
-        self._bodies = bodies
+    def __init__(self, model: ServedModel) -> None:
+        self._engine_client = model.source.engine_client
+        self._config = model.source.config
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         """Token ids of a text or of a chat."""
-        body = await self._bodies.read(request, TokenizeRequest)
         codec = self._engine_client.codec
         if body.messages is not None:
             tokens = await ChatPlanner(codec, self._config).encode(body, body.messages)
@@ -34,10 +30,9 @@ class TokenRoutes:
             "tokens": tokens,
             "token_strs": await codec.token_strs(tokens) if body.return_token_strs else None,
         }
-        return self._bodies.name_ignored(await json_response(answer, len(tokens)), body)
+        return await json_response(answer, len(tokens))
 
-    async def detokenize(self, request: Request) -> Response:
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
         """The text of token ids."""
-        body = await self._bodies.read(request, DetokenizeRequest)
         answer = {"prompt": await self._engine_client.codec.decode(body.tokens)}
-        return self._bodies.name_ignored(await json_response(answer, len(body.tokens)), body)
+        return await json_response(answer, len(body.tokens))

@@ -147,7 +147,7 @@ class ChatMessage(StrictModel):
 def _check_part(index: int, part: Any) -> None:
     """Raises `ValueError` that names a part by its place and kind."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in _PART_KEYS:
+    if not isinstance(kind, str) or kind not in _PART_KEYS:
         shown = repr(kind[:MAX_SHOWN]) if isinstance(kind, str) else "no known type"
         raise ValueError(f"part {index} has {shown}; this model takes parts of type 'text' only")
     if not isinstance(part.get(_PART_KEYS[kind]), str):

@@ -2,7 +2,7 @@
 
 import { Answer, firstDifference } from "./answer.js";
 import { drawFigures, drawSources, drawTenants, loadLine } from "./panels.js";
-import { ServerError, key, modelName, samples, serverInfo } from "./server.js";
+import { ServerError, key, modelNames, samples, serverInfo } from "./server.js";
 import { Legend, element, meet } from "./sources.js";
 import { captionOf, drawTree } from "./tree.js";
 
@@ -11,7 +11,7 @@ const MAX_SEED = 2 ** 31;
 
 const at = (id) => document.getElementById(id);
 const legend = new Legend(at("legend"), [at("drafted"), at("plain")]);
-const shown = { drafted: null, plain: null, samples: [], step: 0, isStale: false };
+const shown = { drafted: null, plain: null, samples: [], step: 0, isStale: false, engines: [] };
 let running = null;
 
 function tell(error) {
@@ -23,11 +23,12 @@ function tell(error) {
 
 async function open() {
   try {
-    const [info, name] = [await serverInfo(), await modelName()];
-    meet(info.engines.flatMap((engine) => engine.drafters.map((drafter) => drafter.name)));
-    at("model").textContent = name;
+    const [info, names] = [await serverInfo(), await modelNames()];
+    shown.engines = info.engines;
+    at("chosen-model").replaceChildren(...names.map((name) => element("option", { text: name, value: name })));
+    at("models").hidden = names.length === 1;
     at("forget").hidden = !key.get();
-    drawDrafters(info);
+    choose();
     legend.draw();
     show({ isOpen: true });
     tell(null);
@@ -47,8 +48,17 @@ function show({ isOpen }) {
   at("key-form").hidden = isOpen;
 }
 
-function drawDrafters(info) {
-  const names = new Set(info.engines.flatMap((engine) => engine.drafters.map((drafter) => drafter.name)));
+/** Show what is known of the model that is chosen. */
+function choose() {
+  const model = at("chosen-model").value;
+  const engines = shown.engines.filter((engine) => engine.model === model);
+  const names = new Set(engines.flatMap((engine) => engine.drafters.map((drafter) => drafter.name)));
+  meet(names);
+  at("model").textContent = model;
+  drawDrafters(names);
+}
+
+function drawDrafters(names) {
   const boxes = [...names].map((name) => {
     const label = element("label");
     const box = element("input", { type: "checkbox", name: "drafter", value: name });
@@ -57,12 +67,12 @@ function drawDrafters(info) {
     return label;
   });
   const none = element("span", { text: "this server has none", className: "quiet" });
-  at("drafters").append(...(boxes.length ? boxes : [none]));
+  at("drafters").replaceChildren(element("legend", { text: "Drafters" }), ...(boxes.length ? boxes : [none]));
 }
 
 async function readSamples() {
   try {
-    shown.samples = await samples();
+    shown.samples = await samples(at("chosen-model").value);
     at("load").textContent = loadLine(shown.samples);
     drawTables();
   } catch (error) {
@@ -83,6 +93,7 @@ function bodyOf() {
   const chosen = boxes.filter((box) => box.checked).map((box) => box.value);
   const prompt = at("prompt").value;
   const body = {
+    model: at("chosen-model").value,
     ...(kind === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
     temperature: Number(at("temperature").value),
     seed: at("seed").value === "" ? Math.floor(Math.random() * MAX_SEED) : Number(at("seed").value),
@@ -228,6 +239,10 @@ at("step").addEventListener("input", () => goTo(Number(at("step").value)));
 at("before").addEventListener("click", () => goTo(shown.step - 1));
 at("after").addEventListener("click", () => goTo(shown.step + 1));
 at("follow").addEventListener("change", refreshIfAny);
+at("chosen-model").addEventListener("change", () => {
+  choose();
+  readSamples();
+});
 at("drafted").addEventListener("click", (event) => {
   const step = event.target.dataset?.step;
   if (step !== undefined) goTo(Number(step));

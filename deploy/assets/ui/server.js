@@ -33,13 +33,13 @@ async function ask(path, options = {}) {
 
 export const serverInfo = async () => (await ask("server_info")).json();
 
-export const modelName = async () => (await (await ask("v1/models")).json()).data[0].id;
+export const modelNames = async () => (await (await ask("v1/models")).json()).data.map((model) => model.id);
 
 /**
- * Samples of /metrics as {name, labels, value}.
+ * Samples of /metrics of one model as {name, labels, value}.
  * Buckets of histograms are left out.
  */
-export async function samples() {
+export async function samples(model) {
   const text = await (await ask("metrics")).text();
   const found = [];
   for (const line of text.split("\n")) {
@@ -49,6 +49,7 @@ export async function samples() {
     for (const [, name, value] of (parts[2] ?? "").matchAll(/(\w+)="((?:\\.|[^"\\])*)"/g)) {
       labels[name] = value.replace(/\\(.)/g, (_, char) => (char === "n" ? "\n" : char));
     }
+    if (labels.model_name && labels.model_name !== model) continue;
     found.push({ name: parts[1], labels, value: Number(parts[3]) });
   }
   return found;

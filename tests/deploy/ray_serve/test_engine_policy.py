@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.ray_serve.deployment_plan import engine_options
-from draftline.deploy.ray_serve.engine_policy import (
+from draftline.deploy.ray_serve.policies.engine_policy import (
     NUM_FIRST_TOKENS,
     TTFT_S,
     WINDOW_S,

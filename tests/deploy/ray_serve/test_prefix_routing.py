@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 from draftline.core.request.request import PrefixKeys
-from draftline.deploy.ray_serve.prefix_routing import PrefixRouting, Routed, SentPrefixes
+from draftline.deploy.ray_serve.policies.prefix_routing import PrefixRouting, Routed, SentPrefixes
 
 BLOCK = 4
 NAMES = ["one", "two", "three"]
@@ -16,7 +16,11 @@ NAMES = ["one", "two", "three"]
 
 def routing(*, max_blocks: int = 100, load_tokens: int = 10) -> PrefixRouting:
     return PrefixRouting(
-        block_size=BLOCK, max_blocks=max_blocks, load_tokens=load_tokens, rng=random.Random(1)
+        block_size=BLOCK,
+        max_blocks=max_blocks,
+        load_tokens=load_tokens,
+        model_name="tiny",
+        rng=random.Random(1),
     )
 
 
@@ -80,6 +84,27 @@ def test_a_session_stays_whatever_the_others_do() -> None:
             assert other.rank(request([3] * 9, session=session), left)[0] == owner
 
 
+def test_among_equals_a_tenant_has_its_own() -> None:
+    def first(tenant: str, *counts: int, seen_by: PrefixRouting) -> str:
+        sent = Routed(request_id="a", num_tokens=9, tenant=tenant)
+        return seen_by.rank(sent, loads(*counts))[0]
+
+    one, other = routing(), routing()
+    homes = {f"t{n}": first(f"t{n}", 1, 1, 1, seen_by=one) for n in range(60)}
+    assert set(homes.values()) == set(NAMES)
+    for tenant, home in homes.items():
+        assert first(tenant, 0, 0, 0, seen_by=other) == home
+        # It is not worth waiting for.
+        busy = [int(name == home) for name in NAMES]
+        assert first(tenant, *busy, seen_by=one) != home
+    # Nor is it worth a prefix.
+    prompt = request(range(20))
+    one.routed(prompt, "two", NAMES)
+    for tenant in homes:
+        again = Routed(request_id="b", keys=prompt.keys, num_tokens=20, tenant=tenant)
+        assert one.rank(again, loads(0, 0, 0))[0] == "two"
+
+
 def test_what_lost_a_request_is_tried_last() -> None:
     router = routing()
     lost = request(range(20), session="s")
@@ -101,13 +126,14 @@ class Counts:
 
 def test_reasons_and_tokens_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, router = Counts(), routing()
-    monkeypatch.setattr(PrefixRouting, "counts", counts)
+    monkeypatch.setattr(PrefixRouting, "counts", {"tiny": counts, "other": Counts()})
     router.routed(request(range(17)), "one", NAMES)
     router.routed(request(range(17), request_id="b"), "one", NAMES)
     own = router.rank(request([7] * 9, session="s"), loads(0, 0, 0))[0]
     router.routed(request([7] * 9, session="s"), own, NAMES)
     router.routed(Routed(request_id=""), own, NAMES)
     assert counts.told == [("load", 17, 0), ("prefix", 17, 16), ("session", 9, 0)]
+    assert not PrefixRouting.counts["other"].told  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_replicas_that_go_are_forgotten_and_prefixes_from_their_end() -> None:

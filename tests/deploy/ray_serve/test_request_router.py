@@ -30,12 +30,12 @@ def pending(prompt: tuple[int, ...], request_id: str, **options: Any) -> Any:
 
 
 async def test_calls_of_the_engine_are_ranked() -> None:
-    from draftline.deploy.ray_serve.request_router import PrefixRouter
+    from draftline.deploy.ray_serve.policies.request_router import PrefixRouter
     from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
     deployment = DeploymentID(name="engine", app_name="draftline")
     router = PrefixRouter(deployment, DeploymentHandleSource.REPLICA)
-    router.initialize_state(block_size=4, max_blocks=100, load_tokens=1)
+    router.initialize_state(block_size=4, max_blocks=100, load_tokens=1, model_name="tiny")
     ids = [ReplicaID(name, deployment) for name in ("one", "two")]
     replicas: list[Any] = [SimpleNamespace(replica_id=replica_id) for replica_id in ids]
     # As after `update_replicas`, without asking the replicas.
@@ -47,6 +47,8 @@ async def test_calls_of_the_engine_are_ranked() -> None:
     again = pending(tuple(range(24)), "b")
     assert await router.choose_replicas(replicas, again) == [[replicas[1]], [replicas[0]]]
     assert again.routing_context.should_backoff
+    assert router._routed(pending((1,), "d")).tenant == ""
+    assert router._routed(pending((1,), "d", namespace="acme")).tenant == "acme"
     # Its own request is known to run there; one without a prompt goes by load alone.
     health = pending((), "c")
     health.args = []

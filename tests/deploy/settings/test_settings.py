@@ -27,6 +27,7 @@ from draftline.deploy.settings.settings import (
     merge_settings,
     read_settings,
 )
+from draftline.deploy.settings.several_models import AppArgs, build_app_args
 from draftline.deploy.settings.tenants import key_digest
 from draftline.models.stage.graph_runner import GraphOptions
 from draftline.models.stage.options import StageOptions
@@ -187,7 +188,7 @@ def test_who_says_nothing_of_drafters_gets_the_default_ones() -> None:
     assert not EngineConfig(model="m").drafters
 
 
-@pytest.mark.parametrize("name", ["serve.yaml", "pool.yaml"])
+@pytest.mark.parametrize("name", ["serve.yaml", "pool.yaml", "models.yaml"])
 @pytest.mark.filterwarnings("ignore")  # Ray Serve's own, when it is imported
 def test_bundled_applications_wait_for_proxies_as_the_command_does(name: str) -> None:
     from ray.serve.schema import ServeDeploySchema
@@ -206,6 +207,9 @@ def test_bundled_files_are_valid() -> None:
     (application,) = served["applications"]
     assert application["import_path"] == "draftline.deploy.ray_serve.serve_app:build_app"
     assert build_serve_args(application["args"]).engine.backend == "ray"
+    several = yaml.safe_load(DEMO_FILE.with_name("models.yaml").read_text())["applications"]
+    models = build_app_args(several[0]["args"]).models
+    assert [model.model_name for model in models] == ["demo", "demo-small"]
 
 
 @pytest.mark.parametrize(
@@ -290,11 +294,11 @@ def test_what_stops_has_the_time_of_its_requests() -> None:
     args = build_serve_args({"server": {"drain_timeout_s": 7.0, "request_timeout_s": 50.0}})
     assert engine_options(args)["graceful_shutdown_timeout_s"] == 7.0
     # A stream cannot leave the ingress that has it.
-    assert ingress_options(args)["graceful_shutdown_timeout_s"] > 50.0
+    assert ingress_options(AppArgs.of(args))["graceful_shutdown_timeout_s"] > 50.0
     deployment = {"graceful_shutdown_timeout_s": 3.0}
     args = build_serve_args({"server": {"request_timeout_s": None}, "deployment": deployment})
     assert engine_options(args)["graceful_shutdown_timeout_s"] == 3.0
-    assert ingress_options(args)["graceful_shutdown_timeout_s"] > 600.0
+    assert ingress_options(AppArgs.of(args))["graceful_shutdown_timeout_s"] > 600.0
 
 
 @pytest.mark.parametrize(("written", "tries"), [(True, 3), ("on", 3), (False, 0), ("off", 0)])

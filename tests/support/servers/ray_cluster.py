@@ -29,18 +29,22 @@ def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
 
 
 class RayNodes:
-    """A head and further nodes of a Ray cluster on this machine, each with one logical CPU."""
+    """A head and further nodes of a Ray cluster on this machine."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        """`addresses` of the further ones; the head has the machine's."""
+    def __init__(self, addresses: Sequence[str], num_cpus: float) -> None:
+        """`addresses` of the further ones; the head has the machine's. `num_cpus` of each."""
         self._cluster = Cluster()
+        self._num_cpus = num_cpus
         self._add()
         self._nodes = {address: self._add(node_ip_address=address) for address in addresses}
         self.address = self._cluster.address
 
     def _add(self, **options: Any) -> Any:
         return self._cluster.add_node(
-            num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, **options
+            num_cpus=self._num_cpus,
+            include_dashboard=False,
+            object_store_memory=100_000_000,
+            **options,
         )
 
     def lose(self, address: str) -> None:
@@ -53,10 +57,11 @@ class RayNodes:
 
 
 @contextmanager
-def ray_nodes(addresses: Sequence[str]) -> Iterator[RayNodes]:
-    """A Ray cluster of a head, which this process uses, and nodes with these addresses."""
+def ray_nodes(addresses: Sequence[str], num_cpus: float = 1) -> Iterator[RayNodes]:
+    """A Ray cluster of a head, which this process uses, and nodes with these addresses; each node
+    has so many logical CPUs."""
     with _tests_in_path():
-        nodes = RayNodes(addresses)
+        nodes = RayNodes(addresses, num_cpus)
         try:
             ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
             yield nodes

@@ -118,7 +118,7 @@ def test_a_head_that_was_left_out_is_told() -> None:
     found = families(ServerMetrics("tiny"), [replace(stats, drafters=(*stats.drafters, strange))])
     assert value(found, "draftline:drafter_left_out", source="head") == 1
     assert value(found, "draftline:drafter_left_out", source="spectra") == 0
-    [engine] = server_info({}, [replace(stats, drafters=(strange,))])["engines"]
+    [engine] = server_info({}, {"tiny": [replace(stats, drafters=(strange,))]})["engines"]
     assert engine["drafters"] == [{"name": "head", "connected": False, "left_out": True}]
 
 

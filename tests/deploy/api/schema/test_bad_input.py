@@ -190,6 +190,8 @@ async def test_missing_prompt(client: httpx.AsyncClient) -> None:
         [{"role": "pirate", "content": "hi"}],
         [{"role": "user", "content": 3}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+        [{"role": "user", "content": [{"type": {}, "text": "x"}]}],
+        [{"role": "user", "content": [{"type": [], "text": "x"}]}],
         [{"role": "tool", "content": "the template refuses this role"}],
     ],
 )
@@ -252,3 +254,22 @@ async def test_bad_tokens_to_detokenize(client: httpx.AsyncClient) -> None:
 async def test_tokenize_wants_one_of_two(client: httpx.AsyncClient) -> None:
     for body in ({}, {"prompt": "a", "messages": GOOD_CHAT["messages"]}):
         check_error(await client.post("/tokenize", content=json.dumps(body)), 400, None)
+
+
+@pytest.mark.parametrize("kind", [{}, [], 3, True, "pirate"])
+@pytest.mark.parametrize(
+    ("field", "spell"),
+    [
+        ("input", lambda kind: [{"type": kind, "role": "pirate", "content": "hi"}]),
+        ("input", lambda kind: [{"role": "user", "content": [{"type": kind, "text": "hi"}]}]),
+        ("tools", lambda kind: [{"type": kind, "name": "f"}]),
+        ("tool_choice", lambda kind: {"type": kind, "name": "f"}),
+        ("text", lambda kind: {"format": {"type": kind}}),
+    ],
+)
+async def test_types_of_responses_are_known_texts(
+    client: httpx.AsyncClient, field: str, spell: Any, kind: Any
+) -> None:
+    body = {"input": "hi", field: spell(kind)}
+    response = await client.post("/v1/responses", json=body)
+    assert response.status_code == 400, response.text

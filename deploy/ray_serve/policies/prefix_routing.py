@@ -37,12 +37,14 @@ class Routed:
     keys        of the full blocks of its prompt (`core/request/request.py`)
     num_tokens  of the prompt
     session     requests of one session go to one replica; empty: it has none
+    tenant      whose drafts come of its own texts; empty: anybody's
     """
 
     request_id: str
     keys: Sequence[bytes] = ()
     num_tokens: int = 0
     session: str = ""
+    tenant: str = ""
 
 
 class SentPrefixes:
@@ -83,15 +85,22 @@ class PrefixRouting:
 
     block_size   tokens of a block
     load_tokens  prompt tokens whose computing costs as much as one more request beside
-    counts       of this process's requests, for all; Ray Serve makes the routers. None: nobody
-                 counts
+    model_name   whose requests they are
+    counts       of this process's requests, by model; Ray Serve makes the routers
     """
 
-    counts: ClassVar[RoutingCounts | None] = None
+    counts: ClassVar[dict[str, RoutingCounts]] = {}
 
     def __init__(
-        self, *, block_size: int, max_blocks: int, load_tokens: int, rng: random.Random
+        self,
+        *,
+        block_size: int,
+        max_blocks: int,
+        load_tokens: int,
+        model_name: str,
+        rng: random.Random,
     ) -> None:
+        self._model_name = model_name
         self._block_size = block_size
         self._load_tokens = load_tokens
         self._rng = rng
@@ -105,15 +114,17 @@ class PrefixRouting:
     def rank(self, request: Routed, loads: Mapping[str, int]) -> list[str]:
         """Replicas, the best first, of those whose number of requests is in `loads`.
 
-        A session's own is the first, as long as there is it. Those that the request was sent to
+        A session's own is the first, as long as there is it. Among equal ones that is a tenant's
+        own, whose drafters have seen most of the tenant's texts. Those that the request was sent to
         before, and that lost it, are the last.
         """
         names = list(loads)
         self._rng.shuffle(names)
         costs = {name: self._cost(request, name, loads[name]) for name in names}
-        names.sort(key=lambda name: (costs[name], loads[name]))
+        home = _own_replica(request.tenant, names) if request.tenant else None
+        names.sort(key=lambda name: (costs[name], loads[name], name != home))
         if request.session:
-            own = _session_replica(request.session, names)
+            own = _own_replica(request.session, names)
             names.sort(key=lambda name: name != own)
         tried = self._tried.get(request.request_id, ())
         return sorted(names, key=lambda name: name in tried)
@@ -123,11 +134,12 @@ class PrefixRouting:
         count = self._num_sent(request, replica)
         self._sent.note(replica, request.keys)
         self._note_try(request.request_id, replica)
-        if self.counts is None or not request.num_tokens:
+        counts = self.counts.get(self._model_name)
+        if counts is None or not request.num_tokens:
             return
-        is_own = request.session and replica == _session_replica(request.session, replicas)
+        is_own = request.session and replica == _own_replica(request.session, replicas)
         reason = "session" if is_own else "prefix" if count else "load"
-        self.counts.record_routed(reason, request.num_tokens, count * self._block_size)
+        counts.record_routed(reason, request.num_tokens, count * self._block_size)
 
     def _cost(self, request: Routed, replica: str, load: int) -> int:
         """What the request would cost there, in prompt tokens."""
@@ -149,13 +161,13 @@ class PrefixRouting:
             self._tried.popitem(last=False)
 
 
-def _session_replica(session: str, replicas: Iterable[str]) -> str | None:
-    """The one of highest hash with the session: another only where it comes or goes.
+def _own_replica(owner: str, replicas: Iterable[str]) -> str | None:
+    """The one of highest hash with a session or tenant: another only where it comes or goes.
 
     Every ingress finds the same one (rendezvous hashing; Thaler and Ravishankar, 1998).
     """
-    return max(replicas, key=lambda name: _hash(session, name), default=None)
+    return max(replicas, key=lambda name: _hash(owner, name), default=None)
 
 
-def _hash(session: str, replica: str) -> bytes:
-    return hashlib.blake2b(f"{replica}\0{session}".encode(), digest_size=8).digest()
+def _hash(owner: str, replica: str) -> bytes:
+    return hashlib.blake2b(f"{replica}\0{owner}".encode(), digest_size=8).digest()

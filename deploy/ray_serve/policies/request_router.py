@@ -12,9 +12,12 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ...core.request.request import PrefixKeys
-from ...core.request.sampling_params import RequestOptions
+from ....core.request.request import PrefixKeys
+from ....core.request.sampling_params import RequestOptions
 from .prefix_routing import PrefixRouting, Routed
+
+# The namespace of requests that are no tenant's.
+SHARED = RequestOptions().namespace
 
 
 class PrefixRouter(RequestRouter):
@@ -24,13 +27,14 @@ class PrefixRouter(RequestRouter):
     of a process.
     """
 
-    def initialize_state(self, **kwargs: int) -> None:
-        """`block_size`, `max_blocks` and `load_tokens`, as of `PrefixRouting`."""
+    def initialize_state(self, **kwargs: Any) -> None:
+        """`block_size`, `max_blocks`, `load_tokens` and `model_name`, as of `PrefixRouting`."""
         self._block_size = kwargs["block_size"]
         self._routing = PrefixRouting(
             block_size=self._block_size,
             max_blocks=kwargs["max_blocks"],
             load_tokens=kwargs["load_tokens"],
+            model_name=kwargs["model_name"],
             rng=random.Random(),
         )
         # The replicas of this process's requests.
@@ -91,5 +95,6 @@ class PrefixRouter(RequestRouter):
                     keys=keys.upto(prompt, len(prompt)),
                     num_tokens=len(prompt),
                     session=options.session,
+                    tenant="" if options.namespace == SHARED else options.namespace,
                 )
         return Routed(request_id="")
