@@ -95,7 +95,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         # The servers of drafters that copy text start in a fraction of the time.
         ("actors.drafter_server", {"torch", "transformers"}),
         # Ray Serve's controller imports it.
-        ("deploy.ray_serve.pool_policy", {"torch", "transformers", "numba", "grpc", "pydantic"}),
+        (
+            "deploy.ray_serve.policies.pool_policy",
+            {"torch", "transformers", "numba", "grpc", "pydantic"},
+        ),
     ],
 )
 def test_what_starts_often_imports_little(module: str, heavy: set[str], tmp_path: Path) -> None:

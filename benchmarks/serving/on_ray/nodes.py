@@ -42,12 +42,13 @@ class Node:
 
     def start(self) -> None:
         """Start it and wait until it runs. Raises `RuntimeError`."""
+        said: str | None = None
         for _ in range(START_ATTEMPTS):
             said = self._start()
             if said is None:
                 return
             self.lose()
-        raise RuntimeError(f"a Ray node did not start: {said[-500:]}")
+        raise RuntimeError(f"a Ray node did not start: {said[-500:] if said else said}")
 
     def _start(self) -> str | None:
         """What it said, if it does not run; else None."""
