@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 
 COMMANDS = (
     "serve", "generate", "demo", "doctor", "corpus", "train", "bench", "lossless", "trace",
-    "tenant",
+    "tenant", "dashboard",
 )  # fmt: skip
 runner = CliRunner()
 
