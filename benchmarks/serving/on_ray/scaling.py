@@ -105,4 +105,4 @@ def _replica_states() -> dict[str, int]:
     from ray import serve  # noqa: PLC0415
 
     states = serve.status().applications[APP_NAME].deployments["engine"].replica_states
-    return {str(state.value): count for state, count in states.items() if count}
+    return {str(state): count for state, count in states.items() if count}
