@@ -167,8 +167,7 @@ class RayEngineClient:
             return False
 
     async def _ask_all(self, method: str, timeout_s: float = CONTROL_TIMEOUT_S) -> list[Any]:
-        with _own_call():
-            response = self._handle.broadcast(method)
+        response = self._handle.broadcast(method)
         try:
             answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
         except (TimeoutError, RayError, RayServeException):

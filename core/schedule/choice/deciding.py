@@ -26,8 +26,8 @@ from .known import Known
 
 # What a token that nobody was asked for leaves of the weight of what is known of a request.
 RECALL = 0.98
-# What is asked is what seemed best, often by chance: so much of what it should bring counts. Once
-# it is asked all of it does.
+# What is asked is what seemed best, often by chance: so much of what it should bring counts. All of
+# it does where others would make it too dear, so that it is not asked and left out by turns.
 SURE_SHARE = 0.8
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
@@ -55,7 +55,7 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         for drafter in range(num_drafters):
             margins[:, drafter] = expected[:, drafter, BEYOND + drafter]
         at = _take(choices, margins, is_out, expected, costs_s, known, wishes)
-        if not _drop(choices, is_out, expected, costs_s, known, wishes):
+        if not _rule_out(choices, is_out, expected, costs_s, known, wishes):
             break
     is_drafting = choices.any()
     host_s = 0.0 if is_drafting else wishes.host_s[0]
@@ -130,7 +130,7 @@ def _ask(choices: Int64, drafter: int, takes: Bool, margins: Float64, expected: 
 
 
 @compiled
-def _drop(  # noqa: PLR0917 - compiled functions take no options by name
+def _rule_out(  # noqa: PLR0917 - compiled functions take no options by name
     choices: Int64,
     is_out: Bool,
     expected: Float64,

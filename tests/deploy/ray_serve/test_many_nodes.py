@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
 import pytest
 from draftline import Engine, EngineConfig, SamplingParams
-from draftline.deploy.cli.serve.local_server import free_port
-from draftline.deploy.ray_serve.runtime import RAY_ENVIRONMENT
-from draftline.deploy.settings.settings import ServerConfig
-from support.servers.ray_cluster import ray_nodes
+from support.servers.ray_cluster import ray_nodes, ray_serve
 
 # Those of further nodes, as far as one machine can have some.
 OTHERS = ["127.0.0.2", "127.0.0.3"]
@@ -29,13 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def ray_serve_url() -> Iterator[str]:
     """The URL of a Ray Serve on three nodes, without applications."""
-    from ray import serve
-
-    port = free_port(ServerConfig(port=0))
-    with mock.patch.dict(os.environ, RAY_ENVIRONMENT), ray_nodes(OTHERS, num_cpus=2):
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-        serve.shutdown()
+    with ray_serve(ray_nodes(OTHERS, num_cpus=2)) as url:
+        yield url
 
 
 def nodes_of(class_name: str) -> list[str]:

@@ -42,13 +42,6 @@ class Call:
         self.is_cancelled = True
 
 
-class Broadcast:
-    """A call of all replicas, of which one answers."""
-
-    async def results_async(self, **_: Any) -> list[Any]:
-        return ["told", ValueError()]
-
-
 class Handle:
     """What a replica does with a stream (`EngineReplica.stream`), in this process.
 
@@ -81,12 +74,6 @@ class Handle:
         most = self._dies_after.pop(0) if self._dies_after else None
         self.calls.append(Call(with_heartbeats(self._noting(batches, most), 0.01)))
         return self.calls[-1]
-
-    def broadcast(self, _method: str) -> Broadcast:
-        from ray.serve.context import _get_serve_request_context
-
-        self.call_ids.append(_get_serve_request_context()._internal_request_id)
-        return Broadcast()
 
     async def _noting(self, batches: Any, most: int | None) -> AsyncGenerator[Any, None]:
         from ray.exceptions import ActorDiedError
@@ -173,18 +160,6 @@ async def test_a_line_tells_of_each_request_that_goes_on(
     await _answer(client, PARAMS, "cmpl-7")
     lines = [message for message in caplog.messages if "request_resumed" in message]
     assert lines == ["event=request_resumed request_id=cmpl-7 cause=replica_died"] * count
-
-
-@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
-async def test_calls_of_all_replicas_have_ids_of_their_own(local: LocalEngineClient) -> None:
-    from ray.serve.context import _get_serve_request_context
-
-    handle = Handle(local._engine)
-    client = await client_of(handle)
-    own = _get_serve_request_context()._internal_request_id
-    assert [await client.stats() for _ in range(2)] == [["told"]] * 2
-    assert len({own, *handle.call_ids}) == 3
-    assert _get_serve_request_context()._internal_request_id == own
 
 
 async def _answer(

@@ -6,15 +6,12 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from draftline.deploy.cli.serve.local_server import free_port
-from draftline.deploy.settings.settings import ServerConfig
-from support.servers.ray_cluster import living_actors, no_actors_left, ray_cluster
+from support.servers.ray_cluster import living_actors, no_actors_left
 
 # Far more than a replica that stops has time for.
 MAX_TOKENS = 16_000
@@ -32,18 +29,6 @@ def long_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"max_position_embeddings": 2 * MAX_TOKENS}))
     return folder
-
-
-@pytest.fixture
-def ray_serve_url() -> Iterator[str]:
-    """The URL of a Ray Serve without applications."""
-    from ray import serve
-
-    port = free_port(ServerConfig(port=0))
-    with ray_cluster(num_cpus=4):
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-        serve.shutdown()
 
 
 def num_running(client: httpx.Client) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +11,6 @@ import httpx
 import pytest
 from draftline import SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.serve.local_server import free_port
-from draftline.deploy.settings.settings import ServerConfig
-from support.servers.ray_cluster import ray_cluster
 
 # Ray Serve's modules warn when they are imported, so they are imported in here.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -60,18 +56,6 @@ async def test_calls_of_the_engine_are_ranked() -> None:
     router.on_request_completed(ids[1], "internal b")
     assert not router._num_ours
     assert not router._ours
-
-
-@pytest.fixture
-def ray_serve_url() -> Iterator[str]:
-    """The URL of a Ray Serve without applications."""
-    from ray import serve
-
-    port = free_port(ServerConfig(port=0))
-    with ray_cluster(num_cpus=4):
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-        serve.shutdown()
 
 
 def totals(client: httpx.Client, name: str) -> list[float]:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
 import pytest
 import torch
 from draftline import Engine, EngineConfig, SamplingParams
-from draftline.deploy.cli.serve.local_server import free_port
-from draftline.deploy.ray_serve.runtime import RAY_ENVIRONMENT
-from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import key_digest
 from support.fakes.fake_engine import byte_tokenizer
-from support.servers.ray_cluster import ray_cluster
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 # Ray Serve's modules warn when they are imported, so they are imported in here.
@@ -46,18 +40,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def ray_serve_url() -> Iterator[str]:
-    """The URL of a Ray Serve without applications."""
-    from ray import serve
-
-    port = free_port(ServerConfig(port=0))
-    with mock.patch.dict(os.environ, RAY_ENVIRONMENT), ray_cluster(num_cpus=4):
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-        serve.shutdown()
 
 
 def settings(first: Path, second: Path) -> dict[str, Any]:

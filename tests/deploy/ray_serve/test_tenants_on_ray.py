@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
 import pytest
-from draftline.deploy.cli.serve.local_server import free_port
-from draftline.deploy.ray_serve.runtime import RAY_ENVIRONMENT
-from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import key_digest
 from draftline.deploy.tenants.changes import create_tenant
 from draftline.deploy.tenants.store import open_tenant_store
 from redis import Redis
-from support.servers.ray_cluster import ray_cluster
 from support.servers.redis_server import RedisServer
 
 # Ray Serve's modules warn when they are imported, so they are imported in here.
@@ -36,18 +30,6 @@ TENANTS: dict[str, dict[str, Any]] = {
     "single": {"max_concurrency": 1},
     "narrow": {"models": ["elsewhere"], "drafters": ["spectra"]},
 }
-
-
-@pytest.fixture
-def ray_serve_url() -> Iterator[str]:
-    """The URL of a Ray Serve without applications."""
-    from ray import serve
-
-    port = free_port(ServerConfig(port=0))
-    with mock.patch.dict(os.environ, RAY_ENVIRONMENT), ray_cluster(num_cpus=4):
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-        serve.shutdown()
 
 
 def settings(checkpoint: Path, redis_url: str) -> dict[str, Any]:

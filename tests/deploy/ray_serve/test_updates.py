@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from draftline.deploy.cli.serve.local_server import free_port
-from draftline.deploy.settings.settings import ServerConfig
 from support.servers.processes import coordinator_pids
-from support.servers.ray_cluster import ray_cluster
 
 BODY = {"prompt": "abc", "max_tokens": 100, "temperature": 0.9, "seed": 3, "ignore_eos": True}
 NUM_CLIENTS = 3
-
-
-@pytest.fixture
-def ray_serve_url() -> Iterator[str]:
-    """The URL of a Ray Serve without applications."""
-    from ray import serve
-
-    port = free_port(ServerConfig(port=0))
-    with ray_cluster(num_cpus=4):
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-        serve.shutdown()
 
 
 def settings(checkpoint: Path, **changed: Any) -> dict[str, Any]:

@@ -7,11 +7,15 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
+from draftline.deploy.cli.serve.local_server import free_port
+from draftline.deploy.ray_serve.runtime import RAY_ENVIRONMENT
+from draftline.deploy.settings.settings import ServerConfig
 from ray.cluster_utils import Cluster
 
 TESTS = Path(__file__).parents[2]
@@ -68,6 +72,19 @@ def ray_nodes(addresses: Sequence[str], num_cpus: float = 1) -> Iterator[RayNode
         finally:
             ray.shutdown()
             nodes.end()
+
+
+@contextmanager
+def ray_serve(cluster: AbstractContextManager[object]) -> Iterator[str]:
+    """The URL of a Ray Serve without applications, on a cluster that begins here."""
+    # Its modules warn when they are imported, so tests import it under filters of their own.
+    from ray import serve
+
+    port = free_port(ServerConfig(port=0))
+    with mock.patch.dict(os.environ, RAY_ENVIRONMENT), cluster:
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
+        serve.shutdown()
 
 
 @contextmanager

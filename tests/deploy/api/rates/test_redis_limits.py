@@ -54,12 +54,15 @@ async def test_replicas_count_together(tmp_path: Path) -> None:
             assert over.wait_s > 0
 
 
-async def test_places_of_a_replica_that_died_are_free_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_module, "PERIOD_S", 0.2)
     monkeypatch.setattr(places, "LEASE_S", 3)
     monkeypatch.setattr(places, "RENEWAL_S", 0.1)
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_places_of_a_replica_that_died_are_free_again(tmp_path: Path) -> None:
     limits = Limits(tenant="acme", concurrency=2)
     with RedisServer(tmp_path) as server:
         async with gates(server.url) as (living, other):
@@ -75,13 +78,11 @@ async def test_places_of_a_replica_that_died_are_free_again(
             await dead.close()
 
 
+@pytest.mark.usefixtures("short_leases")
 async def test_places_of_requests_that_end_without_redis_are_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis hangs as a request ends: its place is not renewed for as long as the server lives."""
-    monkeypatch.setattr(gate_module, "PERIOD_S", 0.2)
-    monkeypatch.setattr(places, "LEASE_S", 3)
-    monkeypatch.setattr(places, "RENEWAL_S", 0.1)
     limits = Limits(tenant="acme", concurrency=2)
     with RedisServer(tmp_path) as server:
         async with gates(server.url, 1) as (gate,):
