@@ -45,22 +45,11 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     requests, as far as its account goes.
     """
     expected, costs_s = _expected(known, wishes)
-    num_requests, num_drafters = wishes.allowed.shape
-    choices = np.zeros((num_requests, num_drafters), dtype=np.int64)
-    margins = np.zeros((num_requests, num_drafters, 3))
-    is_out = np.zeros((num_requests, num_drafters), dtype=np.bool_)
-    at = wishes.base_rows
-    for _ in range(num_drafters):
-        choices[:] = LEFT_OUT
-        for drafter in range(num_drafters):
-            margins[:, drafter] = expected[:, drafter, BEYOND + drafter]
-        at = _take(choices, margins, is_out, expected, costs_s, known, wishes)
-        if not _rule_out(choices, is_out, expected, costs_s, known, wishes):
-            break
+    choices, margins, at = _worth_asking(expected, costs_s, known, wishes)
     is_drafting = choices.any()
     host_s = 0.0 if is_drafting else wishes.host_s[0]
     single_s = 0.0 if is_drafting else wishes.single_s
-    for drafter in range(num_drafters):
+    for drafter in range(choices.shape[1]):
         own = choices[:, drafter]
         message_s = 0.0 if own.any() else known.costs[drafter, MESSAGE]
         # Not for a few requests only: the host works about as long for one as for many.
@@ -74,6 +63,33 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
             _choose_probes(own, drafter, known, wishes, at, single_s)
     _recall(choices, known, wishes)
     return choices, _row_seconds(wishes, at, 1.0)
+
+
+@compiled
+def will_ask(known: Known, wishes: StepWishes) -> Int64:
+    """int64 [requests, drafters]: who is asked because it pays; nobody is tried."""
+    expected, costs_s = _expected(known, wishes)
+    return _worth_asking(expected, costs_s, known, wishes)[0]
+
+
+@compiled
+def _worth_asking(
+    expected: Float64, costs_s: Float64, known: Known, wishes: StepWishes
+) -> tuple[Int64, Float64, float]:
+    """The choices, what each drafter brings beyond those asked, and the rows of the step."""
+    num_requests, num_drafters = wishes.allowed.shape
+    choices = np.zeros((num_requests, num_drafters), dtype=np.int64)
+    margins = np.zeros((num_requests, num_drafters, 3))
+    is_out = np.zeros((num_requests, num_drafters), dtype=np.bool_)
+    at = wishes.base_rows
+    for _ in range(num_drafters):
+        choices[:] = LEFT_OUT
+        for drafter in range(num_drafters):
+            margins[:, drafter] = expected[:, drafter, BEYOND + drafter]
+        at = _take(choices, margins, is_out, expected, costs_s, known, wishes)
+        if not _rule_out(choices, is_out, expected, costs_s, known, wishes):
+            break
+    return choices, margins, at
 
 
 @compiled

@@ -18,21 +18,19 @@ from ...proposals import DraftCost
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
-from .deciding import decide
+from .deciding import decide, will_ask
 from .draft_orders import DraftOrders
 from .kernels import (
     ASKED,
-    BEYOND,
     BEYOND_ALL,
     GAIN,
     LEFT_OUT,
+    MESSAGE,
     NODES,
     PROBING,
-    QUERY,
     TRIED,
     StepWishes,
     interests,
-    means,
     regime_of,
 )
 from .known import BY_ROW, BY_ROW_AND_DRAFTER, nothing_known, padded
@@ -55,6 +53,8 @@ FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.03, 2.0
 MOST_CREDIT = 8.0
 # Rows over which their price is looked at.
 FIRST_NODES = 8
+# Numbers of rows, of which the last is more than a step has.
+EVERY_ROW = np.array([0.0, 1e6])
 # Stands for a request that nothing is learned of.
 NOBODY = ""
 # Weight of the newest probe in the mean number of its rows.
@@ -207,13 +207,16 @@ class DrafterChoice:
         """Drafters that will be asked for a new request, if it is like others of its class."""
         self._take_costs(costs)
         # First, for it may move the arrays.
-        row = self._row(wish)
-        known = self._known
-        every = np.arange(len(self._names))
-        own = means(known.levels, known.paths[row], self._regime)[every, BEYOND + every]
-        taken_s = known.costs[:, QUERY] + self._host_s[1] + own[:, NODES] * self._row_s
-        pays = (own[:, GAIN] * token_s > taken_s) | self._new(costs)
-        pays &= self._allowed([wish], costs)[0]
+        rows = np.array([self._row(wish)])
+        allowed = self._allowed([wish], costs)
+        sizes = np.array([(wish.num_tokens, min(wish.tokens_left, HORIZON))], dtype=np.float64)
+        # Messages are those of the steps that it joins; each row takes what the last one took.
+        known = self._known._replace(costs=self._known.costs * (np.arange(3) != MESSAGE))
+        step = StepWishes(
+            rows, allowed, sizes, EVERY_ROW, EVERY_ROW * self._row_s, 0.0, token_s, token_s,
+            self._regime, 0.0, np.array([0.0, self._host_s[1]]), 0.0,
+        )  # fmt: skip
+        pays = (will_ask(known, step)[0] != LEFT_OUT) | (allowed[0] & self._new(costs))
         if not pays.any():
             self._quiet.join(wish.request_id)
         self._orders.begin(wish.request_id, np.where(pays & self._ahead(costs), ASKED, LEFT_OUT))

@@ -215,6 +215,18 @@ def test_a_dear_one_whose_tokens_several_cheap_ones_say_together_is_left_out() -
     assert count["dear"] < 0.1 * min(count[f"part{index}"] for index in range(3))
 
 
+def test_what_is_drafted_behind_a_new_prompt_is_chosen_together_too() -> None:
+    """The dear one pays by itself, and not beside the cheap ones."""
+    wish = DraftWish("new", 0.0, "shared", None, 100, 100)
+    simulation = Parts(more=0, cost_s=0.0009)
+    simulation.asked_later(8.0)
+    costs = {name: guess.cost for name, guess in simulation.guesses.items()}
+    expected = simulation.budget.expected(wish, costs, len(REQUESTS))
+    assert expected == {"part0", "part1", "part2"}
+    alone = simulation.budget.expected(wish, {"dear": costs["dear"]}, len(REQUESTS))
+    assert alone == {"dear"}
+
+
 def test_a_dear_one_that_says_more_than_several_cheap_ones_together_is_asked() -> None:
     simulation = Parts(more=8, cost_s=0.002)
     count = simulation.asked_later(8.0)
