@@ -5,7 +5,8 @@
 Keeps what the training records in FOLDER say, one folder a head, as
 `benchmarks/results/heads-equal-training.json`; all must be of as many steps and texts. Their rows
 are those of `heads-equal-griffin-PROMPTS-TEMPERATURE.json` and of `heads-equal-specformer-...`, of
-`draftline bench --suite heads --suite-rows`; `tables.py` writes them.
+`draftline bench --suite heads --suite-rows`, and those of heads that were trained as long as the
+bundled one `heads-longer-...`; `tables.py` writes them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from ...training.heads.export import RECORD
 
 RESULTS = Path(__file__).parents[1] / "results"
 TRAINING = "heads-equal-training.json"
-# Rows of a family come from one run.
-SUITES = ("heads-equal-griffin", "heads-equal-specformer")
+EQUAL, LONGER = "equal training", "longer training"
+# The beginnings of their files' names: a family's rows come from one run.
+SUITES = {
+    EQUAL: ("heads-equal-griffin", "heads-equal-specformer"),
+    LONGER: ("heads-longer",),
+}
 # A head, and the one that is compared with it: what papers say to be less comes first.
 PAIRS = (
     ("eagle2", "hass"),
@@ -85,7 +90,7 @@ def pairs() -> Iterator[tuple[str, str]]:
     yield f"specformer {CHAIN}", f"specformer {TREE}"
 
 
-def difference_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
+def difference_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> str:
     """By how much tau of the second of a pair is above that of the first, on the same prompts."""
     counts = {
         column: {row["name"]: row["by_prompt"] for row in content["taus"]}
@@ -96,7 +101,7 @@ def difference_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
         cells = [_difference(known, less, more) for known in counts.values()]
         if any(cells):
             lines.append([f"{more} over {less}", *(cell or "-" for cell in cells)])
-    return markdown_table(["equal training: difference of tau", *columns], lines)
+    return markdown_table([f"{title}: difference of tau", *columns], lines)
 
 
 def _difference(counts: Mapping[str, Any], less: str, more: str) -> str:

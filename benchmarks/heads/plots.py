@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from ...measure.report.plots import require_matplotlib
-from .equal_training import TRAINING
+from .equal_training import EQUAL, SUITES, TRAINING
 from .tables import (
     RESULTS,
     SHOWN_DEPTHS,
@@ -85,7 +85,7 @@ def main(
     head, first = next(iter(every.items()))
     shares = {name: depth_shares(first, name, SHOWN_DEPTHS) for name in names_of({head: first})}
     draw(every, shares, f"share of steps that accept so many: {head}", folder / "heads.png")
-    alike, records = read_alike(folder), folder / TRAINING
+    alike, records = read_alike(folder, SUITES[EQUAL]), folder / TRAINING
     if alike and records.exists():
         trained = json.loads(records.read_text("utf-8"))
         shares = {name: record["acceptance_by_depth"] for name, record in trained.items()}

@@ -12,7 +12,7 @@ docs/results.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,9 +52,9 @@ def read_columns(
     return found
 
 
-def read_alike(folder: Path) -> Columns:
+def read_alike(folder: Path, suites: Iterable[str]) -> Columns:
     """The files of heads that were trained alike."""
-    return together(read_columns(folder, suite=suite) for suite in SUITES)
+    return together(read_columns(folder, suite=suite) for suite in suites)
 
 
 def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
@@ -88,10 +88,11 @@ def tables(folder: Path) -> str:
 
 def _equal_tables(folder: Path) -> Iterator[str]:
     """tau, differences with their intervals, and acceptance while they were trained."""
-    columns = read_alike(folder)
-    if columns:
-        yield table("equal training: tau", columns, tau_cell)
-        yield difference_table(columns)
+    for title, suites in SUITES.items():
+        columns = read_alike(folder, suites)
+        if columns:
+            yield table(f"{title}: tau", columns, tau_cell)
+            yield difference_table(title, columns)
     records = folder / TRAINING
     if records.exists():
         yield trained_depth_table(json.loads(records.read_text("utf-8")))

@@ -73,6 +73,8 @@ def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -
     others = content_of({"specformer tree": 2.0})
     (tmp_path / "heads-equal-specformer-bundled-t0.json").write_text(others)
     shares = {"griffin": [0.5, 0.25], "eagle2": [0.5]}
+    longer = content_of({"eagle2 tree": 2.0, "hass tree": 2.5})
+    (tmp_path / "heads-longer-bundled-t0.json").write_text(longer)
     for name, own in shares.items():
         folder = tmp_path / "heads" / name
         folder.mkdir(parents=True)
@@ -93,7 +95,9 @@ def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -
         "| --- | --- |",
         "| griffin chain over griffin-no-fusion chain | +0.50 (+0.50 to +0.50) |",
     ]
-    assert lines[10:14] == [
+    assert lines[10] == "| longer training: tau | bundled, greedy |"
+    assert lines[17] == "| hass tree over eagle2 tree | +0.50 (+0.50 to +0.50) |"
+    assert lines[19:23] == [
         "| equal training: accepted behind accepted drafts | 1 | 2 |",
         "| --- | --- | --- |",
         "| eagle2 | 0.50 | - |",
