@@ -38,7 +38,7 @@ from ..suffix.automaton import (
     TARGET,
     TOKEN,
     Automaton,
-    find_edge,
+    advanced,
     suffix_state,
 )
 from ..suffix.counts import RecentCounts, grown_counts
@@ -121,16 +121,8 @@ def _draft(
     states, edges, _, cursor = automaton
     tokens = np.empty(num_tokens, dtype=np.int32)
     log_probs = np.empty(num_tokens, dtype=np.float32)
-    state, length = cursor[CONTEXT], cursor[CONTEXT_LEN]
-    for token in assumed:
-        edge = find_edge(automaton, state, token)
-        while edge == NONE and state != ROOT_STATE:
-            state = states[state, LINK]
-            length = states[state, LENGTH]
-            edge = find_edge(automaton, state, token)
-        if edge != NONE:
-            length = min(length + 1, max_context)
-            state = suffix_state(states, edges[edge, TARGET], length)
+    first, first_len = cursor[CONTEXT], cursor[CONTEXT_LEN]
+    state, length = advanced(automaton, first, first_len, assumed, max_context)
     for index in range(num_tokens):
         while state != ROOT_STATE and states[state, BEST_EDGE] == NONE:
             state = states[state, LINK]

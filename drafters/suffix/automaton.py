@@ -96,6 +96,27 @@ def suffix_state(states: Int32, state: int, length: int) -> int:
 
 
 @compiled
+def advanced(
+    automaton: Automaton, state: int, length: int, tokens: Int32, most: int
+) -> tuple[int, int]:
+    """State and length of the longest suffix that was counted of a string and these tokens.
+
+    `state` is that of the string's last `length` tokens; no more than `most` are looked at.
+    """
+    states, edges, _, _ = automaton
+    for token in tokens:
+        edge = find_edge(automaton, state, token)
+        while edge == NONE and state != ROOT_STATE:
+            state = states[state, LINK]
+            length = states[state, LENGTH]
+            edge = find_edge(automaton, state, token)
+        if edge != NONE:
+            length = min(length + 1, most)
+            state = suffix_state(states, edges[edge, TARGET], length)
+    return state, length
+
+
+@compiled
 def extend(automaton: Automaton, tokens: Int32, max_depth: int) -> None:
     """Append tokens to the text; counts are kept for strings of at most `max_depth` tokens.
 

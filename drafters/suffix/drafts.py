@@ -25,8 +25,8 @@ from .automaton import (
     TARGET,
     TOKEN,
     Automaton,
+    advanced,
     automaton_at,
-    find_edge,
     suffix_state,
 )
 
@@ -123,26 +123,7 @@ def _end_of_text(automaton: Automaton, context: Int32, num_assumed: int) -> tupl
     num_before = len(context) - num_assumed
     length = min(cursor[CONTEXT_LEN], num_before)
     state = suffix_state(states, cursor[CONTEXT], length)
-    return _advanced(automaton, state, length, context[num_before:])
-
-
-@compiled
-def _advanced(automaton: Automaton, state: int, length: int, tokens: Int32) -> tuple[int, int]:
-    """State and length of the longest suffix that was counted of a string and these tokens.
-
-    `state` is that of the string, of which `length` tokens were counted.
-    """
-    states, edges, _, _ = automaton
-    for token in tokens:
-        edge = find_edge(automaton, state, token)
-        while edge == NONE and state != ROOT_STATE:
-            state = states[state, LINK]
-            length = states[state, LENGTH]
-            edge = find_edge(automaton, state, token)
-        if edge != NONE:
-            state = edges[edge, TARGET]
-            length += 1
-    return state, length
+    return advanced(automaton, state, length, context[num_before:], len(context))
 
 
 @compiled
@@ -150,7 +131,7 @@ def _longest_match(automaton: Automaton, context: Int32) -> tuple[int, int]:
     """State and length of the longest suffix of `context` that was counted."""
     window = FIRST_WINDOW
     while True:
-        state, length = _advanced(automaton, ROOT_STATE, 0, context[-window:])
+        state, length = advanced(automaton, ROOT_STATE, 0, context[-window:], window)
         # Most matches are short; only one of the whole window may go on to the left of it.
         if length < window or window >= len(context):
             return state, length
