@@ -125,7 +125,7 @@ class Running:
         assert self.parts.target.blocked.wait(20)
 
     def last(self, name: str) -> Delta | DraftlineError:
-        assert self.ended[name].wait(20)
+        assert self.ended[name].wait(60)
         return self.heard[name][-1]
 
     def tokens(self, name: str) -> list[int]:

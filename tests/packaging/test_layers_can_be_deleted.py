@@ -61,9 +61,10 @@ def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@pytest.mark.parametrize(
-    "names", [UNIT_AREAS, pytest.param(("models",), marks=pytest.mark.full)], ids=", ".join
-)
+# All loops are compiled anew in the copy, which takes minutes.
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("names", [UNIT_AREAS, ("models",)], ids=", ".join)
 def test_the_unit_tests_pass(bare_tree: Path, names: tuple[str, ...]) -> None:
     areas = [bare_tree / "tests" / area for area in names]
     for area in areas:
