@@ -61,10 +61,16 @@ def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-# All loops are compiled anew in the copy, which takes minutes.
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("names", [UNIT_AREAS, ("models",)], ids=", ".join)
+# The loops of core and drafters are compiled anew in the copy, which takes minutes.
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("retrieval_store",),
+        pytest.param(UNIT_AREAS, marks=[pytest.mark.full, pytest.mark.timeout(1200)]),
+        pytest.param(("models",), marks=pytest.mark.full),
+    ],
+    ids=", ".join,
+)
 def test_the_unit_tests_pass(bare_tree: Path, names: tuple[str, ...]) -> None:
     areas = [bare_tree / "tests" / area for area in names]
     for area in areas:
