@@ -193,6 +193,8 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
             for mix in matrix.mixes:
                 config = EngineConfig(
                     model="demo",
+                    # On GPUs, too: the answers it is compared with are of float32.
+                    dtype="float32",
                     backend=backend,
                     pipeline_parallel_size=stages,
                     # What does not pay or comes late on this machine is to be compared as well.
@@ -269,6 +271,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
     stages: Annotated[str, typer.Option(help="Numbers of stages.")] = "1,2,3",
     backends: Annotated[str, typer.Option(help="local, ray or both.")] = "local,ray",
+    mixes: Annotated[str, typer.Option(help="Sets of drafters.")] = ",".join(MIXES),
     output: Annotated[Path, typer.Option(help="The report.")] = RESULTS / "lossless.json",
 ) -> None:
     """Run the matrix and keep its report; exits 1 if anything but near-ties differs."""
@@ -278,6 +281,7 @@ def main(
         tokens=tokens,
         stages=tuple(int(count) for count in stages.split(",")),
         backends=tuple(names),
+        mixes=tuple(mixes.split(",")),
     )
     console = Console(width=110)
     report = run_matrix(matrix, console)

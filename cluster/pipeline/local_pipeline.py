@@ -51,6 +51,8 @@ class LocalPipeline:
     def __init__(self, stages: Sequence[StageRunner], max_in_flight: int | None = None) -> None:
         assert stages, "a pipeline has at least one stage"
         self._stages = tuple(stages)
+        self._num_stages = len(stages)
+        self._num_blocks = min(stage.num_blocks for stage in stages)
         self._max_in_flight = max_in_flight or len(stages) + (len(stages) > 1)
         self._steps: InFlightSteps | None = None
         self._threads: list[_StageThread] = []
@@ -59,7 +61,7 @@ class LocalPipeline:
     @property
     def num_stages(self) -> int:
         """See `Pipeline`."""
-        return len(self._stages)
+        return self._num_stages
 
     @property
     def max_in_flight(self) -> int:
@@ -69,7 +71,7 @@ class LocalPipeline:
     @property
     def num_blocks(self) -> int:
         """See `Pipeline`."""
-        return min(stage.num_blocks for stage in self._stages)
+        return self._num_blocks
 
     @property
     def decodes_several(self) -> bool:
@@ -109,7 +111,7 @@ class LocalPipeline:
 
     async def restart(self) -> None:
         """See `Pipeline`; the stages stay. Raises `DeviceLost` where one is lost."""
-        await self.close()
+        await self._end_threads()
         if self._device_lost is not None:
             raise self._device_lost
         for stage in self._stages:
@@ -117,7 +119,15 @@ class LocalPipeline:
         await self.start()
 
     async def close(self) -> None:
-        """See `Pipeline`. A stage that is stuck counts as a device that is lost."""
+        """See `Pipeline`; it cannot be started again.
+
+        Whoever keeps a closed engine keeps no model: another one may need a GPU's whole memory.
+        """
+        await self._end_threads()
+        self._stages = ()
+
+    async def _end_threads(self) -> None:
+        """End the steps. A stage that is stuck counts as a device that is lost."""
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.end("the pipeline was closed")

@@ -18,14 +18,20 @@ COLUMN_STEP = 64
 LEAST_SPLIT, LEAST_SPLIT_OF_ONE_TILE = 256, 128
 # Whoever merges them holds the log-sums of so many at once.
 MOST_SPLITS = 32
+# Programs that a GPU of 132 multiprocessors runs at once, two on each: with more items than these,
+# some would begin when others have ended. The same on all GPUs, as sums are.
+PROGRAMS = 264
+# Columns from which on two items of many lines on a multiprocessor end before one that is twice as
+# long, as measured on an H200.
+LEAST_SHARED_SPLIT = 1024
 TILE_LINES = (16, 32, 64)
 # By bytes of a number: where keys are longer, registers hold the results of no more lines. Those of
 # float32 are multiplied in registers, too.
 MOST_KEY_BYTES = {2: 512, 4: 256}
 LINES_OF_LONG_KEYS = 32
 # Of the partial results of all requests together, and of one.
-PARTIAL_BYTES = 256 * 2**20
-LEAST_SPLIT_LINES, MOST_SPLIT_LINES = 256, 1024
+PARTIAL_BYTES = 512 * 2**20
+LEAST_SPLIT_LINES, MOST_SPLIT_LINES = 256, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,13 @@ class SplitRule:
     share        query heads of a key/value head: a row has as many lines
     split_lines  lines of partial results that a request has at most, over all its splits
     most_lines   lines of a tile at most, but for rows that have more
+    programs     that run at once for each key/value head
     """
 
     share: int
     split_lines: int
     most_lines: int = TILE_LINES[-1]
+    programs: int = MOST_SPLITS
 
     @classmethod
     def of(cls, shape: AttentionShape, max_requests: int, itemsize: int = 2) -> SplitRule:
@@ -49,7 +57,7 @@ class SplitRule:
         is_long = shape.head_dim * itemsize > MOST_KEY_BYTES[itemsize]
         return cls(
             shape.share, min(max(lines, LEAST_SPLIT_LINES), MOST_SPLIT_LINES),
-            LINES_OF_LONG_KEYS if is_long else TILE_LINES[-1],
+            LINES_OF_LONG_KEYS if is_long else TILE_LINES[-1], PROGRAMS // shape.num_kv_heads,
         )  # fmt: skip
 
     @property
@@ -77,12 +85,19 @@ class SplitRule:
 
 
 @compiled
-def split_len(context: int, lines: int, split_lines: int, tile_lines: int) -> int:
+def split_len(
+    context: int, lines: int, split_lines: int, tile_lines: int, programs: int
+) -> int:
     """Columns of the context that an item has at most: a multiple of `COLUMN_STEP`.
 
     `lines` are all of the request's; the others are those of `SplitRule`.
     """
-    least = LEAST_SPLIT_OF_ONE_TILE if lines <= tile_lines else LEAST_SPLIT
-    wanted = min(-(-context // least), split_lines // max(lines, 1), MOST_SPLITS)
+    least, at_once = LEAST_SPLIT_OF_ONE_TILE, programs
+    if lines > tile_lines:
+        least, num_tiles = LEAST_SPLIT, -(-lines // tile_lines)
+        shared = min(programs // num_tiles, context // LEAST_SHARED_SPLIT)
+        at_once = max(programs // 2 // num_tiles, shared)
+    most = min(split_lines // max(lines, 1), at_once, MOST_SPLITS)
+    wanted = min(-(-context // least), most)
     columns = -(-context // max(wanted, 1))
     return max(-(-columns // COLUMN_STEP), 1) * COLUMN_STEP

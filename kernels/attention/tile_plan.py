@@ -58,16 +58,22 @@ class TilePlan:
 
 def plan_tiles(requests: RequestRows, tile_rows: int, rule: SplitRule) -> TilePlan:
     """The items of a step, with tiles of `tile_rows` rows."""
-    lengths = _split_lens(requests.table, rule.share, rule.split_lines, rule.tile_lines)
+    lengths = _split_lens(
+        requests.table, rule.share, rule.split_lines, rule.tile_lines, rule.programs
+    )
     return TilePlan(*_cut(requests.table, tile_rows, rule.share, lengths))
 
 
 @compiled
-def _split_lens(table: Int32, share: int, split_lines: int, tile_lines: int) -> Int64:
+def _split_lens(
+    table: Int32, share: int, split_lines: int, tile_lines: int, programs: int
+) -> Int64:
     """`split_len` of each request."""
     lengths = np.empty(len(table), dtype=np.int64)
     for index, request in enumerate(table):
-        lengths[index] = split_len(request[2], request[1] * share, split_lines, tile_lines)
+        lengths[index] = split_len(
+            request[2], request[1] * share, split_lines, tile_lines, programs
+        )
     return lengths
 
 

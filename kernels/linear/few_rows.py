@@ -16,17 +16,14 @@ from torch import Tensor
 
 from ..dependent_launch import dependent_launch
 from ..dot_types import dot_type
+from ..weight_tiles import LEAST_ROWS, OUTPUTS, num_stages
 from .kernels import multiply_few_rows
 from .reference import MOST_FEW_ROWS
 
-LEAST_ROWS = 16
-# Bytes of a row's inputs in a tile, by rows: with the weights, tiles of all stages fit the shared
-# memory of any GPU.
-TILE_BYTES = {16: 512, 32: 256, 64: 128}
-# Outputs of a program; fewer where there would be too few programs to keep a GPU reading.
-OUTPUTS, FEW_OUTPUTS = 32, 16
-LEAST_PROGRAMS = 264
-LAUNCH = {"num_warps": 4, "num_stages": 4, "enable_fp_fusion": True}
+# Bytes of a row's inputs in a tile, by those of a number. Factors of float32 are multiplied in
+# registers, which hold fewer.
+TILE_BYTES = {2: 256, 4: 128}
+LAUNCH = {"num_warps": 4, "enable_fp_fusion": True}
 
 
 def few_rows_linear(
@@ -35,32 +32,40 @@ def few_rows_linear(
 ) -> Tensor:  # fmt: skip
     """`x` [rows, inputs] times a weight, as `kernels/linear/reference.py` says."""
     num_rows, num_inputs = x.shape
-    num_outputs = len(weight) if activation is None else len(weight) // 2
+    is_gated = activation is not None
+    num_outputs = len(weight) // 2 if is_gated else len(weight)
     assert num_rows <= MOST_FEW_ROWS
     assert x.dtype == weight.dtype
     assert x.stride(1) == weight.stride(1) == 1
     out = x.new_empty(num_rows, num_outputs, dtype=out_dtype)
     if not num_rows:
         return out
-    sizes = tile_sizes(num_rows, num_outputs, x.dtype, is_gated=activation is not None)
-    multiply_few_rows[triton.cdiv(num_outputs, sizes["OUTPUTS"]),](
+    sizes = tile_sizes(num_rows, x.dtype)
+    num_programs = triton.cdiv(num_outputs, OUTPUTS)
+    multiply_few_rows[num_programs,](
         x, weight, out if bias is None else bias, out, num_rows, num_outputs, num_inputs,
         x.stride(0), weight.stride(0), out.stride(0),
         IS_WHOLE=num_inputs % sizes["INPUTS"] == 0, HAS_BIAS=bias is not None,
-        IS_GATED=activation is not None, IS_GELU=activation == "gelu_tanh",
-        DOT=dot_type(x.dtype), **sizes, **dependent_launch(x.device), **LAUNCH,
+        IS_GATED=is_gated, IS_GELU=activation == "gelu_tanh", DOT=dot_type(x.dtype), **sizes,
+        num_stages=num_stages(
+            x.device, num_programs, tile_bytes(sizes, x.dtype, is_gated=is_gated),
+            is_gated=is_gated,
+        ),
+        **dependent_launch(x.device), **LAUNCH,
     )  # fmt: skip
     return out
 
 
-def tile_sizes(
-    num_rows: int, num_outputs: int, dtype: torch.dtype, *, is_gated: bool
-) -> dict[str, int]:
+def tile_sizes(num_rows: int, dtype: torch.dtype) -> dict[str, int]:
     """ROWS, OUTPUTS and INPUTS of a program."""
-    rows = max(triton.next_power_of_2(num_rows), LEAST_ROWS)
-    is_small = is_gated or triton.cdiv(num_outputs, OUTPUTS) < LEAST_PROGRAMS
     return {
-        "ROWS": rows,
-        "OUTPUTS": FEW_OUTPUTS if is_small else OUTPUTS,
-        "INPUTS": TILE_BYTES[rows] // dtype.itemsize,
+        "ROWS": max(triton.next_power_of_2(num_rows), LEAST_ROWS),
+        "OUTPUTS": OUTPUTS,
+        "INPUTS": TILE_BYTES[dtype.itemsize] // dtype.itemsize,
     }
+
+
+def tile_bytes(sizes: dict[str, int], dtype: torch.dtype, *, is_gated: bool) -> int:
+    """Shared memory of a tile of inputs: those of all rows, and the weights of all outputs."""
+    lines = sizes["ROWS"] + sizes["OUTPUTS"] * (2 if is_gated else 1)
+    return lines * sizes["INPUTS"] * dtype.itemsize

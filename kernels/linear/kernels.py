@@ -64,6 +64,9 @@ def multiply_few_rows(
     IS_GATED  behind the weight's rows lie as many others, which what is activated of the first is
               multiplied with
     DOT       type of factors; sums are of float32, rounded once
+
+    Outputs are the lines of the product and rows its columns: tensor cores take 64 lines at once,
+    straight from shared memory, and as few as 8 columns.
     """
     await_inputs(DEPENDS)
     row = tl.arange(0, ROWS)
@@ -76,25 +79,26 @@ def multiply_few_rows(
     if IS_GATED:
         wide_output = (num_outputs + output).to(tl.int64)
         other_at = weight + wide_output[:, None] * stride_weight + number[None, :]
-    total = tl.zeros([ROWS, OUTPUTS], dtype=tl.float32)
+    total = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
     other = total
     for first in range(0, num_inputs, INPUTS):
         x_mask, weight_mask = has_row[:, None], has_output[:, None]
         if not IS_WHOLE:
             is_in = (first + number < num_inputs)[None, :]
             x_mask, weight_mask = x_mask & is_in, weight_mask & is_in
-        part = tl.load(x_at + first, mask=x_mask, other=0.0).to(DOT)
-        factors = tl.load(weight_at + first, mask=weight_mask, other=0.0)
-        total = tl.dot(part, tl.trans(factors.to(DOT)), total, input_precision="ieee")
+        part = tl.trans(tl.load(x_at + first, mask=x_mask, other=0.0).to(DOT))
+        factors = tl.load(weight_at + first, mask=weight_mask, other=0.0).to(DOT)
+        total = tl.dot(factors, part, total, input_precision="ieee")
         if IS_GATED:
-            factors = tl.load(other_at + first, mask=weight_mask, other=0.0)
-            other = tl.dot(part, tl.trans(factors.to(DOT)), other, input_precision="ieee")
+            factors = tl.load(other_at + first, mask=weight_mask, other=0.0).to(DOT)
+            other = tl.dot(factors, part, other, input_precision="ieee")
     if HAS_BIAS:
-        total += tl.load(bias + output, mask=has_output, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + output, mask=has_output, other=0.0).to(tl.float32)[:, None]
         if IS_GATED:
             at_bias = bias + num_outputs + output
-            other += tl.load(at_bias, mask=has_output, other=0.0).to(tl.float32)[None, :]
+            other += tl.load(at_bias, mask=has_output, other=0.0).to(tl.float32)[:, None]
     if IS_GATED:
         total = activated(total, IS_GELU) * other
     at_out = out + row.to(tl.int64)[:, None] * stride_out + output[None, :]
-    tl.store(at_out, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
+    rounded = tl.trans(total).to(out.dtype.element_ty)
+    tl.store(at_out, rounded, mask=has_row[:, None] & has_output[None, :])

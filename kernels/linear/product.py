@@ -24,8 +24,8 @@ ROWS = 64
 TILE_BYTES = 128
 # Outputs of a program; fewer where there would be too few programs to keep a GPU reading.
 OUTPUTS = (64, 32, 16)
-LEAST_PROGRAMS = 96
-LAUNCH = {"num_warps": 4, "num_stages": 4, "enable_fp_fusion": True}
+LEAST_PROGRAMS = 48
+LAUNCH = {"num_warps": 4, "num_stages": 6, "enable_fp_fusion": True}
 
 
 def invariant_linear(

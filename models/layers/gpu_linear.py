@@ -1,4 +1,4 @@
-"""Linear layers of stages on GPUs: up to 64 rows by draftline's own product, more by the library's.
+"""Linear layers of stages on GPUs: few rows by draftline's own product, more by the library's.
 
 Weights lie output by output, as checkpoints have them and as both products read them best.
 """
@@ -17,6 +17,9 @@ from .int8_linear import Int8Linear
 
 # `few_rows_linear` of `kernels/linear/`.
 FewRows = Callable[..., Tensor]
+# Of layers without a gate: for more, the library splits sums over the inputs of few outputs, which
+# is faster. Gates and heads are own up to `MOST_FEW_ROWS`: the library needs another launch there.
+MOST_PLAIN_ROWS = 32
 
 
 class GpuLinear:
@@ -33,7 +36,7 @@ class GpuLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
-        if len(x) <= MOST_FEW_ROWS:
+        if len(x) <= MOST_PLAIN_ROWS:
             return self._few_rows(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
 

@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 from draftline.kernels.dispatch import load_few_rows_linear
-from draftline.kernels.linear.few_rows import tile_sizes
+from draftline.kernels.linear.few_rows import tile_bytes, tile_sizes
 from support.fakes.products_in_order import use_products_in_order
 from support.inputs.attention import DEVICE
 from torch.nn.functional import gelu, silu
@@ -81,14 +81,11 @@ def test_a_row_is_alike_among_as_many_others_as_its_tile_holds(
         assert torch.equal(TRITON(x[rows].clone(), weight, activation="silu"), among[rows])
 
 
-def test_tiles_grow_with_rows_and_leave_enough_programs() -> None:
-    """Those of Llama-3-8B's layers: qkv and output of its attention, and the head."""
-    sizes = [
-        tile_sizes(rows, outputs, torch.bfloat16, is_gated=False)
-        for rows, outputs in ((1, 6144), (17, 4096), (64, 128_256))
-    ]
-    assert [tuple(size.values()) for size in sizes] == [(16, 16, 256), (32, 16, 128), (64, 32, 64)]
-    assert tile_sizes(1, 14_336, torch.bfloat16, is_gated=True)["OUTPUTS"] == 16
+def test_tiles_grow_with_rows() -> None:
+    sizes = [tuple(tile_sizes(rows, torch.bfloat16).values()) for rows in (1, 17, 64)]
+    assert sizes == [(16, 64, 128), (32, 64, 128), (64, 64, 128)]
+    assert tile_sizes(64, torch.float32) == {"ROWS": 64, "OUTPUTS": 64, "INPUTS": 32}
+    assert tile_bytes(tile_sizes(64, torch.bfloat16), torch.bfloat16, is_gated=True) == 49_152
 
 
 def test_both_have_one_signature() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.steps import StepInput
-from support.fakes.fake_stage import FakeStage
+from support.fakes.fake_stage import FakeStage, fake_step
 
 if TYPE_CHECKING:
     from draftline.models.stage.pending_output import PendingOutput
@@ -63,3 +65,19 @@ def test_a_pool_that_was_resized() -> None:
         pool.resize(5)
     pool.free(held)
     pool.check()
+
+
+async def test_a_pipeline_that_is_closed_keeps_no_stage() -> None:
+    """A GPU's whole memory may be the next engine's, whoever still holds the last one."""
+    stages = [FakeStage(index, index == 1) for index in range(2)]
+    alive = [weakref.ref(stage) for stage in stages]
+    pipeline = LocalPipeline(stages)
+    del stages
+    await pipeline.start()
+    await pipeline.submit(fake_step(0))
+    await pipeline.restart()
+    await pipeline.submit(fake_step(1))
+    await pipeline.close()
+    gc.collect()
+    assert [stage() for stage in alive] == [None, None]
+    assert (pipeline.num_stages, pipeline.num_blocks, pipeline.decodes_several) == (2, 1, False)

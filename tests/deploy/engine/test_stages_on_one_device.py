@@ -40,3 +40,16 @@ def answers(checkpoint: Path, device: str, num_stages: int) -> list[tuple[int, .
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_two_stages_answer_as_one(checkpoint: Path, device: str) -> None:
     assert answers(checkpoint, device, 2) == answers(checkpoint, device, 1)
+
+
+@pytest.mark.gpu
+def test_a_closed_engine_leaves_its_gpu_to_the_next(checkpoint: Path) -> None:
+    """Though it is still held, and each takes all that is free."""
+    config = EngineConfig(model=str(checkpoint), device="cuda", max_model_len=128)
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    closed = []
+    for _ in range(2):
+        with Engine(config) as engine:
+            closed.append((engine, engine.generate(PROMPTS, params)))
+    (_, first), (_, second) = closed
+    assert [one.token_ids for one in first] == [one.token_ids for one in second]

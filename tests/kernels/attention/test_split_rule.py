@@ -20,21 +20,23 @@ from hypothesis import strategies as st
 @given(
     st.integers(0, 200_000), st.integers(0, 5000),
     st.integers(LEAST_SPLIT_LINES, MOST_SPLIT_LINES), st.sampled_from([64, 128]),
+    st.integers(1, 300),
 )  # fmt: skip
 def test_splits_are_whole_tiles_of_columns_and_few(
-    context: int, lines: int, split_lines: int, tile_lines: int
+    context: int, lines: int, split_lines: int, tile_lines: int, programs: int
 ) -> None:
-    length = split_len(context, lines, split_lines, tile_lines)
+    length = split_len(context, lines, split_lines, tile_lines, programs)
     assert length % COLUMN_STEP == 0
     assert length > 0
     num_splits = max(-(-context // length), 1)
     assert num_splits <= MOST_SPLITS
     assert num_splits == 1 or num_splits * lines <= split_lines
+    assert num_splits == 1 or num_splits * -(-lines // tile_lines) <= programs
 
 
 def test_requests_of_one_tile_are_split_sooner() -> None:
     rule = SplitRule(4, 1024)
-    numbers = rule.split_lines, rule.tile_lines
+    numbers = rule.split_lines, rule.tile_lines, rule.programs
     assert split_len(1024, 4, *numbers) == split_len(1024, 64, *numbers) == 128
     assert split_len(1024, 68, *numbers) == 256
     # All 32 splits, and as many as there is room for.
@@ -43,12 +45,23 @@ def test_requests_of_one_tile_are_split_sooner() -> None:
     assert split_len(64_000, 1028, *numbers) == 64_000
 
 
+def test_a_request_alone_has_no_more_items_than_run_at_once() -> None:
+    """A token, and trees of 64 and 128 nodes with their root, of a Llama 3 at long contexts."""
+    rule = SplitRule.of(AttentionShape(32, 8, 128), 16)
+    numbers = rule.split_lines, rule.tile_lines, rule.programs
+    lengths = [split_len(32_768, 4 * rows, *numbers) for rows in (1, 65, 129)]
+    assert [-(-32_768 // length) for length in lengths] == [32, 6, 3]
+    # One on each multiprocessor, where two would be short.
+    lengths = [split_len(1024, 4 * rows, *numbers) for rows in (1, 65, 129)]
+    assert [-(-1024 // length) for length in lengths] == [8, 3, 1]
+
+
 @pytest.mark.parametrize(
-    ("max_requests", "lines"), [(1, 1024), (64, 1024), (128, 512), (256, 256), (1024, 256)]
+    ("max_requests", "lines"), [(1, 2048), (64, 2048), (128, 1024), (256, 512), (1024, 256)]
 )
 def test_the_room_of_a_request_is_what_many_leave_it(max_requests: int, lines: int) -> None:
     shape = AttentionShape(32, 8, 128)
-    assert SplitRule.of(shape, max_requests) == SplitRule(4, lines)
+    assert SplitRule.of(shape, max_requests) == SplitRule(4, lines, programs=33)
     if lines > LEAST_SPLIT_LINES:
         assert max_requests * lines * 8 * 128 * 4 <= PARTIAL_BYTES
 

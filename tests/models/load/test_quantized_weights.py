@@ -138,6 +138,8 @@ def test_fp8_is_what_transformers_makes_of_it() -> None:
     peer: Any = Fp8Dequantize(None)
     given = {name: [tensor] for name, tensor in parts.items()}
     made = peer.convert(given)["weight"]
+    # transformers 5.17 gives a list of one.
+    made = made[0] if isinstance(made, list) else made
     assert torch.equal(made.float(), torch.from_numpy(values))
 
 

@@ -23,6 +23,7 @@ from draftline.kernels.elementwise import kernels as elementwise_kernels
 from draftline.kernels.elementwise.ops import LOGITS_CHUNK
 from draftline.kernels.int8 import kernels as int8_kernels
 from draftline.kernels.int8 import product as int8_product
+from draftline.kernels import weight_tiles
 from draftline.kernels.kv import kernels as kv_kernels
 from draftline.kernels.linear import few_rows
 from draftline.kernels.linear import kernels as linear_kernels
@@ -37,8 +38,9 @@ OPTIONS = ("num_warps", "num_stages")
 MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
 HEAD_DIMS = (64, 96, 128, 256)
 # Bytes a thread that registers may spill; and of plain kernels. The compiler spills a number or two
-# where that lets more blocks run at once.
-MOST_STACK, MOST_STACK_OF_LEAN = 160, 40
+# where that lets more blocks run at once; Triton 3.6 some more, outside the loops.
+IS_OLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
+MOST_STACK, MOST_STACK_OF_LEAN = 160, 96 if IS_OLD else 40
 
 
 def compiled(
@@ -175,9 +177,15 @@ def multiplying_few(
     num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool
 ) -> Resources:
     """Raises where no weights are under way while others are multiplied, or registers spill."""
-    sizes = few_rows.tile_sizes(num_rows, 4096, dtype, is_gated=is_gated)
+    sizes = few_rows.tile_sizes(num_rows, dtype)
+    tile_bytes = few_rows.tile_bytes(sizes, dtype, is_gated=is_gated)
+    wanted = weight_tiles.STAGES_OF_GATED if is_gated else weight_tiles.STAGES_ALONE
+    facts = MOST_SHARED[capability], divmod(capability, 10)
     types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{NAMES[dtype]}")
-    options = {name: few_rows.LAUNCH[name] for name in OPTIONS}
+    options = {
+        "num_warps": few_rows.LAUNCH["num_warps"],
+        "num_stages": weight_tiles.stages_within(wanted, tile_bytes, *facts),
+    }
     depends = capability >= 90
     constants = {
         **sizes, "IS_WHOLE": True, "HAS_BIAS": False, "IS_GATED": is_gated, "IS_GELU": False,
