@@ -8,6 +8,7 @@ measured on an H200 (`python -m draftline.benchmarks.gpu --parts products`). Imp
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from triton import knobs
@@ -25,9 +26,7 @@ MULTIPROCESSORS = 132
 READS_SHARED = (9, 0)
 
 
-def num_stages(
-    device: torch.device, num_programs: int, tile_bytes: int, *, is_gated: bool
-) -> int:
+def num_stages(device: torch.device, num_programs: int, tile_bytes: int, *, is_gated: bool) -> int:
     """Tiles of `tile_bytes` that are on their way at once, as many as there is room for."""
     if num_programs <= MULTIPROCESSORS:
         wanted = STAGES_ALONE
@@ -51,5 +50,6 @@ def stages_within(
 def _facts(index: int | None) -> tuple[int, tuple[int, int]]:
     """Shared memory of a program, bytes, and compute capability."""
     index = torch.cuda.current_device() if index is None else index
-    facts = driver.active.utils.get_device_properties(index)
-    return facts["max_shared_mem"], torch.cuda.get_device_capability(index)
+    utils: Any = driver.active.utils  # pyright: ignore[reportAttributeAccessIssue] - of a GPU's
+    shared_bytes: int = utils.get_device_properties(index)["max_shared_mem"]
+    return shared_bytes, torch.cuda.get_device_capability(index)

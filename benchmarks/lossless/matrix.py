@@ -266,7 +266,7 @@ def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]
         yield list(prompts[first : first + size])
 
 
-def main(
+def main(  # noqa: PLR0917 - one parameter a flag
     prompts: Annotated[int, typer.Option(help="Held-out prompts.")] = 24,
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
     stages: Annotated[str, typer.Option(help="Numbers of stages.")] = "1,2,3",

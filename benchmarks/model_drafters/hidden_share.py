@@ -111,7 +111,8 @@ def profile(slowdown: float) -> CostProfile:
             "slowdown": slowdown,
             "num_stages": STAGES,
             "device": {
-                "bandwidth": 1e15, "bandwidth_share": 1, "operations": 1e15, "operations_share": 1
+                "bandwidth": 1e15, "bandwidth_share": 1, "operations": 1e15, "operations_share": 1,
+                "attention_share": 1,
             },
             "target": no_time | {"pass_s": STEP_S / STAGES},
             "drafters": {"model": no_time | {"pass_s": DRAFT_S}},

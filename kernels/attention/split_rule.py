@@ -85,9 +85,7 @@ class SplitRule:
 
 
 @compiled
-def split_len(
-    context: int, lines: int, split_lines: int, tile_lines: int, programs: int
-) -> int:
+def split_len(context: int, lines: int, split_lines: int, tile_lines: int, programs: int) -> int:
     """Columns of the context that an item has at most: a multiple of `COLUMN_STEP`.
 
     `lines` are all of the request's; the others are those of `SplitRule`.

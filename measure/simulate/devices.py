@@ -1,4 +1,4 @@
-"""What GPUs can do, by their data sheets; the shares of it that are reached are assumed."""
+"""What GPUs can do, by their data sheets; the shares of it that are reached are an H200's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from .cost_profile import Device
 
-# What products of one row reach of the memory's rate, and products of many rows of the arithmetic:
-# as in the bundled profiles.
-BANDWIDTH_SHARE, OPERATIONS_SHARE = 0.85, 0.6
+# What products of one row reach of the memory's rate, products of many rows of the arithmetic, and
+# attention of trees of it: as in the bundled profiles, and as an H200 does
+# (`python -m draftline.benchmarks.gpu.measure.against_profile`).
+BANDWIDTH_SHARE, OPERATIONS_SHARE, ATTENTION_SHARE = 0.85, 0.6, 0.28
 GIB = 2.0**30
 
 
@@ -34,6 +35,7 @@ class DeviceType:
             bandwidth_share=BANDWIDTH_SHARE,
             operations=self.operations,
             operations_share=OPERATIONS_SHARE,
+            attention_share=ATTENTION_SHARE,
         )
 
 

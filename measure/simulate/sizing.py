@@ -1,7 +1,7 @@
 """What a target over some stages takes, what it has room for, and what speculation brings.
 
-Times are those of a cost profile: what bounds a pass is what it reads or what it computes. Nothing
-runs; `draftline bench --cost-profile` lets a real engine run at the times of such a profile.
+Times are those of a cost profile: what a pass reads, and what it computes. Nothing runs; `draftline
+bench --cost-profile` lets a real engine run at the times of such a profile.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class TargetSize:
             bytes=read * self.value_bytes,
             operations=2.0 * read,
             kv_bytes=self.kv_bytes,
+            # A query's product with a key, and a weight's with a value.
+            attention_operations=4.0 * self.layers * self.hidden_size,
             pass_s=PASS_S + HOST_S / num_stages,
         )
 
@@ -115,7 +117,8 @@ def round_s(profile: CostProfile, requests: int, nodes: int, context: int) -> fl
     its share of them, and passes every stage once.
     """
     share = math.ceil(requests / min(requests, profile.num_stages))
-    return profile.num_stages * profile.stage_s(share * (nodes + 1), share * context)
+    num_rows = share * (nodes + 1)
+    return profile.num_stages * profile.stage_s(num_rows, share * context, num_rows * context)
 
 
 def tokens_a_round(nodes: int, acceptance: float) -> float:
@@ -176,6 +179,6 @@ def pool_servers(
     row = drafter.operations / (device.operations * device.operations_share)
     for servers in range(1, requests + 1):
         rows = math.ceil(requests / servers)
-        if nodes * (max(read, rows * row) + drafter.pass_s) <= POOL_UTILIZATION * every_s:
+        if nodes * (read + rows * row + drafter.pass_s) <= POOL_UTILIZATION * every_s:
             return servers
     return None

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ...cluster.pipeline.local_pipeline import LocalPipeline
 from ...cluster.transport.stage_spec import StageSpec
 from ...core.arrays import Span
@@ -47,7 +49,10 @@ class SlowedPipeline(PassingPipeline):
         """Send a step; the awaitable is its result, not before the profile's last stage."""
         loop = asyncio.get_running_loop()
         num_read = int(step.context_lens.sum())
-        seconds = self._profile.stage_s(len(step.token_ids), num_read) * self._profile.slowdown
+        num_seen = int((np.diff(step.request_starts) * step.context_lens).sum())
+        seconds = self._profile.slowdown * self._profile.stage_s(
+            len(step.token_ids), num_read, num_seen
+        )
         arrived = loop.time()
         ends: list[float] = []
         for stage, free_at in enumerate(self._free_at[:-1]):

@@ -76,6 +76,7 @@ def machinery(facts: ClusterFacts) -> Machinery | None:
             bandwidth_share=1,
             operations=slowest.operations,
             operations_share=1,
+            attention_share=1,
         )
         memory = min(node.memory for node in facts.nodes)
         count = len(facts.nodes)

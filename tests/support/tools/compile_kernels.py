@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import triton
+from draftline.kernels import weight_tiles
 from draftline.kernels.attention import kernels as attention_kernels
 from draftline.kernels.attention import paged_attention
 from draftline.kernels.attention.spec import AttentionShape
@@ -23,7 +24,6 @@ from draftline.kernels.elementwise import kernels as elementwise_kernels
 from draftline.kernels.elementwise.ops import LOGITS_CHUNK
 from draftline.kernels.int8 import kernels as int8_kernels
 from draftline.kernels.int8 import product as int8_product
-from draftline.kernels import weight_tiles
 from draftline.kernels.kv import kernels as kv_kernels
 from draftline.kernels.linear import few_rows
 from draftline.kernels.linear import kernels as linear_kernels

@@ -1,0 +1,113 @@
+"""How near cost profiles come to the steps that a GPU took.
+
+    python -m draftline.benchmarks.gpu.measure.against_profile [--results FILE]
+
+Prints a Markdown table of measured and computed times, by the rows of a step and the text that they
+see. The steps are those of `python -m draftline.benchmarks.gpu`, of an 8B and of 20 layers of a
+70B; the computed times are those that `draftline doctor --sizes` and simulations build on. Needs
+no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ....core.errors import ConfigError
+from ....measure.simulate.cost_profile import CostProfile
+from ....measure.simulate.devices import device_type
+from ....measure.simulate.sizing import Link, profile_of
+from ....measure.simulate.sizing_table import TARGETS
+from ..plan import FULL_PLAN, StepCase
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "gpu.json"
+NAME = re.compile(r"batch (\d+), (?:(\d+) nodes|1 token), context (\d+)k")
+LINK = Link(latency_s=0.0, bandwidth=1e18)
+LAYERS_OF_70B = 80
+COLUMNS = ("step", "rows", "measured, ms", "computed, ms", "measured / computed")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A measured step, seconds, and what a profile says of it."""
+
+    what: str
+    case: StepCase
+    measured_s: float
+    computed_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Above 1: it took longer than the profile says."""
+        return self.measured_s / self.computed_s
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Cells of `COLUMNS`."""
+        return (
+            f"{self.what}: {self.case.name}", str(self.case.batch * self.case.rows_each),
+            f"{1e3 * self.measured_s:.1f}", f"{1e3 * self.computed_s:.1f}", f"{self.ratio:.2f}",
+        )  # fmt: skip
+
+
+def compared(results: dict[str, Any]) -> list[Step]:
+    """All steps of a file that `benchmarks.gpu` wrote, in its order.
+
+    Raises `ConfigError` where the GPU is not one of which a data sheet is known.
+    """
+    name = results["device"]["name"]
+    kind = device_type(name)
+    if kind is None:
+        raise ConfigError("results", f"no data sheet of {name} is known here")
+    part = FULL_PLAN.part
+    num_stages = LAYERS_OF_70B // (part.span.last - part.span.first)
+    of_8b = profile_of(TARGETS[0], kind.device, 1, LINK)
+    of_70b = profile_of(TARGETS[2], kind.device, num_stages, LINK)
+    profiles = {FULL_PLAN.whole.name: of_8b, part.name: of_70b}
+    return [
+        _step(figure, profiles[figure["group"]])
+        for figure in results["figures"]
+        if figure["group"] in profiles
+    ]
+
+
+def _step(figure: dict[str, Any], profile: CostProfile) -> Step:
+    found = NAME.fullmatch(figure["name"])
+    assert found is not None, figure["name"]
+    batch, nodes, thousands = (int(one or 0) for one in found.groups())
+    case = StepCase(batch, nodes, 1024 * thousands)
+    num_rows, num_read = batch * case.rows_each, batch * case.context_len
+    seconds = profile.stage_s(num_rows, num_read, num_rows * case.context_len)
+    if profile.num_stages > 1:
+        # The measured one hands nothing on.
+        seconds -= profile.hop_s
+    return Step(figure["group"], case, figure["ms"] / 1e3, seconds)
+
+
+def main(
+    results: Annotated[Path, typer.Option(help="JSON of benchmarks.gpu.")] = RESULTS,
+    batches: Annotated[str, typer.Option(help="Steps that are shown, by requests.")] = "1,16",
+) -> None:
+    """Print the table, and how far computed times are off over all steps."""
+    steps = compared(json.loads(results.read_text()))
+    shown = {int(batch) for batch in batches.split(",")}
+    for row in (COLUMNS, ("---",) * len(COLUMNS)):
+        print(f"| {' | '.join(row)} |")
+    for step in sorted(steps, key=lambda step: (step.what, step.case.order)):
+        if step.case.batch in shown:
+            print(f"| {' | '.join(step.row)} |")
+    ratios = [step.ratio for step in steps]
+    print(
+        f"\n{len(steps)} steps: measured / computed {min(ratios):.2f} to {max(ratios):.2f}, "
+        f"median {statistics.median(ratios):.2f}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
