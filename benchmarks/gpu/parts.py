@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from .findings import Findings, free_memory
 from .instruments.clock import TimeBudget
@@ -51,12 +52,21 @@ def run_here(setting: Setting) -> RunPart:
 
 def measure_demo(setting: Setting, findings: Findings) -> None:
     """The bundled model end to end, where the packages that the engine needs are installed."""
+    _measure_if_possible("demo", setting, findings)
+
+
+def measure_heads(setting: Setting, findings: Findings) -> None:
+    """Drafts of heads, where the packages that drafters need are installed."""
+    _measure_if_possible("heads", setting, findings)
+
+
+def _measure_if_possible(name: str, setting: Setting, findings: Findings) -> None:
     try:
-        from .measure.demo import measure_demo as measure  # noqa: PLC0415
+        module = import_module(f".measure.{name}", __package__)
     except ModuleNotFoundError as error:
-        findings.skip("demo", f"{error}; pip install draftline")
+        findings.skip(name, f"{error}; pip install draftline")
         return
-    measure(setting, findings)
+    getattr(module, f"measure_{name}")(setting, findings)
 
 
 PARTS: dict[str, Part] = {
@@ -64,6 +74,7 @@ PARTS: dict[str, Part] = {
     "attention": measure_attention,
     "sampling": measure_sampling,
     "products": measure_products,
+    "heads": measure_heads,
     "steps": measure_whole,
     "stage": measure_part,
     "demo": measure_demo,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...core.proposals import Proposal, empty_proposal
@@ -124,12 +125,16 @@ class TreeGrowth:
         targets = self._sampler.choose(logits, sampling)
         log_probs = self._sampler.log_softmax(logits)
         best = log_probs.topk(min(max(job.num_top for job in jobs), self._vocab_size), dim=-1)
+        chosen = log_probs.gather(-1, targets.long()[:, None])
+        # Two copies: each is a wait for the device.
+        ids = torch.cat([targets.int()[:, None], best.indices.int()], dim=1).cpu().numpy()
+        values = torch.cat([chosen, best.values], dim=1).cpu().numpy()
         none = np.empty(0, dtype=np.int32)
         return StepOutput(
             0,
-            targets.cpu().numpy(),
+            ids[:, 0].copy(),
             none.reshape(0, 0),
             none.astype(np.float32),
-            log_probs=log_probs.gather(-1, targets.long()[:, None])[:, 0].cpu().numpy(),
-            top=TopTokens(best.indices.int().cpu().numpy(), best.values.cpu().numpy()),
+            log_probs=values[:, 0].copy(),
+            top=TopTokens(ids[:, 1:].copy(), values[:, 1:].copy()),
         )

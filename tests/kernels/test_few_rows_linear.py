@@ -8,6 +8,7 @@ import pytest
 import torch
 from draftline.kernels.dispatch import load_few_rows_linear
 from draftline.kernels.linear.few_rows import tile_bytes, tile_sizes
+from draftline.kernels.weight_tiles import num_stages, stages_within
 from support.fakes.products_in_order import use_products_in_order
 from support.inputs.attention import DEVICE
 from torch.nn.functional import gelu, silu
@@ -86,6 +87,20 @@ def test_tiles_grow_with_rows() -> None:
     assert sizes == [(16, 64, 128), (32, 64, 128), (64, 64, 128)]
     assert tile_sizes(64, torch.float32) == {"ROWS": 64, "OUTPUTS": 64, "INPUTS": 32}
     assert tile_bytes(tile_sizes(64, torch.bfloat16), torch.bfloat16, is_gated=True) == 49_152
+
+
+def test_as_many_tiles_are_on_their_way_as_there_is_room_for() -> None:
+    """On an H200; and on an L40S, where tensor cores take one tile from registers."""
+    small, large = 20_480, 49_152
+    hopper, ada = (232_448, (9, 0)), (101_376, (8, 9))
+    assert [stages_within(6, size, *hopper) for size in (small, large)] == [6, 4]
+    assert [stages_within(6, size, *ada) for size in (small, large)] == [5, 3]
+    # Programs that share a multiprocessor leave room for the next kernel's.
+    counts = [
+        num_stages(torch.device("cpu"), programs, small, is_gated=is_gated)
+        for programs, is_gated in ((64, False), (64, True), (2004, False), (224, True))
+    ]
+    assert counts == [6, 6, 3, 4]
 
 
 def test_both_have_one_signature() -> None:

@@ -1,0 +1,173 @@
+"""Trees of trained heads in the shapes of the target, of random weights: what a draft takes.
+
+`draftline doctor` and simulations count what a head's passes read. What comes on top of that, the
+launches of a pass and the look at its candidates on the host, is the difference to the floor here.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ....core.logits_params import LogitsParams
+from ....drafters.heads.drafter import network_of
+from ....drafters.heads.networks.head_network import HeadNetwork
+from ....drafters.heads.networks.kept_keys import KeptKeys
+from ....drafters.heads.options import HeadOptions
+from ....drafters.heads.tree_growth import TreeGrowth
+from ....drafters.model.text_distribution import TextDistribution
+from ....models.heads.feature_head import FeatureHead
+from ....models.heads.formats.feature_head_config import FeatureHeadConfig
+from ....models.heads.shared_parts import SharedParts
+from ....models.heads.spec_former import SpecFormer, SpecFormerConfig
+from ....models.load.partition import LayerSpan
+from ....models.sampling import uses_fused_modules
+from ..findings import Findings
+from ..floors import Work
+from ..instruments.random_stage import SPREAD, random_slice
+from ..plan import ModelPlan
+from ..setting import DTYPE, Setting
+
+M = TypeVar("M", bound=nn.Module)
+GROUP = "drafts of heads"
+# As the bundled heads draft by default.
+MAX_NODES, GRIFFIN_LEVELS, SPECFORMER_DRAFTS = 60, 6, 8
+# Committed rows that are read before a draft: a step's accepted tokens.
+NEW_ROWS = 4
+GREEDY = TextDistribution(0.0, 0, LogitsParams(), None, None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCase:
+    """A head and what a draft of it must read: weights each pass, the output head each level."""
+
+    name: str
+    network: HeadNetwork
+    options: HeadOptions
+    weight_bytes: int
+    passes: int
+
+
+def measure_heads(setting: Setting, findings: Findings) -> None:
+    """A draft of one request, behind the context of the plan's step of one token: reading the new
+    rows, and growing the tree."""
+    plan = setting.plan.whole
+    shared = _shared_parts(plan, setting)
+    heads: dict[str, Callable[[], HeadCase]] = {
+        "griffin": lambda: _griffin(plan, shared, setting.device),
+        "specformer": lambda: _specformer(plan, shared, setting.device),
+    }
+    for name, make in heads.items():
+        findings.attempt(f"{GROUP}, {name}", partial(_measure, make, plan, setting, findings))
+
+
+def _measure(
+    make: Callable[[], HeadCase], plan: ModelPlan, setting: Setting, findings: Findings
+) -> None:
+    case, vocab_size = make(), plan.options["vocab_size"]
+    network, hidden = case.network, plan.options["hidden_size"]
+    context = setting.plan.one_token.context_len
+    growth = TreeGrowth(network, vocab_size, case.name, case.options)
+    text = KeptKeys(network.num_layers)
+    tokens = torch.randint(vocab_size, (context,), device=setting.device)
+
+    @torch.inference_mode()
+    def read(first: int, end: int) -> Tensor:
+        """What the last of these rows says; they are kept behind the first."""
+        text.keep_first(first)
+        width = hidden * (4 if case.name == "specformer" else 1)
+        features = torch.randn(end - first, width, dtype=DTYPE, device=setting.device)
+        positions = torch.arange(first, end, device=setting.device)
+        projected = network.project(features)
+        return network.read(projected, tokens[first:end], positions, [text], [end - first])[-1:]
+
+    num_nodes = 0
+
+    @torch.inference_mode()
+    def draft() -> None:
+        nonlocal num_nodes
+        said = read(context - NEW_ROWS, context)
+        tree = growth.begin(text, int(tokens[-1]), said, context + 1, GREEDY, MAX_NODES)
+        assert tree is not None
+        growth.grow([tree])
+        num_nodes = len(growth.proposal(tree, MAX_NODES).tokens)
+
+    read(0, context)
+    times = setting.clock.waited(draft)
+    what = f"{case.name}, {case.passes} passes, context {context}"
+    work = Work(case.passes * case.weight_bytes, 2 * NEW_ROWS * case.weight_bytes)
+    a_pass = 1e3 * statistics.median(times) / case.passes
+    findings.add(GROUP, what, times, work, note=f"{num_nodes} nodes, {a_pass:.2f} ms a pass")
+
+
+def _shared_parts(plan: ModelPlan, setting: Setting) -> SharedParts:
+    """Embeddings, norm and output head of the plan's model."""
+    count = plan.config().num_hidden_layers
+    fused = uses_fused_modules(setting.device, setting.attention)
+    config = plan.config()
+    last = random_slice(
+        config, LayerSpan(count - 1, count, count), DTYPE, setting.device, fused=fused
+    )
+    first = random_slice(config, LayerSpan(0, 1, count), DTYPE, setting.device, fused=fused)
+    assert first.embed is not None
+    assert last.norm is not None
+    assert last.head is not None
+    return SharedParts(first.embed, last.norm, last.head, None)
+
+
+def _griffin(plan: ModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
+    sizes = plan.options
+    config = FeatureHeadConfig(
+        fusion="guided", fusion_size=2 * sizes["hidden_size"], splits_output=True,
+        feature_size=sizes["hidden_size"], vocab_size=sizes["vocab_size"], **_layer(sizes),
+    )  # fmt: skip
+    head = _random(lambda: FeatureHead(config), device)
+    options = HeadOptions(tree="dynamic", top_k=10, num_tokens=GRIFFIN_LEVELS)
+    # What the text's rows said is the first level.
+    weights = _weight_bytes(head) + _output_bytes(sizes)
+    return HeadCase("griffin", network_of(head, shared), options, weights, GRIFFIN_LEVELS)
+
+
+def _specformer(plan: ModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
+    sizes = plan.options
+    config = SpecFormerConfig(draft_length=SPECFORMER_DRAFTS, **_layer(sizes))
+    head = _random(lambda: SpecFormer(config), device)
+    options = HeadOptions(tree="best_first", top_k=10, num_tokens=SPECFORMER_DRAFTS)
+    weights = _weight_bytes(head) + _output_bytes(sizes)
+    return HeadCase("specformer", network_of(head, shared), options, weights, 1)
+
+
+def _layer(sizes: dict[str, Any]) -> dict[str, int]:
+    return {
+        "hidden_size": sizes["hidden_size"],
+        "intermediate_size": sizes["intermediate_size"],
+        "num_heads": sizes["num_attention_heads"],
+        "num_kv_heads": sizes["num_key_value_heads"],
+        "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"],
+    }
+
+
+def _random(make: Callable[[], M], device: torch.device) -> M:
+    """A module of noise; vectors are ones."""
+    head = make().to(device, DTYPE).requires_grad_(False).eval()
+    for parameter in head.parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(std=SPREAD)
+    return head
+
+
+def _weight_bytes(head: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in head.parameters())
+
+
+def _output_bytes(sizes: dict[str, Any]) -> int:
+    """Of the target's output head."""
+    return sizes["vocab_size"] * sizes["hidden_size"] * DTYPE.itemsize
