@@ -143,7 +143,7 @@ def _specformer(plan: ModelPlan, shared: SharedParts, device: torch.device) -> H
     return HeadCase("specformer", network_of(head, shared), options, weights, 1)
 
 
-def _layer(sizes: dict[str, Any]) -> dict[str, int]:
+def _layer(sizes: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_size": sizes["hidden_size"],
         "intermediate_size": sizes["intermediate_size"],
