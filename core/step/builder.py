@@ -262,4 +262,4 @@ def load_kernels() -> None:
     nodes = trees.nodes, trees.node_ends, ids
     tables = block_tables([ids, ids])
     path_entries(trees[0].nodes)
-    lay_out(*nodes, none, none, np.zeros(2, dtype=np.int32), none, none, none, ids, tables, 1)
+    lay_out(*nodes, none, none, np.zeros(2, dtype=np.int32), none, none, none, ids, tables, 2)

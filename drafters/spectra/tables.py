@@ -134,7 +134,9 @@ def _prefetch(tables: Tables, tokens: Int32, row: Int64) -> None:
                     entry = prefetch_entry(forward, hashed)
                     if entry != NONE and forward[0][entry, LAST] != NONE:
                         known = forward[0][entry, LAST]
-                        prefetch(continuations.ctypes.data + 4 * continuations.shape[1] * known)
+                        prefetch(
+                            continuations.ctypes.data + 4 * continuations.shape[1] * int(known)
+                        )
 
 
 @compiled
