@@ -88,14 +88,9 @@ class CostProfile(_Part):
         num_seen  tokens that rows see, of all rows together
         """
         own = self.target
-        seconds = (
-            own.pass_s
-            + (
-                _seconds(self.device, own, num_rows)
-                + _attention_s(self.device, own, num_read, num_seen)
-            )
-            / self.num_stages
-        )
+        whole = products_s(self.device, own, num_rows)
+        whole += _attention_s(self.device, own, num_read, num_seen)
+        seconds = whole / self.num_stages + own.pass_s
         if self.num_stages == 1:
             return seconds
         return seconds + self.hop_s + num_rows * self.row_bytes / self.link
@@ -103,12 +98,12 @@ class CostProfile(_Part):
     def draft_s(self, kind: str, depth: int, num_rows: int) -> float:
         """Seconds of a draft of so many levels by one of `drafters`, `num_rows` rows a pass."""
         network = self.drafters[kind]
-        one = _seconds(self.device, network, num_rows) + network.pass_s
+        one = products_s(self.device, network, num_rows) + network.pass_s
         return one * (1 if network.is_parallel else depth)
 
 
-def _seconds(device: Device, network: Network, num_rows: int) -> float:
-    """Reading the weights, and then what rows compute.
+def products_s(device: Device, network: Network, num_rows: int) -> float:
+    """Seconds of reading the weights, and then of what rows compute.
 
     The two hardly overlap: on an H200 65 rows of an 8B take 1.3 times as long as one, and those of
     a 70B 1.25 times (`benchmarks/gpu/measure/against_profile.py`).

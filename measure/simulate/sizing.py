@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .cost_profile import CostProfile, Device, Network
+from .cost_profile import CostProfile, Device, Network, products_s
 from .devices import GIB
 
 # Beside what is read and computed: of each stage, as bundled profiles assume it; of the host's work
@@ -175,10 +175,11 @@ def pool_servers(
     Requests of one server are drafted for together; a server is busy for `POOL_UTILIZATION`. None:
     the drafter is too slow for one request.
     """
-    read = drafter.bytes / (device.bandwidth * device.bandwidth_share)
-    row = drafter.operations / (device.operations * device.operations_share)
     for servers in range(1, requests + 1):
         rows = math.ceil(requests / servers)
-        if nodes * (read + rows * row + drafter.pass_s) <= POOL_UTILIZATION * every_s:
+        if (
+            nodes * (products_s(device, drafter, rows) + drafter.pass_s)
+            <= POOL_UTILIZATION * every_s
+        ):
             return servers
     return None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from draftline.benchmarks.gpu import parts
-from draftline.benchmarks.gpu.__main__ import NEEDED, main
+from draftline.benchmarks.gpu.__main__ import NEEDED, main, plot_if_possible
 from draftline.benchmarks.gpu.findings import Findings
+from draftline.benchmarks.gpu.floors import Rates, Work
+from draftline.benchmarks.gpu.goals import goals
 from draftline.benchmarks.gpu.instruments.clock import Clock, Repeats, TimeBudget, covered
+from draftline.benchmarks.gpu.measure.sampling import KINDS, figure_name
 from draftline.benchmarks.gpu.plan import TINY_PLAN
 from draftline.benchmarks.gpu.setting import Setting
 from typer import Typer
@@ -132,3 +136,42 @@ def test_without_the_engines_packages_a_part_alone_is_missing(
     [(why, what)] = findings.skipped.items()
     assert what == [name]
     assert why.endswith("; pip install draftline")
+
+
+def measured(*, is_good: bool) -> Findings:
+    """One second is the floor of everything that has one."""
+    slow = 1.0 if is_good else 1.5
+    findings = Findings(rates=Rates(1.0, 1.0))
+    second = Work(1, 0)
+    plan = TINY_PLAN
+    findings.add(plan.whole.name, plan.one_token.name, [9.0, 1.2 * slow, 0.1], second)
+    findings.add(plan.whole.name, plan.tree.name, [1.5 * slow * slow], second)
+    findings.add("attention of a layer", plan.attention_goal.name, [1.4 * slow], second)
+    for kind, micros in zip(KINDS, (50, 120, 190, 180, 170), strict=True):
+        name = figure_name(plan.sampling_rows, plan.sampling_vocab, kind)
+        findings.add("sampling", name, [1e-6 * micros * slow], second)
+    findings.note(f"host, {plan.whole.name}", {"between_share": 0.04 * slow})
+    return findings
+
+
+def test_goals_that_are_reached() -> None:
+    found = goals(TINY_PLAN, measured(is_good=True))
+    assert [goal.verification_result for goal in found] == ["reached"] * 5
+    values = [goal.found for goal in found]
+    assert values == ["1.20 x floor", "1.25 x one token", "71%", "190 us", "4.0%"]
+
+
+def test_goals_that_are_not() -> None:
+    found = goals(TINY_PLAN, measured(is_good=False))
+    assert [goal.verification_result for goal in found] == ["NOT reached"] * 5
+    unknown = goals(TINY_PLAN, Findings())
+    assert [goal.verification_result for goal in unknown] == ["not measured"] * 5
+
+
+def test_without_matplotlib_there_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    plot_if_possible(measured(is_good=True), "a GPU", tmp_path / "a.png")
+    assert "pip install 'draftline[bench]'" in capsys.readouterr().out
+    assert not (tmp_path / "a.png").exists()

@@ -112,9 +112,9 @@ def test_servers_of_a_pool() -> None:
     drafter = Network(bytes=2e9, operations=2e9)
     assert pool_servers(32, drafter, device, 5, every_s=20e-3) == 1
     assert pool_servers(32, drafter, device, 5, every_s=10e-3) is None
-    # 0.1 ms to read and 0.2 ms a row: 13 servers have 16 rows of 200 each.
+    # 0.1 ms to read and 0.2 ms a row: of 200 rows 12 servers have 17 each, in 3.5 ms.
     slow = Network(bytes=1e8, operations=2e10)
-    assert pool_servers(200, slow, device, 1, every_s=5e-3) == 13
+    assert pool_servers(200, slow, device, 1, every_s=5.1e-3) == 12
 
 
 def test_the_table_has_a_row_for_what_fits() -> None:

@@ -11,7 +11,6 @@ no GPU.
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,9 @@ from ....measure.simulate.sizing_table import TARGETS
 from ..plan import FULL_PLAN, StepCase
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "gpu.json"
-NAME = re.compile(r"batch (\d+), (?:(\d+) nodes|1 token), context (\d+)k")
 LINK = Link(latency_s=0.0, bandwidth=1e18)
 LAYERS_OF_70B = 80
+CASES = {case.name: case for plan in (FULL_PLAN.whole, FULL_PLAN.part) for case in plan.cases}
 COLUMNS = ("step", "rows", "measured, ms", "computed, ms", "measured / computed")
 
 
@@ -68,7 +67,8 @@ def compared(results: dict[str, Any]) -> list[Step]:
     part = FULL_PLAN.part
     num_stages = LAYERS_OF_70B // (part.span.last - part.span.first)
     of_8b = profile_of(TARGETS[0], kind.device, 1, LINK)
-    of_70b = profile_of(TARGETS[2], kind.device, num_stages, LINK)
+    # Measured alone, a stage hands nothing on.
+    of_70b = profile_of(TARGETS[2], kind.device, num_stages, LINK).model_copy(update={"hop_s": 0.0})
     profiles = {FULL_PLAN.whole.name: of_8b, part.name: of_70b}
     return [
         _step(figure, profiles[figure["group"]])
@@ -78,15 +78,9 @@ def compared(results: dict[str, Any]) -> list[Step]:
 
 
 def _step(figure: dict[str, Any], profile: CostProfile) -> Step:
-    found = NAME.fullmatch(figure["name"])
-    assert found is not None, figure["name"]
-    batch, nodes, thousands = (int(one or 0) for one in found.groups())
-    case = StepCase(batch, nodes, 1024 * thousands)
-    num_rows, num_read = batch * case.rows_each, batch * case.context_len
+    case = CASES[figure["name"]]
+    num_rows, num_read = case.batch * case.rows_each, case.batch * case.context_len
     seconds = profile.stage_s(num_rows, num_read, num_rows * case.context_len)
-    if profile.num_stages > 1:
-        # The measured one hands nothing on.
-        seconds -= profile.hop_s
     return Step(figure["group"], case, figure["ms"] / 1e3, seconds)
 
 

@@ -37,7 +37,7 @@ from ..setting import DTYPE, Setting
 M = TypeVar("M", bound=nn.Module)
 GROUP = "drafts of heads"
 # As the bundled heads draft by default.
-MAX_NODES, GRIFFIN_LEVELS, SPECFORMER_DRAFTS = 60, 6, 8
+MAX_NODES, TOP_K, GRIFFIN_LEVELS, SPECFORMER_DRAFTS = 60, 10, 6, 8
 # Committed rows that are read before a draft: a step's accepted tokens.
 NEW_ROWS = 4
 GREEDY = TextDistribution(0.0, 0, LogitsParams(), None, None, 0)
@@ -45,13 +45,20 @@ GREEDY = TextDistribution(0.0, 0, LogitsParams(), None, None, 0)
 
 @dataclass(frozen=True, slots=True)
 class HeadCase:
-    """A head and what a draft of it must read: weights each pass, the output head each level."""
+    """A head, and what a draft of it takes.
+
+    num_features  states of the target that it reads of each token
+    weight_bytes  that a pass reads, the output head's included
+    num_rows      of all passes: the text's new ones, and those of the tree
+    """
 
     name: str
     network: HeadNetwork
     options: HeadOptions
+    num_features: int
     weight_bytes: int
     passes: int
+    num_rows: int
 
 
 def measure_heads(setting: Setting, findings: Findings) -> None:
@@ -81,7 +88,7 @@ def _measure(
     def read(first: int, end: int) -> Tensor:
         """What the last of these rows says; they are kept behind the first."""
         text.keep_first(first)
-        width = hidden * (4 if case.name == "specformer" else 1)
+        width = hidden * case.num_features
         features = torch.randn(end - first, width, dtype=DTYPE, device=setting.device)
         positions = torch.arange(first, end, device=setting.device)
         projected = network.project(features)
@@ -101,7 +108,9 @@ def _measure(
     read(0, context)
     times = setting.clock.waited(draft)
     what = f"{case.name}, {case.passes} passes, context {context}"
-    work = Work(case.passes * case.weight_bytes, 2 * NEW_ROWS * case.weight_bytes)
+    work = Work(
+        case.passes * case.weight_bytes, 2 * case.num_rows * case.weight_bytes // DTYPE.itemsize
+    )
     a_pass = 1e3 * statistics.median(times) / case.passes
     findings.add(GROUP, what, times, work, note=f"{num_nodes} nodes, {a_pass:.2f} ms a pass")
 
@@ -128,19 +137,25 @@ def _griffin(plan: ModelPlan, shared: SharedParts, device: torch.device) -> Head
         feature_size=sizes["hidden_size"], vocab_size=sizes["vocab_size"], **_layer(sizes),
     )  # fmt: skip
     head = _random(lambda: FeatureHead(config), device)
-    options = HeadOptions(tree="dynamic", top_k=10, num_tokens=GRIFFIN_LEVELS)
-    # What the text's rows said is the first level.
+    options = HeadOptions(tree="dynamic", top_k=TOP_K, num_tokens=GRIFFIN_LEVELS)
     weights = _weight_bytes(head) + _output_bytes(sizes)
-    return HeadCase("griffin", network_of(head, shared), options, weights, GRIFFIN_LEVELS)
+    # The pass over the text's rows gives the first level, each other one is a pass of its own.
+    num_rows = NEW_ROWS + (GRIFFIN_LEVELS - 1) * TOP_K
+    return HeadCase(
+        "griffin", network_of(head, shared), options, 1, weights, GRIFFIN_LEVELS, num_rows
+    )
 
 
 def _specformer(plan: ModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
     sizes = plan.options
     config = SpecFormerConfig(draft_length=SPECFORMER_DRAFTS, **_layer(sizes))
     head = _random(lambda: SpecFormer(config), device)
-    options = HeadOptions(tree="best_first", top_k=10, num_tokens=SPECFORMER_DRAFTS)
+    options = HeadOptions(tree="best_first", top_k=TOP_K, num_tokens=SPECFORMER_DRAFTS)
     weights = _weight_bytes(head) + _output_bytes(sizes)
-    return HeadCase("specformer", network_of(head, shared), options, weights, 1)
+    num_rows = NEW_ROWS + SPECFORMER_DRAFTS
+    return HeadCase(
+        "specformer", network_of(head, shared), options, config.num_features, weights, 1, num_rows
+    )
 
 
 def _layer(sizes: dict[str, Any]) -> dict[str, Any]:
