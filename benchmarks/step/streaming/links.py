@@ -20,8 +20,8 @@ from ....cluster.links.link import (
 from ....core.proposals import Proposal
 from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.draft_times import draft_seconds, head_kind
+from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.slowed_link import SlowedLink
-from .host_clock import HostClock
 
 MODEL = "model"
 

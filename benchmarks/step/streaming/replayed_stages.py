@@ -18,7 +18,7 @@ from ....core.steps import StepInput, StepOutput, TreeRows
 from ....core.tree.kernels import unpack
 from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
-from .host_clock import HostClock
+from ....measure.simulate.host_clock import HostClock
 from .text_features import TextFeatures
 
 

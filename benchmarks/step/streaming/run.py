@@ -1,6 +1,6 @@
 """One engine under one load: real scheduling, drafters and trees; stages and answers replayed.
 
-Time is that of the host's processor where it works and skipped where it waits (`host_clock.py`),
+Time is that of the host's processor where it works and skipped where it waits (`measure/simulate/host_clock.py`),
 so a loaded machine measures what an idle one does.
 """
 
@@ -29,9 +29,9 @@ from ....core.schedule.budget import NodeBudget
 from ....core.schedule.scheduler import Scheduler, SchedulerLimits
 from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import CostProfile
+from ....measure.simulate.host_clock import HostClock, HostLoop
 from ....models.load.model_info import read_model_info
 from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
-from .host_clock import HostClock, HostLoop
 from .links import link_to
 from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes
 from .text_features import TextFeatures
