@@ -1,7 +1,7 @@
 """One engine under one load: real scheduling, drafters and trees; stages and answers replayed.
 
-Time is that of the host's processor where it works and skipped where it waits (`measure/simulate/host_clock.py`),
-so a loaded machine measures what an idle one does.
+Time is that of the host's processor where it works and skipped where it waits
+(`measure/simulate/host_clock.py`), so a loaded machine measures what an idle one does.
 """
 
 from __future__ import annotations
