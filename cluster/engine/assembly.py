@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,8 +34,8 @@ from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
 from ..links.pool import AnyLink
 from ..pipeline.local_pipeline import LocalPipeline
-from ..transport.stage_spans import wall_clock
 from ..transport.stage_spec import Pipeline, StageSpec
+from .engine_time import REAL_TIME, EngineTime
 from .feature_plan import plan_features
 from .request_factory import RequestFactory
 from .trace_file import TraceFile
@@ -119,15 +118,21 @@ class Assembly:
     """The parts of one engine; made, started, recovered and stopped on the engine's loop."""
 
     def __init__(
-        self, plan: ModelPlan, make_pipeline: MakePipeline, links: Sequence[AnyLink]
+        self,
+        plan: ModelPlan,
+        make_pipeline: MakePipeline,
+        links: Sequence[AnyLink],
+        engine_time: EngineTime = REAL_TIME,
     ) -> None:
         config = plan.config
         self._plan = plan
+        self._clock = engine_time.clock
         self._trace_file = _trace_file(config)
         self.hub = DrafterHub(
             links,
             DrafterLimits(vocab_size=plan.info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
             budget_s=config.draft_deadline_ms / 1000,
+            clock=self._clock,
             origins=head_origins(config),
             replaying=replaying_heads(config),
         )
@@ -155,13 +160,15 @@ class Assembly:
             ),
             PrefillShare(config.prefill_share, self._step_s, self.pipeline.num_stages),
         )
-        trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
+        trace = None
+        if self._trace_file is not None:
+            trace = StepTrace(engine_time.wall_clock, self._trace_file.write)
         self.core = EngineCore(
             self.pipeline,
             self.hub,
             self.scheduler,
             self.budget,
-            time.monotonic,
+            self._clock,
             acceptance=config.acceptance,
             trace=trace,
             step_timeout_s=config.step_timeout_s,
@@ -186,7 +193,7 @@ class Assembly:
             self.pipeline,
             min(config.max_num_batched_tokens, num_slots, self._plan.max_model_len),
             config.block_size,
-            time.monotonic,
+            self._clock,
         )
         await self.hub.start(DRAFTERS_START_S)
 

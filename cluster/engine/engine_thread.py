@@ -32,6 +32,7 @@ from ...core.errors import (
 from ...core.request.request import Request
 from ...core.request.stop import StopRule
 from ..loop_calls import call_on_loop, end_tasks
+from .engine_time import REAL_TIME, EngineTime
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class EngineThread:
     """One engine's thread. `start` before all else; `close` ends what still runs.
 
     recovery_timeout_s  how long stages may take to come back
+    clock               the machine's seconds, whatever the engine's own time is
     on_failure          called once, from any thread, with the reason when the engine cannot go on
     """
 
@@ -87,13 +89,14 @@ class EngineThread:
         *,
         recovery_timeout_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
+        engine_time: EngineTime = REAL_TIME,
         on_failure: Callable[[str], object] = lambda _reason: None,
     ) -> None:
         self._build = build
         self._recovery_timeout_s = recovery_timeout_s
         self._clock = clock
         self._on_failure = on_failure
-        self._loop = asyncio.new_event_loop()
+        self._loop = engine_time.new_loop()
         self._thread = threading.Thread(target=self._run, name="draftline-engine", daemon=True)
         self._started: Future[EngineParts] = Future()
         self._wake = asyncio.Event()

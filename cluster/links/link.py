@@ -355,6 +355,10 @@ class InprocLink:
         """Learning counts of the drafter; see `LearningDrafter`."""
         return self._session.learning_counts
 
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Tell how long the drafter works by this clock; before the first message."""
+        self._session = DrafterSession(self._drafter, clock=clock)
+
     def connect(self, events: LinkEvents) -> None:
         """Report `ready` at once."""
         self._events = events

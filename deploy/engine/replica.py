@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ...cluster.engine.engine_thread import EngineThread, Health
+from ...cluster.engine.engine_time import REAL_TIME, EngineTime
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.links.pool import AnyLink
 from ...core.errors import RequestError, shortened
@@ -46,6 +47,7 @@ class Replica:
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
         links: Callable[[Sequence[AnyLink]], Sequence[AnyLink]] | None = None,
+        engine_time: EngineTime = REAL_TIME,
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
         usage_log: str | None = None,
@@ -55,6 +57,7 @@ class Replica:
         keeper            of stages and drafters on Ray; without one they end with this process
         pipelines         takes what makes the pipeline of `config`, gives what makes the one used
         links             takes the links to the drafters of `config`, gives those that are used
+        engine_time       by which it lives, if not the machine's
         on_failure        called once, from any thread, with the reason when the engine cannot go on
         max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
                           8 MiB
@@ -69,9 +72,13 @@ class Replica:
             make_pipeline if pipelines is None else pipelines(make_pipeline)
         )
         self._changed_links = links
+        self._time = engine_time
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(
-            self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
+            self._build,
+            recovery_timeout_s=config.recovery_timeout_s,
+            engine_time=engine_time,
+            on_failure=on_failure,
         )
         self._assembly: Assembly | None = None
         model = config.served_model_name or config.model
@@ -130,7 +137,7 @@ class Replica:
         links: Sequence[AnyLink] = await self._placement.make_links()
         if self._changed_links is not None:
             links = self._changed_links(links)
-        self._assembly = Assembly(self._plan, self._make_pipeline, links)
+        self._assembly = Assembly(self._plan, self._make_pipeline, links, self._time)
         if self._usage is not None:
             self._assembly.core.ended.on_end = self._usage.note
         return self._assembly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -44,6 +45,11 @@ class Ask:
 
 class Endpoint(Protocol):
     """A source of answers to requests, many at once: an engine in this process, or a server."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds by which its answers come."""
+        ...
 
     async def answer(self, ask: Ask) -> Record:
         """Send a request and read its whole stream. Raises `DraftlineError`."""

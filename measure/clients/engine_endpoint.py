@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -50,6 +50,7 @@ class EngineEndpoint:
         self._engine = engine
         self._per_request = per_request
         self._tokenizer = tokenizer
+        self.clock: Callable[[], float] = time.perf_counter
 
     async def answer(self, ask: Ask) -> Record:
         """Stream the answer. Raises `DraftlineError`."""
@@ -59,14 +60,11 @@ class EngineEndpoint:
         if not isinstance(prompt, str):
             assert self._tokenizer is not None, "chats need a template"
             prompt = prompt_ids(self._tokenizer, prompt)
-        start = time.perf_counter()
-        async with aclosing(
-            self._engine.stream(prompt, _params(ask), self._options(ask))
-        ) as deltas:
-            async for delta in deltas:
-                seconds = time.perf_counter() - start
+        start = self.clock()
+        async with aclosing(self._timed_deltas(prompt, _params(ask), self._options(ask))) as deltas:
+            async for came_at, delta in deltas:
                 if delta.token_ids:
-                    arrivals.append(Arrival(seconds, delta.token_ids, delta.sources))
+                    arrivals.append(Arrival(came_at - start, delta.token_ids, delta.sources))
                 texts.append(delta.text)
                 metrics = delta.metrics
         if metrics is None or not arrivals:
@@ -79,6 +77,14 @@ class EngineEndpoint:
             counts=from_metrics(metrics),
             num_prompt_tokens=metrics.prompt_tokens,
         )
+
+    async def _timed_deltas(
+        self, prompt: str | Sequence[int], params: SamplingParams, options: RequestOptions
+    ) -> AsyncGenerator[tuple[float, Delta], None]:
+        """Deltas, and when each came by the clock."""
+        async with aclosing(self._engine.stream(prompt, params, options)) as deltas:
+            async for delta in deltas:
+                yield self.clock(), delta
 
     def _options(self, ask: Ask) -> RequestOptions:
         drafters = ask.setting.drafters

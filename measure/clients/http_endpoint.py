@@ -57,6 +57,7 @@ class HttpEndpoint:
         )
         self.info = ServerInfo("", is_draftline=False, drafters=())
         self._report = report
+        self.clock = time.perf_counter
 
     async def connect(self, model: str | None = None) -> Self:
         """Find out what is served; `model` is asked for where there are several.
@@ -92,10 +93,10 @@ class HttpEndpoint:
     async def answer(self, ask: Ask) -> Record:
         """Stream the answer. Raises `DraftlineError` with the server's own words."""
         answer = _Answer()
-        start = time.perf_counter()
+        start = self.clock()
         with server_errors(ask.name):
             async for chunk in await self._stream(ask):
-                answer.add(chunk, time.perf_counter() - start)
+                answer.add(chunk, self.clock() - start)
         return answer.record(ask.name)
 
     async def _stream(self, ask: Ask) -> AsyncIterator[Completion | ChatCompletionChunk]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -60,10 +59,10 @@ async def run_load(
     where any fails: a run with failures measures nothing.
     """
     gate = asyncio.Semaphore(load.concurrency) if load.concurrency else nullcontext()
-    begin = time.perf_counter()
+    begin = endpoint.clock()
 
     async def send(ask: Ask, start: float) -> list[Record]:
-        await asyncio.sleep(max(0.0, begin + start - time.perf_counter()))
+        await asyncio.sleep(max(0.0, begin + start - endpoint.clock()))
         async with gate:
             return await _converse(endpoint, ask)
 
@@ -77,7 +76,7 @@ async def run_load(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return list(chain.from_iterable(conversations)), time.perf_counter() - begin
+    return list(chain.from_iterable(conversations)), endpoint.clock() - begin
 
 
 async def _converse(endpoint: Endpoint, ask: Ask) -> list[Record]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
+from ...cluster.links.link import DrafterMessage, DraftSeconds
 from ...cluster.links.pool import AnyLink
 from ...core.arrays import Span
-from ...core.proposals import Proposal
 from .cost_profile import CostProfile
-from .slowed_link import SlowedLink
+from .host_clock import HostClock
+from .slowed_link import Answer, SlowedLink
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSpan:
-    """When a drafter worked, wall-clock seconds; whether behind what the target may say."""
+    """When a drafter worked, seconds of the simulation; whether behind what the target may say."""
 
     span: Span
     is_ahead: bool
@@ -32,12 +30,20 @@ class ApartLink(SlowedLink):
     """
 
     def __init__(
-        self, link: AnyLink, kind: str, profile: CostProfile, *, drafts_ahead: bool
+        self,
+        link: AnyLink,
+        kind: str,
+        profile: CostProfile,
+        clock: HostClock,
+        *,
+        drafts_ahead: bool,
     ) -> None:
-        super().__init__(link, kind, profile)
+        assert kind in profile.drafters, "its time is the profile's"
+        super().__init__(link, kind, profile, clock)
         self._drafts_ahead = drafts_ahead
-        self._answer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._message: DrafterMessage | None = None
+        self._sent_at = 0.0
         # Of the last answer, were it not hurried.
         self._num_passes, self._total_s = 0, 0.0
         self.spans: list[DraftSpan] = []
@@ -54,51 +60,44 @@ class ApartLink(SlowedLink):
 
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
-        self._message = message
-        super().send(message)
+        self._message, self._sent_at = message, self._host_clock()
+        answer = self._drafted(message)
+        if answer is not None:
+            self._answer_later(message, answer)
 
     def hurry(self) -> None:
         """See `DrafterLink`."""
-        assert self._answer is not None
+        assert self._timer is not None
         assert self._message is not None
         if not self._num_passes:
             return
-        share = (time.perf_counter() - self._sent_at) / self._total_s
+        share = (self._host_clock() - self._sent_at) / self._total_s
         begun = 1 + int(share * self._num_passes)
         if begun < self._num_passes:
-            self._answer.cancel()
+            self._timer.cancel()
             self.spans.pop()
-            self.num_drafts -= 1
-            self._passes_before = self._passes_so_far
             left = iter(range(begun))
             # It heard of the rest with the first time.
             again = replace(self._message, closes=(), opens=(), commits=(), last_commits=())
-            self._clock.begin()
-            self._link.send(again, lambda: next(left, None) is None)
+            answer = self._drafted(again, lambda: next(left, None) is None)
+            if answer is not None:
+                self._answer_later(again, answer)
 
     def disconnect(self) -> None:
         """See `DrafterLink`."""
-        if self._answer is not None:
-            self._answer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         super().disconnect()
 
-    def answered(
-        self,
-        proposals: Sequence[Proposal],
-        report: DrafterReport | None = None,
-        seconds: DraftSeconds | None = None,
-    ) -> None:
-        """Pass the answer on when the profile's drafter has it."""
+    def _answer_later(self, message: DrafterMessage, answer: Answer) -> None:
+        """Pass the answer on when the profile's drafter, at work since `_sent_at`, has it."""
         assert self._events is not None
-        assert self._message is not None
-        self._clock.end()
-        waited = max(self._left_to_wait(proposals), 0.0)
-        took = time.perf_counter() - self._sent_at
         self._num_passes = self._passes_so_far - self._passes_before
-        self._total_s = took + waited
-        if proposals:
-            now = time.time()
-            self.spans.append(DraftSpan((now - took, now + waited), bool(self._message.ahead)))
-        seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
-        loop = asyncio.get_running_loop()
-        self._answer = loop.call_later(waited, self._events.answered, proposals, report, seconds)
+        self._total_s = self._draft_s(answer.proposals)
+        ready_at = max(self._sent_at + self._total_s, self._host_clock())
+        if answer.proposals:
+            self.spans.append(DraftSpan((self._sent_at, ready_at), bool(message.ahead)))
+        seconds = DraftSeconds(propose_s=self._total_s)
+        self._timer = asyncio.get_running_loop().call_at(
+            ready_at, self._events.answered, answer.proposals, answer.report, seconds
+        )

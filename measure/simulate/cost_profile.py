@@ -60,7 +60,6 @@ class Network(_Part):
 class CostProfile(_Part):
     """A target over stages, and drafters beside it.
 
-    slowdown   seconds here for each second there, so that what is really computed fits in
     target     all its stages together; `pass_s` is of each stage
     hop_s      seconds of a message from stage to stage
     row_bytes  of a row of hidden states
@@ -71,7 +70,6 @@ class CostProfile(_Part):
     """
 
     name: str
-    slowdown: Annotated[float, Field(ge=1)]
     num_stages: Annotated[int, Field(ge=1, le=64)]
     device: Device
     target: Network

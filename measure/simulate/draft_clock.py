@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 
 class DraftClock:
-    """Gives `time.monotonic()`, and during a draft when it began and the passes since; what is
-    really past, if that is more.
+    """The simulation's time; during a draft, when it began and what its passes since take.
 
     So stopping rules and shapes follow the profile's times, and deadlines end what it would end.
     """
 
-    def __init__(self, pass_s: float, num_passes: Callable[[], int]) -> None:
-        """`pass_s`: seconds here of a pass; `num_passes`: of the drafter up to now."""
+    def __init__(
+        self, clock: Callable[[], float], pass_s: float, num_passes: Callable[[], int]
+    ) -> None:
+        """`clock`: of the simulation; `pass_s`: of a pass; `num_passes`: of the drafter so far."""
+        self._clock = clock
         self._pass_s = pass_s
         self._num_passes = num_passes
-        self._began_at: float | None = None
-        self._passes_before = 0
+        self._passes_before: int | None = None
 
     def begin(self) -> None:
-        """A draft begins."""
-        self._began_at = time.monotonic()
+        """A draft begins; the simulation's time stands still."""
         self._passes_before = self._num_passes()
 
     def end(self) -> None:
-        """It is done; what is left of its time is waited for."""
-        self._began_at = None
+        """It is done; its time is waited for."""
+        self._passes_before = None
 
     def __call__(self) -> float:
         """Seconds."""
-        now = time.monotonic()
-        if self._began_at is None:
-            return now
-        passes = self._num_passes() - self._passes_before
-        return max(now, self._began_at + passes * self._pass_s)
+        if self._passes_before is None:
+            return self._clock()
+        return self._clock() + (self._num_passes() - self._passes_before) * self._pass_s

@@ -12,24 +12,21 @@ from .cost_profile import CostProfile
 
 
 def draft_seconds(
-    profile: CostProfile, kind: str, proposals: Sequence[Proposal], took: float,
-    num_passes: int | None = None,
-) -> float:  # fmt: skip
-    """Seconds here for the profile's drafter: all requests' trees together, a pass a level.
+    profile: CostProfile, kind: str, proposals: Sequence[Proposal], num_passes: int | None = None
+) -> float:
+    """Seconds of the profile's drafter: all requests' trees together, a pass a level.
 
-    took        what the real one took, which counts where the profile has none of its `kind`
+    kind        one that the profile has
     num_passes  that the real one took, where it counts them: text that is read and draws that
                 become fewer tokens are passes, too
     """
     if not proposals:
         return 0.0
-    if kind not in profile.drafters:
-        return profile.slowdown * took
     levels = [_level_sizes(proposal) for proposal in proposals]
     depth = max(map(len, levels), default=0) if num_passes is None else num_passes
     # A level is read with the pass that is behind it.
     widest = sum(max(sizes, default=0) for sizes in levels)
-    return profile.slowdown * profile.draft_s(kind, depth, widest)
+    return profile.draft_s(kind, depth, widest)
 
 
 def head_kind(folder: Path) -> str:

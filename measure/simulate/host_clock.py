@@ -1,9 +1,10 @@
-"""Time that passes as this thread's processor works, and as fast as it can where nobody works."""
+"""Time that passes as one thread's processor works, and as fast as it can where nobody works."""
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,25 +13,37 @@ from contextlib import contextmanager
 class HostClock:
     """Seconds of a simulation: what its thread computed, and what it waited, which takes no time.
 
-    So others on the machine disturb nothing but caches.
+    So others on the machine disturb nothing but caches. Its thread is the one that runs a
+    `HostLoop` of it; others read what that thread read last.
     slowdown  processor seconds here for each second there
     """
 
-    def __init__(self, slowdown: float) -> None:
+    def __init__(self, slowdown: float = 1.0) -> None:
         self._slowdown = slowdown
         self._waited_s = self._uncounted_s = 0.0
-        self._begun_at = time.thread_time()
+        self._begun_at = 0.0
         self._stopped_at: float | None = None
+        self._owner: int | None = None
+        self._last = 0.0
 
     def __call__(self) -> float:
         """Seconds since the beginning."""
         if self._stopped_at is not None:
             return self._stopped_at
-        return self._waited_s + self.worked_s
+        if threading.get_ident() != self._owner:
+            return self._last
+        self._last = self._waited_s + self.worked_s
+        return self._last
+
+    def own(self) -> None:
+        """The calling thread's work counts from now on, if none's did so far."""
+        if self._owner is None:
+            self._owner = threading.get_ident()
+            self._begun_at = time.thread_time()
 
     @property
     def worked_s(self) -> float:
-        """Seconds that the host worked."""
+        """Seconds that the host worked; for its own thread."""
         return (time.thread_time() - self._begun_at - self._uncounted_s) / self._slowdown
 
     def wait(self, seconds: float) -> None:
@@ -70,6 +83,11 @@ class HostLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: HostClock) -> None:
         super().__init__(_WaitingSelector(clock))
         self._host_clock = clock
+
+    def run_forever(self) -> None:
+        """Run in the clock's thread."""
+        self._host_clock.own()
+        super().run_forever()
 
     def time(self) -> float:
         """Seconds by the clock."""

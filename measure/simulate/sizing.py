@@ -98,7 +98,6 @@ def profile_of(target: TargetSize, device: Device, num_stages: int, link: Link) 
     """The cost profile of a target over stages on such devices."""
     return CostProfile(
         name=f"{target.name} over {num_stages}",
-        slowdown=1,
         num_stages=num_stages,
         device=device,
         target=target.network(num_stages),

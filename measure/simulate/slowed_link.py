@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from ...cluster.links.link import (
     DrafterMessage,
@@ -19,28 +21,40 @@ from ...core.proposals import Proposal
 from .cost_profile import CostProfile
 from .draft_clock import DraftClock
 from .draft_times import draft_seconds
+from .host_clock import HostClock
+
+
+class Answer(NamedTuple):
+    """What a drafter answered; see `LinkEvents`."""
+
+    proposals: Sequence[Proposal]
+    report: DrafterReport | None
+    seconds: DraftSeconds | None
 
 
 class SlowedLink:
-    """Answers like the link that it stands before, when the profile's drafter would have.
+    """Answers like the link that it stands before, when the profile's drafter would have: it drafts
+    while the clock stands still. One that the profile does not have takes the host's time.
 
-    kind        of the drafter, as the profile names it
-    num_drafts  answers to queries
-    num_late    of these, that took longer than the profile's
+    kind  of the drafter, as the profile names it
     """
 
-    def __init__(self, link: AnyLink, kind: str, profile: CostProfile) -> None:
+    def __init__(self, link: AnyLink, kind: str, profile: CostProfile, clock: HostClock) -> None:
         assert isinstance(link, InprocLink), "an engine over a profile has its drafters in process"
         self._link = link
         self.kind = kind
         self._profile = profile
-        self._clock = DraftClock(self._pass_s, lambda: self._passes_so_far)
-        if link.passes is not None and kind in profile.drafters:
-            link.passes.clock = self._clock
+        self._host_clock = clock
+        self._is_timed = kind in profile.drafters
+        self._draft_clock = DraftClock(clock, self._pass_s, lambda: self._passes_so_far)
+        self._keeps_time = link.passes is not None and self._is_timed
+        if self._keeps_time:
+            assert link.passes is not None
+            link.passes.clock = self._draft_clock
+        link.use_clock(clock)
         self._events: LinkEvents | None = None
-        self._sent_at = 0.0
+        self._answer: Answer | None = None
         self._passes_before = 0
-        self.num_drafts = self.num_late = 0
 
     @property
     def name(self) -> str:
@@ -89,10 +103,31 @@ class SlowedLink:
 
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
-        self._sent_at = time.perf_counter()
+        assert self._events is not None
+        if not self._keeps_time:
+            # It reads another clock than the deadline is of.
+            message = replace(message, deadline=math.inf)
+        if not self._is_timed or self.ahead is not None:
+            # It takes the host's time; a head of the last stage took its own in the step.
+            self._link.send(message)
+            return
+        answer = self._drafted(message)
+        if answer is not None:
+            waited = self._draft_s(answer.proposals)
+            self._host_clock.wait(waited)
+            self._events.answered(answer.proposals, answer.report, DraftSeconds(propose_s=waited))
+
+    def _drafted(
+        self, message: DrafterMessage, is_over: Callable[[], bool] = lambda: False
+    ) -> Answer | None:
+        """What the real one answers, in no time; None where it failed."""
         self._passes_before = self._passes_so_far
-        self._clock.begin()
-        self._link.send(message)
+        self._answer = None
+        self._draft_clock.begin()
+        with self._host_clock.stopped():
+            self._link.send(message, is_over)
+        self._draft_clock.end()
+        return self._answer
 
     def hurry(self) -> None:
         """See `DrafterLink`."""
@@ -122,18 +157,12 @@ class SlowedLink:
         report: DrafterReport | None = None,
         seconds: DraftSeconds | None = None,
     ) -> None:
-        """Wait for the profile's drafter, then pass the answer on."""
+        """See `LinkEvents`; kept until the profile's drafter would have it."""
         assert self._events is not None
-        self._clock.end()
-        if self.ahead is not None:
-            # It was drafted in a step, and took its time there.
+        if self._is_timed and self.ahead is None:
+            self._answer = Answer(proposals, report, seconds)
+        else:
             self._events.answered(proposals, report, seconds)
-            return
-        waited = self._left_to_wait(proposals)
-        if waited > 0:
-            time.sleep(waited)
-            seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
-        self._events.answered(proposals, report, seconds)
 
     def told(self, num_others: int, *, is_draining: bool) -> None:
         """See `LinkEvents`."""
@@ -147,23 +176,16 @@ class SlowedLink:
 
     @property
     def _pass_s(self) -> float:
-        """Seconds here of a pass of the profile's drafter; 0 where it has none of its kind."""
-        if self.kind not in self._profile.drafters:
-            return 0.0
-        return self._profile.slowdown * self._profile.draft_s(self.kind, 1, 1)
+        """Seconds of a pass of the profile's drafter; 0 where it has none of its kind."""
+        return self._profile.draft_s(self.kind, 1, 1) if self._is_timed else 0.0
 
-    def _left_to_wait(self, proposals: Sequence[Proposal]) -> float:
-        """Seconds that the profile's drafter would still work, now that the real one is done."""
-        took = time.perf_counter() - self._sent_at
+    def _draft_s(self, proposals: Sequence[Proposal]) -> float:
+        """Seconds that the profile's drafter works for what was drafted last."""
         counts = self._link.passes is not None
         num_passes = self._passes_so_far - self._passes_before if counts else None
-        left = draft_seconds(self._profile, self.kind, proposals, took, num_passes) - took
-        self.num_drafts += bool(proposals)
-        self.num_late += bool(proposals) and left < 0
-        return left
+        return draft_seconds(self._profile, self.kind, proposals, num_passes)
 
     def failed(self, error: DrafterError) -> None:
         """See `LinkEvents`."""
         assert self._events is not None
-        self._clock.end()
         self._events.failed(error)

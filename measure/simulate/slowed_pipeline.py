@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...cluster.pipeline.local_pipeline import LocalPipeline
-from ...cluster.transport.stage_spec import StageSpec
+from ...cluster.transport.stage_spec import StageSpec, run_stage
 from ...core.arrays import Span
+from ...core.errors import StageError, StageLost
 from ...core.steps import StepInput, StepOutput
-from ..replay.tapped_pipeline import PassingPipeline
 from .cost_profile import CostProfile
 from .draft_times import draft_seconds, head_kind
+from .host_clock import HostClock
+
+if TYPE_CHECKING:
+    import torch
 
 
-class SlowedPipeline(PassingPipeline):
-    """Real stages in this process, whose answers come when the profile's stages would give them.
-
-    num_steps  that were answered
-    num_late   of these, whose real work took longer than the profile's
+class SlowedPipeline:
+    """Real stages, which compute a step while the clock stands still; the answer comes when the
+    profile's stages would give it.
     """
 
-    def __init__(self, specs: Sequence[StageSpec], profile: CostProfile) -> None:
-        stages = profile.num_stages
-        self._max_in_flight = stages + (stages > 1)
-        super().__init__(LocalPipeline([spec.build() for spec in specs], self._max_in_flight))
+    # Every step is to be seen.
+    decodes_several = False
+
+    def __init__(self, specs: Sequence[StageSpec], profile: CostProfile, clock: HostClock) -> None:
+        self._stages = tuple(spec.build() for spec in specs)
         self._profile = profile
+        self._clock = clock
         heads = specs[-1].heads if specs else ()
         self._kinds = {head.name: head_kind(head.folder) for head in heads}
-        self._free_at = [0.0] * stages
-        self.num_steps = self.num_late = 0
+        self._free_at = [0.0] * profile.num_stages
 
     @property
     def num_stages(self) -> int:
@@ -43,59 +45,76 @@ class SlowedPipeline(PassingPipeline):
     @property
     def max_in_flight(self) -> int:
         """As many as so many stages take."""
-        return self._max_in_flight
+        return self.num_stages + (self.num_stages > 1)
 
-    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
-        """Send a step; the awaitable is its result, not before the profile's last stage."""
+    @property
+    def num_blocks(self) -> int:
+        """See `Pipeline`."""
+        return min(stage.num_blocks for stage in self._stages)
+
+    async def start(self) -> None:
+        """See `Pipeline`; the stages are built already."""
+
+    async def restart(self) -> None:
+        """See `Pipeline`; the stages stay."""
+        for stage in self._stages:
+            stage.reset()
+
+    async def close(self) -> None:
+        """See `Pipeline`."""
+        self._stages = ()
+
+    def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
+        """Send a step; the future is its result, not before the profile's last stage."""
         loop = asyncio.get_running_loop()
+        answer: asyncio.Future[StepOutput] = loop.create_future()
+        try:
+            with self._clock.stopped():
+                output = self._timed(self._run(step))
+        except (StageError, StageLost) as error:
+            answer.set_exception(error)
+            return answer
+        spans = self._spans(step, sum(drafts.seconds for drafts in output.head_drafts))
+        if step.is_traced:
+            output = replace(output, stage_spans=spans)
+        loop.call_at(spans[-1][1], _answer, answer, output)
+        return answer
+
+    def _run(self, step: StepInput) -> StepOutput:
+        result: torch.Tensor | StepOutput | None = None
+        for index, stage in enumerate(self._stages):
+            assert not isinstance(result, StepOutput)
+            result = run_stage(index, stage, step, result)
+        assert isinstance(result, StepOutput), "the last stage answers"
+        return result
+
+    def _spans(self, step: StepInput, ahead_s: float) -> tuple[Span, ...]:
+        """When each of the profile's stages works on a step; `ahead_s` of what its heads draft."""
         num_read = int(step.context_lens.sum())
         num_seen = int((np.diff(step.request_starts) * step.context_lens).sum())
-        seconds = self._profile.slowdown * self._profile.stage_s(
-            len(step.token_ids), num_read, num_seen
-        )
-        arrived = loop.time()
-        ends: list[float] = []
-        for stage, free_at in enumerate(self._free_at[:-1]):
-            arrived = max(arrived, free_at) + seconds
-            self._free_at[stage] = arrived
-            ends.append(arrived)
-        return asyncio.ensure_future(self._answered(super().submit(step), ends, arrived, seconds))
-
-    async def _answered(
-        self, result: Awaitable[StepOutput], ends: list[float], arrived: float, seconds: float
-    ) -> StepOutput:
-        output = self._timed(await result)
-        # Answers come in the order of their steps.
-        ahead = sum(drafts.seconds for drafts in output.head_drafts)
-        ready = self._free_at[-1] = max(arrived, self._free_at[-1]) + seconds + ahead
-        left = ready - asyncio.get_running_loop().time()
-        self.num_steps += 1
-        self.num_late += left < 0
-        if left > 0:
-            await asyncio.sleep(left)
-        if not output.stage_spans:
-            return output
-        began = [end - seconds for end in ends]
-        return _traced(output, [*zip(began, ends, strict=True), (ready - seconds - ahead, ready)])
+        seconds = self._profile.stage_s(len(step.token_ids), num_read, num_seen)
+        arrives = self._clock()
+        spans: list[Span] = []
+        for stage, free_at in enumerate(self._free_at):
+            begin = max(arrives, free_at)
+            arrives = begin + seconds
+            if stage == self.num_stages - 1:
+                arrives += ahead_s
+            self._free_at[stage] = arrives
+            spans.append((begin, arrives))
+        return tuple(spans)
 
     def _timed(self, output: StepOutput) -> StepOutput:
-        """With the profile's seconds for what heads drafted."""
-        if not output.head_drafts:
-            return output
+        """With the profile's seconds for what heads drafted, of those that it has."""
         drafts = [
-            one._replace(
-                seconds=draft_seconds(
-                    self._profile, self._kinds[one.source], one.proposals, one.seconds
-                )
-            )
+            one._replace(seconds=draft_seconds(self._profile, kind, one.proposals))
+            if (kind := self._kinds[one.source]) in self._profile.drafters
+            else one
             for one in output.head_drafts
         ]
-        return replace(output, head_drafts=tuple(drafts))
+        return replace(output, head_drafts=tuple(drafts)) if drafts else output
 
 
-def _traced(output: StepOutput, spans: Sequence[Span]) -> StepOutput:
-    """With when the profile's stages worked, told by the loop's clock."""
-    offset = time.time() - asyncio.get_running_loop().time()
-    return replace(
-        output, stage_spans=tuple((begin + offset, end + offset) for begin, end in spans)
-    )
+def _answer(answer: asyncio.Future[StepOutput], output: StepOutput) -> None:
+    if not answer.done():
+        answer.set_result(output)

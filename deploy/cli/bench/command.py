@@ -79,7 +79,7 @@ def _check_belongings(job: BenchJob) -> None:
     for field, suite in (("profile", "spectra"), ("heads", "heads")):
         if getattr(job, field) is not None and job.suite != suite:
             raise ConfigError(field, f"belongs to a suite: --suite {suite}")
-    for field in ("small_model", "slowdown"):
+    for field in ("small_model", "host_slowdown"):
         if getattr(job, field) is not None and job.cost_profile is None:
             raise ConfigError(
                 field.replace("_", "-"), "belongs to simulated times: give --cost-profile"

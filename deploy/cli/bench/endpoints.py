@@ -22,6 +22,7 @@ from ....measure.clients.engine_endpoint import EngineEndpoint
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
 from ....measure.clients.setting import Setting, matched_settings, with_fixed
+from ....measure.clients.simulated_endpoint import SimulatedEndpoint
 from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
 from ....measure.replay.replay_pipeline import ReplayPipeline
@@ -29,7 +30,8 @@ from ....measure.replay.tapped_pipeline import TappedPipeline
 from ....measure.runs.equality import Explain
 from ....measure.runs.matched import Plan
 from ....measure.runs.near_tie import explain_by_model
-from ....measure.simulate.cost_profile import SMALL_MODEL, read_cost_profile
+from ....measure.simulate.cost_profile import SMALL_MODEL, CostProfile, read_cost_profile
+from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.simulation import Simulation
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.engine import AsyncEngine
@@ -47,7 +49,7 @@ class Bench:
     what      is measured, for JSON
     compares  whether seeds make answers comparable
     explain   judges answers that differ
-    simulation  whose profile's times are those of the engines
+    profile   whose times are those of the engines
     engines   of settings that have one for themselves
     """
 
@@ -56,7 +58,7 @@ class Bench:
     what: dict[str, Any]
     compares: bool = True
     explain: Explain | None = None
-    simulation: Simulation | None = None
+    profile: CostProfile | None = None
     engines: Mapping[Setting, AsyncEngine] = field(default_factory=dict)
 
     def draft_ms(self) -> dict[str, dict[str, float]]:
@@ -113,26 +115,27 @@ async def open_engines(
     if recording is not None:
         _check_fits(config, recording)
     pipelines = _tapped(taps) if recording is None else _replaying(recording)
-    simulation = None if job.cost_profile is None else _simulation(job, recording)
-    if simulation is not None:
-        pipelines = simulation.pipelines
-        configs = [simulation.config(one) for one in configs]
+    profile = None if job.cost_profile is None else _profile(job, recording)
     async with AsyncExitStack() as stack:
         engines: dict[EngineConfig, AsyncEngine] = {}
+        clocks: dict[EngineConfig, HostClock] = {}
         for needed in configs:
-            if needed not in engines:
-                links = None if simulation is None else partial(simulation.links, needed.drafters)
-                engines[needed] = AsyncEngine(needed, pipelines=pipelines, links=links)
-                await engines[needed].start()
-                stack.push_async_callback(engines[needed].close)
+            if needed in engines:
+                continue
+            if profile is None:
+                engines[needed] = AsyncEngine(needed, pipelines=pipelines)
+            else:
+                simulation = _simulation(job, profile)
+                engines[needed] = _simulated(needed, simulation)
+                clocks[needed] = simulation.clock
+            await engines[needed].start()
+            stack.push_async_callback(engines[needed].close)
         stack.enter_context(collector_spared())
         first = engines[configs[0]]
         prompts = _that_fit(prompts, job, first)
         plan = job.plan(_with_lengths(prompts, first.tokenizer) if job.dataset_lengths else prompts)
         endpoints = {
-            setting: EngineEndpoint(
-                engines[needed], per_request=job.one_engine, tokenizer=first.tokenizer
-            )
+            setting: _endpoint(engines[needed], clocks.get(needed), job, first.tokenizer)
             for setting, needed in zip(rows, configs, strict=True)
         }
         what = {
@@ -145,23 +148,50 @@ async def open_engines(
         compares = config.acceptance == COUPLED or not job.temperature
         by_row = {row: engines[needed] for row, needed in zip(rows, configs, strict=True)}
         own = {} if job.one_engine else by_row
-        yield Bench(endpoints, plan, what, compares, explain, simulation, own)
+        yield Bench(endpoints, plan, what, compares, explain, profile, own)
         # After the runs: what engines learn here about their drafters, a replay does not.
         if job.record is not None:
             target_answers = await _record(config.model, first, plan)
             target_answers.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
 
 
-def _simulation(job: BenchJob, recording: Recording | None) -> Simulation:
+def _endpoint(
+    engine: AsyncEngine,
+    clock: HostClock | None,
+    job: BenchJob,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Endpoint:
+    if clock is None:
+        return EngineEndpoint(engine, per_request=job.one_engine, tokenizer=tokenizer)
+    return SimulatedEndpoint(engine, clock, per_request=job.one_engine, tokenizer=tokenizer)
+
+
+def _simulated(config: EngineConfig, simulation: Simulation) -> AsyncEngine:
+    return AsyncEngine(
+        simulation.config(config),
+        pipelines=simulation.pipelines,
+        links=partial(simulation.links, config.drafters),
+        engine_time=simulation.time,
+    )
+
+
+def _simulation(job: BenchJob, profile: CostProfile) -> Simulation:
+    return Simulation(profile, job.small_model or SMALL_MODEL, job.host_slowdown or 1.0)
+
+
+def _profile(job: BenchJob, recording: Recording | None) -> CostProfile:
     assert job.cost_profile is not None
     if recording is not None or job.record is not None or job.one_engine:
         raise ConfigError(
             "cost-profile", "needs engines of its own: leave out --record, --replay, --one-engine"
         )
-    profile = read_cost_profile(job.cost_profile)
-    if job.slowdown is not None:
-        profile = profile.model_copy(update={"slowdown": job.slowdown})
-    return Simulation(profile, job.small_model or SMALL_MODEL)
+    if job.request_rate is not None or job.dataset_times:
+        raise ConfigError(
+            "cost-profile",
+            "skips the time in which nobody works, so that nothing can come at its own times: "
+            "leave out --request-rate, --dataset-times; --concurrency says how many come at once",
+        )
+    return read_cost_profile(job.cost_profile)
 
 
 def _check_fits(config: EngineConfig, recording: Recording) -> None:

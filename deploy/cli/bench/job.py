@@ -167,12 +167,12 @@ class BenchJob:
             "such as model-0.5b of 8b-h100; default: model"
         ),
     ] = None
-    slowdown: Annotated[
+    host_slowdown: Annotated[
         float | None,
         Field(
-            ge=1,
-            description="of a cost profile: seconds here for each of its own, in place of what it "
-            "says; more where this machine is busy, so that fewer drafts are late",
+            gt=0,
+            description="of a cost profile: processor seconds of the engine's own work, and of "
+            "drafters that the profile does not name, here for each second there; default: 1",
         ),
     ] = None
     base_url: Annotated[

@@ -21,8 +21,6 @@ from ....measure.report.summary import BenchResult, best_fixed, summarise
 from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
 from ....measure.runs.matched import Runs, run_matched
-from ....measure.simulate.scaled_runs import faster
-from ....measure.simulate.simulation import Simulation
 from ...ray_serve.runtime import quiet_libraries
 from .endpoints import Bench, open_engines, open_server
 from .job import BenchJob
@@ -55,10 +53,6 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
     measured = await measured_runs(job, settings, console)
     job, bench, runs = measured.job, measured.bench, measured.runs
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
-    if bench.simulation is not None:
-        steps, drafts = bench.simulation.late_shares()
-        by_drafter = bench.simulation.late_by_drafter()
-        what["late"] = {"steps": steps, "drafts": drafts, "by_drafter": by_drafter}
     # Under other rules answers have the target's distribution, but are not its own for a seed.
     own = {
         setting.name: runs[setting.name]
@@ -104,16 +98,9 @@ async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Con
     async with opened as bench:
         console.print(_headline(bench, len(prompts)))
         runs = await run_matched(bench.endpoints, bench.plan, tell)
-        draft_ms = bench.draft_ms()
-        if bench.simulation is not None:
-            console.print(_simulated(bench.simulation))
-            slowdown = bench.simulation.profile.slowdown
-            runs = faster(runs, slowdown)
-            draft_ms = {
-                name: {source: one / slowdown for source, one in times.items()}
-                for name, times in draft_ms.items()
-            }
-        return Measured(job, bench, runs, draft_ms)
+        if bench.profile is not None:
+            console.print(f"simulated times: {bench.profile.name}")
+        return Measured(job, bench, runs, bench.draft_ms())
 
 
 def _headline(bench: Bench, num_prompts: int) -> str:
@@ -128,15 +115,6 @@ def _headline(bench: Bench, num_prompts: int) -> str:
         f"{len(plan.prompts)} prompts{too_long}, {plan.max_tokens} tokens each, {how}, "
         f"temperature {plan.temperature:g}, {plan.rounds} rounds of: "
         f"{', '.join(setting.name for setting in bench.endpoints)}"
-    )
-
-
-def _simulated(simulation: Simulation) -> str:
-    late_steps, late_drafts = simulation.late_shares()
-    profile = simulation.profile
-    return (
-        f"simulated times: {profile.name}, {profile.slowdown:g} times slower here; "
-        f"{late_steps:.1%} of the steps and {late_drafts:.1%} of the drafts took longer than that"
     )
 
 
@@ -156,7 +134,7 @@ def _load_fields(job: BenchJob) -> dict[str, Any]:
         "rounds": job.rounds,
         "cost_profile": job.cost_profile,
         "small_model": job.small_model,
-        "slowdown": job.slowdown,
+        "host_slowdown": job.host_slowdown,
         "concurrency": job.load.concurrency,
         "request_rate": job.load.request_rate,
     }
