@@ -9,7 +9,6 @@ from ...compiled import compiled
 from .kernels import (
     ASKED,
     BEYOND,
-    BEYOND_ALL,
     GAIN,
     LEFT_OUT,
     MESSAGE,
@@ -138,11 +137,27 @@ def _ask(choices: Int64, drafter: int, takes: Bool, margins: Float64, expected: 
     """Ask a drafter, so that others count for what they bring beyond it."""
     for request in np.flatnonzero(takes):
         choices[request, drafter] = ASKED
-        beyond = expected[request, :, BEYOND + drafter]
-        for other in range(choices.shape[1]):
-            for part in (GAIN, NODES):
-                own = margins[request, other, part]
-                margins[request, other, part] = min(own, beyond[other, part])
+        _count_beyond(margins[request], drafter, expected[request])
+
+
+@compiled
+def _count_beyond(margins: Float64, drafter: int, expected: Float64) -> None:
+    """Leave of what each of a request's drafters brings what it brings beyond `drafter`, too.
+
+    `margins` are beyond those before. What they said already of `drafter` takes nothing away again:
+    of two that say the same the second one counts for nothing.
+    """
+    own = expected[drafter, BEYOND + drafter, GAIN]
+    novelty = margins[drafter, GAIN] / own if own > 0 else 0.0
+    for other in range(len(margins)):
+        if other == drafter:
+            continue
+        for part in (GAIN, NODES):
+            alone = expected[other, BEYOND + other, part]
+            beyond = expected[other, BEYOND + drafter, part]
+            if alone > 0:
+                left = margins[other, part] * min(beyond / alone, 1.0) ** novelty
+                margins[other, part] = min(left, beyond)
 
 
 @compiled
@@ -156,8 +171,7 @@ def _rule_out(  # noqa: PLR0917 - compiled functions take no options by name
 ) -> bool:
     """Find, for each request, the drafter that the others leave least of what it takes: it is out.
 
-    Several together may say what one says, though none of them does so alone. That is known from
-    steps that asked them all, and so of the first one only that is out. Gives whether any is.
+    Several together may say what one says, though none of them does so alone. Gives whether any is.
     """
     row_s = _row_seconds(wishes, wishes.base_rows, 1.0)
     shared_s = known.costs[:, MESSAGE] / max(len(choices), 1)
@@ -166,12 +180,11 @@ def _rule_out(  # noqa: PLR0917 - compiled functions take no options by name
         own = choices[request]
         if np.count_nonzero(own) < 2:
             continue
-        from_place = BEYOND if is_out[request].any() else BEYOND_ALL
         worst, least_s = -1, 0.0
         for drafter in range(len(own)):
             if own[drafter] == LEFT_OUT:
                 continue
-            gain, nodes = _beyond_others(expected[request, drafter], drafter, own, from_place)
+            gain, nodes = _beyond_others(expected[request], drafter, own)
             taken_s = costs_s[request, drafter] + shared_s[drafter] + row_s * nodes
             if wishes.token_s * gain - taken_s < least_s:
                 worst, least_s = drafter, wishes.token_s * gain - taken_s
@@ -181,17 +194,16 @@ def _rule_out(  # noqa: PLR0917 - compiled functions take no options by name
 
 
 @compiled
-def _beyond_others(
-    expected: Float64, drafter: int, choices: Int64, from_place: int
-) -> tuple[float, float]:
-    """Gain and nodes of a drafter that no other one of a request's brings, at most."""
-    gain, nodes = np.inf, np.inf
-    for place in range(from_place, len(expected)):
-        other = place - BEYOND
-        if place == BEYOND_ALL or (other != drafter and choices[other] != LEFT_OUT):
-            gain = min(gain, expected[place, GAIN])
-            nodes = min(nodes, expected[place, NODES])
-    return gain, nodes
+def _beyond_others(expected: Float64, drafter: int, choices: Int64) -> tuple[float, float]:
+    """Gain and nodes of a drafter that no other one of a request's brings."""
+    count = len(choices)
+    margins = np.zeros((count, 3))
+    for one in range(count):
+        margins[one] = expected[one, BEYOND + one]
+    for other in range(count):
+        if other != drafter and choices[other] != LEFT_OUT:
+            _count_beyond(margins, other, expected)
+    return margins[drafter, GAIN], margins[drafter, NODES]
 
 
 @compiled
