@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple, overload
 
 import numpy as np
 
 from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
 from .proposals import Proposal
+from .verify.reach import is_in
 
 # Columns of a tree's mask in one word of its bits.
 WORD_BITS = 64
@@ -212,16 +214,28 @@ class HeadTask(NamedTuple):
     source     its name
     places     of the requests, rising
     max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
+    reaches    bits of `core/verify/reach.py`: after which outcomes of each one's tree it does so
     """
 
     source: str
     places: tuple[int, ...]
     max_nodes: tuple[int, ...]
+    reaches: tuple[int, ...]
+
+    def after(self, num_accepted: Sequence[int]) -> HeadTask:
+        """Its part for a step in whose trees so many nodes were accepted; of prompts all of it."""
+        is_due = [
+            place >= len(num_accepted) or is_in(reaches, num_accepted[place])
+            for place, reaches in zip(self.places, self.reaches, strict=True)
+        ]
+        if all(is_due):
+            return self
+        return HeadTask(self.source, *(tuple(compress(own, is_due)) for own in self[1:]))
 
 
 class HeadDrafts(NamedTuple):
-    """What a head of the last stage drafted: a proposal for each place of its `HeadTask`, which
-    goes on from what the step commits. None at all where it failed.
+    """What a head of the last stage drafted: a proposal for each place of its `HeadTask.after` the
+    step, which goes on from what that commits. None at all where it failed.
 
     seconds    that reading and drafting took
     last_rows  int32 [trees]  of each of the step's trees the last row, from its root on, that the

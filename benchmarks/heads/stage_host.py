@@ -36,6 +36,7 @@ from ...core.arrays import Int32
 from ...core.proposals import FeatureLayers
 from ...core.steps import HeadTask, SamplingRows, StepInput, StepTrees, prompt_step
 from ...core.tree.kernels import pack
+from ...core.verify.reach import EVERY_REACH
 from ...drafters.heads.drafter import network_of
 from ...drafters.heads.last_stage import LastStageHead, LastStageHeadSpec
 from ...drafters.heads.options import HeadOptions
@@ -102,7 +103,7 @@ def steps_of(num_requests: int, *, are_wanted: bool) -> tuple[int, list[tuple[St
             trees=StepTrees(masks, starts, slots, positions, num_requests), logits_rows=rows,
             sampling=SamplingRows.greedy(positions.astype(np.int64) + 1),
             request_keys=tuple(range(num_requests)),
-            head_tasks=(HeadTask("head", places, (1,) * len(places)),),
+            head_tasks=(HeadTask("head", places, (1,) * len(places), (EVERY_REACH,) * len(places)),),
             following_tokens=np.empty(0, dtype=np.int32),
         )  # fmt: skip
         found.append((step, targets))

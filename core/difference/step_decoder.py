@@ -117,6 +117,8 @@ def _tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> tuple[HeadTask, ..
         _places(task.places, num_requests)
         fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
         expect(fits, "a head is to draft no tree")
+        fits = len(task.places) == len(task.reaches) and all(n >= 0 for n in task.reaches)
+        expect(fits, "a head is to draft after no outcome")
     return tasks
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..interfaces import ProposalSource
 from ..proposals import AheadQuery, DraftCost, Drafted, FeatureRows, Query, StepCommit
-from ..request.request import RequestState
+from ..request.request import HeadOrder, RequestState
 from ..schedule.budget import NodeBudget
 from ..schedule.choice.wishes import DraftWish
 from ..schedule.scheduler import Scheduler
@@ -17,6 +17,7 @@ from ..schedule.streaming import Streaming, max_depth
 from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
 from ..step.prompt_chunk import PromptChunk
 from ..step.tree_steps import TreeSteps
+from ..verify.reach import EVERY_REACH
 from ..verify.rules import COUPLED
 from .tree_choice import want_tokens_alone
 
@@ -73,8 +74,10 @@ class Drafting:
             names = self._drafters.feature_drafters
             state.wants_features = not names.isdisjoint(expected)
             most = min(self._scheduler.nodes_each(1), state.max_nodes)
-            state.head_nodes = {
-                name: most for name in self._drafters.stage_heads if name in expected
+            state.head_orders = {
+                name: HeadOrder(most, EVERY_REACH)
+                for name in self._drafters.stage_heads
+                if name in expected
             }
 
     def close(self, state: RequestState) -> None:
@@ -235,11 +238,11 @@ class Drafting:
                 state.wants_features = state.request_id in wanting
         if self._drafters.stage_heads:
             for state in states:
-                state.head_nodes = {}
+                state.head_orders = {}
             by_id = {state.request_id: state for state in states}
-            for name, ids in plan.ahead.items():
-                for one in ids:
-                    by_id[one].head_nodes[name] = sizes[one]
+            for name, reaches_by_id in plan.ahead.items():
+                for one, reaches in reaches_by_id.items():
+                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches)
 
 
 def _wish(state: RequestState) -> DraftWish:
@@ -251,6 +254,7 @@ def _wish(state: RequestState) -> DraftWish:
         request.options.drafters,
         len(state.token_ids),
         state.stop.num_tokens_left,
+        state.accepted_lengths[-1] if state.accepted_lengths else 0,
     )
 
 

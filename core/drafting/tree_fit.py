@@ -59,7 +59,7 @@ class TreeFit:
             return 1
         if not want_tokens_alone(states):
             return 1
-        if any(state.wants_features or state.head_nodes for state in states):
+        if any(state.wants_features or state.head_orders for state in states):
             return 1
         most = min(state.stop.num_tokens_left for state in states)
         return self._budget.num_decode_steps(len(states), most)

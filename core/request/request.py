@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,13 @@ class Request:
     keys: PrefixKeys | None = None
 
 
+class HeadOrder(NamedTuple):
+    """A tree of so many nodes at most, after outcomes of these reaches (`core/verify/reach.py`)."""
+
+    max_nodes: int
+    reaches: int
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """The only mutable state of a running request.
@@ -70,7 +78,7 @@ class RequestState:
     num_scheduled  of these, how many were cached already or submitted; some may be in flight
     num_charged    prompt tokens up to which its tenant's counter has been charged
     num_shared     of its blocks, how many others may share
-    head_nodes     most nodes that heads of the last stage draft behind its next step, by name
+    head_orders    what heads of the last stage draft behind its next step, by name
     in_flight      steps of this request that were submitted and not committed yet
     num_losses     steps of it that were lost with a stage since the last that was answered
     moves          int32 [m, 2]  KV copies of the last commits, for this request's next step
@@ -109,7 +117,7 @@ class RequestState:
     prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
     wants_features: bool = False
-    head_nodes: dict[str, int] = field(default_factory=dict)
+    head_orders: dict[str, HeadOrder] = field(default_factory=dict)
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_losses: int = 0

@@ -22,7 +22,8 @@ from ..tree.hazards import values_under
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
-from .choice.drafter_choice import NOBODY, DrafterChoice, Prices, Verified
+from .choice.drafter_choice import NOBODY, DrafterChoice, Verified
+from .choice.prices import Prices
 from .choice.wishes import DraftWish, everyone
 from .hindsight import Hindsight
 from .line_fit import LineFit
@@ -156,6 +157,7 @@ class NodeBudget:
         prices = Prices(
             token_s=self._ratio * round_s / num_requests,
             plain_s=round_s / num_requests,
+            round_s=round_s,
             grid=self.cost.grid,
             curve_s=curve,
             base_rows=base_rows,

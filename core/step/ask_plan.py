@@ -17,14 +17,16 @@ class AskPlan:
 
     by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
     probing     of these, the ones whose probes go into the step
-    ahead       likewise, of drafters that draft at the end of this step for the next one; in
+    ahead       of drafters that draft at the end of this step for the next one: after which
+                outcomes of it they do, bits of `core/verify/reach.py`, by the requests' ids; in
                 `by_drafter` they are asked for what they were told to draft in the step before
     ids         of the requests that take drafts; the rest is about them, for what is learned of it:
     choices     int64 [requests, drafters]  what was decided (`core/schedule/choice/kernels.py`)
     sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
     row_s       seconds that a row takes at the margin
     token_s     seconds that an accepted token saves
-    regime      of the step's prices
+    cells       int64 [requests]  what is known of which (`core/schedule/choice/known.py`)
+    ahead_counts  for how many requests each of these is expected to draft; all, if not here
     step_s      seconds of a step of one token for each; 0 where nobody asks what it takes
     trials      likewise, those that are not known to pay
     """
@@ -36,8 +38,9 @@ class AskPlan:
     sizes: Float64 = field(default_factory=lambda: np.empty((0, 2)))
     row_s: float = 0.0
     token_s: float = 0.0
-    regime: int = 0
-    ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cells: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    ahead: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    ahead_counts: Mapping[str, float] = field(default_factory=dict)
     step_s: float = 0.0
     trials: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -78,8 +81,15 @@ class DraftBatch:
     def ahead_s(self) -> float:
         """Seconds that the step will last longer for what is drafted at its end."""
         # One of them may have been left out since the plan.
-        ahead = [(self.costs.get(name), ids) for name, ids in self.plan.ahead.items()]
-        return sum(cost.seconds(len(ids)) for cost, ids in ahead if cost is not None)
+        ahead = [
+            (self.costs.get(name), self.plan.ahead_counts.get(name, len(ids)))
+            for name, ids in self.plan.ahead.items()
+        ]
+        return sum(
+            min(count, 1.0) * cost.message_s + count * cost.query_s
+            for cost, count in ahead
+            if cost is not None
+        )
 
 
 def nobody_asked(began_at: float) -> DraftBatch:

@@ -34,20 +34,20 @@ def with_head_tasks(
 def _tasks(
     heads: Sequence[str], states: Sequence[RequestState], chunks: Sequence[PromptChunk]
 ) -> tuple[HeadTask, ...]:
-    wanting = [(state.head_nodes, True) for state in states]
+    wanting = [(state.head_orders, True) for state in states]
     wanting += [
-        ({} if chunk.replay is not None else chunk.state.head_nodes, chunk.wants_token)
+        ({} if chunk.replay is not None else chunk.state.head_orders, chunk.wants_token)
         for chunk in chunks
     ]
     tasks = []
     for head in heads:
         wanted = [
-            (place, own[head] * drafts)
+            (place, order.max_nodes * drafts, order.reaches)
             for place, (own, drafts) in enumerate(wanting)
-            if own.get(head)
+            if (order := own.get(head)) is not None
         ]
-        places, max_nodes = zip(*wanted, strict=True) if wanted else ((), ())
-        tasks.append(HeadTask(head, places, max_nodes))
+        places, max_nodes, reaches = zip(*wanted, strict=True) if wanted else ((), (), ())
+        tasks.append(HeadTask(head, places, max_nodes, reaches))
     return tuple(tasks)
 
 
@@ -70,18 +70,18 @@ def drafted_of(
             drafts.last_rows, paths.rows[paths.ends - 1]
         )
         assert is_same, "stage and coordinator walked different ways"
-    num_committed = lengths_of(paths.ends).tolist()
+    num_accepted = (lengths_of(paths.ends) - 1).tolist()
     starts, contexts = step.request_starts.tolist(), step.context_lens.tolist()
     drafted = []
-    for task, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
-        proposals = []
+    for whole, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
+        proposals, task = [], whole.after(num_accepted)
         # None at all of a head that failed.
         parts = zip(task.places, task.max_nodes, drafts.proposals, strict=bool(drafts.proposals))
         for place, max_nodes, proposal in parts:
             if not max_nodes:
                 continue
-            is_tree = place < len(num_committed)
-            count = num_committed[place] if is_tree else starts[place + 1] - starts[place]
+            is_tree = place < len(num_accepted)
+            count = 1 + num_accepted[place] if is_tree else starts[place + 1] - starts[place]
             # Behind the rows stands the token that follows them.
             length = contexts[place] + count + 1
             proposals.append((request_ids[place], length, proposal))

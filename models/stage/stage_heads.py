@@ -168,8 +168,11 @@ class StageHeads:
             step.request_keys,
         )  # fmt: skip
         states, last_rows = features(rows), _last_rows(step, committed)
+        num_accepted = (np.diff(committed.starts)[: len(last_rows)] - 1).tolist()
         return tuple(
-            self._drafted(step, texts, states, task)._replace(last_rows=last_rows)
+            self._drafted(step, texts, states, task.after(num_accepted))._replace(
+                last_rows=last_rows
+            )
             for task in step.head_tasks
         )
 

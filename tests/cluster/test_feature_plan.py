@@ -14,6 +14,7 @@ from draftline import DrafterConfig, EngineConfig
 from draftline.cluster.engine.assembly import ModelPlan, plan_model
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.steps import HeadDrafts, HeadTask, StepOutput, prompt_step
+from draftline.core.verify.reach import EVERY_REACH
 from draftline.models.heads.load_head import build_head
 from draftline.training.heads.export import export_head
 from support.inputs import tiny_heads
@@ -71,7 +72,7 @@ def drafted(specs: tuple[StageSpec, ...]) -> list[HeadDrafts]:
     stages, found = [pickle.loads(pickle.dumps(spec)).build() for spec in specs], []
     names = [spec.name for spec in specs[-1].heads]
     tokens = np.array([(7 * row) % VOCAB_SIZE for row in range(NUM_ROWS)], dtype=np.int32)
-    tasks = tuple(HeadTask(name, (0,), (NUM_NODES,)) for name in names)
+    tasks = tuple(HeadTask(name, (0,), (NUM_NODES,), (EVERY_REACH,)) for name in names)
     step = replace(
         prompt_step(NUM_ROWS, BLOCK_SIZE), token_ids=tokens, head_tasks=tasks,
         following_tokens=np.array([-1], dtype=np.int32), request_keys=(1,),

@@ -8,7 +8,8 @@ import logging
 import numpy as np
 import pytest
 from draftline.core.errors import RequestFailed
-from draftline.core.schedule.choice.draft_orders import DraftOrders
+from draftline.core.schedule.choice.draft_orders import DraftOrders, Order
+from draftline.core.verify.reach import EVERY_REACH
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
@@ -99,13 +100,17 @@ def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFix
 
 
 def test_orders_come_a_step_later() -> None:
-    orders = DraftOrders()
-    orders.begin("b", np.array([0, 1]))
-    choices, ahead = np.array([[1, 2], [1, 0]]), np.array([[0, 2], [0, 0]])
+    """And only after such outcomes as they were made for."""
+    orders, ids, none = DraftOrders(), ["a", "b"], np.zeros((2, 2), dtype=np.int64)
+    orders.begin("b", Order(np.array([0, 1]), np.array([0, EVERY_REACH])))
+    choices = np.array([[1, 0], [1, 0]])
+    ahead = Order(np.array([[0, 2], [0, 1]]), np.array([[0, 0b101], [0, 0b101]]))
     # Nothing was ordered for a; for b, at its opening.
-    assert orders.exchange(["a", "b"], choices, ahead).tolist() == [[1, 0], [1, 1]]
+    assert orders.exchange(ids, choices, ahead, [0, 0]).tolist() == [[1, 0], [1, 1]]
+    # Drafters were added since.
     more = np.array([[0, 0, 0], [0, 0, 1]])
-    assert orders.exchange(["a", "b"], more, more * [0, 1, 0]).tolist() == [[0, 2, 0], [0, 0, 1]]
-    orders.begin("a", np.array([0, 1]))
+    nothing = Order(more * 0, more * 0)
+    assert orders.exchange(ids, more, nothing, [2, 1]).tolist() == [[0, 2, 0], [0, 0, 1]]
+    orders.begin("a", ahead)
     orders.forget("a")
-    assert orders.exchange(["a"], more[:1], more[:1]).tolist() == [[0, 0, 0]]
+    assert orders.exchange(["a"], choices[:1], Order(none, none), [0]).tolist() == [[1, 0]]

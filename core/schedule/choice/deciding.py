@@ -246,7 +246,7 @@ def _recall(choices: Int64, known: Known, wishes: StepWishes) -> None:
         known.planned[row] = num_tokens
         for drafter in range(len(known.costs)):
             if choices[request, drafter] == LEFT_OUT:
-                known.levels[row, drafter, wishes.regime] *= left
+                known.levels[row, drafter, :, wishes.cells[request]] *= left
 
 
 @compiled
@@ -258,13 +258,13 @@ def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
     num_drafters = wishes.allowed.shape[1]
     expected = np.zeros((*wishes.allowed.shape, 1 + num_drafters, 3))
     costs_s = np.full(wishes.allowed.shape, 1.0)
-    above, above_row = np.zeros((0, 0, 0)), -1
+    above, above_of = np.zeros((0, 0, 0)), (-1, -1)
     for request in range(len(wishes.rows)):
-        row = wishes.rows[request]
+        row, cell = wishes.rows[request], wishes.cells[request]
         path = known.paths[row]
-        if path[1] != above_row:
-            above, above_row = class_means(known.levels, path, wishes.regime), path[1]
-        own = means_of_request(above, known.levels, row, wishes.regime)
+        if (path[1], cell) != above_of:
+            above, above_of = class_means(known.levels, path, cell), (path[1], cell)
+        own = means_of_request(above, known.levels, row, cell)
         for drafter in range(len(known.costs)):
             if not wishes.allowed[request, drafter]:
                 continue

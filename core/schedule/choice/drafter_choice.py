@@ -17,9 +17,11 @@ from ...arrays import Bool, Float64, Int64
 from ...proposals import DraftCost
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
+from ...verify.reach import EVERY_REACH, reach_of
 from ...verify.walk import Paths
 from .deciding import decide, will_ask
-from .draft_orders import DraftOrders
+from .draft_orders import DraftOrders, Order, order_for
+from .introductions import Introductions
 from .kernels import (
     ASKED,
     BEYOND_ALL,
@@ -33,8 +35,9 @@ from .kernels import (
     interests,
     regime_of,
 )
-from .known import BY_ROW, BY_ROW_AND_DRAFTER, nothing_known, padded
+from .known import BY_ROW, BY_ROW_AND_DRAFTER, cell_of, nothing_known, padded
 from .learning import calibrate, charge_trials, credit_nodes, note, ratios
+from .prices import Prices
 from .quiet import Quiet
 from .wishes import DraftWish
 
@@ -51,43 +54,12 @@ HOST_PART = 0.4
 # as much is saved up at most.
 FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.03, 2.0
 MOST_CREDIT = 8.0
-# Rows over which their price is looked at.
-FIRST_NODES = 8
 # Numbers of rows, of which the last is more than a step has.
 EVERY_ROW = np.array([0.0, 1e6])
 # Stands for a request that nothing is learned of.
 NOBODY = ""
 # Weight of the newest probe in the mean number of its rows.
 PROBE_WEIGHT = 0.1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prices:
-    """What time and rows are worth in a step.
-
-    token_s    seconds that an accepted token saves
-    plain_s    seconds of a token in plain decoding
-    grid       float64 [n]  numbers of rows, rising
-    curve_s    float64 [n]  seconds of the round with so many
-    base_rows  of the step without any nodes
-    host_s     seconds of the host's own work for a step with drafts, and for each of its requests
-    single_s   that a step of one token each takes longer than plain decoding, which may decode more
-    """
-
-    token_s: float
-    plain_s: float
-    grid: Float64
-    curve_s: Float64
-    base_rows: float
-    host_s: tuple[float, float] = (0.0, 0.0)
-    single_s: float = 0.0
-
-    @property
-    def first_row_s(self) -> float:
-        """What each of the first rows beyond those of the step takes."""
-        rows = self.base_rows, self.base_rows + FIRST_NODES
-        before, after = np.interp(rows, self.grid, self.curve_s)
-        return float(after - before) / FIRST_NODES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,8 +82,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_first_credit_s", "_free", "_host_s", "_interests", "_known", "_names",
-        "_orders", "_quiet", "_regime", "_requests", "_row_s", "_shares",
+        "_classes", "_first_credit_s", "_free", "_host_s", "_interests", "_introductions",
+        "_known", "_names", "_orders", "_quiet", "_regime", "_requests", "_row_s", "_shares",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -133,6 +105,7 @@ class DrafterChoice:
         self._host_s: Float64 = np.zeros(2)
         self._quiet = Quiet()
         self._orders = DraftOrders()
+        self._introductions = Introductions()
 
     def use(self, names: Sequence[str]) -> None:
         """Know these drafters, of which the ones known already come first."""
@@ -172,26 +145,37 @@ class DrafterChoice:
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
         self._regime = regime_of(prices.first_row_s, prices.plain_s)
+        reached = [reach_of(wish.num_accepted) for wish in wishes]
+        cells = np.array([cell_of(self._regime, reach) for reach in reached], dtype=np.int64)
         allowed = self._allowed(wishes, costs)
         step = StepWishes(
             rows, allowed, sizes, prices.grid, prices.curve_s,
-            float(prices.base_rows), prices.token_s, prices.plain_s, self._regime,
+            float(prices.base_rows), prices.token_s, prices.plain_s, cells,
             self._most_credit_s, self._host_s, prices.single_s,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         self._interests = interests(self._known, step)
-        choices[allowed & self._new(costs) & (choices == LEFT_OUT)] = ASKED
-        orders = choices * self._ahead(costs)
-        choices = self._orders.exchange(ids, choices, orders)
-        if not choices.any() and not orders.any():
+        is_new = allowed & self._new(costs)
+        choices[is_new & (choices == LEFT_OUT)] = ASKED
+        is_ahead = self._ahead(costs)
+        forced = np.where((choices >= TRIED) | is_new, EVERY_REACH, 0)
+        if len(wishes):
+            place, reaches = self._introductions.next(self._known, allowed, prices.round_s)
+            forced[place] |= reaches
+            is_due = (reaches >> reached[place] & 1) * ~is_ahead
+            choices[place] += np.where(choices[place] == LEFT_OUT, is_due * (ASKED + TRIED), 0)
+        orders = order_for(self._known, step, choices, forced, is_ahead)
+        choices = self._orders.exchange(ids, choices * ~is_ahead, orders, reached)
+        if not choices.any() and not orders.reaches.any():
             self._quiet.go_on(ids)
             return AskPlan({}, {}, ids=ids)
         self._quiet.end()
         by_drafter, probing, trials = self._by_drafter(ids, choices)
-        ahead, _, _ = self._by_drafter(ids, orders)
+        ahead = {self._names[place]: own for place, own in orders.by_drafter(ids).items()}
         return AskPlan(
-            by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime,
-            ahead, prices.plain_s * len(wishes) + prices.single_s, trials,
+            by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, cells,
+            ahead, self._orders.counts(ahead), prices.plain_s * len(wishes) + prices.single_s,
+            trials,
         )  # fmt: skip
 
     def is_quiet(self, ids: Iterable[str], num_tokens: int = 1) -> bool:
@@ -214,12 +198,14 @@ class DrafterChoice:
         known = self._known._replace(costs=self._known.costs * (np.arange(3) != MESSAGE))
         step = StepWishes(
             rows, allowed, sizes, EVERY_ROW, EVERY_ROW * self._row_s, 0.0, token_s, token_s,
-            self._regime, 0.0, np.array([0.0, self._host_s[1]]), 0.0,
+            np.array([cell_of(self._regime, reach_of(0))]), 0.0,
+            np.array([0.0, self._host_s[1]]), 0.0,
         )  # fmt: skip
         pays = (will_ask(known, step)[0] != LEFT_OUT) | (allowed[0] & self._new(costs))
         if not pays.any():
             self._quiet.join(wish.request_id)
-        self._orders.begin(wish.request_id, np.where(pays & self._ahead(costs), ASKED, LEFT_OUT))
+        order = np.where(pays & self._ahead(costs), ASKED, LEFT_OUT)
+        self._orders.begin(wish.request_id, Order(order, order * EVERY_REACH))
         return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
 
     def pass_time(self, seconds: float, plain_s: float) -> None:
@@ -270,11 +256,13 @@ class DrafterChoice:
         gains, nodes = credits[..., BEYOND_ALL, GAIN], credits[..., BEYOND_ALL, NODES]
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
         choices = np.zeros(gains.shape, dtype=np.int64)
+        cells = np.zeros(len(step.ids), dtype=np.int64)
         sizes = np.zeros((len(step.ids), 2))
         for index, request_id in enumerate(step.ids):
             place = places.get(request_id)
             if place is not None:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
+                cells[index] = plan.cells[place]
         row_s = plan.row_s
         if nodes.any() and not ((choices != LEFT_OUT) & (choices < TRIED)).any():
             # Without the trials it would have been a plain step.
@@ -283,7 +271,7 @@ class DrafterChoice:
             self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0].copy(),
             self._host_s, self._most_debt_s,
         )  # fmt: skip
-        note(self._known, rows, choices, credits, plan.regime)
+        note(self._known, rows, choices, credits, cells)
 
     def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
         """Learn float64 [requests, 2]: failures, and the hazard that was gone through."""

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...arrays import Bool, Float64, Int64
 from ...compiled import compiled
-from .known import NUM_REGIMES, REGIMES, Known
+from ...verify.reach import NUM_REACHES
+from .known import NUM_REGIMES, REGIMES, Known, cell_of
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
 PRIORS = np.array([1.0, 2.0, 4.0])
@@ -41,7 +42,7 @@ class StepWishes(NamedTuple):
     base_rows  of the step without any nodes
     token_s    seconds that an accepted token saves
     plain_s    seconds of a token in plain decoding
-    regime     `regime_of` the step's prices
+    cells      int64 [requests]  `cell_of` the step's prices and the request's reach
     most_s     that an account holds: what would take longer is tried when it is full
     host_s     float64 [2]  that the host works for a step with drafts, and for each request with
                drafts, whoever is asked
@@ -56,7 +57,7 @@ class StepWishes(NamedTuple):
     base_rows: float
     token_s: float
     plain_s: float
-    regime: int
+    cells: Int64
     most_s: float
     host_s: Float64
     single_s: float
@@ -71,24 +72,24 @@ def regime_of(row_s: float, token_s: float) -> int:
 
 
 @compiled
-def means(levels: Float64, path: Int64, regime: int) -> Float64:
+def means(levels: Float64, path: Int64, cell: int) -> Float64:
     """float64 [drafters, 1 + drafters, 3]: what is expected of each at the end of a path of levels.
 
     As in `Known.levels`, but of one step; of the weights 0. What the engine expects is drawn to
     what it knows from the nearest other range of prices. Of two drafters that were never asked
     together, all that one says counts beyond the other.
     """
-    return means_of_request(class_means(levels, path, regime), levels, path[2], regime)
+    return means_of_request(class_means(levels, path, cell), levels, path[2], cell)
 
 
 @compiled
-def class_means(levels: Float64, path: Int64, regime: int) -> Float64:
+def class_means(levels: Float64, path: Int64, cell: int) -> Float64:
     """Likewise, of a new request of the class."""
     count = levels.shape[1]
     expected = np.zeros((count, 1 + count, 3))
     for drafter in range(count):
         own = BEYOND + drafter
-        nearest = _nearest_known(levels[path[0], drafter, own], regime)
+        nearest = _nearest_known(levels[path[0], drafter, own], cell)
         for place in range(-1, count + 1):
             # Its own nodes come first: they stand above the others.
             other = own if place < 0 else place
@@ -97,19 +98,19 @@ def class_means(levels: Float64, path: Int64, regime: int) -> Float64:
                 known = levels[path[0], drafter, other, nearest]
                 mean = _drawn(known, part, mean, PRIORS[0])
                 for depth in range(2):
-                    level = levels[path[depth], drafter, other, regime]
+                    level = levels[path[depth], drafter, other, cell]
                     mean = _drawn(level, part, mean, PRIORS[depth])
                 expected[drafter, other, part] = mean
     return expected
 
 
 @compiled
-def means_of_request(above: Float64, levels: Float64, row: int, regime: int) -> Float64:
+def means_of_request(above: Float64, levels: Float64, row: int, cell: int) -> Float64:
     """Likewise, of a request, of whose class `above` is expected."""
     expected = np.zeros(above.shape)
     for drafter in range(above.shape[0]):
         for other in range(above.shape[1]):
-            own = levels[row, drafter, other, regime]
+            own = levels[row, drafter, other, cell]
             for part in (GAIN, NODES):
                 expected[drafter, other, part] = _drawn(
                     own, part, above[drafter, other, part], PRIORS[2]
@@ -123,15 +124,19 @@ def _drawn(sums: Float64, part: int, above: float, prior: float) -> float:
 
 
 @compiled
-def _nearest_known(engine: Float64, regime: int) -> int:
-    """Another regime that has steps, of two as near the one of dearer rows, where less is bought;
-    where there is none, one without steps.
+def _nearest_known(engine: Float64, cell: int) -> int:
+    """Another cell that has steps: of the same reach, and of two prices as near the one of dearer
+    rows, where less is bought; else of any reach. Where there is none, one without steps.
     """
-    for distance in range(1, NUM_REGIMES):
-        for other in (regime + distance, regime - distance):
-            if 0 <= other < NUM_REGIMES and engine[other, WEIGHT] > 0:
-                return other
-    return 0 if regime else NUM_REGIMES - 1
+    regime, reach = cell // NUM_REACHES, cell % NUM_REACHES
+    for turn in range(NUM_REACHES):
+        other_reach = (reach + turn) % NUM_REACHES
+        for distance in range(NUM_REGIMES):
+            for other in (regime + distance, regime - distance):
+                found = cell_of(other, other_reach)
+                if 0 <= other < NUM_REGIMES and found != cell and engine[found, WEIGHT] > 0:
+                    return found
+    return cell_of(0 if regime else NUM_REGIMES - 1, reach)
 
 
 @compiled
@@ -140,13 +145,19 @@ def interests(known: Known, wishes: StepWishes) -> Float64:
     and 1: so much of its account's income it gets.
 
     What is hardly known may bring anything: a step more is added to what it brought, of one token.
+    Of the requests' reaches the one that it brings most after counts.
     """
-    every = means(known.levels, np.zeros(3, dtype=np.int64), wishes.regime)
+    num_drafters = known.levels.shape[1]
+    best = np.zeros(num_drafters)
+    for cell in np.unique(wishes.cells):
+        every = means(known.levels, np.zeros(3, dtype=np.int64), cell)
+        for drafter in range(num_drafters):
+            best[drafter] = max(best[drafter], every[drafter, BEYOND + drafter, GAIN])
     num_requests = max(len(wishes.rows), 1)
-    found = np.ones(len(every))
-    for drafter in range(len(every)):
+    found = np.ones(num_drafters)
+    for drafter in range(num_drafters):
         weight = known.levels[0, drafter, BEYOND + drafter, :, WEIGHT].sum()
-        gain = (weight * every[drafter, BEYOND + drafter, GAIN] + 1.0) / (weight + 1.0)
+        gain = (weight * best[drafter] + 1.0) / (weight + 1.0)
         together_s = known.costs[drafter, MESSAGE] + wishes.host_s[0]
         taken_s = together_s / num_requests + known.costs[drafter, QUERY] + wishes.host_s[1]
         if taken_s > 0:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...arrays import Bool, Float64, Int64
+from ...compiled import compiled
+from ...verify.reach import NUM_REACHES
 
 # Room for so many requests and classes at first.
 FIRST_ROWS = 64
@@ -17,6 +19,8 @@ BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials")
 # Lower ends of the ranges of a row's price, in tokens.
 REGIMES = (0.05, 0.15, 0.3, 0.6)
 NUM_REGIMES = len(REGIMES) + 1
+# Of each regime and reach (`core/verify/reach.py`) it is known by itself what drafters bring.
+NUM_CELLS = NUM_REGIMES * NUM_REACHES
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
@@ -24,9 +28,9 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 class Known(NamedTuple):
     """What is known of drafters; rows are of the engine (0), of classes and of requests.
 
-    levels      float64 [rows, drafters, 1 + drafters, regimes, 3]  decayed sums of the steps that
+    levels      float64 [rows, drafters, 1 + drafters, cells, 3]  decayed sums of the steps that
                 asked a drafter, and another beside it, and of the nodes that it brought beyond
-                that one (`kernels.py`); by `regime_of` the step
+                that one (`kernels.py`); by `cell_of` the step and the request's reach before it
     failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
                 the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
@@ -57,11 +61,22 @@ class Known(NamedTuple):
     turns: Int64
 
 
+@compiled
+def cell_of(regime: int, reach: int) -> int:
+    """The place of a range of prices and a reach in `Known.levels`."""
+    return regime * NUM_REACHES + reach
+
+
+def with_reach(cells: Int64, reach: int) -> Int64:
+    """The cells of the same prices and another reach."""
+    return cells // NUM_REACHES * NUM_REACHES + reach
+
+
 def nothing_known() -> Known:
     """Room for the first rows, and no drafter."""
     count = FIRST_ROWS
     return Known(
-        levels=np.zeros((count, 0, 1, NUM_REGIMES, 3)),
+        levels=np.zeros((count, 0, 1, NUM_CELLS, 3)),
         failures=np.zeros((count, 2)),
         paths=np.zeros((count, 3), dtype=np.int64),
         is_open=np.zeros((count, 0), dtype=np.bool_),

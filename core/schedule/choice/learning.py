@@ -35,17 +35,19 @@ LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 
 
 @compiled
-def note(known: Known, rows: Int64, choices: Int64, credits: Float64, regime: int) -> None:
+def note(known: Known, rows: Int64, choices: Int64, credits: Float64, cells: Int64) -> None:
     """Learn what every drafter brought every request.
 
     rows     int64 [requests]  -1 for one that has ended
     credits  float64 [requests, drafters, 1 + drafters, 3]  as `credit_nodes` has them
+    cells    int64 [requests]  as of the plan
     """
     for drafter in range(choices.shape[1]):
         for request in range(len(rows)):
             if rows[request] >= 0:
                 path = known.paths[rows[request]]
-                _note_one(known, path, drafter, choices[request], credits[request, drafter], regime)
+                own, cell = credits[request, drafter], cells[request]
+                _note_one(known, path, drafter, choices[request], own, cell)
 
 
 @compiled
@@ -90,7 +92,7 @@ def charge_trials(  # noqa: PLR0913, PLR0917 - compiled functions take no option
 
 @compiled
 def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
-    known: Known, path: Int64, drafter: int, choices: Int64, credit: Float64, regime: int
+    known: Known, path: Int64, drafter: int, choices: Int64, credit: Float64, cell: int
 ) -> None:
     """`choices` of the request; `credit` of the drafter."""
     own, choice = BEYOND + drafter, choices[drafter]
@@ -98,18 +100,18 @@ def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
         # A late proposal brings nodes to a step that did not ask for it.
         if credit[own, NODES]:
             for level in _levels_of(path):
-                known.levels[level, drafter, own, regime] += credit[own]
+                known.levels[level, drafter, own, cell] += credit[own]
         return
     known.is_open[path[2], drafter] = True
     if choice % TRIED == PROBING:
-        usual_gain = means(known.levels, path, regime)[drafter, own, GAIN]
+        usual_gain = means(known.levels, path, cell)[drafter, own, GAIN]
         known.lift[drafter] *= LIFT_DECAY
         known.lift[drafter, 0] += 1.0
         known.lift[drafter, 1] += credit[own, GAIN] - usual_gain
         return
     for depth, level in enumerate(_levels_of(path)):
         decay = DECAYS[len(DECAYS) - 1 if level == path[2] else depth]
-        _add(known.levels[level, drafter, :, regime], credit, choices, decay)
+        _add(known.levels[level, drafter, :, cell], credit, choices, decay)
 
 
 @compiled

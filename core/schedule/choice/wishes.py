@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ...proposals import DraftCost
 from ...step.ask_plan import AskPlan
+from ...verify.reach import EVERY_REACH
 
 
 class DraftWish(NamedTuple):
@@ -15,6 +16,7 @@ class DraftWish(NamedTuple):
     drafters     that it takes; None: all
     num_tokens   of its text
     tokens_left  that its answer may still have
+    num_accepted  nodes that were accepted in its last step
     """
 
     request_id: str
@@ -23,6 +25,7 @@ class DraftWish(NamedTuple):
     drafters: tuple[str, ...] | None
     num_tokens: int
     tokens_left: int
+    num_accepted: int = 0
 
 
 def everyone(wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> AskPlan:
@@ -33,5 +36,9 @@ def everyone(wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> Ask
         if takers:
             by_drafter[name] = tuple(wish.request_id for wish in takers)
     probing = {name: frozenset(ids) for name, ids in by_drafter.items()}
-    ahead = {name: ids for name, ids in by_drafter.items() if costs[name].is_ahead}
+    ahead = {
+        name: dict.fromkeys(ids, EVERY_REACH)
+        for name, ids in by_drafter.items()
+        if costs[name].is_ahead
+    }
     return AskPlan(by_drafter, probing, ahead=ahead)

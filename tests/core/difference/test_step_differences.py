@@ -154,10 +154,12 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"head_tasks": (HeadTask("a", (99,), (1,)),)}, "are of no request"),
-        ({"head_tasks": (HeadTask("a", (0,), (-1,)),)}, "a head is to draft no tree"),
-        ({"head_tasks": (HeadTask("a", (0,), ()),)}, "a head is to draft no tree"),
-        ({"head_tasks": (HeadTask("a", (), ()),), "following_tokens": None}, "not told"),
+        ({"head_tasks": (HeadTask("a", (99,), (1,), (1,)),)}, "are of no request"),
+        ({"head_tasks": (HeadTask("a", (0,), (-1,), (1,)),)}, "a head is to draft no tree"),
+        ({"head_tasks": (HeadTask("a", (0,), (), (1,)),)}, "a head is to draft no tree"),
+        ({"head_tasks": (HeadTask("a", (0,), (1,), ()),)}, "to draft after no outcome"),
+        ({"head_tasks": (HeadTask("a", (0,), (1,), (-1,)),)}, "to draft after no outcome"),
+        ({"head_tasks": (HeadTask("a", (), (), ()),), "following_tokens": None}, "not told"),
         ({"following_tokens": np.zeros(99, dtype=np.int32)}, "tokens follow no prompt"),
         ({"request_keys": (1,) * 99}, "keys are of no request"),
     ],

@@ -220,6 +220,10 @@ def test_what_is_drafted_behind_a_new_prompt_is_chosen_together_too() -> None:
     wish = DraftWish("new", 0.0, "shared", None, 100, 100)
     simulation = Parts(more=0, cost_s=0.0009)
     simulation.asked_later(8.0)
+    # First steps are known by themselves.
+    for index in range(60):
+        simulation.round([f"first{index}"])
+        simulation.budget.forget(f"first{index}")
     costs = {name: guess.cost for name, guess in simulation.guesses.items()}
     expected = simulation.budget.expected(wish, costs, len(REQUESTS))
     assert expected == {"part0", "part1", "part2"}
@@ -231,6 +235,65 @@ def test_a_dear_one_that_says_more_than_several_cheap_ones_together_is_asked() -
     simulation = Parts(more=8, cost_s=0.002)
     count = simulation.asked_later(8.0)
     assert count["dear"] > 0.8 * max(count.values())
+
+
+class Runs(Simulation):
+    """Texts that copy in runs of steps: `copies` is right in a run, to its end, and wrong between
+    runs; `dear` is always right, and short."""
+
+    def __init__(self) -> None:
+        self.is_run = dict.fromkeys(REQUESTS, False)
+        self.num_dear = {False: 0, True: 0}
+        self.num_steps = {False: 0, True: 0}
+        dear = DraftCost(0.0, 0.012, 0.0)
+        super().__init__(
+            {
+                "copies": Guess(lambda one: float(self.is_run[one]), length=10),
+                "dear": Guess(lambda _one: 1.0, length=3, cost=dear),
+            },
+            curve=([1, 101], [0.010, 0.011]),
+        )
+
+    def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
+        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
+
+    def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
+        for one in requests:
+            was_run = self.num_accepted.get(one, 0) > 3
+            self.num_steps[was_run] += 1
+            self.num_dear[was_run] += one in by_drafter.get("dear", ())
+            if self.rng.random() < 0.1:
+                self.is_run[one] = not self.is_run[one]
+        return super()._propose(requests, by_drafter)
+
+
+def test_a_dear_one_is_asked_where_the_last_step_tells_that_others_fail() -> None:
+    simulation = Runs()
+    simulation.run(REQUESTS[:1], 20.0)
+    simulation.num_dear, simulation.num_steps = {False: 0, True: 0}, {False: 0, True: 0}
+    simulation.run(REQUESTS[:1], 20.0)
+    share = {key: simulation.num_dear[key] / simulation.num_steps[key] for key in (False, True)}
+    assert share[False] > 0.8
+    assert share[True] < 0.2
+
+
+def test_in_its_first_steps_an_engine_asks_everyone_together() -> None:
+    """What takes longer than a round of plain decoding waits until its account allows it."""
+    cheap, dear = DraftCost(0.0, 0.004, 0.0), DraftCost(0.0, 0.02, 0.0)
+    simulation = Simulation(
+        {
+            "first": Guess(lambda _one: 0.0, cost=cheap),
+            "second": Guess(lambda _one: 0.0, cost=cheap),
+            "dear": Guess(lambda _one: 0.0, cost=dear),
+        }
+    )
+    for _ in range(12):
+        simulation.round(REQUESTS[:1])
+    asked = {name: simulation.num_asked.get((name, "r0"), 0) for name in simulation.guesses}
+    assert asked["first"] == asked["second"] == 12
+    assert asked["dear"] < 6
+    simulation.run(REQUESTS[:1], 5.0)
+    assert simulation.num_asked["first", "r0"] < 12 + 0.1 * 5.0 / 0.01
 
 
 def test_each_request_has_the_drafters_that_pay_for_it() -> None:

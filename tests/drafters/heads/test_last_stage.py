@@ -10,13 +10,14 @@ import torch
 from draftline.benchmarks.heads.stage_host import HIDDEN_SIZE, stage_heads, steps_of
 from draftline.core.arrays import Int32
 from draftline.core.steps import HeadDrafts, HeadTask, StepInput, StepOutput
+from draftline.core.verify.reach import EVERY_REACH
 from draftline.models.stage import stage_heads as stage_heads_module
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
 from torch import Tensor
 
 NUM_REQUESTS, NUM_ROWS = 3, 5
 NUM_SLOTS, STEPS = steps_of(NUM_REQUESTS, are_wanted=True)
-NOBODY = HeadTask("head", (), ())
+NOBODY = HeadTask("head", (), (), ())
 
 
 def run(heads: StageHeads, number: int, step: StepInput | None = None) -> tuple[HeadDrafts, ...]:
@@ -60,7 +61,7 @@ def test_rows_that_waited_are_read_as_if_they_had_been_read_at_once() -> None:
 def test_only_those_that_are_wanted_are_read() -> None:
     heads, every = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
     for number in range(4):
-        task = HeadTask("head", (1,), (1,))
+        task = HeadTask("head", (1,), (1,), (EVERY_REACH,))
         [drafts] = run(heads, number, replace(STEPS[number][0], head_tasks=(task,)))
         assert len(drafts.proposals) == 1
         run(every, number)

@@ -58,6 +58,8 @@ class Simulation:
         # What the target will say, whatever is drafted, and how much it has said.
         self.futures: dict[str, list[int]] = {}
         self.decoded: dict[str, int] = {}
+        # In the last step.
+        self.num_accepted: dict[str, int] = {}
 
     def run(self, requests: Sequence[str], seconds: float) -> float:
         """Tokens a second over plain decoding's, of so many seconds."""
@@ -71,7 +73,7 @@ class Simulation:
         costs = {name: guess.cost for name, guess in self.guesses.items()}
         wishes = [
             DraftWish(one, self.temperature(one), "shared", None, 100 + self.decoded.get(one, 0),
-                      self.tokens_left)
+                      self.tokens_left, self.num_accepted.get(one, 0))
             for one in requests
         ]  # fmt: skip
         began_at = self.now
@@ -112,6 +114,7 @@ class Simulation:
         for one, tree in zip(requests, kept, strict=True):
             tree.check()
             rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), accepted[one])
+            self.num_accepted[one] = len(rows) - 1
             rows += [0] * (num_passes - 1)
             self.decoded[one] = self.decoded.get(one, 0) + len(rows)
             paths.append(

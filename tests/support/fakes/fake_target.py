@@ -153,13 +153,14 @@ class FakeTarget:
         for row, token in zip(committed.rows.tolist(), committed.following.tolist(), strict=True):
             self._note_behind(int(step.slots[row]), token)
         (task,) = step.head_tasks
+        num_trees = sum(tree is not None for tree in step.trees)
+        task = task.after((np.diff(committed.starts[: num_trees + 1]) - 1).tolist())
         proposals = []
         for place, max_nodes in zip(task.places, task.max_nodes, strict=True):
             last = int(committed.starts[place + 1]) - 1
             text = [*texts[committed.rows[last]], int(committed.following[last])]
             self._check_behind(step, place, text)
             proposals.append(self._draft(step, place, text, max_nodes))
-        num_trees = sum(tree is not None for tree in step.trees)
         last_rows = committed.rows[committed.starts[1 : num_trees + 1] - 1]
         last_rows -= step.request_starts[:num_trees] - self.num_rows_astray
         return (HeadDrafts(task.source, 0.25, tuple(proposals), last_rows),)

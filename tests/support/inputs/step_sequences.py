@@ -17,6 +17,7 @@ from draftline.core.steps import (
     TreeRows,
     Verification,
 )  # fmt: skip
+from draftline.core.verify.reach import EVERY_REACH
 
 NONE = np.empty(0, dtype=np.int32)
 NUM_WORDS = 3
@@ -125,7 +126,8 @@ class StepWorld:
     def _task(self, head: str, num_requests: int) -> HeadTask:
         places = np.flatnonzero(self._rng.random(num_requests) < 0.5).tolist()
         sizes = self._rng.integers(0, 9, len(places)).tolist()
-        return HeadTask(head, tuple(places), tuple(sizes))
+        reaches = self._rng.integers(0, EVERY_REACH + 1, len(places)).tolist()
+        return HeadTask(head, tuple(places), tuple(sizes), tuple(reaches))
 
     def _go_on(self, request: _Request) -> None:
         rng = self._rng

@@ -1,0 +1,24 @@
+"""How far a request's last step came: what that tells of the next one.
+
+Texts copy in runs. After a step in which nothing was accepted, n-grams and retrieved texts are
+right again for a token or two; after one of many accepted nodes, for many. So drafters are chosen
+by it, and heads of the last stage may be told to draft only behind such steps as need them.
+"""
+
+from __future__ import annotations
+
+# Most accepted nodes of a step of each reach but the last.
+REACHES = (0, 3)
+NUM_REACHES = len(REACHES) + 1
+# A bit for each reach.
+EVERY_REACH = (1 << NUM_REACHES) - 1
+
+
+def reach_of(num_accepted: int) -> int:
+    """The reach of a step in which so many nodes were accepted."""
+    return sum(num_accepted > most for most in REACHES)
+
+
+def is_in(reaches: int, num_accepted: int) -> bool:
+    """Whether a step in which so many nodes were accepted is of one of `reaches`, bits."""
+    return bool(reaches >> reach_of(num_accepted) & 1)
