@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 from draftline.benchmarks.step.streaming.cases import BUNDLED, Load
-from draftline.benchmarks.step.streaming.pruned_pace import PrunedPace
+from draftline.benchmarks.step.streaming.known_pace import KnownPace
 from draftline.benchmarks.step.streaming.pruning import Pruned, drawn, pruned, pruning_loads, row_of
 from draftline.benchmarks.step.streaming.replayed_stages import Fate, RunStep
 from draftline.benchmarks.step.streaming.run import measure
@@ -113,9 +113,9 @@ def test_the_first_slice_behind_a_miss_is_told_from_those_behind_it() -> None:
     ("pace_type", "took_s", "expected_s"),
     [
         (SlicePace, 2.0, 0.925),
-        (PrunedPace, 2.0, 1.0),
+        (KnownPace, 2.0, 1.0),
         (SlicePace, 16.0, 1.1),
-        (PrunedPace, 16.0, 1.1),
+        (KnownPace, 16.0, 1.1),
     ],
 )
 def test_a_step_that_was_answered_early_makes_no_stage_quicker(
@@ -128,6 +128,18 @@ def test_a_step_that_was_answered_early_makes_no_stage_quicker(
     pace.sent([stream], 1, planned_at=None)
     assert not pace.is_turn(stream, 1.0)
     assert pace.take_delay() == pytest.approx(expected_s)
+
+
+def test_slices_wait_for_the_slowest_stage_where_it_is_known() -> None:
+    # Three stages of 1 s, a last one of 5 s: 8 s in all, of which a mean one takes 2 s.
+    times = StageTimes(stage_s=1.0, row_s=0.0, hop_s=0.0, last_s=4.0)
+    assert times.slowest(4) == 2.5
+    pace = KnownPace(lambda: StepCost([1], [8.0]), 4, lambda: 0.0, times.slowest(4))
+    stream = StreamedTree[RowAnswer](7, 10)
+    for free_at in (5.0, 10.0):
+        pace.sent([stream], 1, planned_at=None)
+        assert not pace.is_turn(stream, 1.0)
+        assert pace.take_delay() == free_at
 
 
 def test_shares_are_of_all_stages_and_rows_of_a_table_tell_medians() -> None:

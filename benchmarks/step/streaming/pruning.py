@@ -168,6 +168,9 @@ def main(  # noqa: PLR0913 - one parameter an option
         float | None, typer.Option(help="Of a stage for each row; default: as of a 70B model.")
     ] = None,
     last_ms: Annotated[float, typer.Option(help="More, of the last stage.")] = 0.0,
+    by_slowest: Annotated[
+        bool, typer.Option(help="Send slices as the slowest stage gets free, not a mean one.")
+    ] = False,
     hop_ms: Annotated[float, typer.Option(help="Of a message.")] = 0.4,
     slowdown: Annotated[
         float, typer.Option(help="Seconds of this host's work for one of a quicker host.")
@@ -188,8 +191,9 @@ def main(  # noqa: PLR0913 - one parameter an option
     profile = read_cost_profile(PROFILE).model_copy(update={"slowdown": 1})
     row_s = row_seconds(profile) if row_us is None else row_us / 1e6
     times = StageTimes(
-        stage_s=stage_ms / 1e3, row_s=row_s, hop_s=hop_ms / 1e3, last_s=last_ms / 1e3
-    )
+        stage_s=stage_ms / 1e3, row_s=row_s, hop_s=hop_ms / 1e3, last_s=last_ms / 1e3,
+        is_slowest_known=by_slowest,
+    )  # fmt: skip
     run_one = partial(measure, profile=profile, slowdown=slowdown)
     began_at = time.monotonic()
     measured: list[tuple[Load, Runs]] = []

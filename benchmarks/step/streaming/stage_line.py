@@ -21,6 +21,7 @@ class StageTimes:
                message of its own: a stage that begins the step later leaves these out, and where
                no row is left it takes no time
     last_s     seconds that the last stage takes longer for a step
+    is_slowest_known  whether slices go out as the slowest stage gets free; else as a mean one does
     """
 
     stage_s: float
@@ -28,11 +29,19 @@ class StageTimes:
     hop_s: float
     is_pruned: bool = False
     last_s: float = 0.0
+    is_slowest_known: bool = False
 
     def seconds(self, num_rows: int, *, is_last: bool) -> float:
         """What so many rows of a step take a stage."""
         more_s = self.last_s if is_last else 0.0
         return self.stage_s + more_s + self.row_s * num_rows if num_rows else 0.0
+
+    def slowest(self, num_stages: int) -> float:
+        """A step's time in the last stage, by the mean of its way through all, messages included;
+        rows are left aside."""
+        last_s = self.stage_s + self.last_s
+        way_s = (num_stages - 1) * self.stage_s + last_s + (num_stages + 1) * self.hop_s
+        return last_s / (way_s / num_stages)
 
 
 @dataclass(frozen=True, slots=True)
