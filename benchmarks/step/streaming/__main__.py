@@ -26,19 +26,17 @@ from ....core.step.builder import load_kernels
 from ....deploy.ray_serve.runtime import quiet_libraries
 from ....measure.records.record import machine
 from ....measure.replay.recording import RecordedAnswer, Recording
-from ....measure.simulate.cost_profile import CostProfile, read_cost_profile
-from .cases import MODES, Found, Load, Measured, every_load
+from ....measure.simulate.cost_profile import read_cost_profile
+from .cases import BUNDLED, MODES, PROMPTS_ALONE, PROMPTS_EACH, Found, Load, Measured, every_load
 from .recordings import COPYING, recorded
-from .replayed_stages import RunStep, StageTimes
+from .replayed_stages import RunStep
 from .run import measure
+from .stage_line import PROFILE, StageTimes, row_seconds
 from .tables import HEAD, rows
 from .timeline import draw
 
 RESULTS = Path(__file__).parents[2] / "results"
-PROFILE = "70b-8-h200"
-BUNDLED, HUMANEVAL = "bundled", "HumanEval"
-# Of one request at a time, and of a request beside others, a round.
-PROMPTS_ALONE, PROMPTS_EACH = 8, 2
+HUMANEVAL = "HumanEval"
 # Of the picture, which shows a part from the middle.
 PROMPTS_DRAWN = 3
 DRAWN = Load(
@@ -124,12 +122,6 @@ def main(  # noqa: PLR0913 - one parameter an option
         "rounds": rounds, "loads": [asdict(one) for one in found],
     }  # fmt: skip
     output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def row_seconds(profile: CostProfile) -> float:
-    """What a row computes in one of a profile's stages."""
-    operations = profile.device.operations * profile.device.operations_share
-    return profile.target.operations / profile.num_stages / operations
 
 
 if __name__ == "__main__":

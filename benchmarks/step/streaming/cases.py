@@ -9,9 +9,12 @@ from itertools import product
 from ....cluster.config import DrafterConfig
 from ....core.request.sampling_params import StreamingMode
 
+BUNDLED = "bundled"
 TEMPERATURES = (0.0, 1.0)
 # Drafters of more than one request, or fewer stages.
 LOADED = ("suffix", "all training-free")
+# Answers of one request at a time, and of a request beside others, a round.
+PROMPTS_ALONE, PROMPTS_EACH = 8, 2
 # Nodes of a tree, and of each drafter's.
 TREE_NODES = 60
 MODES: Mapping[str, StreamingMode] = {"plain": "off", "rounds": "off", "streamed": "auto"}
@@ -95,6 +98,6 @@ def every_load(prompts: Sequence[str]) -> Iterator[Load]:
     for drafters, stages in product(LOADED, TOGETHER):
         for together in TOGETHER[stages]:
             yield Load(
-                prompts="bundled", temperature=0.0, drafters=drafters, stages=stages,
+                prompts=BUNDLED, temperature=0.0, drafters=drafters, stages=stages,
                 together=together,
             )  # fmt: skip

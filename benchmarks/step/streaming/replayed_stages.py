@@ -19,6 +19,7 @@ from ....core.tree.kernels import unpack
 from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
 from ....measure.simulate.host_clock import HostClock
+from .stage_line import Passage, StageLine, StageTimes
 from .text_features import TextFeatures
 
 
@@ -33,28 +34,33 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlicePart:
-    """A request's rows in a step: its seed, and what became of each, the root's first."""
+    """A request's rows in a step: its seed, and what became of each, the root's first.
+
+    vain_at  when answers to earlier steps said of rows that they are in vain, seconds: of the
+             killed ones, and where that is all nodes, of the root and of probes
+    is_first whether no step before had its root: all that was sent before was in vain
+    """
 
     seed: int
     fates: tuple[Fate, ...]
+    vain_at: tuple[float, ...] = ()
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A step: when each stage computed it, its trees, and how many rows of prompts it has."""
+    """A step: its way through the stages, its trees, and how many rows of prompts and rows at all
+    it has."""
 
-    spans: tuple[Span, ...]
+    passage: Passage
     parts: tuple[SlicePart, ...]
     num_prompt_rows: int
+    num_rows: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """Seconds of a stage for a step, for each of its rows beside, and of a message."""
-
-    stage_s: float
-    row_s: float
-    hop_s: float
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """When each stage computed it."""
+        return self.passage.spans
 
 
 class ReplayedStages(ReplayPipeline):
@@ -77,9 +83,10 @@ class ReplayedStages(ReplayPipeline):
         self.num_stages = num_stages
         self.max_in_flight = num_stages + (num_stages > 1)
         self.steps: list[RunStep] = []
-        self._times = times
         self._clock = clock
-        self._free_at = [0.0] * num_stages
+        self._line = StageLine(num_stages, times)
+        # When the answer to a step arrives, by the step's id.
+        self._answered_at: dict[int, float] = {}
         # The step that first ran the right row at a position of a text, by its seed.
         self._first_step: dict[tuple[int, int], int] = {}
         # Positions of the last right token down to the row that wrote a slot, that row's included.
@@ -89,26 +96,23 @@ class ReplayedStages(ReplayPipeline):
 
     def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
         """Answer when the last stage would."""
-        times, loop = self._times, asyncio.get_running_loop()
-        seconds = times.stage_s + times.row_s * len(step.token_ids)
-        arrives = loop.time() + times.hop_s
-        spans: list[Span] = []
-        for stage, free_at in enumerate(self._free_at):
-            begin = max(arrives, free_at)
-            self._free_at[stage] = begin + seconds
-            spans.append((begin, begin + seconds))
-            arrives = begin + seconds + times.hop_s
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
         answer: asyncio.Future[StepOutput] = loop.create_future()
         with self._clock.stopped():
             self._token_at.update(zip(step.slots.tolist(), step.token_ids.tolist(), strict=True))
             output = self._answer(step)
             parts, num_prompt_rows = self._parts(step)
-            self.steps.append(RunStep(tuple(spans), tuple(parts.values()), num_prompt_rows))
+            vain_at = [at for part in parts.values() for at in part.vain_at]
+            num_rows = len(step.token_ids)
+            passage = self._line.send(sent_at, num_rows, vain_at)
+            self._answered_at[step.step_id] = passage.answered_at
+            self.steps.append(RunStep(passage, tuple(parts.values()), num_prompt_rows, num_rows))
             if step.feature_requests:
                 assert self._features is not None, "nobody said that a head would draft"
                 known = {place: 1 + p.fates.count(Fate.RIGHT) for place, p in parts.items()}
                 output = replace(output, features=self._features.of_step(step, known))
-        loop.call_at(arrives, _answer, answer, output)
+        loop.call_at(passage.answered_at, _answer, answer, output)
         return answer
 
     def _parts(self, step: StepInput) -> tuple[dict[int, SlicePart], int]:
@@ -126,14 +130,15 @@ class ReplayedStages(ReplayPipeline):
             rows = [row for row in range(first, end) if row in chosen]
             place = int(np.searchsorted(step.logits_rows, first))
             seed = int(step.sampling.seed[place])
-            parts[owner] = SlicePart(seed, self._fates(step, tree, rows, seed, end - first))
+            parts[owner] = self._part(step, tree, rows, seed, end - first)
         return parts, num_prompt_rows
 
-    def _fates(
+    def _part(
         self, step: StepInput, tree: TreeRows, rows: Sequence[int], seed: int, num_own: int
-    ) -> tuple[Fate, ...]:
+    ) -> SlicePart:
         visible = unpack(tree.ancestors, len(tree.slots))
         fates: list[Fate] = []
+        vain_at: list[float] = []
         for index, row in enumerate(rows):
             position, slot = int(step.positions[row]), int(step.slots[row])
             right = position - 1
@@ -146,10 +151,16 @@ class ReplayedStages(ReplayPipeline):
             if is_right:
                 self._first_step.setdefault((seed, position), step.step_id)
                 fates.append(Fate.RIGHT if index else Fate.ROOT)
+            elif (answered_by := self._first_step[seed, right]) < step.step_id:
+                fates.append(Fate.KILLED)
+                vain_at.append(self._answered_at[answered_by])
             else:
-                is_killed = self._first_step[seed, right] < step.step_id
-                fates.append(Fate.KILLED if is_killed else Fate.REFUSED)
-        return tuple(fates)
+                fates.append(Fate.REFUSED)
+        if vain_at and len(vain_at) == len(rows) - 1:
+            # An answer that kills a node knows what follows the root; probes are as late.
+            vain_at += [max(vain_at)] * (num_own - len(vain_at))
+        first = self._first_step.get((seed, int(step.positions[rows[0]])))
+        return SlicePart(seed, tuple(fates), tuple(vain_at), first == step.step_id)
 
     def _top_next_tokens(self, step: StepInput) -> Int32:
         """As the recording has them; rows of slices follow rows of other steps, too."""

@@ -32,8 +32,10 @@ from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.host_clock import HostClock, HostLoop
 from ....models.load.model_info import read_model_info
 from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
+from .known_pace import KnownPace
 from .links import link_to
-from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes
+from .replayed_stages import Fate, ReplayedStages, RunStep
+from .stage_line import StageTimes
 from .text_features import TextFeatures
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 4096
@@ -95,6 +97,11 @@ class Run:
             self.stages, self._hub, Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits),
             self._budget, clock, streaming=MODES[mode],
         )  # fmt: skip
+        if times.is_pruned or times.is_slowest_known:
+            slowest = times.slowest(load.stages) if times.is_slowest_known else 1.0
+            self._core.streaming.pace = KnownPace(
+                lambda: self._budget.cost, load.stages, clock, slowest
+            )
         self._running: dict[str, _Heard] = {}
         # Tokens, and seconds that their requests waited for them, while all requests decode.
         self._num_tokens, self._decoding_s = 0, 0.0
