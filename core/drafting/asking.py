@@ -128,8 +128,7 @@ class Drafting:
         One message a drafter for all requests, which also tells what was committed.
         """
         began_at = self._clock()
-        has_stage_heads = bool(self._drafters.stage_heads)
-        self._streaming.begin(states, has_stage_heads=has_stage_heads)
+        self._streaming.begin(states)
         if self._budget.is_quiet(state.request_id for state in states if state.is_open):
             self._order(states, AskPlan({}, {}))
             return nobody_asked(began_at)
@@ -142,6 +141,11 @@ class Drafting:
         ]
         costs = self._drafters.costs()
         plan = self._plan(states, [state for state, _ in sizes], costs)
+        in_rounds = set().union(*plan.ahead.values())
+        for state in states:
+            # Heads of the last stage go on from whole trees alone.
+            if state.stream is not None and state.request_id in in_rounds:
+                state.stream = None
         # A stream of which nothing is to be extended now keeps to what it was told.
         told = [state for state in states if state.stream is None or wanted[state.request_id]]
         self._order(told, plan, {state.request_id: size for state, size in sizes})
@@ -255,6 +259,7 @@ def _wish(state: RequestState) -> DraftWish:
         len(state.token_ids),
         state.stop.num_tokens_left,
         state.accepted_lengths[-1] if state.accepted_lengths else 0,
+        state.stream is not None,
     )
 
 

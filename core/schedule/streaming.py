@@ -93,16 +93,14 @@ class Streaming:
             value = max(value, leaf.value / 2)
         return value > 0 and self.pace.is_turn(stream, value)
 
-    def begin(self, states: Sequence[RequestState], *, has_stage_heads: bool) -> None:
-        """Before drafters are asked for these requests: say which of them are streamed, and which
-        node of each is to be extended.
-
-        has_stage_heads: whether heads of the last stage draft, which go on from whole trees alone
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """Before drafters are asked for these requests: say which of them may be streamed, and
+        which node of each is to be extended.
         """
         for state in states:
             if not state.in_flight:
                 # All that was sent is answered: nothing is lost with an old tree but drafts.
-                if self.num_flights(state) == 1 or has_stage_heads or not may_stream(state):
+                if self.num_flights(state) == 1 or not may_stream(state):
                     state.stream = None
                 elif state.stream is None:
                     last = len(state.token_ids) - 1

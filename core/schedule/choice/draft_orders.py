@@ -32,6 +32,14 @@ class Order(NamedTuple):
     choices: Int64
     reaches: Int64
 
+    def where_wanted(self, reached: Sequence[int], is_streamed: Sequence[bool]) -> Order:
+        """Without those of streamed requests that need none behind a step such as the last one was:
+        slices take nothing that is told ahead, and go on while copying goes on.
+        """
+        is_wanted = (self.reaches >> np.array(reached, dtype=np.int64)[:, None] & 1).any(axis=1)
+        stays = is_wanted | ~np.array(is_streamed, dtype=np.bool_)
+        return self._replace(reaches=self.reaches * stays[:, None])
+
     def by_drafter(self, ids: Sequence[str]) -> dict[int, dict[str, int]]:
         """The reaches of requests, by drafter; of those that draft at all."""
         found: dict[int, dict[str, int]] = {}

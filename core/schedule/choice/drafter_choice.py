@@ -165,6 +165,7 @@ class DrafterChoice:
             is_due = (reaches >> reached[place] & 1) * ~is_ahead
             choices[place] += np.where(choices[place] == LEFT_OUT, is_due * (ASKED + TRIED), 0)
         orders = order_for(self._known, step, choices, forced, is_ahead)
+        orders = orders.where_wanted(reached, [wish.is_streamed for wish in wishes])
         choices = self._orders.exchange(ids, choices * ~is_ahead, orders, reached)
         if not choices.any() and not orders.reaches.any():
             self._quiet.go_on(ids)

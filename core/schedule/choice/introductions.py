@@ -12,7 +12,7 @@ import numpy as np
 from ...arrays import Bool, Int64
 from ...verify.reach import NUM_REACHES
 from .kernels import BEYOND, MESSAGE, QUERY, WEIGHT
-from .known import Known
+from .known import NUM_REGIMES, Known
 
 # Steps of each reach.
 FIRST_STEPS = 12.0
@@ -37,7 +37,7 @@ class Introductions:
         self._turn = place + 1
         drafters = np.arange(allowed.shape[1])
         steps = known.levels[0, drafters, BEYOND + drafters, :, WEIGHT]
-        steps = steps.reshape(len(drafters), -1, NUM_REACHES).sum(axis=1)
+        steps = steps.reshape(len(drafters), NUM_REGIMES, NUM_REACHES).sum(axis=1)
         bits = ((steps < FIRST_STEPS) << np.arange(NUM_REACHES)).sum(axis=1)
         is_cheap = known.costs[:, MESSAGE] + known.costs[:, QUERY] <= most_s
         return place, np.where(allowed[place] & is_cheap, bits, 0)

@@ -17,6 +17,7 @@ class DraftWish(NamedTuple):
     num_tokens   of its text
     tokens_left  that its answer may still have
     num_accepted  nodes that were accepted in its last step
+    is_streamed   its tree goes out in slices unless drafters are told of its next step ahead
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class DraftWish(NamedTuple):
     num_tokens: int
     tokens_left: int
     num_accepted: int = 0
+    is_streamed: bool = False
 
 
 def everyone(wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> AskPlan:

@@ -245,7 +245,7 @@ class Runs(Simulation):
         self.is_run = dict.fromkeys(REQUESTS, False)
         self.num_dear = {False: 0, True: 0}
         self.num_steps = {False: 0, True: 0}
-        dear = DraftCost(0.0, 0.012, 0.0)
+        dear = DraftCost(0.0, 0.002, 0.0)
         super().__init__(
             {
                 "copies": Guess(lambda one: float(self.is_run[one]), length=10),
