@@ -238,8 +238,9 @@ class HeadDrafts(NamedTuple):
     step, which goes on from what that commits. None at all where it failed.
 
     seconds    that reading and drafting took
-    last_rows  int32 [trees]  of each of the step's trees the last row, from its root on, that the
-               stage took for committed: what the coordinator finds, too. None: not told
+    last_rows  int32 [trees]  of each of the step's trees, but slices, the last row, from its root
+               on, that the stage took for committed: what the coordinator finds, too. None: not
+               told
     """
 
     source: str
@@ -280,8 +281,9 @@ class StepInput:
     feature_requests  places of requests, rising, whose features are wanted: of all rows of a prompt
                    chunk, of a tree's root and its accepted nodes; never beside several tokens a
                    request
-    slice_requests  of these, the ones whose trees are slices (`core/streaming/`): the features of
-                   all their nodes are wanted, since whether one is accepted may not be known yet
+    slice_requests  likewise, those whose trees are slices (`core/streaming/`): whether a node is
+                   accepted may not be known yet, so that the features of all are wanted where any
+                   are, and heads read none
     head_tasks     of the heads that draft in the last stage; likewise
     following_tokens  int32 [prompt chunks]  the token of the text behind each chunk, -1 where the
                    step chooses it; read by heads, None where no task is

@@ -84,6 +84,7 @@ def steps_of(num_requests: int, *, are_wanted: bool) -> tuple[int, list[tuple[St
     width = -(-last_len // BLOCK_SIZE)
     tables = np.arange(num_requests * width, dtype=np.int32).reshape(num_requests, width)
     places = tuple(range(num_requests)) if are_wanted else ()
+    task = HeadTask("head", places, (1,) * len(places), (EVERY_REACH,) * len(places))
     rows = np.arange(num_requests * NUM_ROWS, dtype=np.int32)
     starts = np.arange(num_requests + 1, dtype=np.int32) * np.int32(NUM_ROWS)
     tokens = np.tile(np.arange(NUM_ROWS, dtype=np.int32), num_requests)
@@ -103,7 +104,7 @@ def steps_of(num_requests: int, *, are_wanted: bool) -> tuple[int, list[tuple[St
             trees=StepTrees(masks, starts, slots, positions, num_requests), logits_rows=rows,
             sampling=SamplingRows.greedy(positions.astype(np.int64) + 1),
             request_keys=tuple(range(num_requests)),
-            head_tasks=(HeadTask("head", places, (1,) * len(places), (EVERY_REACH,) * len(places)),),
+            head_tasks=(task,),
             following_tokens=np.empty(0, dtype=np.int32),
         )  # fmt: skip
         found.append((step, targets))

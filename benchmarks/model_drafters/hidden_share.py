@@ -88,7 +88,6 @@ class Found:
     wait_ms     that the engine waited for the drafter, a committed token
     draft_ms    that the drafter worked, a committed token
     tokens_s    committed a second, of all requests together
-    late        share of steps, and of drafts, whose real work took longer than the simulated one
     """
 
     case: Case
@@ -99,16 +98,14 @@ class Found:
     tokens_s: float
     ahead: int
     ahead_used: int
-    late: tuple[float, float]
 
 
-def profile(slowdown: float) -> CostProfile:
+def profile() -> CostProfile:
     """The machine: nothing but the times that are given counts."""
     no_time = {"bytes": 1.0, "operations": 1.0}
     return CostProfile.model_validate(
         {
             "name": "30 ms a step over 4 stages, drafter 3 ms a token",
-            "slowdown": slowdown,
             "num_stages": STAGES,
             "device": {
                 "bandwidth": 1e15, "bandwidth_share": 1, "operations": 1e15, "operations_share": 1,
@@ -122,18 +119,19 @@ def profile(slowdown: float) -> CostProfile:
 
 
 async def run(
-    case: Case, prompts: Sequence[str], max_tokens: int, slowdown: float, trace: Path
+    case: Case, prompts: Sequence[str], max_tokens: int, trace: Path
 ) -> tuple[Found, list[StepRecord], list[DraftSpan]]:
     """Answer all prompts, `together` at once."""
-    simulation = Simulation(profile(slowdown))
+    simulation = Simulation(profile())
     apart: list[ApartLink] = []
 
     def links(given: Sequence[AnyLink]) -> list[AnyLink]:
         apart[:] = [
-            ApartLink(link, "model", simulation.profile, drafts_ahead=case.outcomes > 0)
+            ApartLink(
+                link, "model", simulation.profile, simulation.clock, drafts_ahead=case.outcomes > 0
+            )
             for link in given
         ]
-        simulation.add_links(apart)
         return [*apart]
 
     drafter = DRAFTERS[case.drafter].model_dump() | {"ahead_outcomes": max(case.outcomes, 1)}
@@ -142,10 +140,13 @@ async def run(
         drafters=(DrafterConfig(**drafter),),
         node_budget="full",
         trace_steps=trace,
-        # As many times as the profile runs slower here.
-        step_timeout_s=30 * slowdown,
     )
-    engine = AsyncEngine(simulation.config(config), pipelines=simulation.pipelines, links=links)
+    engine = AsyncEngine(
+        simulation.config(config),
+        pipelines=simulation.pipelines,
+        links=links,
+        engine_time=simulation.time,
+    )
     params = SamplingParams(
         max_tokens=max_tokens, temperature=case.temperature, seed=1, ignore_eos=True
     )
@@ -166,13 +167,12 @@ async def run(
     found = Found(
         case=case,
         hidden=sum(overlap(draft.span, busy) for draft in drafts) / worked,
-        wait_ms=1e3 * sum(record.draft_wait_s for record in records) / slowdown / tokens,
-        draft_ms=1e3 * worked / slowdown / tokens,
+        wait_ms=1e3 * sum(record.draft_wait_s for record in records) / tokens,
+        draft_ms=1e3 * worked / tokens,
         tau=tokens / sum(record.requests for record in records),
-        tokens_s=tokens * slowdown / seconds,
+        tokens_s=tokens / seconds,
         ahead=stats.ahead,
         ahead_used=stats.ahead_used,
-        late=simulation.late_shares(),
     )
     return found, records, drafts
 
@@ -216,7 +216,7 @@ def show(found: Sequence[Found], console: Console) -> None:
     """Print a line a case, and what drafting ahead changes."""
     table = Table(
         "drafter", "requests", "T", "outcomes", "hidden", "waited ms a token", "of the waiting",
-        "drafted ms a token", "tau", "tokens/s", "used", "late steps, drafts", box=None,
+        "drafted ms a token", "tau", "tokens/s", "used", box=None,
     )  # fmt: skip
     for one in found:
         case = one.case
@@ -225,7 +225,6 @@ def show(found: Sequence[Found], console: Console) -> None:
             f"{one.hidden:.0%}", f"{one.wait_ms:.2f}", f"{left_of_waiting(one, found):.0%}",
             f"{one.draft_ms:.2f}", f"{one.tau:.2f}", f"{one.tokens_s:.1f}",
             f"{one.ahead_used} of {one.ahead}",
-            ", ".join(f"{share:.1%}" for share in one.late),
         )  # fmt: skip
     console.print(table)
 
@@ -237,9 +236,6 @@ def main(
     ),
     num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 48,
-    slowdown: Annotated[
-        float, typer.Option(help="Seconds here for each there, so that the real work fits in.")
-    ] = 8.0,
     output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS
     / "hidden_share.json",
     plot: Annotated[Path | None, typer.Option(help="PNG of the time line.")] = None,
@@ -253,7 +249,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for index, case in enumerate(cases):
             trace = Path(folder) / f"{index}.jsonl"
-            found, records, drafts = asyncio.run(run(case, prompts, max_tokens, slowdown, trace))
+            found, records, drafts = asyncio.run(run(case, prompts, max_tokens, trace))
             results.append(found)
             if plot is not None and case == DRAWN_CASE:
                 draw(records, drafts, plot)
@@ -262,7 +258,7 @@ def main(
     content = json.loads(output.read_text("utf-8")) if output.exists() else {}
     content[drafter] = {
         "machine": machine().fields(), "stages": STAGES, "step_ms": 1e3 * STEP_S,
-        "draft_ms_a_pass": 1e3 * DRAFT_S, "slowdown": slowdown, "num_prompts": num_prompts,
+        "draft_ms_a_pass": 1e3 * DRAFT_S, "num_prompts": num_prompts,
         "max_tokens": max_tokens, "cases": [asdict(one) for one in results],
     }  # fmt: skip
     output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -47,34 +47,24 @@ def tables(folder: Path) -> str:
         if simulated:
             known = read_cost_profile(profile)
             parts.append(table(f"simulated speed: {known.name}", simulated, speed_cell))
-            parts.append(_simulated(simulated, known.slowdown))
+            parts.append(_simulated(simulated))
     hidden = folder / "hidden_share.json"
     if hidden.exists():
         parts.append(_hidden(json.loads(hidden.read_text("utf-8"))))
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def _simulated(columns: Columns, slowdown: float) -> str:
-    """The best row of each run, those that are no faster than plain decoding, and how much of what
-    is real took longer than the profile's time. `slowdown`: the profile's, where a run had none."""
+def _simulated(columns: Columns) -> str:
+    """The best row of each run, and those that are no faster than plain decoding."""
     lines = []
     for label, content in columns.items():
         speeds = {name: content["settings"][name]["speedup"] for name in names_of({"": content})}
         best = max(speeds, key=lambda name: speeds[name])
         below = [f"{name} ({speed:.2f})" for name, speed in speeds.items() if speed < 1]
-        load, late = content["load"], content["late"]
-        lines.append(
-            [
-                label, f"{best} ({speeds[best]:.2f})", ", ".join(below) or "none",
-                load["small_model"] or SMALL_MODEL, f"{load['slowdown'] or slowdown:g}",
-                f"{late['steps']:.1%}", f"{late['drafts']:.1%}",
-            ]
-        )  # fmt: skip
-    return markdown_table(
-        ["simulated", "fastest", "below 1", "drafter", "times slower here", "late steps",
-         "late drafts"],
-        lines,
-    )  # fmt: skip
+        drafter = content["load"]["small_model"] or SMALL_MODEL
+        fastest = f"{best} ({speeds[best]:.2f})"
+        lines.append([label, fastest, ", ".join(below) or "none", drafter])
+    return markdown_table(["simulated", "fastest", "below 1", "drafter"], lines)
 
 
 def _acceptance(content: Mapping[str, Any], real: Columns) -> str:

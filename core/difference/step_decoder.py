@@ -105,7 +105,7 @@ class StepDecoder:
             "verification": choice.verification,
             "edits": self._edits.apply(choice.edits, rows.slots_of(logits_rows)),
             "feature_requests": _places(choice.feature_requests, len(rows.context_lens)),
-            "slice_requests": _slices(choice, len(rows.context_lens)),
+            "slice_requests": _places(choice.slice_requests, len(rows.context_lens)),
             "head_tasks": _tasks(choice.head_tasks, len(rows.context_lens)),
             "following_tokens": _following(choice, len(rows.context_lens)),
             "request_keys": _keys(choice, len(rows.context_lens)),
@@ -120,12 +120,6 @@ def _tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> tuple[HeadTask, ..
         fits = len(task.places) == len(task.reaches) and all(n >= 0 for n in task.reaches)
         expect(fits, "a head is to draft after no outcome")
     return tasks
-
-
-def _slices(choice: ChoiceDifference, num_requests: int) -> tuple[int, ...]:
-    places = _places(choice.slice_requests, num_requests)
-    expect(set(places) <= set(choice.feature_requests), "slices are of no request with features")
-    return places
 
 
 def _keys(choice: ChoiceDifference, num_requests: int) -> tuple[int, ...]:

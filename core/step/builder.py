@@ -99,7 +99,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         # Numbers of arrival.
         request_keys=_keys(trees, chunks),
         feature_requests=wanted,
-        slice_requests=tuple(place for place in wanted if place in trees.slices),
+        slice_requests=tuple(sorted(trees.slices)),
     )
 
 

@@ -33,7 +33,7 @@ def features_of_slices(step: StepInput, paths: Paths, output: StepOutput) -> dic
     if not step.slice_requests:
         return {}
     parts = _parts(step, paths, output)
-    return {place: parts[place] for place in step.slice_requests}
+    return {place: parts[place] for place in step.slice_requests if place in parts}
 
 
 def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float32]:

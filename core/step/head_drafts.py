@@ -64,17 +64,17 @@ def drafted_of(
     """What the step's heads drafted. `paths`: through its trees, which come first in it."""
     if not output.head_drafts:
         return []
+    whole = np.setdiff1d(np.arange(len(paths.ends)), step.slice_requests)
+    # The last node of a path tells all of it.
+    last_rows = paths.rows[paths.ends[whole] - 1]
     for drafts in output.head_drafts:
-        # The last node of a path tells all of it.
-        is_same = drafts.last_rows is None or np.array_equal(
-            drafts.last_rows, paths.rows[paths.ends - 1]
-        )
+        is_same = drafts.last_rows is None or np.array_equal(drafts.last_rows, last_rows)
         assert is_same, "stage and coordinator walked different ways"
     num_accepted = (lengths_of(paths.ends) - 1).tolist()
     starts, contexts = step.request_starts.tolist(), step.context_lens.tolist()
     drafted = []
-    for whole, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
-        proposals, task = [], whole.after(num_accepted)
+    for told, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
+        proposals, task = [], told.after(num_accepted)
         # None at all of a head that failed.
         parts = zip(task.places, task.max_nodes, drafts.proposals, strict=bool(drafts.proposals))
         for place, max_nodes, proposal in parts:

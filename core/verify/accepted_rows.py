@@ -66,11 +66,16 @@ def committed_rows(
     target_tokens: Int32,
     verification_results: tuple[VerificationResult, ...] | None = None,
 ) -> CommittedRows:
-    """The same of all requests, with the token behind each row.
+    """The same of all requests, with the token behind each row; of slices none.
 
     A prompt chunk's last row is left out where neither step nor `following_tokens` knows its token.
     """
     rows, ends = _path_rows(step, target_tokens, verification_results)
+    if step.slice_requests:
+        lengths = lengths_of(ends)
+        is_whole = np.ones(len(ends), dtype=np.bool_)
+        is_whole[list(step.slice_requests)] = False
+        rows, ends = rows[is_whole.repeat(lengths)], (lengths * is_whole).cumsum()
     told = NO_ROWS if step.following_tokens is None else step.following_tokens
     return CommittedRows(
         *with_following(rows, ends, step.token_ids, step.logits_rows, target_tokens, told)

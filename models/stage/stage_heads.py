@@ -168,7 +168,7 @@ class StageHeads:
             step.request_keys,
         )  # fmt: skip
         states, last_rows = features(rows), _last_rows(step, committed)
-        num_accepted = (np.diff(committed.starts)[: len(last_rows)] - 1).tolist()
+        num_accepted = (np.diff(committed.starts)[: _num_trees(step)] - 1).tolist()
         return tuple(
             self._drafted(step, texts, states, task.after(num_accepted))._replace(
                 last_rows=last_rows
@@ -244,9 +244,12 @@ class StageHeads:
 
 
 def _last_rows(step: StepInput, committed: CommittedRows) -> Int32:
-    """`HeadDrafts.last_rows`: int32 [trees]."""
-    num_trees = len(step.trees)
-    if step.following_tokens is not None:
-        num_trees -= len(step.following_tokens)
-    ends = committed.starts[1 : num_trees + 1]
-    return committed.rows[ends - 1] - step.request_starts[:num_trees]
+    """`HeadDrafts.last_rows`: int32 [trees that are no slices]."""
+    places = np.setdiff1d(np.arange(_num_trees(step)), step.slice_requests)
+    return committed.rows[committed.starts[1:][places] - 1] - step.request_starts[places]
+
+
+def _num_trees(step: StepInput) -> int:
+    """Prompt chunks come behind the trees."""
+    num_chunks = 0 if step.following_tokens is None else len(step.following_tokens)
+    return len(step.trees) - num_chunks

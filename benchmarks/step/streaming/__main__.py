@@ -96,7 +96,7 @@ def main(  # noqa: PLR0913 - one parameter an option
     console = Console(width=200, highlight=False)
     load_kernels()
     load_choice()
-    profile = read_cost_profile(PROFILE).model_copy(update={"slowdown": 1})
+    profile = read_cost_profile(PROFILE)
     row_s = row_seconds(profile) if row_us is None else row_us / 1e6
     times = StageTimes(stage_s=stage_ms / 1e3, row_s=row_s, hop_s=hop_ms / 1e3)
     run_one = partial(measure, times=times, profile=profile, slowdown=slowdown)

@@ -196,7 +196,11 @@ def test_a_trace_of_chats_is_asked_as_it_was(tmp_path: Path) -> None:
         (["--suite-rows", "a"], "suite-rows: belongs to a suite"),
         (["--cost-profile", "h100"], "cost-profile: cannot read h100"),
         (["--small-model", "model-0.5b"], "small-model: belongs to simulated times"),
-        (["--slowdown", "9"], "slowdown: belongs to simulated times"),
+        (["--host-slowdown", "9"], "host-slowdown: belongs to simulated times"),
+        (
+            ["--cost-profile", "8b-h100", "--request-rate", "2"],
+            "cost-profile: skips the time in which nobody works",
+        ),
         (["--cost-profile", "8b-h100", "--small-model", "x"], "has no 'x'; has: model, model-0.5b"),
         (["--cost-profile", "8b-h100", "--one-engine"], "cost-profile: needs engines of its own"),
         (["--dataset-times"], "dataset-times: the prompts tell no times"),

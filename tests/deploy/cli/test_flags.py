@@ -41,7 +41,7 @@ BESIDE = {
     "heads": ["--suite", "heads"],
     "suite_rows": ["--suite", "model-drafters"],
     "small_model": ["--cost-profile", "8b-h100"],
-    "slowdown": ["--cost-profile", "8b-h100"],
+    "host_slowdown": ["--cost-profile", "8b-h100"],
 }
 # Texts of flags whose form is checked at once.
 FORMS = {"--heads": "name=folder", "--suite-rows": "TLI chain"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from draftline.measure.clients.endpoint import Ask
 from draftline.measure.records.record import Arrival, Record
@@ -13,6 +14,8 @@ ANSWER = (1, 2, 3, 4, 5)
 
 class FakeEndpoint:
     """`wrong` is answered to settings with drafters. Keeps what was asked, and how many at once."""
+
+    clock = staticmethod(time.perf_counter)
 
     def __init__(self, wrong: tuple[int, ...] = ANSWER) -> None:
         self.asked: list[Ask] = []

@@ -15,11 +15,12 @@ from draftline.cluster.links.pool import DrafterPool
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import FeatureLayers
 from draftline.measure.simulate.cost_profile import read_cost_profile
+from draftline.measure.simulate.host_clock import HostClock
 from draftline.measure.simulate.slowed_link import SlowedLink
 from support.servers.hub_session import LIMITS
 
 # Of a drafter that takes as long as it takes, and of those that it names.
-QUICK = read_cost_profile("8b-h100").model_copy(update={"slowdown": 1.0})
+QUICK = read_cost_profile("8b-h100")
 Serve = Callable[[Drafter], Awaitable[str]]
 
 
@@ -69,7 +70,7 @@ async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterato
                 reads_features=features is not None,
             )  # fmt: skip
         if request.param == "slowed":
-            link = SlowedLink(link, drafter.name, QUICK)
+            link = SlowedLink(link, drafter.name, QUICK, HostClock())
         hubs.append(DrafterHub([link], LIMITS, rng=NoChance()))
         await hubs[-1].start()
         return hubs[-1]
