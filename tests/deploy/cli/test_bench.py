@@ -243,9 +243,11 @@ def test_a_suite_of_one_profile(checkpoint: Path, prompts: Path) -> None:
 
 @pytest.mark.parametrize("profile", [[], ["--cost-profile", "8b-h100"]])
 def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
+    """All of it as it runs here, some rows in simulated times."""
     output = tmp_path / "b.json"
     arguments = ["bench", "demo", "--suite", "heads", "--heads", "again=demo-griffin", *profile]
     arguments += ["--num-prompts", "1", "--max-tokens", "12", "--rounds", "1", "--no-warm-up"]
+    arguments += ["--suite-rows", "griffin *;again tree"] if profile else []
     result = runner.invoke(cli.app, [*arguments, "--output", str(output)])
     assert result.exit_code == 0, result.output
     assert ("simulated times: 8B on one H100" in result.output) is bool(profile)
@@ -253,7 +255,10 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
     taus = {row["name"]: row["tau"]["value"] for row in content["taus"]}
     names = (*bundled_heads(), "again")
     rows = {f"{name} {form}" for name in names for form in ("chain", "tree")}
-    assert taus.keys() == {"target", *rows, "small model", "training-free", "everything merged"}
+    rows |= {"small model", "training-free", "everything merged"}
+    assert taus.keys() == {
+        "target", *({"griffin chain", "griffin tree", "again tree"} if profile else rows)
+    }  # fmt: skip
     assert taus["griffin tree"] == taus["again tree"] > 1.5
     speeds = {name: one["output_throughput"] for name, one in content["settings"].items()}
     # A token takes 6.3 ms there.
@@ -274,13 +279,20 @@ def test_rows_of_a_suite_are_chosen_by_name() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("flags", "further"),
+    ("flags", "known", "further"),
     [
-        (["--temperature", "1"], {*RULES}),
-        (["--cost-profile", "8b-h100"], {"same chain, ahead"}),
+        (
+            ["--temperature", "1"],
+            {"TLI tree", "SLEM chain", "union chain", "SLRS", "cascade, vertical"},
+            {*RULES},
+        ),
+        (["--cost-profile", "8b-h100", "--suite-rows", "same *"], set(), {"same chain, ahead"}),
     ],
+    ids=["sampled", "simulated"],
 )
-def test_the_suite_of_model_drafters(tmp_path: Path, flags: list[str], further: set[str]) -> None:
+def test_the_suite_of_model_drafters(
+    tmp_path: Path, flags: list[str], known: set[str], further: set[str]
+) -> None:
     output = tmp_path / "b.json"
     arguments = ["bench", "demo", "--suite", "model-drafters", *flags, "--num-prompts", "1"]
     arguments += ["--max-tokens", "8", "--rounds", "1", "--no-warm-up", "--output", str(output)]
@@ -288,8 +300,7 @@ def test_the_suite_of_model_drafters(tmp_path: Path, flags: list[str], further: 
     assert result.exit_code == 0, result.output
     content = json.loads(output.read_text())
     rows = {row["name"] for row in content["taus"]}
-    known = {"same tree", "TLI tree", "SLEM chain", "union chain", "SLRS", "cascade, vertical"}
-    assert rows >= {"target", "same tree + SLEM tree", *known, *further}
+    assert rows >= {"target", "same tree", "same tree + SLEM tree", *known, *further}
     assert rows & ({*RULES, "same chain, ahead"} - further) == set()
 
 

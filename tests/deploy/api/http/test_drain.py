@@ -162,7 +162,9 @@ def test_a_server_on_ray_answers_and_ends_its_streams_whole(checkpoint: Path) ->
     "backend",
     [
         pytest.param("local", marks=pytest.mark.net),
-        pytest.param("ray", marks=(pytest.mark.cluster, pytest.mark.timeout(300))),
+        pytest.param(
+            "ray", marks=(pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300))
+        ),
     ],
 )
 def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path, backend: str) -> None:
