@@ -346,7 +346,8 @@ def test_bench_fails_on_a_wrong_answer(monkeypatch: pytest.MonkeyPatch, prompts:
 def test_bench_and_lossless_of_a_server(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
     report = tmp_path / "lossless.json"
     short = ["--prompts", str(prompts), "--num-prompts", "1", "--max-tokens", "8"]
-    with served_model(str(checkpoint), "--speculative-config", DRAFTERS) as served:
+    arguments = ["--speculative-config", DRAFTERS, "--api-processes", "0"]
+    with served_model(str(checkpoint), *arguments) as served:
         url = served.url.removesuffix("/v1")
         flags = ["--rounds", "1", "--request-rate", "50", "--drafters", "spectra+prompt_lookup"]
         bench = runner.invoke(cli.app, ["bench", "--base-url", url, *short, *flags])
@@ -368,7 +369,8 @@ def test_bench_and_lossless_of_a_server(checkpoint: Path, prompts: Path, tmp_pat
 
 @pytest.mark.net
 async def test_first_tokens_of_a_server_follow_its_probabilities() -> None:
-    with served_model("demo", "--speculative-config", DRAFTERS) as served:
+    arguments = ["--speculative-config", DRAFTERS, "--api-processes", "0"]
+    with served_model("demo", *arguments) as served:
         async with HttpEndpoint(served.url) as endpoint:
             found = await check_first_token(await endpoint.connect(), PLAIN, seeds=60)
             few = await check_first_token(endpoint, PLAIN, seeds=2)
