@@ -6,9 +6,10 @@ cd "$(dirname "$0")/.." || exit
 PATH="$PWD/.venv/bin:$PATH"
 status=0
 
-# compile: operators and loops, which each of two workers would compile else.
+# compile: the operators and loops that each of two workers would compile else.
 compile() {
-    PYTHONPATH=tests python -c "from support.tools import own_operators as own; own.load_own_operators()"
+    PYTHONPATH="tests${PYTHONPATH:+:$PYTHONPATH}" python -P -c \
+        "from support.tools.own_operators import load_own_operators; load_own_operators()"
     python examples/one_process.py
 }
 
