@@ -6,8 +6,22 @@ cd "$(dirname "$0")/.." || exit
 PATH="$PWD/.venv/bin:$PATH"
 status=0
 
+# compile: the operators and loops that each of two workers would compile else.
+compile() {
+    PYTHONPATH="tests${PYTHONPATH:+:$PYTHONPATH}" python -P -c \
+        "from support.tools.own_operators import load_own_operators; load_own_operators()"
+    python examples/one_process.py
+}
+
+# Types take minutes of one core: beside them goes what else has but one to do.
+mkdir -p build
+basedpyright >build/types.log 2>&1 &
+types=$!
 scripts/lint.sh || status=1
-basedpyright || status=1
+# What fails here fails in tests, which say it better.
+compile >build/compile.log 2>&1
+wait "$types" || status=1
+cat build/types.log
 # Two workers; tests that start Ray share one of them (tests/conftest.py).
 pytest -q -n "${TEST_WORKERS:-2}" --dist loadgroup "$@" || status=1
 exit $status

@@ -82,11 +82,16 @@ GUARDED = {
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Some kinds of tests stay in one xdist worker; some need a GPU or a browser."""
+    """Some kinds of tests stay in one xdist worker; some need a GPU or a browser.
+
+    So do tests that share what a fixture made for their file: each worker would make it anew.
+    """
     for item in items:
         for kind in ONE_WORKER:
             if item.get_closest_marker(kind):
                 item.add_marker(pytest.mark.xdist_group(kind))
+        if not item.get_closest_marker("xdist_group") and _shares_fixtures(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(TESTS).as_posix()))
         if item.get_closest_marker("browser") and not _has_browser():
             item.add_marker(pytest.mark.skip(reason="no Chromium"))
         if item.get_closest_marker("gpu") and not _has_gpu():
@@ -134,6 +139,13 @@ def unit_tests_stay_inside(request: pytest.FixtureRequest, monkeypatch: pytest.M
             for target in targets:
                 owner, name = _resolve(module, target)
                 monkeypatch.setattr(owner, name, _refuse(f"{module_name}.{target}"))
+
+
+def _shares_fixtures(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function):
+        return False
+    found = item._fixtureinfo.name2fixturedefs.values()
+    return any(fixtures[-1].scope in ("module", "package") for fixtures in found)
 
 
 def _has_browser() -> bool:

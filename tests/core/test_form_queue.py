@@ -92,7 +92,7 @@ async def test_whoever_has_a_late_form_waits_alone() -> None:
     add(bench, "a", form)
     add(bench, "bb", None)
     add(bench, "ccc", None)
-    for _ in range(400):
+    for _ in range(60):
         await bench.core.step()
     assert_whole(bench, "bb", "ccc")
     assert len(bench.tokens("a")) == 1

@@ -53,25 +53,33 @@ def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
-SERVED = [
-    DrafterConfig(kind="spectra", pool=False, transport="grpc"),
-    # It knows the target's states of what was committed since it came back, and no others.
-    DrafterConfig(kind="head", model="demo-griffin", transport="grpc"),
-    # Those of before are computed again for it.
-    DrafterConfig(kind="head", model="demo-griffin", transport="grpc", replay_features=True),
-]
+SPECTRA = DrafterConfig(kind="spectra", pool=False, transport="grpc")
+# It knows the target's states of what was committed since it came back, and no others.
+HEAD = DrafterConfig(kind="head", model="demo-griffin", transport="grpc")
+# Those of before are computed again for it.
+REPLAYED = HEAD.model_copy(update={"replay_features": True})
+KILLED, PAUSED = signal.SIGKILL, signal.SIGSTOP
 
 
 @pytest.mark.net
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("drafter", SERVED, ids=lambda drafter: drafter.kind)
+@pytest.mark.parametrize(
+    ("drafter", "numbers"),
+    [
+        pytest.param(SPECTRA, (KILLED, PAUSED), id="spectra"),
+        pytest.param(HEAD, (KILLED,), id="head"),
+        pytest.param(REPLAYED, (KILLED,), id="replayed head"),
+        pytest.param(HEAD, (PAUSED,), id="paused head", marks=pytest.mark.full),
+        pytest.param(REPLAYED, (PAUSED,), id="paused replayed head", marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing(
-    drafter: DrafterConfig,
+    drafter: DrafterConfig, numbers: tuple[signal.Signals, ...]
 ) -> None:
     config = drafted_steps(drafter)
     with Engine(config) as engine:
         plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
-        for number in (signal.SIGKILL, signal.SIGSTOP):
+        for number in numbers:
             (before,) = drafter_pids()
             drafted = generate_while(engine, lambda: os.kill(before, number))  # noqa: B023
             assert token_ids(drafted) == token_ids(plain)

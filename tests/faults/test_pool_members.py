@@ -65,7 +65,7 @@ def slowed(pid: int) -> Iterator[None]:
         thread.join()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with Engine(CONFIG) as engine:
         yield engine
@@ -109,7 +109,7 @@ def generate_beside(
 
 @pytest.mark.net
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("disturbed", [killed, paused, slowed], ids=["killed", "paused", "slowed"])
+@pytest.mark.parametrize("disturbed", [slowed, paused, killed], ids=["slowed", "paused", "killed"])
 def test_texts_stay_as_they_are_and_requests_move(
     engine: Engine, disturbed: Callable[[int], contextlib.AbstractContextManager[None]]
 ) -> None:

@@ -28,7 +28,7 @@ from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
 from draftline.measure.runs.near_tie import Judge
 from support.servers.processes import drafter_pids
 
-NUM_CASES = 40
+NUM_CASES = 24
 MAX_WAITING = 48
 SYSTEM_TOKENS = 48
 MODELS = [
@@ -134,7 +134,7 @@ async def kill_drafters(rng: random.Random) -> int:
 @pytest.mark.parametrize(
     ("num_requests", "num_stages"),
     [
-        (160, 2),
+        (80, 2),
         pytest.param(520, 2, marks=pytest.mark.full),
         # It decodes several tokens a step where nobody drafts.
         pytest.param(520, 1, marks=pytest.mark.full),

@@ -16,8 +16,15 @@ ROUNDED: dict[str, Any] = {"weights": "int4", "tree": "dynamic"}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [POOL, ROUNDED], ids=["pool", "int4"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("options", "temperature"),
+    [
+        pytest.param(POOL, 0.0, id="greedy, pool"),
+        pytest.param(POOL, 0.8, id="sampled, pool", marks=pytest.mark.full),
+        pytest.param(ROUNDED, 0.0, id="greedy, int4", marks=pytest.mark.full),
+        pytest.param(ROUNDED, 0.8, id="sampled, int4"),
+    ],
+)
 def test_texts_are_those_of_plain_decoding(options: dict[str, Any], temperature: float) -> None:
     drafter = DrafterConfig(kind="model", model="demo-drafter", **options)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)

@@ -16,9 +16,16 @@ TREES = DrafterConfig(kind="model", model="demo-drafter", tree="dynamic", num_to
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("drafter", "stages"), [(AHEAD, 1), (AHEAD, 2), (TREES, 2)], ids=["one", "two", "trees"]
+    ("drafter", "stages", "temperature"),
+    [
+        pytest.param(AHEAD, 1, 0.0, id="greedy, one"),
+        pytest.param(AHEAD, 2, 0.8, id="sampled, two"),
+        pytest.param(TREES, 2, 0.8, id="sampled, trees"),
+        pytest.param(AHEAD, 1, 0.8, id="sampled, one", marks=pytest.mark.full),
+        pytest.param(AHEAD, 2, 0.0, id="greedy, two", marks=pytest.mark.full),
+        pytest.param(TREES, 2, 0.0, id="greedy, trees", marks=pytest.mark.full),
+    ],
 )
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_texts_are_those_of_plain_decoding(
     drafter: DrafterConfig, stages: int, temperature: float
 ) -> None:

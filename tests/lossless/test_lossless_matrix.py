@@ -14,18 +14,22 @@ def check_lossless(report: Report) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("stages", "mixes"), [(3, tuple(MIXES)), (1, ("spectra", "all"))])
+@pytest.mark.parametrize(
+    ("stages", "mixes", "together"),
+    [(3, tuple(MIXES), (2,)), (1, ("spectra", "all"), (1, 2))],
+    ids=["3", "1"],
+)
 def test_local_engines_with_every_drafter_change_no_token(
-    stages: int, mixes: tuple[str, ...]
+    stages: int, mixes: tuple[str, ...], together: tuple[int, ...]
 ) -> None:
     reduced = Matrix(
-        prompts=3,
+        prompts=2,
         tokens=24,
-        sampled_prompts=2,
+        sampled_prompts=1,
         stages=(stages,),
         backends=("local",),
         mixes=mixes,
-        together=(1, 3),
+        together=together,
     )
     report = run_matrix(reduced)
     check_lossless(report)
@@ -37,13 +41,13 @@ def test_local_engines_with_every_drafter_change_no_token(
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_engines_change_no_token() -> None:
     reduced = Matrix(
-        prompts=4,
-        tokens=32,
-        sampled_prompts=2,
+        prompts=3,
+        tokens=24,
+        sampled_prompts=1,
         stages=(2,),
         backends=("ray",),
         mixes=("all",),
-        together=(4,),
+        together=(3,),
     )
     check_lossless(run_matrix(reduced))
 

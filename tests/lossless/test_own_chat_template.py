@@ -31,6 +31,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "slem, pool": {"vocabulary": "slem", "transport": "grpc", "servers": 2},
 }
 
+# A server's chats and a tree's are those of another way, too.
+LONG = ("slem tree, grpc",)
+
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -41,7 +44,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.net
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.full if way in LONG else ()) for way in WAYS],
+)
 def test_texts_are_those_of_plain_decoding(
     way: str, template: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,8 @@ from draftline.drafters.heads.drafter import HeadDrafter
 
 PLAIN = RequestOptions(speculative=False)
 PROMPTS = [prompt.text for prompt in held_out_prompts()[:3]]
+# Requests lose their KV, and their prompts are computed again in pieces.
+LITTLE_KV = {"kv_cache_tokens": 512, "max_num_batched_tokens": 48, "max_num_seqs": 3}
 # By text: the tokens that a head drafted behind it, and their log-probabilities.
 Drafts = dict[tuple[int, ...], tuple[list[int], np.ndarray]]
 
@@ -127,12 +129,15 @@ def is_late(text: tuple[int, ...], drafts: Drafts) -> bool:
     return len(text) > longest - 30
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize(
-    "settings",
+    ("stages", "settings"),
     [
-        {},
-        {"kv_cache_tokens": 512, "max_num_batched_tokens": 48, "max_num_seqs": 3},
+        (1, {}),
+        (3, LITTLE_KV),
+        pytest.param(1, LITTLE_KV, marks=pytest.mark.full),
+        pytest.param(2, {}, marks=pytest.mark.full),
+        pytest.param(2, LITTLE_KV, marks=pytest.mark.full),
+        pytest.param(3, {}, marks=pytest.mark.full),
     ],
 )
 def test_no_token_is_changed(

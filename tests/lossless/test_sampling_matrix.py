@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from draftline.benchmarks.lossless.sampling_matrix import (
     COLUMNS,
     PAGE,
@@ -11,11 +12,22 @@ from draftline.benchmarks.lossless.sampling_matrix import (
 )
 
 
-def test_no_parameter_with_any_drafter_changes_an_answer() -> None:
-    sheet = run_matrix(prompts=2, tokens=24)
-    assert len(sheet.cells) == len(PARAMETERS) * len(COLUMNS)
+@pytest.mark.parametrize(
+    ("mixes", "parameters"),
+    [
+        (("all",), tuple(PARAMETERS)),
+        (COLUMNS, ("temperature 0", "top_k", "json schema", "all together")),
+        pytest.param(COLUMNS, tuple(PARAMETERS), marks=pytest.mark.full),
+    ],
+    ids=["all drafters", "each drafter", "every cell"],
+)
+def test_no_parameter_with_any_drafter_changes_an_answer(
+    mixes: tuple[str, ...], parameters: tuple[str, ...]
+) -> None:
+    sheet = run_matrix(prompts=2, tokens=24, mixes=mixes, parameters=parameters)
+    assert len(sheet.cells) == len(parameters) * len(mixes)
     assert not sheet.faults, sheet.faults
-    accepted = {mix: sum(c.accepted for c in sheet.cells if c.mix == mix) for mix in COLUMNS}
+    accepted = {mix: sum(c.accepted for c in sheet.cells if c.mix == mix) for mix in mixes}
     assert min(accepted.values()) > 20, accepted
 
 

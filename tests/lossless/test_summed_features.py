@@ -67,7 +67,11 @@ def test_sums_change_no_token_and_drafts_are_as_by_states(name: str, stages: int
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(
     ("name", "stages", "transport"),
-    [("demo-dflash", 2, "compiled_graph"), ("demo-specformer", 3, "distributed")],
+    [
+        ("demo-dflash", 2, "distributed"),
+        pytest.param("demo-dflash", 2, "compiled_graph", marks=pytest.mark.full),
+        pytest.param("demo-specformer", 3, "distributed", marks=pytest.mark.full),
+    ],
 )
 def test_sums_between_processes_are_those_between_threads(
     name: str, stages: int, transport: str

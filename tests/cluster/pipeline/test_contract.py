@@ -64,7 +64,7 @@ def equal(answer: StepOutput, expected: StepOutput) -> None:
         "local",
         pytest.param("distributed", marks=pytest.mark.cluster),
         # Results are handed on by a thread, as those of GPUs are.
-        pytest.param("apart", marks=pytest.mark.cluster),
+        pytest.param("apart", marks=[pytest.mark.cluster, pytest.mark.full]),
         pytest.param("compiled_graph", marks=pytest.mark.cluster),
     ],
 )

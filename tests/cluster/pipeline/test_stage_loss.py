@@ -24,7 +24,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 @pytest.mark.parametrize(
     ("transport", "is_apart", "victim"),
-    [("distributed", False, 0), ("distributed", True, 1), ("compiled_graph", False, 1)],
+    [
+        pytest.param("distributed", False, 0, marks=pytest.mark.full),
+        ("distributed", True, 1),
+        ("compiled_graph", False, 1),
+    ],
 )
 async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
     transport: TransportName, is_apart: bool, victim: int
@@ -64,7 +68,12 @@ async def pids_of(pipeline: RayPipeline) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "victim"), [(signal.SIGSTOP, 1), (signal.SIGSTOP, 0), (signal.SIGKILL, 0)]
+    ("number", "victim"),
+    [
+        (signal.SIGSTOP, 1),
+        pytest.param(signal.SIGSTOP, 0, marks=pytest.mark.full),
+        (signal.SIGKILL, 0),
+    ],
 )
 async def test_a_restart_keeps_the_stage_that_lives_and_replaces_the_other(
     number: signal.Signals, victim: int

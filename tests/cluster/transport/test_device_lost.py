@@ -74,7 +74,11 @@ async def test_a_local_pipeline_says_that_its_process_must_be_replaced(num_stage
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     ("transport", "is_apart", "victim"),
-    [("distributed", False, 0), ("distributed", True, 1), ("compiled_graph", False, 1)],
+    [
+        ("distributed", False, 0),
+        pytest.param("distributed", True, 1, marks=pytest.mark.full),
+        ("compiled_graph", False, 1),
+    ],
 )
 async def test_a_stage_whose_device_is_lost_ends_its_process(
     transport: TransportName, is_apart: bool, victim: int

@@ -93,7 +93,12 @@ def captured(stage: Stage, graphs: RecordedGraphs, options: GraphOptions = OPTIO
 
 @on_cpus
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("llama", "float32"), ("gemma3", "float32"), ("qwen2", "bfloat16")]
+    ("kind", "dtype"),
+    [
+        pytest.param("llama", "float32", marks=pytest.mark.full),
+        ("gemma3", "float32"),
+        ("qwen2", "bfloat16"),
+    ],
 )
 def test_replays_equal_eager_steps(
     kind: str, dtype: str, tmp_path: Path, graphs: RecordedGraphs
@@ -116,7 +121,7 @@ def test_replays_equal_eager_steps(
 
 
 @on_cpus
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("gemma2", marks=pytest.mark.full)])
 def test_fused_modules_are_replayed_too(kind: str, tmp_path: Path, graphs: RecordedGraphs) -> None:
     """Modules of fused kernels, which stages on GPUs have."""
     part = load_slice(save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS), WHOLE, fused=True)

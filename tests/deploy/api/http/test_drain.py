@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 
 import httpx
-import openai
 import pytest
 from draftline import AsyncEngine, EngineConfig, SamplingParams
 from draftline.core.errors import EngineClosed
@@ -17,14 +13,16 @@ from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.middleware import Drain
 from draftline.deploy.settings.settings import ServerConfig
-from support.contracts.client_contract import check_client
 from support.fakes.fake_engine import FakeEngine
-from support.servers.served_model import ServedModel, served_model
+from support.servers.served_model import served_model
+from support.servers.stopped_streams import (
+    NUM_STREAMS,
+    NUM_TOKENS,
+    WHOLE,
+    streams_through_sigterm,
+)
 
 BODY = {"prompt": "abc", "max_tokens": 6}
-NUM_STREAMS = 4
-NUM_TOKENS = 200
-WHOLE = [["length", f"{NUM_TOKENS} tokens"]] * NUM_STREAMS
 
 
 async def test_new_requests_are_refused_while_one_runs() -> None:
@@ -92,34 +90,6 @@ async def test_a_closed_engine_says_so(checkpoint: Path) -> None:
         await engine.generate("abc")
 
 
-def streams_through_sigterm(served: ServedModel, api_key: str = "none") -> list[list[str]]:
-    """Finish reasons, one list a stream; SIGTERM comes when all streams have begun."""
-    client = openai.OpenAI(base_url=served.url, api_key=api_key, max_retries=0, timeout=60)
-    begun = Barrier(NUM_STREAMS + 1, timeout=60)
-
-    def run(index: int) -> list[str]:
-        stream = client.completions.create(
-            model="tiny", prompt="abc" * (index + 1), max_tokens=NUM_TOKENS, temperature=0,
-            stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
-        )  # fmt: skip
-        next(stream)
-        begun.wait()
-        heard = []
-        try:
-            for chunk in stream:
-                heard += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
-                heard += [f"{chunk.usage.completion_tokens} tokens"] if chunk.usage else []
-        except openai.APIError as error:
-            heard.append(str(error))
-        return heard
-
-    with ThreadPoolExecutor() as pool:
-        running = [pool.submit(run, index) for index in range(NUM_STREAMS)]
-        begun.wait()
-        served.process.send_signal(signal.SIGTERM)
-        return [stream.result(60) for stream in running]
-
-
 def serve_tiny(
     checkpoint: Path, *, backend: str = "local", drain_timeout: str
 ) -> tuple[list[list[str]], str, int]:
@@ -144,25 +114,13 @@ def test_streams_end_whole_after_sigterm(checkpoint: Path) -> None:
     assert code == 0
 
 
-@pytest.mark.cluster
-@pytest.mark.timeout(300)
-def test_a_server_on_ray_answers_and_ends_its_streams_whole(checkpoint: Path) -> None:
-    arguments = [str(checkpoint), "--served-model-name", "tiny", "--backend", "ray", "-pp", "2"]
-    arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
-    with served_model(*arguments, "--drain-timeout", "60") as served:
-        assert len(served.lines) <= 3
-        check_client(served.url, "secret")
-        assert streams_through_sigterm(served, "secret") == WHOLE
-        assert served.process.stdout is not None
-        assert served.process.stdout.read() == "stopped\n"
-        assert served.process.wait(60) == 0
-
-
 @pytest.mark.parametrize(
     "backend",
     [
         pytest.param("local", marks=pytest.mark.net),
-        pytest.param("ray", marks=(pytest.mark.cluster, pytest.mark.timeout(300))),
+        pytest.param(
+            "ray", marks=(pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300))
+        ),
     ],
 )
 def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path, backend: str) -> None:

@@ -56,8 +56,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("model") / "demo"
     shutil.copytree(demo_path(), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
+    arguments = ["--speculative-config", '[{"kind": "spectra"}]', "--api-processes", "0"]
     with (
-        served_model(str(folder), "--speculative-config", '[{"kind": "spectra"}]') as served,
+        served_model(str(folder), *arguments) as served,
         openai.OpenAI(base_url=served.url, api_key="-", max_retries=0) as client,
     ):
         yield client
