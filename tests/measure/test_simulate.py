@@ -169,7 +169,7 @@ def test_steps_pass_the_stages_one_behind_the_other() -> None:
     stage_s = PROFILE.stage_s(1, 0)
     # The first waits for two stages; each further one leaves a stage's time later.
     assert ends == pytest.approx([(2 + index) * stage_s for index in range(3)], rel=1e-2)
-    assert spans[1] == pytest.approx([(stage_s, 2 * stage_s), (2 * stage_s, 3 * stage_s)], rel=1e-2)
+    assert np.ravel(spans[1]) == pytest.approx(stage_s * np.array([1, 2, 2, 3]), rel=1e-2)
 
 
 def test_a_draft_takes_the_time_of_the_profile_s() -> None:
@@ -227,7 +227,7 @@ def test_a_draft_takes_the_passes_that_its_model_took() -> None:
     assert stats.propose_s == pytest.approx(3 * 0.05)
     # It sees what they take while it drafts, and no longer than the engine does.
     assert drafter.read_s == pytest.approx(3 * 0.05)
-    assert drafter.clock() == clock()
+    assert drafter.clock() == pytest.approx(clock())
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -274,17 +274,17 @@ def test_what_is_hurried_has_the_passes_that_were_begun() -> None:
         session = HubSession(hub)
         drafter.guesses = [following(session.text[-1], 2).tolist(), *([40, n] for n in range(49))]
         hub.draft_ahead([AheadQuery("r", 5, 8, *2 * [following(0, 0)])], {"model": ["r"]})
-        # Fifty passes were simulated at once, and would take two seconds and a half.
+        # Fifty passes were simulated at once, and would take nearly a minute.
         assert drafter.num_passes == 50
-        began_at = clock()
-        await asyncio.sleep(0.52)
+        whole_s = PROFILE.draft_s("griffin", 50, 50)
+        await asyncio.sleep(0.21 * whole_s)
         [proposal] = await session.step(2)
         assert proposal.tokens.tolist() == session.expected(2)
-        assert clock() - began_at == pytest.approx(11 * 0.05, rel=0.1)
+        assert clock() < 0.25 * whole_s
         await hub.stop()
 
     at_its_time(clock, draft())
-    assert drafter.num_passes == 50 + 11
+    assert 50 < drafter.num_passes < 75
     assert len(link.spans) == 1
     [stats] = hub.stats()
     assert (stats.ahead_used, stats.errors) == (1, 0)
