@@ -12,6 +12,7 @@ from functools import partial
 
 from .committing import Committing
 from .drafting.asking import Drafting, DraftingGroup
+from .drafting.form_queue import FormQueue
 from .drafting.tree_choice import TreeChoice
 from .drafting.tree_fit import TreeFit
 from .errors import (
@@ -23,7 +24,6 @@ from .errors import (
     as_request_failure,
     contain_each,
 )
-from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
 from .request.draft_tally import DraftTally
 from .request.outbox import Outbox

@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
 from .proposals import Proposal
-from .verify.reach import is_in
+from .reach import is_in
 
 # Columns of a tree's mask in one word of its bits.
 WORD_BITS = 64
@@ -214,7 +214,7 @@ class HeadTask(NamedTuple):
     source     its name
     places     of the requests, rising
     max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
-    reaches    bits of `core/verify/reach.py`: after which outcomes of each one's tree it does so
+    reaches    bits of `core/reach.py`: after which outcomes of each one's tree it does so
     """
 
     source: str

@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from ...core.arrays import Int32
 from ...core.proposals import FeatureLayers
+from ...core.reach import EVERY_REACH
 from ...core.steps import HeadTask, SamplingRows, StepInput, StepTrees, prompt_step
 from ...core.tree.kernels import pack
-from ...core.verify.reach import EVERY_REACH
 from ...drafters.heads.drafter import network_of
 from ...drafters.heads.last_stage import LastStageHead, LastStageHeadSpec
 from ...drafters.heads.options import HeadOptions

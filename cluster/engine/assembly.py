@@ -149,15 +149,7 @@ class Assembly:
         )
         self.scheduler = Scheduler(
             self._pool,
-            SchedulerLimits(
-                max_running=config.max_num_seqs,
-                max_waiting=config.max_queued_requests,
-                max_step_rows=config.max_num_batched_tokens,
-                max_tree_nodes=config.tree_nodes,
-                max_probe_rows=MAX_PROBE_ROWS_OF_ALL,
-                share_prefixes=config.enable_prefix_caching,
-                num_groups=self.pipeline.max_in_flight,
-            ),
+            _scheduler_limits(config, self.pipeline.max_in_flight),
             PrefillShare(config.prefill_share, self._step_s, self.pipeline.num_stages),
         )
         trace = None
@@ -211,6 +203,18 @@ class Assembly:
         await self.pipeline.close()
         if self._trace_file is not None:
             self._trace_file.close()
+
+
+def _scheduler_limits(config: EngineConfig, num_groups: int) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_running=config.max_num_seqs,
+        max_waiting=config.max_queued_requests,
+        max_step_rows=config.max_num_batched_tokens,
+        max_tree_nodes=config.tree_nodes,
+        max_probe_rows=MAX_PROBE_ROWS_OF_ALL,
+        share_prefixes=config.enable_prefix_caching,
+        num_groups=num_groups,
+    )
 
 
 def _trace_file(config: EngineConfig) -> TraceFile | None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from ..interfaces import ProposalSource
 from ..proposals import AheadQuery, DraftCost, Drafted, FeatureRows, Query, StepCommit
+from ..reach import EVERY_REACH
 from ..request.request import HeadOrder, RequestState
 from ..schedule.budget import NodeBudget
 from ..schedule.choice.wishes import DraftWish
@@ -17,7 +18,6 @@ from ..schedule.streaming import Streaming, max_depth
 from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
 from ..step.prompt_chunk import PromptChunk
 from ..step.tree_steps import TreeSteps
-from ..verify.reach import EVERY_REACH
 from ..verify.rules import COUPLED
 from .tree_choice import want_tokens_alone
 

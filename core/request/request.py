@@ -52,7 +52,7 @@ class Request:
 
 
 class HeadOrder(NamedTuple):
-    """A tree of so many nodes at most, after outcomes of these reaches (`core/verify/reach.py`)."""
+    """A tree of so many nodes at most, after outcomes of these reaches (`core/reach.py`)."""
 
     max_nodes: int
     reaches: int

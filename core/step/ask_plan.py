@@ -18,7 +18,7 @@ class AskPlan:
     by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
     probing     of these, the ones whose probes go into the step
     ahead       of drafters that draft at the end of this step for the next one: after which
-                outcomes of it they do, bits of `core/verify/reach.py`, by the requests' ids; in
+                outcomes of it they do, bits of `core/reach.py`, by the requests' ids; in
                 `by_drafter` they are asked for what they were told to draft in the step before
     ids         of the requests that take drafts; the rest is about them, for what is learned of it:
     choices     int64 [requests, drafters]  what was decided (`core/schedule/choice/kernels.py`)

@@ -13,8 +13,8 @@ import torch
 from draftline import DrafterConfig, EngineConfig
 from draftline.cluster.engine.assembly import ModelPlan, plan_model
 from draftline.cluster.transport.stage_spec import StageSpec
+from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import HeadDrafts, HeadTask, StepOutput, prompt_step
-from draftline.core.verify.reach import EVERY_REACH
 from draftline.models.heads.load_head import build_head
 from draftline.training.heads.export import export_head
 from support.inputs import tiny_heads

@@ -8,8 +8,8 @@ import logging
 import numpy as np
 import pytest
 from draftline.core.errors import RequestFailed
+from draftline.core.reach import EVERY_REACH
 from draftline.core.schedule.choice.draft_orders import DraftOrders, Order
-from draftline.core.verify.reach import EVERY_REACH
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

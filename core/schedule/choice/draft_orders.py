@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...arrays import Bool, Float64, Int64
-from ...verify.reach import NUM_REACHES
+from ...reach import NUM_REACHES
 from .deciding import will_ask
 from .kernels import ASKED, LEFT_OUT, TRIED, StepWishes
 from .known import Known, with_reach
@@ -26,7 +26,7 @@ class Order(NamedTuple):
     """What drafters are told for the next step, [drafters] of a request or [requests, drafters].
 
     choices  int64  as `decide` gives them; 0 for drafters of other kinds
-    reaches  int64  after which outcomes of this step (bits of `core/verify/reach.py`)
+    reaches  int64  after which outcomes of this step (bits of `core/reach.py`)
     """
 
     choices: Int64

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...arrays import Bool, Float64, Int64
 from ...proposals import DraftCost
+from ...reach import EVERY_REACH, reach_of
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
-from ...verify.reach import EVERY_REACH, reach_of
 from ...verify.walk import Paths
 from .deciding import decide, will_ask
 from .draft_orders import DraftOrders, Order, order_for

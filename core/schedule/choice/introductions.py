@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...arrays import Bool, Int64
-from ...verify.reach import NUM_REACHES
+from ...reach import NUM_REACHES
 from .kernels import BEYOND, MESSAGE, QUERY, WEIGHT
 from .known import NUM_REGIMES, Known
 
@@ -28,7 +28,7 @@ class Introductions:
 
     def next(self, known: Known, allowed: Bool, most_s: float) -> tuple[int, Int64]:
         """A request's place, and after which outcomes each drafter is hardly known: int64
-        [drafters], bits of `core/verify/reach.py`; none of those that it does not take.
+        [drafters], bits of `core/reach.py`; none of those that it does not take.
 
         allowed  bool [requests, drafters]
         most_s   what takes longer is not introduced

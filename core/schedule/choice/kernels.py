@@ -12,7 +12,7 @@ import numpy as np
 
 from ...arrays import Bool, Float64, Int64
 from ...compiled import compiled
-from ...verify.reach import NUM_REACHES
+from ...reach import NUM_REACHES
 from .known import NUM_REGIMES, REGIMES, Known, cell_of
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.

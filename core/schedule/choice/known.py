@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...arrays import Bool, Float64, Int64
 from ...compiled import compiled
-from ...verify.reach import NUM_REACHES
+from ...reach import NUM_REACHES
 
 # Room for so many requests and classes at first.
 FIRST_ROWS = 64
@@ -19,7 +19,7 @@ BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials")
 # Lower ends of the ranges of a row's price, in tokens.
 REGIMES = (0.05, 0.15, 0.3, 0.6)
 NUM_REGIMES = len(REGIMES) + 1
-# Of each regime and reach (`core/verify/reach.py`) it is known by itself what drafters bring.
+# Of each regime and reach (`core/reach.py`) it is known by itself what drafters bring.
 NUM_CELLS = NUM_REGIMES * NUM_REACHES
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...proposals import DraftCost
+from ...reach import EVERY_REACH
 from ...step.ask_plan import AskPlan
-from ...verify.reach import EVERY_REACH
 
 
 class DraftWish(NamedTuple):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from draftline.benchmarks.heads.stage_host import HIDDEN_SIZE, stage_heads, steps_of
 from draftline.core.arrays import Int32
+from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import HeadDrafts, HeadTask, StepInput, StepOutput
-from draftline.core.verify.reach import EVERY_REACH
 from draftline.models.stage import stage_heads as stage_heads_module
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
 from torch import Tensor

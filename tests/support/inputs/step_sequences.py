@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 from draftline.core.arrays import Int32
+from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import (
     HeadTask,
     LogitEdits,
@@ -17,7 +18,6 @@ from draftline.core.steps import (
     TreeRows,
     Verification,
 )  # fmt: skip
-from draftline.core.verify.reach import EVERY_REACH
 
 NONE = np.empty(0, dtype=np.int32)
 NUM_WORDS = 3

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .errors import Contained, DraftlineError
-from .request.constraint import Constraint, TreeForm
-from .request.request import RequestState
-from .step.drafted_trees import DraftedTree, DraftedTrees
+from ..errors import Contained, DraftlineError
+from ..request.constraint import Constraint, TreeForm
+from ..request.request import RequestState
+from ..step.drafted_trees import DraftedTree, DraftedTrees
 
 Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
