@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from draftline.core.errors import RequestFailed
-from draftline.core.reach import EVERY_REACH
+from draftline.core.reach import EVERY_REACH, reach_of
+from draftline.core.schedule.choice import wishes
 from draftline.core.schedule.choice.draft_orders import DraftOrders, Order
+from draftline.core.steps import HeadTask
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
@@ -31,6 +34,27 @@ def test_heads_read_what_is_committed_and_their_drafts_fit(
     assert bench.drafters.num_taken > 3
     assert bench.target.num_behind > 20
     bench.check_empty()
+
+
+@given(seed=st.integers(0, 2**20), reaches=st.sampled_from([0b001, 0b010, 0b100, 0b110]))
+def test_heads_draft_only_behind_the_outcomes_that_they_are_told(seed: int, reaches: int) -> None:
+    """Stage and engine agree about which these are: each draft fits its text."""
+    bench = Bench(num_blocks=64, seed=seed, heads=True, is_adaptive=False)
+    with patch.object(wishes, "EVERY_REACH", reaches):
+        asyncio.run(bench.run_three(seed))
+    told = [step.head_tasks[0] for step in bench.target.steps]
+    num_asked = sum(sum(size > 0 for size in task.max_nodes) for task in told)
+    assert all(set(task.reaches) <= {reaches, EVERY_REACH} for task in told)
+    assert 0 < bench.drafters.num_drafted < num_asked
+    bench.check_empty()
+
+
+def test_a_task_is_cut_to_the_outcomes_of_its_trees() -> None:
+    """Place 0 accepted nothing, place 1 five nodes; place 2 is a prompt."""
+    task = HeadTask("head", (0, 1, 2), (8, 9, 7), (0b100, 0b101, 0b001))
+    assert task.after([0, 5]) == HeadTask("head", (1, 2), (9, 7), (0b101, 0b001))
+    assert task.after([4, 0]) == task
+    assert [reach_of(count) for count in (0, 1, 3, 4, 60)] == [0, 1, 1, 2, 2]
 
 
 def test_drafts_are_right_and_accepted_from_the_first_token_on() -> None:

@@ -87,3 +87,23 @@ def test_heads_of_a_process_of_their_own_draft_for_slices() -> None:
             assert engine.stats().streaming.slices > 20
         assert [one.token_ids for one in streamed] == [one.token_ids for one in plain]
         assert sum(one.metrics.num_accepted_tokens for one in streamed) > 20
+
+
+@pytest.mark.parametrize("node_budget", ["full", "adaptive"])
+def test_heads_of_the_last_stage_wait_while_a_request_is_streamed(node_budget: str) -> None:
+    """They draft for whole trees; what went by in slices they have not read."""
+    head = DrafterConfig(kind="head", model="demo-griffin")
+    drafters = (head, DrafterConfig(kind="suffix"))
+    changes = {"node_budget": node_budget}
+    with Engine(config(drafters).model_copy(update=changes)) as engine:
+        for params in (PARAMS["greedy"], PARAMS["sampled"]):
+            plain = answers(engine, params, speculative=False)
+            before = engine.stats().streaming.slices
+            streamed = answers(engine, params, drafters=("suffix",))
+            assert engine.stats().streaming.slices > before
+            mixed = answers(engine, params)
+            for one in (streamed, mixed):
+                assert [own.token_ids for own in one] == [own.token_ids for own in plain]
+            if node_budget == "full":
+                by_head = [one.metrics.accepted_by_source.get(head.source, 0) for one in mixed]
+                assert sum(by_head) > 20
