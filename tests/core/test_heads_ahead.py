@@ -45,8 +45,18 @@ def test_heads_draft_only_behind_the_outcomes_that_they_are_told(seed: int, reac
     told = [step.head_tasks[0] for step in bench.target.steps]
     num_asked = sum(sum(size > 0 for size in task.max_nodes) for task in told)
     assert all(set(task.reaches) <= {reaches, EVERY_REACH} for task in told)
-    assert 0 < bench.drafters.num_drafted < num_asked
+    assert 0 < bench.drafters.num_drafted <= num_asked
     bench.check_empty()
+
+
+def test_a_head_that_is_told_to_wait_for_failures_drafts_less() -> None:
+    """Its drafts are right, and so none follows behind them."""
+    bench = Bench(heads=True, is_adaptive=False)
+    del bench.drafters.drafter_costs["first"], bench.drafters.drafter_costs["second"]
+    bench.add("a", [1, 2, 3], 13)
+    with patch.object(wishes, "EVERY_REACH", 0b001):
+        asyncio.run(bench.run())
+    assert 0 < bench.drafters.num_drafted < len(bench.target.steps) - 1
 
 
 def test_a_task_is_cut_to_the_outcomes_of_its_trees() -> None:

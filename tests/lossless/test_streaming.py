@@ -106,4 +106,4 @@ def test_heads_of_the_last_stage_wait_while_a_request_is_streamed(node_budget: s
                 assert [own.token_ids for own in one] == [own.token_ids for own in plain]
             if node_budget == "full":
                 by_head = [one.metrics.accepted_by_source.get(head.source, 0) for one in mixed]
-                assert sum(by_head) > 20
+                assert sum(by_head) > 10
