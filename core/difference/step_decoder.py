@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays import Int32
 from ..errors import ProtocolError
+from ..reach import EVERY_REACH
 from ..steps import HeadTask, SamplingRows, StepInput
 from .edit_changes import ReceivedEdits
 from .kept_sampling import KeptSampling
@@ -106,19 +107,22 @@ class StepDecoder:
             "edits": self._edits.apply(choice.edits, rows.slots_of(logits_rows)),
             "feature_requests": _places(choice.feature_requests, len(rows.context_lens)),
             "slice_requests": _places(choice.slice_requests, len(rows.context_lens)),
-            "head_tasks": _tasks(choice.head_tasks, len(rows.context_lens)),
+            "head_tasks": _tasks(choice, len(rows.context_lens)),
             "following_tokens": _following(choice, len(rows.context_lens)),
             "request_keys": _keys(choice, len(rows.context_lens)),
         }
 
 
-def _tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> tuple[HeadTask, ...]:
+def _tasks(choice: ChoiceDifference, num_requests: int) -> tuple[HeadTask, ...]:
+    tasks, sliced = choice.head_tasks, set(choice.slice_requests)
     for task in tasks:
         _places(task.places, num_requests)
         fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
         expect(fits, "a head is to draft no tree")
-        fits = len(task.places) == len(task.reaches) and all(n >= 0 for n in task.reaches)
+        is_known = all(0 <= reaches <= EVERY_REACH for reaches in task.reaches)
+        fits = len(task.places) == len(task.reaches) and is_known
         expect(fits, "a head is to draft after no outcome")
+        expect(not sliced.intersection(task.places), "a head is to draft for slices")
     return tasks
 
 

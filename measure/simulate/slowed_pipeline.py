@@ -77,7 +77,7 @@ class SlowedPipeline:
         spans = self._spans(step, sum(drafts.seconds for drafts in output.head_drafts))
         if step.is_traced:
             output = replace(output, stage_spans=spans)
-        loop.call_at(spans[-1][1], _answer, answer, output)
+        answer_at(spans[-1][1], answer, output)
         return answer
 
     def _run(self, step: StepInput) -> StepOutput:
@@ -115,6 +115,11 @@ class SlowedPipeline:
         return replace(output, head_drafts=tuple(drafts)) if drafts else output
 
 
-def _answer(answer: asyncio.Future[StepOutput], output: StepOutput) -> None:
-    if not answer.done():
-        answer.set_result(output)
+def answer_at(seconds: float, answer: asyncio.Future[StepOutput], output: StepOutput) -> None:
+    """Give the answer at this time of the loop, unless nobody waits for it then."""
+
+    def give() -> None:
+        if not answer.done():
+            answer.set_result(output)
+
+    asyncio.get_running_loop().call_at(seconds, give)

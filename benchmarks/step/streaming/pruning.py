@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -46,6 +45,7 @@ from .recordings import COPYING, recorded
 from .replayed_stages import RunStep
 from .run import measure
 from .stage_line import PROFILE, StageTimes, row_seconds
+from .tables import median_of, names_of, ratios
 
 STAGES, TOGETHER = (4, 8), (1, 4)
 NUDGE = 0.99
@@ -118,22 +118,13 @@ def row_of(load: Load, runs: Runs) -> tuple[str, ...]:
     """A row of the table: medians of the rounds, ratios with their range."""
     told = runs["with"]
     return (
-        load.prompts, f"{load.temperature:g}", load.drafters, str(load.stages), str(load.together),
-        f"{_median(runs['without'], 'tokens_s'):.1f}", f"{_median(told, 'tokens_s'):.1f}",
-        _ratios(told, runs["without"]), _ratios(runs["nudged"], runs["without"]),
-        f"{_median(told, 'killed'):.0%}", f"{_median(told, 'rows'):.1%}",
-        f"{_median(told, 'steps'):.1%}", f"{_median(runs['without'], 'waits'):.1%}",
-        f"{_median(told, 'waits'):.1%}",
+        *names_of(load),
+        f"{median_of(runs['without'], 'tokens_s'):.1f}", f"{median_of(told, 'tokens_s'):.1f}",
+        ratios(told, runs["without"], 3), ratios(runs["nudged"], runs["without"], 3),
+        f"{median_of(told, 'killed'):.0%}", f"{median_of(told, 'rows'):.1%}",
+        f"{median_of(told, 'steps'):.1%}", f"{median_of(runs['without'], 'waits'):.1%}",
+        f"{median_of(told, 'waits'):.1%}",
     )  # fmt: skip
-
-
-def _ratios(runs: Sequence[Pruned], base: Sequence[Pruned]) -> str:
-    ratios = [one.tokens_s / other.tokens_s for one, other in zip(runs, base, strict=True)]
-    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
-
-
-def _median(runs: Sequence[Pruned], name: str) -> float:
-    return statistics.median(getattr(one, name) for one in runs)
 
 
 def _measured(

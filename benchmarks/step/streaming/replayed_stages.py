@@ -19,6 +19,7 @@ from ....core.tree.kernels import unpack
 from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
 from ....measure.simulate.host_clock import HostClock
+from ....measure.simulate.slowed_pipeline import answer_at
 from .stage_line import Passage, StageLine, StageTimes
 from .text_features import TextFeatures
 
@@ -112,7 +113,7 @@ class ReplayedStages(ReplayPipeline):
                 assert self._features is not None, "nobody said that a head would draft"
                 known = {place: 1 + p.fates.count(Fate.RIGHT) for place, p in parts.items()}
                 output = replace(output, features=self._features.of_step(step, known))
-        loop.call_at(passage.answered_at, _answer, answer, output)
+        answer_at(passage.answered_at, answer, output)
         return answer
 
     def _parts(self, step: StepInput) -> tuple[dict[int, SlicePart], int]:
@@ -188,8 +189,3 @@ def _parent_slot(tree: TreeRows, visible: Int32, own_column: int) -> int:
     columns = np.flatnonzero(visible)
     columns = columns[columns != own_column]
     return int(tree.slots[columns[np.argmax(tree.positions[columns])]])
-
-
-def _answer(answer: asyncio.Future[StepOutput], output: StepOutput) -> None:
-    if not answer.done():
-        answer.set_result(output)

@@ -90,11 +90,11 @@ def class_means(levels: Float64, path: Int64, cell: int) -> Float64:
     for drafter in range(count):
         own = BEYOND + drafter
         nearest = _nearest_known(levels[path[0], drafter, own], cell)
-        for place in range(-1, count + 1):
+        for place in range(BEYOND - 1, BEYOND + count):
             # Its own nodes come first: they stand above the others.
-            other = own if place < 0 else place
+            other = own if place < BEYOND else place
             for part in (GAIN, NODES):
-                mean = 0.0 if place < 0 else expected[drafter, own, part]
+                mean = 0.0 if place < BEYOND else expected[drafter, own, part]
                 known = levels[path[0], drafter, other, nearest]
                 mean = _drawn(known, part, mean, PRIORS[0])
                 for depth in range(2):
@@ -109,7 +109,7 @@ def means_of_request(above: Float64, levels: Float64, row: int, cell: int) -> Fl
     """Likewise, of a request, of whose class `above` is expected."""
     expected = np.zeros(above.shape)
     for drafter in range(above.shape[0]):
-        for other in range(above.shape[1]):
+        for other in range(BEYOND, above.shape[1]):
             own = levels[row, drafter, other, cell]
             for part in (GAIN, NODES):
                 expected[drafter, other, part] = _drawn(

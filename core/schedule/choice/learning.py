@@ -117,8 +117,8 @@ def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
 @compiled
 def _add(sums: Float64, credit: Float64, choices: Int64, decay: float) -> None:
     """A step more; what one that was not asked would have said is not known."""
-    for place in range(len(credit)):
-        if place == BEYOND_ALL or choices[place - BEYOND] != LEFT_OUT:
+    for place in range(BEYOND, len(credit)):
+        if choices[place - BEYOND] != LEFT_OUT:
             sums[place, WEIGHT] = decay * sums[place, WEIGHT] + 1.0
             for part in (GAIN, NODES):
                 sums[place, part] = decay * sums[place, part] + credit[place, part]

@@ -10,6 +10,7 @@ import pytest
 from draftline.core.difference.step_decoder import NO_CHOICE, StepDecoder
 from draftline.core.difference.step_encoder import StepEncoder
 from draftline.core.errors import ProtocolError
+from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import HeadTask, StepInput
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,6 +160,14 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
         ({"head_tasks": (HeadTask("a", (0,), (), (1,)),)}, "a head is to draft no tree"),
         ({"head_tasks": (HeadTask("a", (0,), (1,), ()),)}, "to draft after no outcome"),
         ({"head_tasks": (HeadTask("a", (0,), (1,), (-1,)),)}, "to draft after no outcome"),
+        (
+            {"head_tasks": (HeadTask("a", (0,), (1,), (EVERY_REACH + 1,)),)},
+            "to draft after no outcome",
+        ),
+        (
+            {"head_tasks": (HeadTask("a", (0,), (1,), (1,)),), "slice_requests": (0,)},
+            "to draft for slices",
+        ),
         ({"head_tasks": (HeadTask("a", (), (), ()),), "following_tokens": None}, "not told"),
         ({"following_tokens": np.zeros(99, dtype=np.int32)}, "tokens follow no prompt"),
         ({"request_keys": (1,) * 99}, "keys are of no request"),
