@@ -142,10 +142,14 @@ class Drafting:
         costs = self._drafters.costs()
         plan = self._plan(states, [state for state, _ in sizes], costs)
         in_rounds = set().union(*plan.ahead.values())
+        # Heads of the last stage go on from whole trees alone.
         for state in states:
-            # Heads of the last stage go on from whole trees alone.
-            if state.stream is not None and state.request_id in in_rounds:
+            if state.stream is None:
+                continue
+            if state.request_id in in_rounds:
                 state.stream = None
+            else:
+                state.head_orders = {}
         # A stream of which nothing is to be extended now keeps to what it was told.
         told = [state for state in states if state.stream is None or wanted[state.request_id]]
         self._order(told, plan, {state.request_id: size for state, size in sizes})

@@ -33,6 +33,7 @@ requests = st.lists(
     st.booleans(),
     st.booleans(),
     st.sampled_from([(False, False), (True, False), (True, True)]),
+    st.booleans(),
 )
 def test_text_is_that_of_plain_decoding(
     found: list[tuple[list[int], int]],
@@ -43,10 +44,11 @@ def test_text_is_that_of_plain_decoding(
     is_adaptive: bool,
     probes: bool,
     features: tuple[bool, bool],
+    heads: bool,
 ) -> None:
     bench = Bench(
         seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming="on",
-        is_adaptive=is_adaptive, probes=probes,
+        is_adaptive=is_adaptive, probes=probes, heads=heads,
         # Of drafters that are asked for now and then, some are missing.
         features=features[0] and not is_adaptive, replays=features[1] and not is_adaptive,
     )  # fmt: skip

@@ -154,6 +154,8 @@ class FakeTarget:
             self._note_behind(int(step.slots[row]), token)
         (task,) = step.head_tasks
         num_trees = sum(tree is not None for tree in step.trees)
+        # Heads go on from whole trees alone, and a real stage refuses another task.
+        assert not set(task.places).intersection(step.slice_requests)
         task = task.after((np.diff(committed.starts[: num_trees + 1]) - 1).tolist())
         proposals = []
         for place, max_nodes in zip(task.places, task.max_nodes, strict=True):
@@ -161,8 +163,9 @@ class FakeTarget:
             text = [*texts[committed.rows[last]], int(committed.following[last])]
             self._check_behind(step, place, text)
             proposals.append(self._draft(step, place, text, max_nodes))
-        last_rows = committed.rows[committed.starts[1 : num_trees + 1] - 1]
-        last_rows -= step.request_starts[:num_trees] - self.num_rows_astray
+        whole = np.setdiff1d(np.arange(num_trees), step.slice_requests)
+        last_rows = committed.rows[committed.starts[whole + 1] - 1]
+        last_rows -= step.request_starts[whole] - self.num_rows_astray
         return (HeadDrafts(task.source, 0.25, tuple(proposals), last_rows),)
 
     def _check_behind(self, step: StepInput, place: int, text: list[int]) -> None:
