@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Int64
 from draftline.core.errors import RequestFailed
 from draftline.core.reach import EVERY_REACH, reach_of
 from draftline.core.schedule.choice import wishes
-from draftline.core.schedule.choice.draft_orders import DraftOrders, Order
+from draftline.core.schedule.choice.draft_orders import exchange, expected_counts
+from draftline.core.schedule.choice.kernels import ASKED, LEFT_OUT, TRIED, StepWishes
+from draftline.core.schedule.choice.known import nothing_known
 from draftline.core.steps import HeadTask
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,18 +137,61 @@ def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFix
     assert len(bench.target.steps) == 2
 
 
+def wishes_of(reached: Sequence[int], *, is_streamed: bool = False) -> StepWishes:
+    """Of requests in the first rows, and two drafters of which the second drafts ahead."""
+    count = len(reached)
+    nothing = np.zeros(2)
+    return StepWishes(
+        rows=np.arange(count),
+        allowed=np.ones((count, 2), dtype=np.bool_),
+        sizes=np.ones((count, 2)),
+        grid=np.array([0.0, 1e6]),
+        curve_s=nothing,
+        base_rows=0.0,
+        token_s=0.0,
+        plain_s=0.0,
+        cells=np.array(reached),
+        most_s=0.0,
+        host_s=nothing,
+        single_s=0.0,
+        round_s=0.0,
+        is_new=np.zeros(2, dtype=np.bool_),
+        is_ahead=np.array([False, True]),
+        is_streamed=np.full(count, is_streamed),
+        turn=0,
+    )
+
+
+def orders(*second: int) -> Int64:
+    """int64 [requests, 2]: of the drafter that drafts ahead."""
+    return np.array([[0, one] for one in second])
+
+
 def test_orders_come_a_step_later() -> None:
     """And only after such outcomes as they were made for."""
-    orders, ids, none = DraftOrders(), ["a", "b"], np.zeros((2, 2), dtype=np.int64)
-    orders.begin("b", Order(np.array([0, 1]), np.array([0, EVERY_REACH])))
-    choices = np.array([[1, 0], [1, 0]])
-    ahead = Order(np.array([[0, 2], [0, 1]]), np.array([[0, 0b101], [0, 0b101]]))
-    # Nothing was ordered for a; for b, at its opening.
-    assert orders.exchange(ids, choices, ahead, [0, 0]).tolist() == [[1, 0], [1, 1]]
-    # Drafters were added since.
-    more = np.array([[0, 0, 0], [0, 0, 1]])
-    nothing = Order(more * 0, more * 0)
-    assert orders.exchange(ids, more, nothing, [2, 1]).tolist() == [[0, 2, 0], [0, 0, 1]]
-    orders.begin("a", ahead)
-    orders.forget("a")
-    assert orders.exchange(["a"], choices[:1], Order(none, none), [0]).tolist() == [[1, 0]]
+    known = nothing_known()
+    known = known._replace(ordered=np.zeros((64, 2), np.int64), ordered_after=orders(*[0] * 64))
+    known.ordered[1, 1], known.ordered_after[1, 1] = ASKED, EVERY_REACH
+    choices = np.array([[ASKED, LEFT_OUT], [ASKED, ASKED + TRIED]])
+    forced, paying = orders(0, EVERY_REACH), orders(0b101, 0)
+    told = exchange(choices, forced, paying, known, wishes_of([0, 0]))
+    assert told.tolist() == orders(0b101, EVERY_REACH).tolist()
+    # Nothing was ordered for the first one; for the second, at its opening.
+    assert choices.tolist() == [[ASKED, LEFT_OUT], [ASKED, ASKED]]
+    nothing, choices = orders(0, 0), orders(0, 0)
+    exchange(choices, nothing, nothing, known, wishes_of([1, 2]))
+    # The first one's were for another outcome.
+    assert choices.tolist() == orders(LEFT_OUT, ASKED + TRIED).tolist()
+    exchange(choices, nothing, nothing, known, wishes_of([0, 0]))
+    assert not choices.any()
+
+
+def test_a_streamed_request_has_orders_only_where_it_needs_them_now() -> None:
+    known = nothing_known()
+    known = known._replace(ordered=np.zeros((64, 2), np.int64), ordered_after=orders(*[0] * 64))
+    paying, nothing = orders(0b001, 0b001), orders(0, 0)
+    wanted = wishes_of([0, 2], is_streamed=True)
+    told = exchange(orders(0, 0), nothing, paying, known, wanted)
+    assert told.tolist() == orders(0b001, 0).tolist()
+    # Of three outcomes that were seen once each, and those of two steps.
+    assert expected_counts(told, known)[1] == pytest.approx(2 / 5, abs=0.01)

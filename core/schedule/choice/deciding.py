@@ -43,7 +43,7 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     leave one too little, they are taken anew without it. Then each may be tried for further
     requests, as far as its account goes.
     """
-    expected, costs_s = _expected(known, wishes)
+    expected, costs_s = _expected(known, wishes, wishes.cells)
     choices, margins, at = _worth_asking(expected, costs_s, known, wishes)
     is_drafting = choices.any()
     host_s = 0.0 if is_drafting else wishes.host_s[0]
@@ -65,9 +65,12 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
 
 
 @compiled
-def will_ask(known: Known, wishes: StepWishes) -> Int64:
-    """int64 [requests, drafters]: who is asked because it pays; nobody is tried."""
-    expected, costs_s = _expected(known, wishes)
+def will_ask(known: Known, wishes: StepWishes, cells: Int64) -> Int64:
+    """int64 [requests, drafters]: who is asked because it pays; nobody is tried.
+
+    cells  int64 [requests]  in place of those of the step
+    """
+    expected, costs_s = _expected(known, wishes, cells)
     return _worth_asking(expected, costs_s, known, wishes)[0]
 
 
@@ -155,9 +158,10 @@ def _count_beyond(margins: Float64, drafter: int, expected: Float64) -> None:
         for part in (GAIN, NODES):
             alone = expected[other, BEYOND + other, part]
             beyond = expected[other, BEYOND + drafter, part]
-            if alone > 0:
-                left = margins[other, part] * min(beyond / alone, 1.0) ** novelty
-                margins[other, part] = min(left, beyond)
+            if alone > beyond:
+                share = beyond / alone
+                share = share if novelty == 1.0 else share**novelty
+                margins[other, part] = min(margins[other, part] * share, beyond)
 
 
 @compiled
@@ -250,7 +254,7 @@ def _recall(choices: Int64, known: Known, wishes: StepWishes) -> None:
 
 
 @compiled
-def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
+def _expected(known: Known, wishes: StepWishes, cells: Int64) -> tuple[Float64, Float64]:
     """float64 [requests, drafters, 1 + drafters, 3] and [requests, drafters].
 
     What `means` expects of a drafter; seconds of its query, and of an opening's share.
@@ -260,7 +264,7 @@ def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
     costs_s = np.full(wishes.allowed.shape, 1.0)
     above, above_of = np.zeros((0, 0, 0)), (-1, -1)
     for request in range(len(wishes.rows)):
-        row, cell = wishes.rows[request], wishes.cells[request]
+        row, cell = wishes.rows[request], cells[request]
         path = known.paths[row]
         if (path[1], cell) != above_of:
             above, above_of = class_means(known.levels, path, cell), (path[1], cell)

@@ -7,115 +7,70 @@ of the decision that it came of, it is kept until then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
 import numpy as np
 
-from ...arrays import Bool, Float64, Int64
+from ...arrays import Float64, Int64
+from ...compiled import compiled
 from ...reach import NUM_REACHES
 from .deciding import will_ask
 from .kernels import ASKED, LEFT_OUT, TRIED, StepWishes
-from .known import Known, with_reach
+from .known import Known
 
 # What a request leaves of the weight of those before it, in counts of reaches.
 REACH_DECAY = 0.99
 
 
-class Order(NamedTuple):
-    """What drafters are told for the next step, [drafters] of a request or [requests, drafters].
+@compiled
+def paying_reaches(known: Known, wishes: StepWishes) -> Int64:
+    """int64 [requests, drafters]: after which outcomes of the step each of those that draft at its
+    end will pay, bits of `core/reach.py`."""
+    paying = np.zeros(wishes.allowed.shape, dtype=np.int64)
+    if not (wishes.allowed & wishes.is_ahead).any():
+        return paying
+    for reach in range(NUM_REACHES):
+        cells = wishes.cells // NUM_REACHES * NUM_REACHES + reach
+        pays = will_ask(known, wishes, cells) != LEFT_OUT
+        paying |= (pays & wishes.is_ahead).astype(np.int64) << reach
+    return paying
 
-    choices  int64  as `decide` gives them; 0 for drafters of other kinds
-    reaches  int64  after which outcomes of this step (bits of `core/reach.py`)
+
+@compiled
+def exchange(
+    choices: Int64, forced: Int64, paying: Int64, known: Known, wishes: StepWishes
+) -> Int64:
+    """Keep what drafters are told for the next step, and take what they were told a step before.
+
+    In `choices` stands then, of those that draft at a step's end, what they drafted for this step:
+    what they were told to for outcomes such as the step before had. Gives int64 [requests,
+    drafters]: after which outcomes each is told to draft. A streamed request's are told only if one
+    of them is wanted behind a step such as its last one: slices take nothing that is told ahead,
+    and go on while copying goes on.
     """
-
-    choices: Int64
-    reaches: Int64
-
-    def where_wanted(self, reached: Sequence[int], is_streamed: Sequence[bool]) -> Order:
-        """Without those of streamed requests that need none behind a step such as the last one was:
-        slices take nothing that is told ahead, and go on while copying goes on.
-        """
-        is_wanted = (self.reaches >> np.array(reached, dtype=np.int64)[:, None] & 1).any(axis=1)
-        stays = is_wanted | ~np.array(is_streamed, dtype=np.bool_)
-        return self._replace(reaches=self.reaches * stays[:, None])
-
-    def by_drafter(self, ids: Sequence[str]) -> dict[int, dict[str, int]]:
-        """The reaches of requests, by drafter; of those that draft at all."""
-        found: dict[int, dict[str, int]] = {}
-        for drafter in np.flatnonzero(self.reaches.any(axis=0)).tolist():
-            pairs = zip(ids, self.reaches[:, drafter].tolist(), strict=True)
-            found[drafter] = {request_id: reaches for request_id, reaches in pairs if reaches}
-        return found
+    told = np.zeros_like(paying)
+    known.outcomes[:] *= REACH_DECAY ** len(choices)
+    for request in range(len(choices)):
+        row, reached = wishes.rows[request], wishes.cells[request] % NUM_REACHES
+        known.outcomes[reached] += 1.0
+        own = (paying[request] | forced[request]) * wishes.is_ahead
+        if not wishes.is_streamed[request] or (own >> reached & 1).any():
+            told[request] = own
+        for drafter in np.flatnonzero(wishes.is_ahead):
+            ordered, after = known.ordered[row, drafter], known.ordered_after[row, drafter]
+            now = choices[request, drafter]
+            if now == LEFT_OUT:
+                now = ASKED if paying[request, drafter] else ASKED + TRIED
+            known.ordered[row, drafter] = now
+            known.ordered_after[row, drafter] = told[request, drafter]
+            choices[request, drafter] = ordered * (after >> reached & 1)
+    return told
 
 
-def order_for(
-    known: Known, step: StepWishes, choices: Int64, forced: Int64, is_ahead: Bool
-) -> Order:
-    """Tell drafters to draft after the outcomes after which they pay.
-
-    choices   int64 [requests, drafters]  of `decide`
-    forced    int64, likewise  after which outcomes they draft whatever they bring
-    is_ahead  bool [drafters]
-    """
-    paying = np.zeros_like(choices)
-    if (step.allowed & is_ahead).any():
+@compiled
+def expected_counts(told: Int64, known: Known) -> Float64:
+    """float64 [drafters]: for how many requests each will draft, as outcomes were of late."""
+    shares = known.outcomes / known.outcomes.sum()
+    counts = np.zeros(told.shape[1])
+    for drafter in range(told.shape[1]):
         for reach in range(NUM_REACHES):
-            pays = will_ask(known, step._replace(cells=with_reach(step.cells, reach))) != LEFT_OUT
-            paying |= pays.astype(np.int64) << reach
-    told = np.where(paying > 0, ASKED, ASKED + TRIED)
-    told = np.where(choices != LEFT_OUT, choices, told)
-    return Order(told * is_ahead, (paying | forced) * is_ahead)
-
-
-class DraftOrders:
-    """Orders of the step before, by request, and the outcomes that steps had."""
-
-    __slots__ = ("_by_request", "_num_reached")
-
-    def __init__(self) -> None:
-        self._by_request: dict[str, Order] = {}
-        # By reach, decayed.
-        self._num_reached: Float64 = np.ones(NUM_REACHES)
-
-    def begin(self, request_id: str, order: Order) -> None:
-        """What is drafted behind a request's prompt."""
-        if order.reaches.any():
-            self._by_request[request_id] = order
-
-    def exchange(
-        self, ids: Sequence[str], choices: Int64, orders: Order, reached: Sequence[int]
-    ) -> Int64:
-        """The choices of this step, int64 [requests, drafters]: `choices`, and what was ordered in
-        the step before for outcomes such as it had.
-
-        choices  of drafters that are not told ahead
-        orders   kept now for the next step
-        reached  the reach of each request's step before
-        """
-        self._num_reached *= REACH_DECAY ** len(reached)
-        np.add.at(self._num_reached, list(reached), 1.0)
-        if not self._by_request and not orders.reaches.any():
-            return choices
-        due = choices.copy()
-        for place, request_id in enumerate(ids):
-            before = self._by_request.pop(request_id, None)
-            if before is not None:
-                # Drafters may have been added since.
-                is_due = before.reaches >> reached[place] & 1
-                due[place, : len(is_due)] += before.choices * is_due
-            self.begin(request_id, Order(orders.choices[place], orders.reaches[place]))
-        return due
-
-    def counts(self, ahead: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
-        """For how many requests each drafter will draft, as outcomes were of late."""
-        shares = self._num_reached / self._num_reached.sum()
-        bits = np.arange(NUM_REACHES)
-        return {
-            name: sum(float(shares @ (reaches >> bits & 1)) for reaches in by_id.values())
-            for name, by_id in ahead.items()
-        }
-
-    def forget(self, request_id: str) -> None:
-        """The request has ended; an unknown id is ignored."""
-        self._by_request.pop(request_id, None)
+            counts[drafter] += shares[reach] * (told[:, drafter] >> reach & 1).sum()
+    return counts

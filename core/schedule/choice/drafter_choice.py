@@ -8,7 +8,7 @@ gets a small share of the time. Formula: docs/algorithms/token_trees.md, "Drafte
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +19,7 @@ from ...reach import EVERY_REACH, reach_of
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
-from .deciding import decide, will_ask
-from .draft_orders import DraftOrders, Order, order_for
-from .introductions import Introductions
+from .deciding import will_ask
 from .kernels import (
     ASKED,
     BEYOND_ALL,
@@ -32,11 +30,11 @@ from .kernels import (
     PROBING,
     TRIED,
     StepWishes,
-    interests,
     regime_of,
 )
 from .known import BY_ROW, BY_ROW_AND_DRAFTER, cell_of, nothing_known, padded
 from .learning import calibrate, charge_trials, credit_nodes, note, ratios
+from .planning import plan_step
 from .prices import Prices
 from .quiet import Quiet
 from .wishes import DraftWish
@@ -56,6 +54,7 @@ FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.03, 2.0
 MOST_CREDIT = 8.0
 # Numbers of rows, of which the last is more than a step has.
 EVERY_ROW = np.array([0.0, 1e6])
+NO_TIME = np.zeros(2)
 # Stands for a request that nothing is learned of.
 NOBODY = ""
 # Weight of the newest probe in the mean number of its rows.
@@ -82,8 +81,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_first_credit_s", "_free", "_host_s", "_interests", "_introductions",
-        "_known", "_names", "_orders", "_quiet", "_regime", "_requests", "_row_s", "_shares",
+        "_classes", "_first_credit_s", "_free", "_host_s", "_interests",
+        "_known", "_names", "_quiet", "_regime", "_requests", "_row_s", "_shares", "_turn",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -104,8 +103,7 @@ class DrafterChoice:
         # The host's own work for a step with drafts and a request, as of the last plan.
         self._host_s: Float64 = np.zeros(2)
         self._quiet = Quiet()
-        self._orders = DraftOrders()
-        self._introductions = Introductions()
+        self._turn = 0
 
     def use(self, names: Sequence[str]) -> None:
         """Know these drafters, of which the ones known already come first."""
@@ -139,43 +137,24 @@ class DrafterChoice:
         ids = tuple(wish.request_id for wish in wishes)
         # What would take longer than its account holds is tried when that is full.
         self._host_s = np.minimum(prices.host_s, HOST_PART * self._first_credit_s)
-        self._take_costs(costs)
-        rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
-        sizes = np.array(
-            [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
-        )
         self._regime = regime_of(prices.first_row_s, prices.plain_s)
-        reached = [reach_of(wish.num_accepted) for wish in wishes]
-        cells = np.array([cell_of(self._regime, reach) for reach in reached], dtype=np.int64)
-        allowed = self._allowed(wishes, costs)
-        step = StepWishes(
-            rows, allowed, sizes, prices.grid, prices.curve_s,
-            float(prices.base_rows), prices.token_s, prices.plain_s, cells,
-            self._most_credit_s, self._host_s, prices.single_s,
+        self._turn += 1
+        wanted = self._wanted(wishes, costs, prices.token_s, prices.plain_s)._replace(
+            grid=prices.grid, curve_s=prices.curve_s, base_rows=float(prices.base_rows),
+            most_s=self._most_credit_s, single_s=prices.single_s, round_s=prices.round_s,
         )  # fmt: skip
-        choices, self._row_s = decide(self._known, step)
-        self._interests = interests(self._known, step)
-        is_new = allowed & self._new(costs)
-        choices[is_new & (choices == LEFT_OUT)] = ASKED
-        is_ahead = self._ahead(costs)
-        forced = np.where((choices >= TRIED) | is_new, EVERY_REACH, 0)
-        if len(wishes):
-            place, reaches = self._introductions.next(self._known, allowed, prices.round_s)
-            forced[place] |= reaches
-            is_due = (reaches >> reached[place] & 1) * ~is_ahead
-            choices[place] += np.where(choices[place] == LEFT_OUT, is_due * (ASKED + TRIED), 0)
-        orders = order_for(self._known, step, choices, forced, is_ahead)
-        orders = orders.where_wanted(reached, [wish.is_streamed for wish in wishes])
-        choices = self._orders.exchange(ids, choices * ~is_ahead, orders, reached)
-        if not choices.any() and not orders.reaches.any():
+        step = plan_step(self._known, wanted)
+        self._interests, self._row_s = step.interests, step.row_s
+        if not step.choices.any() and not step.told.any():
             self._quiet.go_on(ids)
             return AskPlan({}, {}, ids=ids)
         self._quiet.end()
-        by_drafter, probing, trials = self._by_drafter(ids, choices)
-        ahead = {self._names[place]: own for place, own in orders.by_drafter(ids).items()}
+        by_drafter, probing, trials = self._by_drafter(ids, step.choices)
+        ahead = {self._names[place]: own for place, own in _told_by_drafter(ids, step.told)}
+        ahead_counts = dict(zip(self._names, step.counts.tolist(), strict=True))
         return AskPlan(
-            by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, cells,
-            ahead, self._orders.counts(ahead), prices.plain_s * len(wishes) + prices.single_s,
+            by_drafter, probing, ids, step.choices, wanted.sizes, self._row_s, prices.token_s,
+            wanted.cells, ahead, ahead_counts, prices.plain_s * len(wishes) + prices.single_s,
             trials,
         )  # fmt: skip
 
@@ -190,23 +169,18 @@ class DrafterChoice:
         self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
     ) -> frozenset[str]:
         """Drafters that will be asked for a new request, if it is like others of its class."""
-        self._take_costs(costs)
-        # First, for it may move the arrays.
-        rows = np.array([self._row(wish)])
-        allowed = self._allowed([wish], costs)
-        sizes = np.array([(wish.num_tokens, min(wish.tokens_left, HORIZON))], dtype=np.float64)
         # Messages are those of the steps that it joins; each row takes what the last one took.
+        wanted = self._wanted([wish], costs, token_s, token_s)._replace(
+            grid=EVERY_ROW, curve_s=EVERY_ROW * self._row_s, host_s=np.array([0.0, self._host_s[1]])
+        )
         known = self._known._replace(costs=self._known.costs * (np.arange(3) != MESSAGE))
-        step = StepWishes(
-            rows, allowed, sizes, EVERY_ROW, EVERY_ROW * self._row_s, 0.0, token_s, token_s,
-            np.array([cell_of(self._regime, reach_of(0))]), 0.0,
-            np.array([0.0, self._host_s[1]]), 0.0,
-        )  # fmt: skip
-        pays = (will_ask(known, step)[0] != LEFT_OUT) | (allowed[0] & self._new(costs))
+        pays = will_ask(known, wanted, wanted.cells)[0] != LEFT_OUT
+        pays |= wanted.allowed[0] & wanted.is_new
         if not pays.any():
             self._quiet.join(wish.request_id)
-        order = np.where(pays & self._ahead(costs), ASKED, LEFT_OUT)
-        self._orders.begin(wish.request_id, Order(order, order * EVERY_REACH))
+        row = wanted.rows[0]
+        self._known.ordered[row] = np.where(pays & wanted.is_ahead, ASKED, LEFT_OUT)
+        self._known.ordered_after[row] = EVERY_REACH
         return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
 
     def pass_time(self, seconds: float, plain_s: float) -> None:
@@ -285,7 +259,6 @@ class DrafterChoice:
     def forget(self, request_id: str) -> None:
         """The request has ended; an unknown id is ignored."""
         self._quiet.leave(request_id)
-        self._orders.forget(request_id)
         row = self._requests.pop(request_id, None)
         if row is not None:
             self._free.append(row)
@@ -315,6 +288,40 @@ class DrafterChoice:
         """Rows of the requests; -1 for those that have ended or take no drafts."""
         return np.array([self._requests.get(one, -1) for one in ids], dtype=np.int64)
 
+    def _wanted(
+        self,
+        wishes: Sequence[DraftWish],
+        costs: Mapping[str, DraftCost],
+        token_s: float,
+        plain_s: float,
+    ) -> StepWishes:
+        """What requests want to know, where rows take nothing."""
+        self._take_costs(costs)
+        # First, for it may move the arrays.
+        rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
+        cells = [cell_of(self._regime, reach_of(wish.num_accepted)) for wish in wishes]
+        sizes = [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes]
+        named = [costs.get(name) for name in self._names]
+        return StepWishes(
+            rows=rows,
+            allowed=self._allowed(wishes, costs),
+            sizes=np.array(sizes, dtype=np.float64).reshape(len(wishes), 2),
+            grid=EVERY_ROW,
+            curve_s=NO_TIME,
+            base_rows=0.0,
+            token_s=token_s,
+            plain_s=plain_s,
+            cells=np.array(cells, dtype=np.int64),
+            most_s=0.0,
+            host_s=self._host_s,
+            single_s=0.0,
+            round_s=0.0,
+            is_new=_bools(cost is not None and cost.is_new for cost in named),
+            is_ahead=_bools(cost is not None and cost.is_ahead for cost in named),
+            is_streamed=_bools(wish.is_streamed for wish in wishes),
+            turn=self._turn,
+        )
+
     def _take_costs(self, costs: Mapping[str, DraftCost]) -> None:
         for index, name in enumerate(self._names):
             cost = costs.get(name)
@@ -329,17 +336,6 @@ class DrafterChoice:
             if wish.drafters is not None:
                 allowed[index] &= [name in wish.drafters for name in self._names]
         return allowed
-
-    def _new(self, costs: Mapping[str, DraftCost]) -> Bool:
-        """bool [drafters]: whose first drafts are looked at."""
-        return self._where({name for name, cost in costs.items() if cost.is_new})
-
-    def _ahead(self, costs: Mapping[str, DraftCost]) -> Bool:
-        """bool [drafters]: who drafts at the end of a step for the next one."""
-        return self._where({name for name, cost in costs.items() if cost.is_ahead})
-
-    def _where(self, names: Collection[str]) -> Bool:
-        return np.array([name in names for name in self._names], dtype=np.bool_)
 
     def _row(self, wish: DraftWish) -> int:
         row = self._requests.get(wish.request_id)
@@ -384,3 +380,14 @@ class DrafterChoice:
             probing[name] = frozenset(one for one, choice in pairs if choice % TRIED == PROBING)
             trials[name] = frozenset(one for one, choice in pairs if choice >= TRIED)
         return asked, probing, trials
+
+
+def _bools(values: Iterable[bool]) -> Bool:
+    return np.array([*values], dtype=np.bool_)
+
+
+def _told_by_drafter(ids: Sequence[str], told: Int64) -> Iterator[tuple[int, dict[str, int]]]:
+    """What each drafter is told, by request; of those that are told anything."""
+    for drafter in np.flatnonzero(told.any(axis=0)).tolist():
+        pairs = zip(ids, told[:, drafter].tolist(), strict=True)
+        yield drafter, {request_id: after for request_id, after in pairs if after}

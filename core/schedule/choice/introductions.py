@@ -2,42 +2,65 @@
 is known from the beginning.
 
 To try them one by one would take their accounts far longer, and tell nothing of what two say
-together. All of them together bring more than any, so that it costs little.
+together. All of them together bring more than any, so that it costs little; one that will hardly
+ever pay is not asked any longer.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import Bool, Int64
+from ...arrays import Float64, Int64
+from ...compiled import compiled
 from ...reach import NUM_REACHES
-from .kernels import BEYOND, MESSAGE, QUERY, WEIGHT
-from .known import NUM_REGIMES, Known
+from .kernels import ASKED, BEYOND, GAIN, LEFT_OUT, MESSAGE, QUERY, TRIED, WEIGHT, StepWishes
+from .known import NUM_REGIMES, Known, cell_of
 
-# Steps of each reach.
-FIRST_STEPS = 12.0
+# Steps of each reach: of all drafters, and at most.
+LEAST_STEPS, MOST_STEPS = 3.0, 12.0
 
 
-class Introductions:
-    """Takes requests in turns: one in each step."""
+@compiled
+def introduce(choices: Int64, forced: Int64, known: Known, wishes: StepWishes) -> None:
+    """Ask, for one of the step's requests, those that are hardly known after a step such as its
+    last one; tell those that draft at the step's end after which outcomes of it they are.
 
-    __slots__ = ("_turn",)
+    choices  int64 [requests, drafters]
+    forced   int64, likewise  after which outcomes (bits of `core/reach.py`) each is to draft
+    """
+    place = wishes.turn % len(choices)
+    reached = wishes.cells[place] % NUM_REACHES
+    for drafter in range(choices.shape[1]):
+        taken_s = known.costs[drafter, MESSAGE] + known.costs[drafter, QUERY]
+        if not wishes.allowed[place, drafter] or taken_s > wishes.round_s:
+            continue
+        for reach in range(NUM_REACHES):
+            if not _is_hardly_known(known.levels[0], drafter, reach, taken_s, wishes.token_s):
+                continue
+            forced[place, drafter] |= 1 << reach
+            is_due = reach == reached and not wishes.is_ahead[drafter]
+            if is_due and choices[place, drafter] == LEFT_OUT:
+                choices[place, drafter] = ASKED + TRIED
 
-    def __init__(self) -> None:
-        self._turn = 0
 
-    def next(self, known: Known, allowed: Bool, most_s: float) -> tuple[int, Int64]:
-        """A request's place, and after which outcomes each drafter is hardly known: int64
-        [drafters], bits of `core/reach.py`; none of those that it does not take.
+@compiled
+def _is_hardly_known(
+    engine: Float64, drafter: int, reach: int, taken_s: float, token_s: float
+) -> bool:
+    """Whether it may save the seconds that it takes, as far as few steps tell.
 
-        allowed  bool [requests, drafters]
-        most_s   what takes longer is not introduced
-        """
-        place = self._turn % len(allowed)
-        self._turn = place + 1
-        drafters = np.arange(allowed.shape[1])
-        steps = known.levels[0, drafters, BEYOND + drafters, :, WEIGHT]
-        steps = steps.reshape(len(drafters), NUM_REGIMES, NUM_REACHES).sum(axis=1)
-        bits = ((steps < FIRST_STEPS) << np.arange(NUM_REACHES)).sum(axis=1)
-        is_cheap = known.costs[:, MESSAGE] + known.costs[:, QUERY] <= most_s
-        return place, np.where(allowed[place] & is_cheap, bits, 0)
+    It gets the benefit of one standard error of the mean. Runs of tokens end at the first wrong
+    one, so that their deviation is about their mean.
+    """
+    count = engine.shape[0]
+    sums = np.zeros((count, 3))
+    for regime in range(NUM_REGIMES):
+        sums += engine[drafter, BEYOND : BEYOND + count, cell_of(regime, reach)]
+    num_steps = sums[drafter, WEIGHT]
+    if num_steps < LEAST_STEPS or num_steps >= MOST_STEPS:
+        return num_steps < LEAST_STEPS
+    alone = beyond = sums[drafter, GAIN] / num_steps
+    for other in range(count):
+        if sums[other, WEIGHT] >= LEAST_STEPS:
+            beyond = min(beyond, sums[other, GAIN] / sums[other, WEIGHT])
+    return bool((beyond + alone / np.sqrt(num_steps)) * token_s >= taken_s)

@@ -47,6 +47,11 @@ class StepWishes(NamedTuple):
     host_s     float64 [2]  that the host works for a step with drafts, and for each request with
                drafts, whoever is asked
     single_s   that a step takes longer than plain decoding if it has any nodes or probes at all
+    round_s    of plain decoding for a token of each
+    is_new     bool [drafters]  whose first drafts are looked at
+    is_ahead   bool [drafters]  who drafts at the end of a step for the next one
+    is_streamed  bool [requests]  whose tree goes out in slices, unless drafters are told ahead
+    turn       of the plan
     """
 
     rows: Int64
@@ -61,6 +66,11 @@ class StepWishes(NamedTuple):
     most_s: float
     host_s: Float64
     single_s: float
+    round_s: float
+    is_new: Bool
+    is_ahead: Bool
+    is_streamed: Bool
+    turn: int
 
 
 def regime_of(row_s: float, token_s: float) -> int:

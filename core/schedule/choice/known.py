@@ -14,8 +14,8 @@ from ...reach import NUM_REACHES
 # Room for so many requests and classes at first.
 FIRST_ROWS = 64
 # The arrays of `Known` by row, and those of them that have a column for each drafter.
-BY_ROW = ("levels", "failures", "paths", "is_open", "planned", "trials")
-BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials")
+BY_ROW = ("levels", "failures", "paths", "is_open", "planned", "trials", "ordered", "ordered_after")
+BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials", "ordered", "ordered_after")
 # Lower ends of the ranges of a row's price, in tokens.
 REGIMES = (0.05, 0.15, 0.3, 0.6)
 NUM_REGIMES = len(REGIMES) + 1
@@ -37,6 +37,9 @@ class Known(NamedTuple):
     is_open     bool [rows, drafters]  whether a drafter knows a request
     planned     float64 [rows]  tokens of a request's text when it was planned last
     trials      int64 [rows, drafters]  steps that a request's probes are still tried for
+    ordered     int64 [rows, drafters]  choices of the step before, of those who draft at its end
+    ordered_after  int64, likewise  after which outcomes of it they do (bits of `core/reach.py`)
+    outcomes    float64 [reaches]  decayed counts of the reaches of requests' steps
     costs       float64 [drafters, 3]  seconds of a message, a query and opening a token of text
     lift        float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought
                 more than usual
@@ -53,6 +56,9 @@ class Known(NamedTuple):
     is_open: Bool
     planned: Float64
     trials: Int64
+    ordered: Int64
+    ordered_after: Int64
+    outcomes: Float64
     costs: Float64
     lift: Float64
     probe_rows: Float64
@@ -67,11 +73,6 @@ def cell_of(regime: int, reach: int) -> int:
     return regime * NUM_REACHES + reach
 
 
-def with_reach(cells: Int64, reach: int) -> Int64:
-    """The cells of the same prices and another reach."""
-    return cells // NUM_REACHES * NUM_REACHES + reach
-
-
 def nothing_known() -> Known:
     """Room for the first rows, and no drafter."""
     count = FIRST_ROWS
@@ -82,6 +83,9 @@ def nothing_known() -> Known:
         is_open=np.zeros((count, 0), dtype=np.bool_),
         planned=np.zeros(count),
         trials=np.zeros((count, 0), dtype=np.int64),
+        ordered=np.zeros((count, 0), dtype=np.int64),
+        ordered_after=np.zeros((count, 0), dtype=np.int64),
+        outcomes=np.ones(NUM_REACHES),
         costs=np.zeros((0, 3)),
         lift=np.zeros((0, 2)),
         probe_rows=np.zeros(0),
