@@ -274,10 +274,10 @@ class EngineCore:
 
     def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:
         step, trees, chunks, replays = built
-        traced = None
-        if self._trace is not None:
+        if self.streaming.wants_spans(trees) or self._trace is not None:
             step = replace(step, is_traced=True)
-            traced = self._trace.submitting(step, trees, chunks, draft_batch)
+        trace = self._trace
+        traced = None if trace is None else trace.submitting(step, trees, chunks, draft_batch)
         sent_at = self._clock()
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
@@ -293,7 +293,7 @@ class EngineCore:
         """What the step's answer means; None if the step failed."""
         try:
             output = in_flight.answer.result()
-            self.streaming.note_answer(in_flight)
+            self.streaming.note_answer(in_flight, output.stage_spans)
             results = in_flight.read(output)
         except StageLost:
             raise

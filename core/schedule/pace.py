@@ -1,6 +1,7 @@
-"""When the next slice of a streamed tree goes out: the first stage takes one after the other.
+"""When the next slice of a streamed tree goes out: stages take one after the other.
 
-Earlier than the first stage is free it would only know less. And a slice that is in the first stage
+Earlier than the slowest stage is free it would only know less, and dead slices would gather before
+that stage, where the next root waits behind them. And a slice that is in the first stage
 as an answer comes, which may say that all of it is in vain, keeps the next root waiting; so where
 that answer is near, only a slice that will probably be right goes out before it.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..arrays import Span
 from ..request.chosen import RowAnswer
 from ..tree.streamed_tree import StreamedTree
 from .step_cost import StepCost
@@ -19,14 +21,21 @@ LEAD_WEIGHT = 0.1
 LEAST_WAIT_S = 1e-5
 # Weight of the newest answer in how much longer steps take than expected, and its bounds.
 SLOWNESS_WEIGHT, LEAST_SLOWNESS, MOST_SLOWNESS = 0.1, 0.25, 16.0
+# Stages say how long they work on the first slices, and on one of so many then; the newest one's
+# weight in what the slowest of them takes.
+FIRST_TIMED, TIMED_EVERY, SPAN_WEIGHT = 4, 16, 0.25
 
 
 class SlicePace:
     """Knows when steps were sent, and expects of stages what steps have cost, and how much longer
-    slices have taken of late: rounds are what costs are learned from."""
+    slices have taken of late: rounds are what costs are learned from.
+
+    What the slowest stage takes is what stages say of some slices.
+    """
 
     __slots__ = (
-        "_clock", "_cost", "_free_at", "_lead_s", "_slowness", "_stage_s", "_turn_at", "num_stages",
+        "_clock", "_cost", "_free_at", "_lead_s", "_num_slices", "_slowest_share", "_slowness",
+        "_stage_s", "_turn_at", "num_stages",
     )  # fmt: skip
 
     def __init__(
@@ -35,8 +44,12 @@ class SlicePace:
         self._cost = cost
         self._clock = clock
         self.num_stages = num_stages
-        # When the first stage has computed all that was sent, and what the last step took it.
+        # When the slowest stage, if it were the first, has computed all that was sent, and what the
+        # last step took it.
         self._free_at = self._stage_s = 0.0
+        # What it takes of a step, by what the step costs; None: not told yet.
+        self._slowest_share: float | None = None
+        self._num_slices = 0
         # From a slice's planning, drafters' time included, until it is sent.
         self._lead_s = 0.0
         self._slowness = 1.0
@@ -47,9 +60,11 @@ class SlicePace:
         self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, planned_at: float | None
     ) -> None:
         """A step went out, with slices of these trees, which have their places by now."""
-        now, round_s = self._clock(), self._slowness * self._seconds(num_rows)
+        now, expected_s = self._clock(), self._seconds(num_rows)
+        round_s = self._slowness * expected_s
         begins_at = max(now, self._free_at)
-        self._stage_s = round_s / self.num_stages
+        share = self._slowest_share
+        self._stage_s = round_s / self.num_stages if share is None else share * expected_s
         self._free_at = begins_at + self._stage_s
         if streams and planned_at is not None:
             self._lead_s += LEAD_WEIGHT * (now - planned_at - self._lead_s)
@@ -66,6 +81,19 @@ class SlicePace:
             slowness = (self._clock() - sent_at) / expected_s
             slowness = min(max(slowness, LEAST_SLOWNESS), MOST_SLOWNESS)
             self._slowness += SLOWNESS_WEIGHT * (slowness - self._slowness)
+
+    def wants_spans(self) -> bool:
+        """Whether stages are to say how long they work on the slices that go out now."""
+        self._num_slices += 1
+        return self._num_slices <= FIRST_TIMED or self._num_slices % TIMED_EVERY == 0
+
+    def note_spans(self, spans: Sequence[Span], num_rows: int) -> None:
+        """What stages said of a step, a span of each."""
+        slowest_s, expected_s = max(end - begin for begin, end in spans), self._seconds(num_rows)
+        if expected_s > 0 and slowest_s > 0:
+            share = slowest_s / expected_s
+            before = share if self._slowest_share is None else self._slowest_share
+            self._slowest_share = before + SPAN_WEIGHT * (share - before)
 
     def is_turn(self, stream: StreamedTree[RowAnswer], value: float) -> bool:
         """Whether a slice may be planned now, whose best node has this `value`.

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..arrays import Span
 from ..proposals import Proposal, Query
 from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
 from ..step.in_flight import StepInFlight
+from ..step.tree_steps import TreeSteps
 from ..streaming.slices import Node, Stream, TreeSlice
 from ..tree.merge import merge, reroot
 from ..tree.streamed_tree import StreamedTree, path_to
@@ -167,8 +169,17 @@ class Streaming:
         planned_at = None if step.draft_batch is None else step.draft_batch.began_at
         self.pace.sent(_streams(step), step.num_rows, planned_at)
 
-    def note_answer(self, step: StepInFlight) -> None:
-        """Count what an answer came too late for; before it moves any root."""
+    def wants_spans(self, trees: TreeSteps) -> bool:
+        """Whether stages are to say how long they work on a step."""
+        return bool(trees.slices) and self.pace.wants_spans()
+
+    def note_answer(self, step: StepInFlight, spans: Sequence[Span]) -> None:
+        """Count what an answer came too late for; before it moves any root.
+
+        spans: what stages said of it, if they were to
+        """
+        if spans and step.trees.slices:
+            self.pace.note_spans(spans, step.num_rows)
         for part in step.trees.slices.values():
             self.counts.killed_nodes += part.num_killed
         self.pace.answered(_streams(step), step.num_rows, step.sent_at)

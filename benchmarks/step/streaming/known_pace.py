@@ -11,34 +11,27 @@ from ....core.tree.streamed_tree import StreamedTree
 
 
 class KnownPace(SlicePace):
-    """Sends slices as the slowest stage gets free, and goes by what steps take in full.
+    """Is told what the slowest stage takes, and goes by what steps take in full.
 
     It learns nothing of steps that are answered sooner than steps are, which are those that rows
     were left out of. The next slice will have all of its rows: if stages counted as quicker, it
     would go out before the first of them is free, knew less, and were more often in vain.
     """
 
-    __slots__ = ("_slowest",)
-
     def __init__(
         self,
         cost: Callable[[], StepCost],
         num_stages: int,
         clock: Callable[[], float],
-        slowest: float = 1.0,
+        slowest: float,
     ) -> None:
-        """`slowest`: the time of the slowest stage, by the mean of all; 1 goes by the mean."""
+        """`slowest`: what the slowest stage takes of a step, by what the step takes in all."""
         super().__init__(cost, num_stages, clock)
-        self._slowest = slowest
+        self._slowest_share = slowest
 
-    def sent(
-        self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, planned_at: float | None
-    ) -> None:
+    def wants_spans(self) -> bool:
         """See `SlicePace`."""
-        begins_at = max(self._clock(), self._free_at)
-        super().sent(streams, num_rows, planned_at)
-        self._stage_s *= self._slowest
-        self._free_at = begins_at + self._stage_s
+        return False
 
     def answered(
         self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, sent_at: float

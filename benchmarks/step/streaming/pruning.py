@@ -160,7 +160,7 @@ def main(  # noqa: PLR0913 - one parameter an option
     ] = None,
     last_ms: Annotated[float, typer.Option(help="More, of the last stage.")] = 0.0,
     by_slowest: Annotated[
-        bool, typer.Option(help="Send slices as the slowest stage gets free, not a mean one.")
+        bool, typer.Option(help="Tell the engine what the slowest stage takes.")
     ] = False,
     hop_ms: Annotated[float, typer.Option(help="Of a message.")] = 0.4,
     slowdown: Annotated[

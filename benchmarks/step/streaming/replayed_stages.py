@@ -109,6 +109,8 @@ class ReplayedStages(ReplayPipeline):
             passage = self._line.send(sent_at, num_rows, vain_at)
             self._answered_at[step.step_id] = passage.answered_at
             self.steps.append(RunStep(passage, tuple(parts.values()), num_prompt_rows, num_rows))
+            if step.is_traced:
+                output = replace(output, stage_spans=passage.spans)
             if step.feature_requests:
                 assert self._features is not None, "nobody said that a head would draft"
                 known = {place: 1 + p.fates.count(Fate.RIGHT) for place, p in parts.items()}

@@ -98,9 +98,8 @@ class Run:
             self._budget, clock, streaming=MODES[mode],
         )  # fmt: skip
         if times.is_pruned or times.is_slowest_known:
-            slowest = times.slowest(load.stages) if times.is_slowest_known else 1.0
             self._core.streaming.pace = KnownPace(
-                lambda: self._budget.cost, load.stages, clock, slowest
+                lambda: self._budget.cost, load.stages, clock, times.slowest(load.stages)
             )
         self._running: dict[str, _Heard] = {}
         # Tokens, and seconds that their requests waited for them, while all requests decode.

@@ -21,7 +21,7 @@ class StageTimes:
                message of its own: a stage that begins the step later leaves these out, and where
                no row is left it takes no time
     last_s     seconds that the last stage takes longer for a step
-    is_slowest_known  whether slices go out as the slowest stage gets free; else as a mean one does
+    is_slowest_known  whether the engine is told what the slowest stage takes; else it learns that
     """
 
     stage_s: float
@@ -37,11 +37,10 @@ class StageTimes:
         return self.stage_s + more_s + self.row_s * num_rows if num_rows else 0.0
 
     def slowest(self, num_stages: int) -> float:
-        """A step's time in the last stage, by the mean of its way through all, messages included;
-        rows are left aside."""
+        """A step's time in the last stage, by that of its way through all, messages included; rows
+        are left aside."""
         last_s = self.stage_s + self.last_s
-        way_s = (num_stages - 1) * self.stage_s + last_s + (num_stages + 1) * self.hop_s
-        return last_s / (way_s / num_stages)
+        return last_s / ((num_stages - 1) * self.stage_s + last_s + (num_stages + 1) * self.hop_s)
 
 
 @dataclass(frozen=True, slots=True)

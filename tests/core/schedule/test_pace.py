@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from draftline.core.arrays import Span
 from draftline.core.request.chosen import RowAnswer
 from draftline.core.schedule.pace import SlicePace
 from draftline.core.schedule.step_cost import StepCost
@@ -121,3 +125,64 @@ def test_planning_begins_as_much_earlier_as_it_takes(pace: SlicePace, clock: Clo
         pace.sent([stream], 1, planned_at=sent_at - 0.25)
     assert not pace.is_turn(stream, 0.9)
     assert pace.take_delay() == pytest.approx(STAGE_S - 0.25, abs=0.01)
+
+
+class Line:
+    """Stages in a row, each of which computes one step after the other, and slices that follow one
+    another as soon as they may."""
+
+    def __init__(self, clock: Clock, seconds: Sequence[float]) -> None:
+        self.clock = clock
+        self.seconds = seconds
+        self.free_at = [0.0] * len(seconds)
+        total_s = sum(seconds)
+        self.pace = SlicePace(lambda: StepCost([1], [total_s]), len(seconds), clock)
+        # When each on its way was sent, and what stages say of it if they were asked.
+        self.flights: deque[tuple[float, list[Span], bool]] = deque()
+
+    def send(self) -> float:
+        """Seconds from now until a slice went out."""
+        began_at, stream = self.clock.now, StreamedTree[RowAnswer](7, 10)
+        while not self.pace.is_turn(stream, 0.9):
+            turn_at = self.clock.now + (self.pace.take_delay() or 0.0)
+            self._answer_until(turn_at)
+            self.clock.now = turn_at
+        is_timed = self.pace.wants_spans()
+        arrives = self.clock.now
+        spans: list[Span] = []
+        for stage, seconds in enumerate(self.seconds):
+            begin = max(arrives, self.free_at[stage])
+            self.free_at[stage] = arrives = begin + seconds
+            spans.append((begin, arrives))
+        self.flights.append((self.clock.now, spans, is_timed))
+        self.pace.sent([stream], 1, planned_at=None)
+        return self.clock.now - began_at
+
+    def _answer_until(self, until: float) -> None:
+        while self.flights and self.flights[0][1][-1][1] <= until:
+            sent_at, spans, is_timed = self.flights.popleft()
+            self.clock.now = spans[-1][1]
+            if is_timed:
+                self.pace.note_spans(spans, 1)
+            answered = StreamedTree[RowAnswer](7, 10)
+            answered.note_flight(self.clock.now)
+            self.pace.answered([answered], 1, sent_at)
+
+
+@pytest.mark.parametrize("slow", [0, 2, 5])
+def test_slices_go_out_as_the_slowest_stage_gets_free(clock: Clock, slow: int) -> None:
+    line = Line(clock, [2.0 if stage == slow else 1.0 for stage in range(6)])
+    for _ in range(50):
+        line.send()
+    apart = [line.send() for _ in range(100)]
+    assert np.mean(apart) == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_stage_that_is_as_fast_as_others_again_is_noticed(clock: Clock) -> None:
+    line = Line(clock, [1.0] * 5 + [2.0])
+    for _ in range(200):
+        line.send()
+    line.seconds = [1.0] * 6
+    for _ in range(300):
+        line.send()
+    assert np.mean([line.send() for _ in range(50)]) < 1.1
