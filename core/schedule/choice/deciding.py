@@ -83,13 +83,15 @@ def _worth_asking(
     choices = np.zeros((num_requests, num_drafters), dtype=np.int64)
     margins = np.zeros((num_requests, num_drafters, 3))
     is_out = np.zeros((num_requests, num_drafters), dtype=np.bool_)
+    # The choices of each request of which nobody was to be ruled out.
+    settled = np.full((num_requests, num_drafters), -1)
     at = wishes.base_rows
     for _ in range(num_drafters):
         choices[:] = LEFT_OUT
         for drafter in range(num_drafters):
             margins[:, drafter] = expected[:, drafter, BEYOND + drafter]
         at = _take(choices, margins, is_out, expected, costs_s, known, wishes)
-        if not _rule_out(choices, is_out, expected, costs_s, known, wishes):
+        if not _rule_out(choices, settled, is_out, expected, costs_s, known, wishes):
             break
     return choices, margins, at
 
@@ -165,8 +167,9 @@ def _count_beyond(margins: Float64, drafter: int, expected: Float64) -> None:
 
 
 @compiled
-def _rule_out(  # noqa: PLR0917 - compiled functions take no options by name
+def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
     choices: Int64,
+    settled: Int64,
     is_out: Bool,
     expected: Float64,
     costs_s: Float64,
@@ -182,7 +185,7 @@ def _rule_out(  # noqa: PLR0917 - compiled functions take no options by name
     is_any = False
     for request in range(len(choices)):
         own = choices[request]
-        if np.count_nonzero(own) < 2:
+        if np.count_nonzero(own) < 2 or (own == settled[request]).all():
             continue
         worst, least_s = -1, 0.0
         for drafter in range(len(own)):
@@ -194,6 +197,8 @@ def _rule_out(  # noqa: PLR0917 - compiled functions take no options by name
                 worst, least_s = drafter, wishes.token_s * gain - taken_s
         if worst >= 0:
             is_out[request, worst] = is_any = True
+        else:
+            settled[request] = own
     return is_any
 
 

@@ -21,16 +21,24 @@ REACH_DECAY = 0.99
 
 
 @compiled
-def paying_reaches(known: Known, wishes: StepWishes) -> Int64:
+def paying_reaches(choices: Int64, known: Known, wishes: StepWishes) -> Int64:
     """int64 [requests, drafters]: after which outcomes of the step each of those that draft at its
-    end will pay, bits of `core/reach.py`."""
-    paying = np.zeros(wishes.allowed.shape, dtype=np.int64)
+    end will pay, bits of `core/reach.py`.
+
+    choices  int64, likewise  of `decide`: who pays after an outcome such as the last step's
+    """
+    paying = np.zeros_like(choices)
     if not (wishes.allowed & wishes.is_ahead).any():
         return paying
-    for reach in range(NUM_REACHES):
-        cells = wishes.cells // NUM_REACHES * NUM_REACHES + reach
-        pays = will_ask(known, wishes, cells) != LEFT_OUT
-        paying |= (pays & wishes.is_ahead).astype(np.int64) << reach
+    reached = wishes.cells % NUM_REACHES
+    for turn in range(NUM_REACHES):
+        reaches = (reached + turn) % NUM_REACHES
+        asked = will_ask(known, wishes, wishes.cells - reached + reaches) if turn else choices
+        for request in range(len(asked)):
+            for drafter in np.flatnonzero(wishes.is_ahead):
+                choice = asked[request, drafter]
+                pays = choice != LEFT_OUT and choice < TRIED
+                paying[request, drafter] |= pays << reaches[request]
     return paying
 
 

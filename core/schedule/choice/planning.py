@@ -42,10 +42,11 @@ def plan_step(known: Known, wishes: StepWishes) -> StepPlan:
     """Decide who is asked because it pays, tried, looked at first, introduced, and told ahead."""
     choices, row_s = decide(known, wishes)
     found = interests(known, wishes)
+    paying = paying_reaches(choices, known, wishes)
     forced = _look_at_new(choices, wishes)
     if len(choices):
         introduce(choices, forced, known, wishes)
-    told = exchange(choices, forced, paying_reaches(known, wishes), known, wishes)
+    told = exchange(choices, forced, paying, known, wishes)
     return StepPlan(choices, told, expected_counts(told, known), found, row_s)
 
 
