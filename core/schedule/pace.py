@@ -91,7 +91,8 @@ class SlicePace:
         """What stages said of a step, a span of each."""
         slowest_s, expected_s = max(end - begin for begin, end in spans), self._seconds(num_rows)
         if expected_s > 0 and slowest_s > 0:
-            share = slowest_s / expected_s
+            # No pause of a stage counts for more than a whole step.
+            share = min(slowest_s / expected_s, 1.0)
             before = share if self._slowest_share is None else self._slowest_share
             self._slowest_share = before + SPAN_WEIGHT * (share - before)
 
