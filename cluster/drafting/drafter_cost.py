@@ -35,15 +35,19 @@ class CostMeter:
     take: a model reads prompts when it is asked first.
     """
 
-    __slots__ = ("_first_s", "_line", "_open_token_s")
+    __slots__ = ("_cost", "_first_s", "_line", "_open_token_s")
 
     def __init__(self) -> None:
         self._line = LineFit(DECAY)
         self._first_s = 0.0
         self._open_token_s = 0.0
+        self._cost = self._means()
 
     def cost(self) -> DraftCost:
         """The means now."""
+        return self._cost
+
+    def _means(self) -> DraftCost:
         if not self._line.weight:
             return DraftCost(self._first_s, 0.0, min(self._open_token_s, FIRST_OPEN_TOKEN_S))
         message_s, query_s = self._line.parts(PRIOR_SQUARES)
@@ -61,7 +65,7 @@ class CostMeter:
         seconds  that the engine waited for it, or worked at it
         parts    what the drafter itself says that it took; None where it does not tell
         """
-        cost = self.cost()
+        cost = self._cost
         if opened:
             usual = cost.seconds(num_queries)
             extra = max(seconds - usual, 0.0 if parts is None else parts.open_s)
@@ -75,6 +79,7 @@ class CostMeter:
             if self._line.weight:
                 seconds = min(seconds, OUTLIER * cost.seconds(num_queries))
             self._line.record(num_queries, seconds)
+        self._cost = self._means()
 
 
 @dataclass(slots=True)
