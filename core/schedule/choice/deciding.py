@@ -25,8 +25,9 @@ from .known import Known
 
 # What a token that nobody was asked for leaves of the weight of what is known of a request.
 RECALL = 0.98
-# What is asked is what seemed best, often by chance: so much of what it should bring counts. All of
-# it does where others would make it too dear, so that it is not asked and left out by turns.
+# What is asked is what seemed best, often by chance: so much of what it should save beyond its rows
+# counts; these are bought when its nodes are known. All of it does where others would make it too
+# dear, so that it is not asked and left out by turns.
 SURE_SHARE = 0.8
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
@@ -235,7 +236,7 @@ def _net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options
             own[request] -= wishes.host_s[1]
     nodes = margins[:, drafter, NODES]
     row_s = _row_seconds(wishes, at, (nodes * (own > 0)).sum())
-    return np.where(own > 0, own - row_s * nodes, own)
+    return np.where(own > 0, own - SURE_SHARE * row_s * nodes, own)
 
 
 @compiled
