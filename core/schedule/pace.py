@@ -1,9 +1,9 @@
 """When the next slice of a streamed tree goes out: stages take one after the other.
 
 Earlier than the slowest stage is free it would only know less, and dead slices would gather before
-that stage, where the next root waits behind them. And a slice that is in the first stage
-as an answer comes, which may say that all of it is in vain, keeps the next root waiting; so where
-that answer is near, only a slice that will probably be right goes out before it.
+that stage, where the next root waits behind them. And a slice that is in a stage as an answer
+comes, which may say that all of it is in vain, keeps the next root waiting; so where that answer is
+near, only a slice that will probably be right goes out before it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class SlicePace:
         self._free_at = self._stage_s = 0.0
         # What it takes of a step, by what the step costs; None: not told yet.
         self._slowest_share: float | None = None
+        # Steps with slices that were sent.
         self._num_slices = 0
         # From a slice's planning, drafters' time included, until it is sent.
         self._lead_s = 0.0
@@ -66,6 +67,7 @@ class SlicePace:
         share = self._slowest_share
         self._stage_s = round_s / self.num_stages if share is None else share * expected_s
         self._free_at = begins_at + self._stage_s
+        self._num_slices += bool(streams)
         if streams and planned_at is not None:
             self._lead_s += LEAD_WEIGHT * (now - planned_at - self._lead_s)
         for stream in streams:
@@ -83,9 +85,8 @@ class SlicePace:
             self._slowness += SLOWNESS_WEIGHT * (slowness - self._slowness)
 
     def wants_spans(self) -> bool:
-        """Whether stages are to say how long they work on the slices that go out now."""
-        self._num_slices += 1
-        return self._num_slices <= FIRST_TIMED or self._num_slices % TIMED_EVERY == 0
+        """Whether stages are to say how long they work on the slices that go out next."""
+        return self._num_slices < FIRST_TIMED or self._num_slices % TIMED_EVERY == 0
 
     def note_spans(self, spans: Sequence[Span], num_rows: int) -> None:
         """What stages said of a step, a span of each."""
