@@ -5,6 +5,8 @@ moved wrongly or freed too soon fails an assertion there or changes the text.
 """
 
 import asyncio
+import random
+from dataclasses import replace
 
 from draftline.core.errors import StageLost
 from draftline.core.request.output import TARGET_SOURCE, Delta
@@ -19,7 +21,7 @@ VOCAB = 7
 requests = st.lists(
     st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40), st.integers(1, 40)),
     min_size=1,
-    max_size=4,
+    max_size=8,
 )
 
 
@@ -56,7 +58,9 @@ def test_text_is_that_of_plain_decoding(
     async def scenario() -> None:
         for index, (prompt, max_tokens) in enumerate(found):
             bench.add("r" * (index + 1), prompt, max_tokens)
+        changes = asyncio.create_task(change_costs(bench, random.Random(seed)))
         await bench.run()
+        changes.cancel()
 
     asyncio.run(scenario())
     for index, (prompt, max_tokens) in enumerate(found):
@@ -67,6 +71,16 @@ def test_text_is_that_of_plain_decoding(
         assert last.metrics is not None
         assert last.metrics.generated_tokens == max_tokens
     bench.check_empty()
+
+
+async def change_costs(bench: Bench, rng: random.Random) -> None:
+    """Drafters are dear now and then, so that nobody is asked for what begins then."""
+    while True:
+        seconds = 1000.0 * (rng.random() < 0.3)
+        for name, cost in bench.drafters.drafter_costs.items():
+            bench.drafters.drafter_costs[name] = replace(cost, message_s=seconds)
+        for _ in range(rng.randint(1, 30)):
+            await asyncio.sleep(0)
 
 
 @settings(deadline=None, max_examples=60)

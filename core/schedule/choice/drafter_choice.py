@@ -147,7 +147,7 @@ class DrafterChoice:
         self._interests, self._row_s = step.interests, step.row_s
         if not step.choices.any() and not step.told.any():
             self._quiet.go_on(ids)
-            return AskPlan({}, {}, ids=ids)
+            return AskPlan({}, {})
         self._quiet.end()
         by_drafter, probing, trials = self._by_drafter(ids, step.choices)
         ahead = {self._names[place]: own for place, own in _told_by_drafter(ids, step.told)}
@@ -236,8 +236,9 @@ class DrafterChoice:
         for index, request_id in enumerate(step.ids):
             place = places.get(request_id)
             if place is not None:
-                choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
-                cells[index] = plan.cells[place]
+                # Drafters may have joined since.
+                choices[index, : plan.choices.shape[1]] = plan.choices[place]
+                sizes[index], cells[index] = plan.sizes[place], plan.cells[place]
         row_s = plan.row_s
         if nodes.any() and not ((choices != LEFT_OUT) & (choices < TRIED)).any():
             # Without the trials it would have been a plain step.

@@ -464,6 +464,37 @@ def test_nothing_is_learned_of_slices_that_went_behind_others(is_behind: bool) -
     assert ("b" in budget.plan([wish], costs, 0).lasting("a")) is is_behind
 
 
+def test_a_plan_that_asks_nobody_may_have_requests_beside_it() -> None:
+    """Those that go on behind steps in flight: their drafters were chosen before."""
+    budget = NodeBudget(StepCost([1, 64], [1.0, 1.2]))
+    dear = {"b": DraftCost(90.0, 90.0)}
+    plan = budget.plan([DraftWish("new", 0.0, "public", None, 100, 100)], dear, 0)
+    assert not plan.by_drafter
+    learn_of(budget, plan.beside({"b": ["old"]}), dear, ["new", "old"])
+
+
+def test_a_drafter_may_join_while_a_step_is_in_flight() -> None:
+    budget = NodeBudget(StepCost([1, 64], [1.0, 1.2]))
+    wish, costs = DraftWish("a", 0.0, "public", None, 100, 100), dict.fromkeys("bc", DraftCost())
+    plan = budget.plan([wish], costs, 0)
+    more = {**costs, "d": DraftCost()}
+    later = budget.plan([wish], more, 0)
+    assert (len(plan.by_drafter), len(later.by_drafter)) == (2, 3)
+    learn_of(budget, plan, costs, ["a"])
+    learn_of(budget, later, more, ["a"])
+
+
+def learn_of(
+    budget: NodeBudget, plan: AskPlan, costs: Mapping[str, DraftCost], ids: Sequence[str]
+) -> None:
+    """A step of which a drafted node was right, and one wrong."""
+    tree = merge([chain_proposal("b", np.arange(2, dtype=np.int32))], 4, 4, budget.table)
+    trees, paths = [tree] * len(ids), [[(0, 0, 0), (1, 9, -1)]] * len(ids)
+    outcome = StepOutcome(5, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs), is_streamed=True)
+    outcome.count(ids, trees, TreeBatch.of(trees), Paths.of(paths))
+    budget.judge(outcome)
+
+
 def test_those_who_pay_are_asked_behind_steps_in_flight_and_those_on_trial_are_not() -> None:
     plan = AskPlan(
         {"a": ("one", "two"), "b": ("one",), "c": ("two",)}, {}, trials={"b": frozenset({"one"})}
