@@ -194,10 +194,20 @@ class DistributedStage:
                 self._end(error)
             finally:
                 self._deliveries.close()
+                self._leave()
 
     @property
     def _is_last(self) -> bool:
         return self._index == self._row.num_stages - 1
+
+    def _leave(self) -> None:
+        """Give sockets and threads of the group back now, not when garbage is collected.
+
+        A process whose NCCL lost a neighbour is replaced as a whole.
+        """
+        self._store = None
+        if self._row.backend == "gloo":
+            self._hidden_link = None
 
     def _end(self, error: Exception, event: str = "neighbour_lost") -> None:
         if not isinstance(error, StageLost):

@@ -78,11 +78,19 @@ def kill_a_stage(engine: Engine, before: int, number: signal.Signals) -> None:
     while engine.stats().num_steps < before + 5:
         time.sleep(0.002)
     stays, victim = stage_pids()
+    held = num_held(stays)
     os.kill(victim, number)
     wait_until(lambda: not engine.is_healthy())
     wait_until(engine.is_healthy)
     assert stays in stage_pids()
     assert not is_alive(victim)
+    # A group of stages has 13 descriptors and 4 threads.
+    assert num_held(stays) < held + 8, "it keeps its link to a stage that is gone"
+
+
+def num_held(pid: int) -> int:
+    """Descriptors and threads of a process."""
+    return sum(len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task"))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
