@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...deploy.cli.bench.head_rows import MERGED, UNTRAINED
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table, replaced
@@ -83,6 +84,12 @@ def tables(folder: Path) -> str:
         if loads:
             title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
             parts.append(table(title, loads, _kappa))
+    by_profile = {
+        read_cost_profile(profile).name: read_columns(folder, profile)
+        for profile in bundled_profiles()
+    }
+    if MERGED in content["settings"] and any(by_profile.values()):
+        parts.append(break_even_table(real, by_profile))
     return "\n\n".join(parts)
 
 
@@ -124,6 +131,34 @@ def speed_cell(content: Mapping[str, Any], name: str) -> str:
     """Speed over plain decoding."""
     setting = content["settings"].get(name)
     return "-" if setting is None else f"{setting['speedup']:.2f}x"
+
+
+def break_even_table(real: Columns, by_profile: Mapping[str, Columns]) -> str:
+    """Tokens that a draft of one trained drafter has to bring beyond the training-free ones to be
+    worth its time, beside what all of them together bring, at any cost; by profile and prompts."""
+    compared = [
+        (f"{profile}; {head}", content, real[head])
+        for profile, columns in by_profile.items()
+        for head, content in columns.items()
+        if {MERGED, UNTRAINED} <= real.get(head, {}).get("settings", {}).keys()
+    ]
+    names = [
+        name
+        for name in names_of({title: content for title, content, _ in compared})
+        if all(len(content["draft_ms"].get(name, ())) == 1 for _, content, _ in compared)
+    ]
+    lines = []
+    for title, content, at_any_cost in compared:
+        taus = {row["name"]: row["tau"]["value"] for row in at_any_cost["taus"]}
+        needed = [f"{_needed(content, name):.2f}" for name in names]
+        lines.append([title, *needed, f"{taus[MERGED] - taus[UNTRAINED]:.2f}"])
+    return markdown_table(["tokens that a draft must bring", *names, "all of them bring"], lines)
+
+
+def _needed(content: Mapping[str, Any], name: str) -> float:
+    """Tokens that are decoded in the time of a row's draft with training-free drafts alone."""
+    [draft_ms] = content["draft_ms"][name].values()
+    return draft_ms / 1000 * content["settings"][UNTRAINED]["output_throughput"]
 
 
 def _kappa(content: Mapping[str, Any], name: str) -> str:

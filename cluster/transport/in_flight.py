@@ -68,6 +68,8 @@ class InFlightSteps:
         for future in futures.values():
             if not future.done():
                 future.set_exception(self.error())
+                # Told for all steps at once: asyncio need not complain of those nobody waits for.
+                future.exception()
 
     def error(self) -> StageLost:
         """Why steps cannot be sent now."""

@@ -66,6 +66,20 @@ def test_kappa_and_theta_under_load(tmp_path: Path) -> None:
     ]
 
 
+def test_tokens_that_a_draft_must_bring_to_be_worth_its_time(tmp_path: Path) -> None:
+    taus = {"tree": 3.0, "training-free": 2.0, "everything merged": 3.25}
+    found = json.loads(content_of(taus))
+    found["draft_ms"]["tree"] = {"tree": 5.0}
+    found["settings"]["training-free"]["output_throughput"] = 300.0
+    for name in ("heads-bundled-t0", "heads-bundled-t0-8b-h100"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    assert tables(tmp_path).splitlines()[-3:] == [
+        "| tokens that a draft must bring | tree | all of them bring |",
+        "| --- | --- | --- |",
+        "| 8B on one H100; bundled, greedy | 1.50 | 1.25 |",
+    ]
+
+
 def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -> None:
     (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0))
     taus = {"griffin chain": 3.0, "griffin-no-fusion chain": 2.5}

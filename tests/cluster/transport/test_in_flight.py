@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from unittest.mock import Mock
 
 import pytest
@@ -48,6 +49,17 @@ async def test_the_first_loss_counts() -> None:
     with pytest.raises(StageLost, match="stage 1"):
         await future
     assert str(steps.error()) == "stage 1 is dead"
+
+
+async def test_asyncio_does_not_complain_of_lost_steps_nobody_waits_for() -> None:
+    told = Mock()
+    asyncio.get_running_loop().set_exception_handler(told)
+    steps = InFlightSteps(2)
+    _, future = steps.add()
+    steps.lose("stage 1 is dead")
+    del future
+    gc.collect()
+    told.assert_not_called()
 
 
 async def test_a_local_pipeline_must_be_open() -> None:
