@@ -145,6 +145,35 @@ class Contained:
         return True
 
 
+class Learning:
+    """A context manager: an exception within it costs what was to be learned, and no request.
+
+    For what only makes later steps faster. Each place that raises is logged once.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        place = place_of(error)
+        if place not in self._known:
+            self._known.add(place)
+            logger.error("event=not_learned error=%s", place)
+        return True
+
+
 def contain_each(
     work: Callable[[T], None], parts: Iterable[T], fail: Callable[[T, Exception], None]
 ) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import Float64
+from ..errors import Learning
 from ..proposals import DraftCost, Proposal, chain_proposal
 from ..step.ask_plan import AskPlan, DraftBatch
 from ..tree.acceptance_table import AcceptanceTable
@@ -97,7 +98,8 @@ class NodeBudget:
 
     __slots__ = (
         "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_idle_s", "_is_adaptive",
-        "_is_ordered", "_last_passes", "_multi_step", "_plain_s", "_spent_s", "cost", "table",
+        "_is_ordered", "_last_passes", "_learning", "_multi_step", "_plain_s", "_spent_s", "cost",
+        "table",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +133,7 @@ class NodeBudget:
         self._committed_at = 0.0
         # Tokens of each request in the step that was committed last.
         self._last_passes = 1
+        self._learning = Learning()
 
     def plan(
         self,
@@ -202,6 +205,19 @@ class NodeBudget:
 
         A round lasts from the commit before, or from its own planning where the engine was idle.
         """
+        with self._learning:
+            self._note_step(outcome, now)
+
+    def judge(self, outcome: StepOutcome) -> None:
+        """Learn which drafted nodes were right, and what drafters brought, of a step that was
+        counted, before any of its requests ends.
+        """
+        with self._learning:
+            if self._is_adaptive and outcome.trees:
+                self._learn_drafters(outcome)
+            self._learn_values(outcome)
+
+    def _note_step(self, outcome: StepOutcome, now: float) -> None:
         before, self._committed_at = self._committed_at, now
         host_s, self._host_s = self._host_s, 0.0
         self._learn_host(len(outcome.draft_batch.by_request), host_s)
@@ -219,12 +235,7 @@ class NodeBudget:
             self._drafters.pass_time(now - before, self._round_s(num_requests))
         self._last_passes = outcome.num_passes
 
-    def judge(self, outcome: StepOutcome) -> None:
-        """Learn which drafted nodes were right, and what drafters brought, of a step that was
-        counted, before any of its requests ends.
-        """
-        if self._is_adaptive and outcome.trees:
-            self._learn_drafters(outcome)
+    def _learn_values(self, outcome: StepOutcome) -> None:
         ids, drafted, paths = outcome.ids, outcome.drafted, outcome.paths
         if not self._hindsight.has_work(drafted):
             return

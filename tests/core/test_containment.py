@@ -13,6 +13,7 @@ import pytest
 from draftline.core.arrays import Bool
 from draftline.core.errors import (
     DraftlineError,
+    Learning,
     RequestError,
     RequestFailed,
     RequestSuspected,
@@ -23,6 +24,8 @@ from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
+from draftline.core.schedule.budget import NodeBudget
+from draftline.core.schedule.choice.drafter_choice import DrafterChoice
 from draftline.core.step.in_flight import StepDeadline
 from draftline.core.steps import StepInput, StepOutput
 from draftline.core.tree.tree import TokenTree
@@ -30,6 +33,8 @@ from support.fakes.fake_bench import Bench, NoText
 from support.fakes.fake_target import FakeTarget, plain_answer
 
 VOCAB = 7
+# Tests replace it (tests/conftest.py).
+GOES_ON = Learning.__exit__
 SECRET = "what the tenant wrote"
 
 
@@ -173,6 +178,24 @@ async def test_a_plan_that_fails_ends_those_that_run(monkeypatch: pytest.MonkeyP
     assert isinstance(bench.heard["a"][-1], RequestFailed)
     assert_whole(bench, "ccc")
     bench.check_empty()
+
+
+async def test_what_cannot_be_learned_costs_no_request(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Learning, "__exit__", GOES_ON)
+    monkeypatch.setattr(DrafterChoice, "learn", Broken(3))
+    monkeypatch.setattr(NodeBudget, "_learn_host", Broken(5))
+    bench = Bench()
+    for name in ("a", "bb"):
+        add(bench, name, "none")
+    await bench.run()
+    assert_whole(bench, "a", "bb")
+    bench.check_empty()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, "each once"
+    assert all("event=not_learned error=ValueError at core/test_con" in one for one in told)
+    assert SECRET not in caplog.text
 
 
 async def test_a_request_of_a_running_ones_id_is_refused() -> None:
