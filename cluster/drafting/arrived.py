@@ -73,10 +73,11 @@ class ArrivedProposals:
     def settle(self, query: Query) -> bool:
         """Whether something drafted ahead waits that goes on from the query's text and path.
 
-        It then waits as an answer to the query; what was guessed wrongly is dropped.
+        It then waits as an answer to the query; what was guessed wrongly is dropped. Behind a path
+        that is only assumed no guess is known to be right or wrong: it stays.
         """
         arrival = self._arrivals.get(query.request_id)
-        if arrival is None or not isinstance(arrival[0], AheadQuery):
+        if arrival is None or query.assumed or not isinstance(arrival[0], AheadQuery):
             return False
         answered, text, proposals, place = arrival
         path = _path_between(answered, text, query)
@@ -102,6 +103,8 @@ class ArrivedProposals:
         if arrival is None:
             return None
         answered, text, proposals, place = arrival
+        if query.assumed and isinstance(answered, AheadQuery):
+            return None
         is_late = not _is_answer(answered, query)
         path = _path_between(answered, text, query) if is_late else []
         if is_late and _is_above(path, answered):

@@ -214,7 +214,7 @@ class Drafting:
         Each is told the trees, and guesses where the target will leave them. Not under acceptance
         rules that look at how a draft was drawn.
         """
-        is_new = draft_batch is not None and self._ahead_of is not trees and not trees.slices
+        is_new = draft_batch is not None and self._ahead_of is not trees
         if draft_batch is None or not is_new or not self._drafters.drafts_ahead:
             return
         self._ahead_of = trees
@@ -228,6 +228,9 @@ class Drafting:
             size = _most_nodes(state, most, 1)
             if size > 0 and not state.has_ended:
                 committed_len = len(state.token_ids)
+                if state.stream is not None:
+                    # What its earlier steps hold is not answered either.
+                    tree = state.stream.tree()
                 queries.append(
                     AheadQuery(state.request_id, committed_len, size, tree.tokens, tree.parents)
                 )

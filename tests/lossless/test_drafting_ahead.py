@@ -16,18 +16,19 @@ TREES = DrafterConfig(kind="model", model="demo-drafter", tree="dynamic", num_to
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("drafter", "stages", "temperature"),
+    ("drafter", "stages", "temperature", "streaming"),
     [
-        pytest.param(AHEAD, 1, 0.0, id="greedy, one"),
-        pytest.param(AHEAD, 2, 0.8, id="sampled, two"),
-        pytest.param(TREES, 2, 0.8, id="sampled, trees"),
-        pytest.param(AHEAD, 1, 0.8, id="sampled, one", marks=pytest.mark.full),
-        pytest.param(AHEAD, 2, 0.0, id="greedy, two", marks=pytest.mark.full),
-        pytest.param(TREES, 2, 0.0, id="greedy, trees", marks=pytest.mark.full),
+        pytest.param(AHEAD, 1, 0.0, "off", id="greedy, one"),
+        pytest.param(AHEAD, 2, 0.8, "on", id="sampled, two, streamed"),
+        pytest.param(TREES, 2, 0.8, "off", id="sampled, trees"),
+        pytest.param(AHEAD, 1, 0.8, "off", id="sampled, one", marks=pytest.mark.full),
+        pytest.param(AHEAD, 2, 0.8, "off", id="sampled, two", marks=pytest.mark.full),
+        pytest.param(AHEAD, 2, 0.0, "off", id="greedy, two", marks=pytest.mark.full),
+        pytest.param(TREES, 2, 0.0, "on", id="greedy, trees, streamed", marks=pytest.mark.full),
     ],
 )
 def test_texts_are_those_of_plain_decoding(
-    drafter: DrafterConfig, stages: int, temperature: float
+    drafter: DrafterConfig, stages: int, temperature: float, streaming: str
 ) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
     config: dict[str, Any] = {
@@ -35,6 +36,7 @@ def test_texts_are_those_of_plain_decoding(
         "pipeline_parallel_size": stages,
         "node_budget": "full",
         "draft_deadline_ms": 5000,
+        "streaming": streaming,
     }
     with Engine(EngineConfig(**config, drafters=(drafter,))) as engine:
         plain = [

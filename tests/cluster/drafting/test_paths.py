@@ -142,35 +142,24 @@ async def test_what_it_wishes_to_know_is_left_where_its_nodes_are_not() -> None:
     assert (len(left.tokens), left.num_top_next_tokens) == (0, 4)
 
 
-async def test_what_was_drafted_ahead_answers_queries_behind_paths(paths: Paths) -> None:
-    session, paths.link.drafts_ahead = paths.session, True
-    tree = following(session.text[-1], 2)
-    paths.drafter.guesses = [[*tree.tolist(), 30]]
-    query = AheadQuery("r", len(session.text), 9, tree, np.arange(-1, 1, dtype=np.int32))
-    paths.hub.draft_ahead([query], {"far": ("r",)})
-    paths.link.answer()
-    sent = len(paths.link.sent)
-    # The tree's tokens are committed, and the token behind them is one that somebody drafted.
-    assert await paths.ask(30, committed=tuple(tree.tolist())) == [31, 32, 33, 34, 35, 36]
-    assert len(paths.link.sent) == sent
-    stats = paths.hub.stats()[0]
-    assert (stats.ahead, stats.ahead_used) == (1, 1)
-
-
-async def test_what_is_on_its_way_ahead_may_answer_a_query_behind_a_path(paths: Paths) -> None:
+async def test_one_that_drafts_ahead_is_not_asked_behind_a_path(paths: Paths) -> None:
+    """It guesses behind every path, is not hurried for one, and its guess waits for the text."""
     session, paths.link.drafts_ahead = paths.session, True
     tree = following(session.text[-1], 2)
     paths.drafter.guesses = [[*tree.tolist(), 30]]
     ahead = AheadQuery("r", len(session.text), 9, tree, np.arange(-1, 1, dtype=np.int32))
     paths.hub.draft_ahead([ahead], {"far": ("r",)})
     assert await paths.ask(*tree.tolist(), 40) is None
-    assert paths.link.num_hurried == 1
+    assert paths.link.num_hurried == 0
     paths.link.answer()
-    # It guessed another token there, so the drafter was asked after all.
-    assert paths.link.waiting is not None
-    assert paths.link.waiting.queries == [Query("r", len(session.text), 8, (*tree.tolist(), 40))]
-    paths.link.answer()
-    assert await paths.ask(*tree.tolist(), 40) == [41, 42, 43, 44, 45, 46]
+    assert paths.link.waiting is None
+    sent = len(paths.link.sent)
+    assert await paths.ask(*tree.tolist(), 40) is None
+    # The target said the tree's tokens, and the one that was guessed.
+    assert await paths.ask(committed=(*tree.tolist(), 30)) == [31, 32, 33, 34, 35, 36]
+    assert len(paths.link.sent) == sent
+    stats = paths.hub.stats()[0]
+    assert (stats.ahead, stats.ahead_used) == (1, 1)
 
 
 async def test_heads_of_the_last_stage_have_nothing_behind_a_path() -> None:
