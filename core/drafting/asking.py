@@ -229,8 +229,8 @@ class Drafting:
             if size > 0 and not state.has_ended:
                 committed_len = len(state.token_ids)
                 if state.stream is not None:
-                    # What its earlier steps hold is not answered either.
-                    tree = state.stream.tree()
+                    # What its earlier steps hold is on its way, too.
+                    tree = state.stream.sent()
                 queries.append(
                     AheadQuery(state.request_id, committed_len, size, tree.tokens, tree.parents)
                 )

@@ -125,9 +125,10 @@ class StreamedTree(Generic[A]):
             found += node.children.values()
         return found
 
-    def tree(self, names: tuple[str, ...] = ()) -> TokenTree:
-        """All of it, below its root."""
-        return token_tree(self.alive(), self.root.position, names)
+    def sent(self, names: tuple[str, ...] = ()) -> TokenTree:
+        """All of it that was sent, below its root."""
+        nodes = [node for node in self.alive() if node.place is not None]
+        return token_tree(nodes, self.root.position, names)
 
     def graft(self, tree: TokenTree, at: StreamedNode[A]) -> None:
         """Add what was drafted behind a node that is alive, or is the root."""
