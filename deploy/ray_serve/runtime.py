@@ -94,7 +94,7 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
         # A cluster of our own ends with all that is in it; there, only what is up stops in order.
         if is_deployed or (address is not None and ray.is_initialized()):
             for name in (APP_NAME, *args.pools):
-                serve.delete(name)
+                _delete(name)
         ray.shutdown()
 
 
@@ -150,6 +150,17 @@ def _drain(timeout_s: float) -> None:
         logger.info("event=drain_interrupted")
     except (RayError, RayServeException, TimeoutError) as error:
         logger.warning("event=drain_failed reason=%r", _reason(error))
+
+
+def _delete(name: str) -> None:
+    """End an application; one that Ray Serve does not end within its own time is left to it."""
+    from ray import serve  # noqa: PLC0415
+    from ray.exceptions import RayError  # noqa: PLC0415
+
+    try:
+        serve.delete(name)
+    except (RayError, TimeoutError) as error:
+        logger.warning("event=delete_failed application=%s reason=%r", name, _reason(error))
 
 
 def _start_ray(args: ServeArgs, address: str | None) -> None:

@@ -22,6 +22,8 @@ COMMAND = (sys.executable, "-c", "from draftline.deploy.cli.main import main; ma
 STOP_TIMEOUT_S = 60.0
 # Ray's own processes notice within this time that their driver is gone.
 END_TIMEOUT_S = 20.0
+# And one that is aborted has written where its threads are.
+ABORT_TIMEOUT_S = 5.0
 POLL_S = 0.2
 
 
@@ -52,7 +54,9 @@ def served(
         config.write_text(json.dumps(settings))
         command = [*COMMAND, "serve", "--config", str(config), "--port", "0"]
         command += [] if ray_address is None else ["--ray-address", ray_address]
-        env = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment or {})
+        # One that does not end says where it is (`_stop`).
+        env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        env |= dict(environment or {})
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
             server = None
             try:
@@ -83,5 +87,8 @@ def _stop(process: subprocess.Popen[str]) -> list[Process]:
         time.sleep(POLL_S)
     for one in left:
         with suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGKILL)
+            os.kill(one.pid, signal.SIGABRT if one.pid == process.pid else signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(ABORT_TIMEOUT_S)
+    process.kill()
     return left

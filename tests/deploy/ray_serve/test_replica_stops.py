@@ -95,3 +95,18 @@ def test_requests_of_a_stopped_replica_end_with_503(
         deleting.result(60)
     # Killed as it was, the replica could not close its stages itself.
     assert asyncio.run(no_actors_left("StageWorker"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_ray_serve_does_not_end_keeps_no_server_from_its_own_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from draftline.deploy.ray_serve import runtime
+    from ray import serve
+
+    def delete(_name: str) -> None:
+        raise TimeoutError("Some of these applications weren't deleted after 60s")
+
+    monkeypatch.setattr(serve, "delete", delete)
+    runtime._delete("draftline")
+    assert "event=delete_failed application=draftline reason='Some of these" in caplog.text
