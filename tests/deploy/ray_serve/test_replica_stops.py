@@ -105,7 +105,7 @@ def test_what_ray_serve_does_not_end_keeps_no_server_from_its_own_end(
     from ray import serve
 
     def delete(_name: str) -> None:
-        raise TimeoutError("Some of these applications weren't deleted after 60s")
+        raise TimeoutError("Some of these applications were not deleted after 60s")
 
     monkeypatch.setattr(serve, "delete", delete)
     runtime._delete("draftline")
