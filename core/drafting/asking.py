@@ -228,11 +228,10 @@ class Drafting:
             size = _most_nodes(state, most, 1)
             if size > 0 and not state.has_ended:
                 committed_len = len(state.token_ids)
-                if state.stream is not None:
-                    # What its earlier steps hold is on its way, too.
-                    tree = state.stream.sent()
+                # What earlier steps hold of a streamed tree is on its way, too.
+                sent = tree if state.stream is None else state.stream.sent()
                 queries.append(
-                    AheadQuery(state.request_id, committed_len, size, tree.tokens, tree.parents)
+                    AheadQuery(state.request_id, committed_len, size, sent.tokens, sent.parents)
                 )
         if queries:
             self._drafters.draft_ahead(queries, asked)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
@@ -90,7 +91,7 @@ def kill_a_stage(engine: Engine, before: int, number: signal.Signals) -> None:
 
 def num_held(pid: int) -> int:
     """Descriptors and threads of a process."""
-    return sum(len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task"))
+    return sum(len(list(Path(f"/proc/{pid}/{what}").iterdir())) for what in ("fd", "task"))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

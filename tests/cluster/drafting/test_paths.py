@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import InprocLink
-from draftline.core.proposals import AheadQuery, Drafted, Query, StepCommit, chain_proposal
+from draftline.core.proposals import AheadQuery, Drafted, StepCommit, chain_proposal
 from draftline.drafters.heads.stage_drafts import StageDrafts
 from support.fakes.fake_drafters import CountingDrafter, GuessingDrafter, following
 from support.fakes.fake_link import FakeClock, FakeLink
