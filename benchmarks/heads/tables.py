@@ -75,20 +75,18 @@ def tables(folder: Path) -> str:
     parts = [*_equal_tables(folder), table("tau", real, tau_cell)]
     head, content = next(iter(real.items()))
     parts.append(depth_table(head, content))
+    by_profile: dict[str, Columns] = {}
     for profile in bundled_profiles():
         simulated = read_columns(folder, profile)
         if simulated:
+            by_profile[read_cost_profile(profile).name] = simulated
             title = f"simulated speed: {read_cost_profile(profile).name}"
             parts.append(table(title, simulated, speed_cell))
         loads = read_loads(folder, profile)
         if loads:
             title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
             parts.append(table(title, loads, _kappa))
-    by_profile = {
-        read_cost_profile(profile).name: read_columns(folder, profile)
-        for profile in bundled_profiles()
-    }
-    if MERGED in content["settings"] and any(by_profile.values()):
+    if MERGED in content["settings"] and by_profile:
         parts.append(break_even_table(real, by_profile))
     return "\n\n".join(parts)
 

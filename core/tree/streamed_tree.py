@@ -125,10 +125,10 @@ class StreamedTree(Generic[A]):
             found += node.children.values()
         return found
 
-    def sent(self, names: tuple[str, ...] = ()) -> TokenTree:
-        """All of it that was sent, below its root."""
+    def sent(self) -> TokenTree:
+        """All of it that was sent, below its root; without the drafters' names."""
         nodes = [node for node in self.alive() if node.place is not None]
-        return token_tree(nodes, self.root.position, names)
+        return token_tree(nodes, self.root.position, ())
 
     def graft(self, tree: TokenTree, at: StreamedNode[A]) -> None:
         """Add what was drafted behind a node that is alive, or is the root."""

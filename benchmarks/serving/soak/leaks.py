@@ -35,9 +35,8 @@ TIMEOUT_S = 5.0
 # What Redis says of a key that does not expire.
 FOR_EVER = -1
 # Connections and pool threads that come and go: over 19 faults no role's fullest process gained
-# more than 2 descriptors and 5 threads, those of an executor that is filled with time. What leaks
-# with each fault or request is many times that.
-FD_SLACK, THREAD_SLACK = 8, 8
+# more than 2 descriptors and 1 thread. What leaks with each fault or request is many times that.
+FD_SLACK, THREAD_SLACK = 8, 4
 
 
 async def wait_for_quiet(watch: Watch, replicas: int) -> Holdings | None:
