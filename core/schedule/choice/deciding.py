@@ -28,7 +28,7 @@ RECALL = 0.98
 # What is asked is what seemed best, often by chance: so much of what it should save beyond its rows
 # counts; these are bought when its nodes are known. All of it does where others would make it too
 # dear, so that it is not asked and left out by turns.
-SURE_SHARE = 0.8
+SURE_SHARE = 0.9
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.

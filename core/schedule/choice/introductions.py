@@ -17,7 +17,7 @@ from .kernels import ASKED, BEYOND, GAIN, LEFT_OUT, MESSAGE, QUERY, TRIED, WEIGH
 from .known import NUM_REGIMES, Known, cell_of
 
 # Steps of each reach: of all drafters, and at most.
-LEAST_STEPS, MOST_STEPS = 3.0, 12.0
+LEAST_STEPS, MOST_STEPS = 3.0, 64.0
 # Tokens of a step that is added to those that were seen: runs that copy are rare and long.
 HOPED_FOR = 3.0
 
@@ -37,7 +37,7 @@ def introduce(choices: Int64, forced: Int64, known: Known, wishes: StepWishes) -
         if not wishes.allowed[place, drafter] or taken_s > wishes.round_s:
             continue
         for reach in range(NUM_REACHES):
-            if not _is_hardly_known(known.levels[0], drafter, reach, taken_s, wishes.token_s):
+            if not _is_hardly_known(known, drafter, reach, taken_s, wishes.token_s):
                 continue
             forced[place, drafter] |= 1 << reach
             is_due = reach == reached and not wishes.is_ahead[drafter]
@@ -47,10 +47,13 @@ def introduce(choices: Int64, forced: Int64, known: Known, wishes: StepWishes) -
 
 @compiled
 def _is_hardly_known(
-    engine: Float64, drafter: int, reach: int, taken_s: float, token_s: float
+    known: Known, drafter: int, reach: int, taken_s: float, token_s: float
 ) -> bool:
-    """Whether it may save the seconds that it takes, as far as few steps tell."""
-    count = engine.shape[0]
+    """Whether it may save the seconds that it takes, as far as few steps tell.
+
+    Beyond those that take less: a dearer one that says the same is what it may be asked instead of.
+    """
+    engine, count = known.levels[0], len(known.costs)
     sums = np.zeros((count, 3))
     for regime in range(NUM_REGIMES):
         sums += engine[drafter, BEYOND : BEYOND + count, cell_of(regime, reach)]
@@ -59,7 +62,8 @@ def _is_hardly_known(
         return num_steps < LEAST_STEPS
     gain = sums[drafter, GAIN] / num_steps
     for other in range(count):
-        if sums[other, WEIGHT] >= LEAST_STEPS:
+        other_s = known.costs[other, MESSAGE] + known.costs[other, QUERY]
+        if other_s < taken_s and sums[other, WEIGHT] >= LEAST_STEPS:
             gain = min(gain, sums[other, GAIN] / sums[other, WEIGHT])
     hoped_for = (num_steps * gain + HOPED_FOR) / (num_steps + 1.0)
     return bool(hoped_for * token_s >= taken_s)

@@ -16,7 +16,7 @@ from ...reach import NUM_REACHES
 from .known import NUM_REGIMES, REGIMES, Known, cell_of
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
-PRIORS = np.array([1.0, 2.0, 4.0])
+PRIORS = np.array([1.0, 2.0, 8.0])
 # Trials of what brings too little for what it takes are fewer, down to this part of them.
 LEAST_INTEREST = 0.25
 

@@ -69,6 +69,14 @@ class HeadJob:
             "rows count; by the kind",
         ),
     ] = None
+    num_best: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="the target's most probable tokens that count beside its distribution; "
+            "default: 10, as published for models that leave little to the others",
+        ),
+    ] = None
     mask_form: Annotated[
         MaskForm, Field(description="rows that count as GRIFFIN's paper or its code has them")
     ] = "paper"
@@ -191,6 +199,7 @@ FUSED, BLOCKS = ("griffin", "hass", "eagle2", "fspad"), ("dflash", "dspark")
 OWN_FLAGS = {
     "num_passes": (*FUSED, "eagle3"),
     "num_aligned": FUSED,
+    "num_best": ("griffin", "hass"),
     "mask_form": FUSED,
     "fusion": FUSED,
     "splits_output": FUSED,
@@ -237,6 +246,9 @@ def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
 
 def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
     """The plan of a run by the job's recipe (`head_recipe`)."""
+    weights = recipe.weights()
+    if job.num_best is not None:
+        weights = replace(weights, num_best=job.num_best)
     return HeadPlan(
         num_steps=job.num_steps,
         texts_per_step=job.texts_per_step,
@@ -247,7 +259,7 @@ def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
             num_aligned=recipe.num_aligned,
             is_staged=recipe.is_staged,
             mask_form=job.mask_form,
-            weights=recipe.weights(),
+            weights=weights,
         ),
         blocks=BlockPlan(job.num_anchors),
         masks=MaskPlan(keep_rate=job.keep_rate),

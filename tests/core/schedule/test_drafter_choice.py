@@ -303,7 +303,7 @@ def test_in_its_first_steps_an_engine_asks_everyone_together() -> None:
     ("num_steps", "gain", "is_asked"),
     # In tokens, it takes half a one; a step with three is hoped for.
     [(2, 0.0, True), (5, 0.0, True), (6, 0.0, False), (11, 0.27, False), (11, 0.28, True),
-     (12, 3.0, False)],
+     (63, 0.47, True), (64, 3.0, False)],
 )  # fmt: skip
 def test_what_is_hardly_known_gets_the_benefit_of_the_doubt(
     num_steps: int, gain: float, is_asked: bool
@@ -320,6 +320,25 @@ def test_what_is_hardly_known_gets_the_benefit_of_the_doubt(
     # Nothing is known of the other outcomes.
     assert forced.tolist() == [[0b101 | is_asked << 1]]
     assert choices.tolist() == [[(ASKED + TRIED) * is_asked]]
+
+
+@pytest.mark.parametrize(("other_s", "is_asked"), [(0.004, False), (0.006, True)])
+def test_only_what_takes_less_makes_one_superfluous_that_is_hardly_known(
+    other_s: float, is_asked: bool
+) -> None:
+    drafters = Simulation({name: Guess(lambda _one: 0.0) for name in "ab"}).budget._drafters
+    drafters.use(["a", "b"])
+    # It brings a token, and takes half as long as one, and nothing beyond the other.
+    drafters._known.levels[0, 0, BEYOND, 0, (WEIGHT, GAIN)] = 10.0, 10.0
+    drafters._known.levels[0, 0, BEYOND + 1, 0, (WEIGHT, GAIN)] = 10.0, 0.0
+    wanted = drafters._wanted(
+        [DraftWish("r0", 0.0, "shared", None, 9, 9)],
+        {"a": DraftCost(0.0, 0.005, 0.0), "b": DraftCost(0.0, other_s, 0.0)},
+        token_s=0.01, plain_s=0.01,
+    )._replace(round_s=0.01)  # fmt: skip
+    choices, forced = np.zeros((2, 1, 2), dtype=np.int64)
+    introduce(choices, forced, drafters._known, wanted)
+    assert (choices[0, 0] != 0) == is_asked
 
 
 def test_each_request_has_the_drafters_that_pay_for_it() -> None:

@@ -28,6 +28,7 @@ from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.heads.spec_former import SpecFormerConfig
 from draftline.training.corpus import SourceFile
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
+from draftline.training.heads.feature_passes.losses import LossWeights
 from typer.testing import CliRunner
 
 runner = CliRunner()
@@ -238,6 +239,8 @@ def test_a_recipe_is_followed_where_nothing_is_said() -> None:
     assert (plan("griffin").num_passes, plan("griffin").num_aligned) == (3, 3)
     assert (plan("hass").num_passes, plan("hass").num_aligned) == (3, 0)
     assert plan("eagle2").num_passes == 1
+    assert (plan("hass").weights.best_tokens, plan("hass").weights.num_best) == (1.0, 10)
+    assert plan("hass", num_best=100).weights == LossWeights(best_tokens=1.0, num_best=100)
     assert (plan("griffin", num_passes=2, num_aligned=0).num_passes) == 2
     assert (plan("griffin", num_passes=2, num_aligned=0).num_aligned) == 0
 
