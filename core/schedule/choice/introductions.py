@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import Float64, Int64
+from ...arrays import Int64
 from ...compiled import compiled
 from ...reach import NUM_REACHES
 from .kernels import ASKED, BEYOND, GAIN, LEFT_OUT, MESSAGE, QUERY, TRIED, WEIGHT, StepWishes
