@@ -145,10 +145,11 @@ class Contained:
         return True
 
 
-class Learning:
-    """A context manager: an exception within it costs what was to be learned, and no request.
+class BestEffort:
+    """A context manager: an exception within it costs speed, and no request.
 
-    For what only makes later steps faster. Each place that raises is logged once.
+    For what only makes steps faster: what is drafted, and what is learned of it. Each place that
+    raises is logged once.
     """
 
     __slots__ = ("_known",)
@@ -170,7 +171,7 @@ class Learning:
         place = place_of(error)
         if place not in self._known:
             self._known.add(place)
-            logger.error("event=not_learned error=%s", place)
+            logger.error("event=slowed error=%s", place)
         return True
 
 

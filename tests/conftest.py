@@ -142,11 +142,11 @@ def unit_tests_stay_inside(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 
 @pytest.fixture(autouse=True)
-def what_cannot_be_learned_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine goes on over an error in what it learns; in a test it is an error as any."""
-    from draftline.core.errors import Learning
+def best_effort_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine goes on over an error in what makes it fast; in a test it is an error as any."""
+    from draftline.core.errors import BestEffort
 
-    monkeypatch.setattr(Learning, "__exit__", lambda *_: None)
+    monkeypatch.setattr(BestEffort, "__exit__", lambda *_: None)
 
 
 def _shares_fixtures(item: pytest.Item) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import Float64
-from ..errors import Learning
+from ..errors import BestEffort
 from ..proposals import DraftCost, Proposal, chain_proposal
 from ..step.ask_plan import AskPlan, DraftBatch
 from ..tree.acceptance_table import AcceptanceTable
@@ -97,8 +97,8 @@ class NodeBudget:
     """Decides before a step who is asked, and then which nodes go into it."""
 
     __slots__ = (
-        "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_idle_s", "_is_adaptive",
-        "_is_ordered", "_last_passes", "_learning", "_multi_step", "_plain_s", "_spent_s", "cost",
+        "_best_effort", "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_idle_s",
+        "_is_adaptive", "_is_ordered", "_last_passes", "_multi_step", "_plain_s", "_spent_s", "cost",
         "table",
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ class NodeBudget:
         self._committed_at = 0.0
         # Tokens of each request in the step that was committed last.
         self._last_passes = 1
-        self._learning = Learning()
+        self._best_effort = BestEffort()
 
     def plan(
         self,
@@ -167,7 +167,9 @@ class NodeBudget:
             host_s=self._host.parts(HOST_SQUARES),
             single_s=max(float(self.cost.seconds(num_requests, num_requests)) - round_s, 0.0),
         )
-        return self._drafters.plan(wishes, costs, prices)
+        with self._best_effort:
+            return self._drafters.plan(wishes, costs, prices)
+        return AskPlan({}, {})
 
     def is_quiet(self, ids: Iterable[str]) -> bool:
         """Whether nobody is asked for a step of these requests, without a plan for it.
@@ -183,8 +185,10 @@ class NodeBudget:
         if not self._is_adaptive:
             return frozenset(everyone([wish], costs).by_drafter)
         self._know(costs)
-        round_s = self._round_s(num_running)
-        return self._drafters.expected(wish, costs, self._ratio * round_s / max(num_running, 1))
+        token_s = self._ratio * self._round_s(num_running) / max(num_running, 1)
+        with self._best_effort:
+            return self._drafters.expected(wish, costs, token_s)
+        return frozenset()
 
     def forget(self, request_id: str) -> None:
         """A request has ended; an unknown id is ignored."""
@@ -205,14 +209,14 @@ class NodeBudget:
 
         A round lasts from the commit before, or from its own planning where the engine was idle.
         """
-        with self._learning:
+        with self._best_effort:
             self._note_step(outcome, now)
 
     def judge(self, outcome: StepOutcome) -> None:
         """Learn which drafted nodes were right, and what drafters brought, of a step that was
         counted, before any of its requests ends.
         """
-        with self._learning:
+        with self._best_effort:
             if self._is_adaptive and outcome.trees:
                 self._learn_drafters(outcome)
             self._learn_values(outcome)

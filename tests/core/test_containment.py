@@ -13,7 +13,7 @@ import pytest
 from draftline.core.arrays import Bool
 from draftline.core.errors import (
     DraftlineError,
-    Learning,
+    BestEffort,
     RequestError,
     RequestFailed,
     RequestSuspected,
@@ -34,7 +34,7 @@ from support.fakes.fake_target import FakeTarget, plain_answer
 
 VOCAB = 7
 # Tests replace it (tests/conftest.py).
-GOES_ON = Learning.__exit__
+GOES_ON = BestEffort.__exit__
 SECRET = "what the tenant wrote"
 
 
@@ -180,10 +180,26 @@ async def test_a_plan_that_fails_ends_those_that_run(monkeypatch: pytest.MonkeyP
     bench.check_empty()
 
 
+async def test_where_nobody_can_be_chosen_to_draft_requests_go_on_without_drafts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BestEffort, "__exit__", GOES_ON)
+    monkeypatch.setattr(DrafterChoice, "plan", Broken(0))
+    monkeypatch.setattr(DrafterChoice, "expected", Broken(0))
+    bench = Bench()
+    for name in ("a", "bb"):
+        add(bench, name, "none")
+    await bench.run()
+    assert_whole(bench, "a", "bb")
+    bench.check_empty()
+    assert len([one for one in caplog.messages if "event=slowed" in one]) == 2, "each once"
+    assert SECRET not in caplog.text
+
+
 async def test_what_cannot_be_learned_costs_no_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Learning, "__exit__", GOES_ON)
+    monkeypatch.setattr(BestEffort, "__exit__", GOES_ON)
     monkeypatch.setattr(DrafterChoice, "learn", Broken(3))
     monkeypatch.setattr(NodeBudget, "_learn_host", Broken(5))
     bench = Bench()
@@ -194,7 +210,7 @@ async def test_what_cannot_be_learned_costs_no_request(
     bench.check_empty()
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, "each once"
-    assert all("event=not_learned error=ValueError at core/test_con" in one for one in told)
+    assert all("event=slowed error=ValueError at core/test_con" in one for one in told)
     assert SECRET not in caplog.text
 
 
