@@ -35,28 +35,29 @@ class Engine(Replica):
     def generate(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         options: RequestOptions | None = None,
     ) -> list[RequestOutput]:
         """Answers of all prompts, in order; they run together.
 
-        `RequestOptions(speculative=False)` decodes plainly; the answers are the same. Raises
-        `RequestError` if a prompt does not fit, `CapacityError` if there are more than the queue
-        holds, `StageLost`, `EngineClosed`.
+        params: of all prompts, or of each. `RequestOptions(speculative=False)` decodes plainly; the
+        answers are the same. Raises `RequestError` if a prompt does not fit or there are not as
+        many parameters as prompts, `CapacityError` if there are more than the queue holds,
+        `StageLost`, `EngineClosed`.
         """
         if isinstance(prompts, str):
             # It would be taken for a list of its letters.
             raise RequestError("prompts", "must be a list of prompts; write [prompt]")
-        params, options = params or SamplingParams(), options or RequestOptions()
+        options = options or RequestOptions()
         answers = []
         with _cancelling(self._thread) as running:
-            for prompt in prompts:
+            for prompt, own in zip(prompts, _of_each(params, len(prompts)), strict=True):
                 answer = OutputCollector(f"request-{uuid.uuid4().hex}")
-                preparing = self._constraint(params)
+                preparing = self._constraint(own)
                 answer.prompt_ids = self._add(
                     answer.request_id,
                     prompt,
-                    params,
+                    own,
                     answer.on_output,
                     options,
                     None if preparing is None else preparing.result(),
@@ -224,6 +225,18 @@ class AsyncEngine(Replica):
         ):
             answer.on_output(delta)
         return answer.wait()
+
+
+def _of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(
+            "params", f"must be one for all prompts or one for each of {count}, not {len(params)}"
+        )
+    return params
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -116,9 +115,8 @@ def draw(acceptance: str, drafters: Sequence[DrafterConfig]) -> list[RequestOutp
         )
         for seed in range(NUM_DRAWS)
     ]
-    with engine(acceptance, drafters) as found, ThreadPoolExecutor(64) as pool:
-        outputs = pool.map(lambda one: found.generate([PROMPT], one), params)
-        return [output for [output] in outputs]
+    with engine(acceptance, drafters, max_queued_requests=NUM_DRAWS) as found:
+        return found.generate([PROMPT] * NUM_DRAWS, params)
 
 
 @pytest.mark.timeout(300)

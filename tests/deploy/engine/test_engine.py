@@ -100,6 +100,17 @@ def test_a_text_is_no_list_of_prompts(engine: Engine) -> None:
         engine.generate("def f(x):")
 
 
+def test_each_prompt_may_have_parameters_of_its_own(engine: Engine) -> None:
+    own = [replace(PARAMS, max_tokens=count) for count in (3, 5)]
+    together = engine.generate(["abc", "abc"], own)
+    assert [len(one.token_ids) for one in together] == [3, 5]
+    assert [one.token_ids for one in together] == [
+        engine.generate(["abc"], one)[0].token_ids for one in own
+    ]
+    with pytest.raises(RequestError, match="params: must be one .* for each of 1, not 2"):
+        engine.generate(["abc"], own)
+
+
 def test_unknown_drafter_of_a_request(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"speculative.drafters.*'spectre'.*prompt_lookup"):
         engine.generate(["abc"], PARAMS, RequestOptions(drafters=("spectre",)))
