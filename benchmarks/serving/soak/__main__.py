@@ -1,6 +1,7 @@
 """Mixed requests of four tenants on real Ray, while something is killed, paused, filled or slowed.
 
     python -m draftline.benchmarks.serving.soak [--minutes 30 --requests 1000 --fault-s 20]
+        [--model-drafters]
 
 Serves the demo model by `draftline serve` on a Ray cluster of two nodes on this machine: two
 replicas of two stages with a drafter actor each, two HTTP replicas, two retrieval servers, and a
@@ -32,6 +33,9 @@ def main(  # noqa: PLR0913 - each is a flag
     seed: Annotated[int, typer.Option(help="Of requests and faults.")] = 0,
     replicas: Annotated[int, typer.Option(help="Replicas of the engine.")] = 2,
     stages: Annotated[int, typer.Option(help="Stages of each.")] = 2,
+    model_drafters: Annotated[
+        bool, typer.Option("--model-drafters", help="Small models of every kind draft, too.")
+    ] = False,
     logs: Annotated[Path | None, typer.Option(help="Folder to keep Ray's logs in.")] = None,
     output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
 ) -> None:
@@ -44,6 +48,7 @@ def main(  # noqa: PLR0913 - each is a flag
         seed=seed,
         replicas=replicas,
         stages=stages,
+        model_drafters=model_drafters,
         logs=logs,
     )
     report = report_of(setting, soak(setting), load_before)

@@ -32,7 +32,12 @@ RESUMED = re.compile(r"event=request_resumed request_id=(\S+)-\d+ ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is run. `fault_s`: seconds from one fault to the next; `logs`: where Ray's are kept."""
+    """What is run.
+
+    fault_s         seconds from one fault to the next
+    model_drafters  small models of every kind draft, too
+    logs            where Ray's are kept
+    """
 
     minutes: float
     requests: int
@@ -40,6 +45,7 @@ class Setting:
     seed: int = 0
     replicas: int = 2
     stages: int = 2
+    model_drafters: bool = False
     logs: Path | None = None
 
 
@@ -93,7 +99,9 @@ def soak(setting: Setting) -> Found:
     began_at = time.monotonic()
     rng = Random(setting.seed)
     plan = _plan(setting, rng)
-    with set_up(setting.replicas, setting.stages, setting.logs) as at:
+    with set_up(
+        setting.replicas, setting.stages, setting.logs, model_drafters=setting.model_drafters
+    ) as at:
         served = asyncio.run(_serve(at, setting, plan, Faults(rng, at.targets())))
         keys = key_leaks(at.redis.url)
         resumed = _resumed(at.logs)

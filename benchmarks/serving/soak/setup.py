@@ -45,6 +45,20 @@ OWN_ROLES = (
 # A request that takes longer ends with an error; a client waits somewhat longer for that.
 REQUEST_TIMEOUT_S = 150.0
 DEADLINE_S = REQUEST_TIMEOUT_S + 30.0
+# Small models of the target's tokenizer, of others' and in a cascade; the first in processes of
+# their own, which go on while the target computes.
+OTHER = {"kind": "model", "model": "demo-drafter-other-vocab"}
+MODEL_DRAFTERS: Sequence[Mapping[str, Any]] = (
+    {"kind": "model", "model": "demo-drafter", "transport": "grpc", "servers": 2, "ahead": True},
+    {**OTHER, "name": "tli", "vocabulary": "tli", "tree": "dynamic"},
+    {**OTHER, "name": "slem", "vocabulary": "slem"},
+    {**OTHER, "name": "union", "vocabulary": "union"},
+    {"kind": "model", "name": "slrs", "model": "demo-drafter-bytes", "vocabulary": "slrs"},
+    {
+        "kind": "cascade", "drafters": [{"kind": "model", "model": "demo-drafter"},
+        {"kind": "anpd"}], "horizontal": [3, 4], "vertical": [2],
+    },
+)  # fmt: skip
 # Limits that are counted, and that nobody meets.
 LIMITS: Mapping[str, Any] = {
     "requests_per_minute": 10_000,
@@ -92,7 +106,12 @@ class Setup:
 
 
 def settings_of(
-    redis_url: str, retrieval: Sequence[str], replicas: int, stages: int
+    redis_url: str,
+    retrieval: Sequence[str],
+    replicas: int,
+    stages: int,
+    *,
+    model_drafters: bool = False,
 ) -> dict[str, Any]:
     """The server's settings: drafts in every step, parts of each in processes of their own."""
     return {
@@ -106,6 +125,7 @@ def settings_of(
             {"kind": "spectra", "transport": "grpc"},
             {"kind": "suffix"},
             {"kind": "retrieval", "server": ",".join(retrieval)},
+            *(MODEL_DRAFTERS if model_drafters else ()),
         ],
         "server": {
             "request_timeout_s": REQUEST_TIMEOUT_S,
@@ -133,7 +153,9 @@ def cpus_of(settings: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @contextmanager
-def set_up(replicas: int, stages: int, logs: Path | None) -> Iterator[Setup]:
+def set_up(
+    replicas: int, stages: int, logs: Path | None, *, model_drafters: bool = False
+) -> Iterator[Setup]:
     """A Redis with tenants and texts, retrieval servers, a Ray cluster, and a server on it.
 
     logs  the folder that Ray's are left in; None: nobody wants them
@@ -150,7 +172,9 @@ def set_up(replicas: int, stages: int, logs: Path | None) -> Iterator[Setup]:
         ]
         networks += [stack.enter_context(Network(server.port)) for server in servers]
         addresses = [f"127.0.0.1:{network.port}" for network in networks[1:]]
-        settings = settings_of(redis_url, addresses, replicas, stages)
+        settings = settings_of(
+            redis_url, addresses, replicas, stages, model_drafters=model_drafters
+        )
         folder = disk.folder / "ray"
         if logs is not None:
             stack.callback(_keep, folder, logs)

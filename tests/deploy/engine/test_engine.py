@@ -107,7 +107,7 @@ def test_each_prompt_may_have_parameters_of_its_own(engine: Engine) -> None:
     assert [one.token_ids for one in together] == [
         engine.generate(["abc"], one)[0].token_ids for one in own
     ]
-    with pytest.raises(RequestError, match="params: must be one .* for each of 1, not 2"):
+    with pytest.raises(RequestError, match=r"params: must be one .* for each of 1, not 2"):
         engine.generate(["abc"], own)
 
 
