@@ -98,8 +98,8 @@ class NodeBudget:
 
     __slots__ = (
         "_best_effort", "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_idle_s",
-        "_is_adaptive", "_is_ordered", "_last_passes", "_multi_step", "_plain_s", "_spent_s", "cost",
-        "table",
+        "_is_adaptive", "_is_ordered", "_last_passes", "_multi_step", "_plain_s", "_spent_s",
+        "cost", "table",
     )  # fmt: skip
 
     def __init__(

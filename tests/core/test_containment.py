@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Bool
 from draftline.core.errors import (
-    DraftlineError,
     BestEffort,
+    DraftlineError,
     RequestError,
     RequestFailed,
     RequestSuspected,
