@@ -3,7 +3,9 @@
     python -m draftline.benchmarks.heads.tables
 
 Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
-`heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of chains of so many nodes under load,
+`heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of several rounds of the rows without training and
+with everything, `heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, those of chains of so many nodes
+under load,
 `heads-load-REQUESTS-PROFILE.json`, and those of heads that were trained alike
 (`equal_training.py`), as many as are there, and replaces the tables between two marks in
 docs/results.md.
@@ -76,7 +78,11 @@ def tables(folder: Path) -> str:
     head, content = next(iter(real.items()))
     parts.append(depth_table(head, content))
     by_profile: dict[str, Columns] = {}
+    rounds: dict[str, Columns] = {}
     for profile in bundled_profiles():
+        several = read_columns(folder, profile, "heads-rounds")
+        if several:
+            rounds[read_cost_profile(profile).name] = several
         simulated = read_columns(folder, profile)
         if simulated:
             by_profile[read_cost_profile(profile).name] = simulated
@@ -86,6 +92,8 @@ def tables(folder: Path) -> str:
         if loads:
             title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
             parts.append(table(title, loads, _kappa))
+    if rounds:
+        parts.append(rounds_table(rounds))
     if MERGED in content["settings"] and by_profile:
         parts.append(break_even_table(real, by_profile))
     return "\n\n".join(parts)
@@ -129,6 +137,23 @@ def speed_cell(content: Mapping[str, Any], name: str) -> str:
     """Speed over plain decoding."""
     setting = content["settings"].get(name)
     return "-" if setting is None else f"{setting['speedup']:.2f}x"
+
+
+def rounds_table(by_profile: Mapping[str, Columns]) -> str:
+    """The rows without training and with everything: the mean of their rounds, and their range."""
+    heads = list(dict.fromkeys(head for columns in by_profile.values() for head in columns))
+    lines = []
+    for profile, columns in by_profile.items():
+        for name in (UNTRAINED, MERGED):
+            cells = [_rounds(columns[head], name) if head in columns else "-" for head in heads]
+            lines.append([f"{profile}; {name}", *cells])
+    return markdown_table(["simulated speed over several rounds", *heads], lines)
+
+
+def _rounds(content: Mapping[str, Any], name: str) -> str:
+    speedups = content["settings"][name]["speedups"]
+    mean = sum(speedups) / len(speedups)
+    return f"{mean:.2f}x ({min(speedups):.2f}-{max(speedups):.2f})"
 
 
 def break_even_table(real: Columns, by_profile: Mapping[str, Columns]) -> str:

@@ -66,6 +66,20 @@ def test_kappa_and_theta_under_load(tmp_path: Path) -> None:
     ]
 
 
+def test_rounds_have_a_mean_and_a_range(tmp_path: Path) -> None:
+    (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0))
+    found = json.loads(content_of({"training-free": 2.0, "everything merged": 3.0}))
+    for name, speedups in (("training-free", [1.5, 2.0]), ("everything merged", [2.0, 2.5])):
+        found["settings"][name]["speedups"] = speedups
+    (tmp_path / "heads-rounds-bundled-t1-70b-2-h200.json").write_text(json.dumps(found))
+    assert tables(tmp_path).splitlines()[-4:] == [
+        "| simulated speed over several rounds | bundled, T = 1 |",
+        "| --- | --- |",
+        "| 70B over 2 H200; training-free | 1.75x (1.50-2.00) |",
+        "| 70B over 2 H200; everything merged | 2.25x (2.00-2.50) |",
+    ]
+
+
 def test_tokens_that_a_draft_must_bring_to_be_worth_its_time(tmp_path: Path) -> None:
     taus = {"tree": 3.0, "training-free": 2.0, "everything merged": 3.25}
     found = json.loads(content_of(taus))
