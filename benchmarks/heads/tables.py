@@ -5,8 +5,7 @@
 Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
 `heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of several rounds of the rows without training and
 with everything, `heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, those of chains of so many nodes
-under load,
-`heads-load-REQUESTS-PROFILE.json`, and those of heads that were trained alike
+under load, `heads-load-REQUESTS-PROFILE.json`, and those of heads that were trained alike
 (`equal_training.py`), as many as are there, and replaces the tables between two marks in
 docs/results.md.
 """

@@ -28,7 +28,7 @@ RECALL = 0.98
 # What is asked is what seemed best, often by chance: so much of what it should save beyond its rows
 # counts; these are bought when its nodes are known. All of it does where others would make it too
 # dear, so that it is not asked and left out by turns.
-SURE_SHARE = 0.9
+SURE_SHARE = 0.8
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
@@ -192,7 +192,7 @@ def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
         for drafter in range(len(own)):
             if own[drafter] == LEFT_OUT:
                 continue
-            gain, nodes = _beyond_others(expected[request], drafter, own)
+            gain, nodes = beyond_others(expected[request], drafter, own)
             taken_s = costs_s[request, drafter] + shared_s[drafter] + row_s * nodes
             if wishes.token_s * gain - taken_s < least_s:
                 worst, least_s = drafter, wishes.token_s * gain - taken_s
@@ -204,7 +204,7 @@ def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
 
 
 @compiled
-def _beyond_others(expected: Float64, drafter: int, choices: Int64) -> tuple[float, float]:
+def beyond_others(expected: Float64, drafter: int, choices: Int64) -> tuple[float, float]:
     """Gain and nodes of a drafter that no other one of a request's brings."""
     count = len(choices)
     margins = np.zeros((count, 3))

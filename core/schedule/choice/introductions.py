@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import Int64
+from ...arrays import Float64, Int64
 from ...compiled import compiled
 from ...reach import NUM_REACHES
+from .deciding import beyond_others
 from .kernels import ASKED, BEYOND, GAIN, LEFT_OUT, MESSAGE, QUERY, TRIED, WEIGHT, StepWishes
 from .known import NUM_REGIMES, Known, cell_of
 
@@ -51,19 +52,41 @@ def _is_hardly_known(
 ) -> bool:
     """Whether it may save the seconds that it takes, as far as few steps tell.
 
-    Beyond those that take less: a dearer one that says the same is what it may be asked instead of.
+    Beyond all those that take less: a dearer one that says the same is what it may be asked instead
+    of.
     """
-    engine, count = known.levels[0], len(known.costs)
-    sums = np.zeros((count, 3))
+    own = _sums(known, drafter, drafter, reach)
+    if own[WEIGHT] < LEAST_STEPS or own[WEIGHT] >= MOST_STEPS:
+        return bool(own[WEIGHT] < LEAST_STEPS)
+    hoped_for = own[GAIN] + HOPED_FOR
+    if hoped_for * token_s >= taken_s * (own[WEIGHT] + 1.0):
+        hoped_for = own[WEIGHT] * _beyond_cheaper(known, drafter, reach, taken_s) + HOPED_FOR
+    return bool(hoped_for * token_s >= taken_s * (own[WEIGHT] + 1.0))
+
+
+@compiled
+def _beyond_cheaper(known: Known, drafter: int, reach: int, taken_s: float) -> float:
+    """Accepted nodes of a step that a drafter brings and none of those that take less."""
+    count = len(known.costs)
+    choices = np.full(count, LEFT_OUT)
+    expected = np.zeros((count, 1 + count, 3))
+    for one in range(count):
+        own = _sums(known, one, one, reach)
+        other_s = known.costs[one, MESSAGE] + known.costs[one, QUERY]
+        if one != drafter and (other_s >= taken_s or own[WEIGHT] < LEAST_STEPS):
+            continue
+        choices[one] = ASKED
+        for other in range(count):
+            pair = _sums(known, one, other, reach)
+            expected[one, BEYOND + other] = pair if pair[WEIGHT] >= LEAST_STEPS else own
+            expected[one, BEYOND + other] /= max(expected[one, BEYOND + other, WEIGHT], 1.0)
+    return beyond_others(expected, drafter, choices)[0]
+
+
+@compiled
+def _sums(known: Known, drafter: int, other: int, reach: int) -> Float64:
+    """float64 [3]: of the engine's steps of a reach, at any price of rows, as in `Known.levels`."""
+    sums = np.zeros(3)
     for regime in range(NUM_REGIMES):
-        sums += engine[drafter, BEYOND : BEYOND + count, cell_of(regime, reach)]
-    num_steps = sums[drafter, WEIGHT]
-    if num_steps < LEAST_STEPS or num_steps >= MOST_STEPS:
-        return num_steps < LEAST_STEPS
-    gain = sums[drafter, GAIN] / num_steps
-    for other in range(count):
-        other_s = known.costs[other, MESSAGE] + known.costs[other, QUERY]
-        if other_s < taken_s and sums[other, WEIGHT] >= LEAST_STEPS:
-            gain = min(gain, sums[other, GAIN] / sums[other, WEIGHT])
-    hoped_for = (num_steps * gain + HOPED_FOR) / (num_steps + 1.0)
-    return bool(hoped_for * token_s >= taken_s)
+        sums += known.levels[0, drafter, BEYOND + other, cell_of(regime, reach)]
+    return sums

@@ -328,9 +328,10 @@ def test_only_what_takes_less_makes_one_superfluous_that_is_hardly_known(
 ) -> None:
     drafters = Simulation({name: Guess(lambda _one: 0.0) for name in "ab"}).budget._drafters
     drafters.use(["a", "b"])
-    # It brings a token, and takes half as long as one, and nothing beyond the other.
-    drafters._known.levels[0, 0, BEYOND, 0, (WEIGHT, GAIN)] = 10.0, 10.0
-    drafters._known.levels[0, 0, BEYOND + 1, 0, (WEIGHT, GAIN)] = 10.0, 0.0
+    # Each brings a token, which takes longer than it does, and the first nothing beyond the other.
+    engine = drafters._known.levels[0, :, :, 0]
+    engine[0, BEYOND, (WEIGHT, GAIN)] = engine[1, BEYOND + 1, (WEIGHT, GAIN)] = 10.0, 10.0
+    engine[0, BEYOND + 1, (WEIGHT, GAIN)] = 10.0, 0.0
     wanted = drafters._wanted(
         [DraftWish("r0", 0.0, "shared", None, 9, 9)],
         {"a": DraftCost(0.0, 0.005, 0.0), "b": DraftCost(0.0, other_s, 0.0)},
