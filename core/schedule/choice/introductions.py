@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import Float64, Int64
+from ...arrays import Int64
 from ...compiled import compiled
 from ...reach import NUM_REACHES
 from .deciding import beyond_others
@@ -55,13 +55,14 @@ def _is_hardly_known(
     Beyond all those that take less: a dearer one that says the same is what it may be asked instead
     of.
     """
-    own = _sums(known, drafter, drafter, reach)
-    if own[WEIGHT] < LEAST_STEPS or own[WEIGHT] >= MOST_STEPS:
-        return bool(own[WEIGHT] < LEAST_STEPS)
-    hoped_for = own[GAIN] + HOPED_FOR
-    if hoped_for * token_s >= taken_s * (own[WEIGHT] + 1.0):
-        hoped_for = own[WEIGHT] * _beyond_cheaper(known, drafter, reach, taken_s) + HOPED_FOR
-    return bool(hoped_for * token_s >= taken_s * (own[WEIGHT] + 1.0))
+    num_steps = _sum(known, drafter, drafter, reach, WEIGHT)
+    if num_steps < LEAST_STEPS or num_steps >= MOST_STEPS:
+        return bool(num_steps < LEAST_STEPS)
+    least = (num_steps + 1.0) * taken_s
+    if (_sum(known, drafter, drafter, reach, GAIN) + HOPED_FOR) * token_s < least:
+        return False
+    gain = num_steps * _beyond_cheaper(known, drafter, reach, taken_s)
+    return bool((gain + HOPED_FOR) * token_s >= least)
 
 
 @compiled
@@ -69,24 +70,26 @@ def _beyond_cheaper(known: Known, drafter: int, reach: int, taken_s: float) -> f
     """Accepted nodes of a step that a drafter brings and none of those that take less."""
     count = len(known.costs)
     choices = np.full(count, LEFT_OUT)
-    expected = np.zeros((count, 1 + count, 3))
     for one in range(count):
-        own = _sums(known, one, one, reach)
+        is_known = _sum(known, one, one, reach, WEIGHT) >= LEAST_STEPS
         other_s = known.costs[one, MESSAGE] + known.costs[one, QUERY]
-        if one != drafter and (other_s >= taken_s or own[WEIGHT] < LEAST_STEPS):
-            continue
-        choices[one] = ASKED
-        for other in range(count):
-            pair = _sums(known, one, other, reach)
-            expected[one, BEYOND + other] = pair if pair[WEIGHT] >= LEAST_STEPS else own
-            expected[one, BEYOND + other] /= max(expected[one, BEYOND + other, WEIGHT], 1.0)
+        if one == drafter or (is_known and other_s < taken_s):
+            choices[one] = ASKED
+    beside = np.flatnonzero(choices)
+    expected = np.zeros((count, 1 + count, 3))
+    for one in beside:
+        for other in beside:
+            # All that one brings counts beyond another that was never asked with it.
+            pair = other if _sum(known, one, other, reach, WEIGHT) >= LEAST_STEPS else one
+            num_steps = _sum(known, one, pair, reach, WEIGHT)
+            expected[one, BEYOND + other, GAIN] = _sum(known, one, pair, reach, GAIN) / num_steps
     return beyond_others(expected, drafter, choices)[0]
 
 
 @compiled
-def _sums(known: Known, drafter: int, other: int, reach: int) -> Float64:
-    """float64 [3]: of the engine's steps of a reach, at any price of rows, as in `Known.levels`."""
-    sums = np.zeros(3)
+def _sum(known: Known, drafter: int, other: int, reach: int, part: int) -> float:
+    """Of the engine's steps of a reach, at any price of rows, as in `Known.levels`."""
+    total = 0.0
     for regime in range(NUM_REGIMES):
-        sums += known.levels[0, drafter, BEYOND + other, cell_of(regime, reach)]
-    return sums
+        total += known.levels[0, drafter, BEYOND + other, cell_of(regime, reach), part]
+    return total
