@@ -44,7 +44,7 @@ def head_loss(
     losses = weights.feature * distances.mean(-1)
     losses = losses - weights.token * (target_probs * log_probs).sum(-1)
     if weights.best_tokens:
-        best = target_probs.topk(weights.num_best, dim=-1)
+        best = target_probs.topk(min(weights.num_best, target_probs.shape[-1]), dim=-1)
         chosen = torch.gather(log_probs, -1, best.indices)
         losses = losses - weights.best_tokens * (best.values * chosen).sum(-1)
     return share_of_rows(losses, count)
