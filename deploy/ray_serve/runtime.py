@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from ...core.errors import DraftlineError
 from ..settings.settings import APP_NAME, ServeArgs, ServerConfig
 from .deployment_plan import placement_bundles
+from .end_limit import ends_within
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ START_ATTEMPTS = 3
 DRAIN_SLACK_S = 10.0
 # A request that ran out of time ends in the application; the proxy's own end is for what hangs.
 PROXY_SLACK_S = 30.0
+# From the last request's end to the process's: Ray itself, and a minute that Ray Serve gives each
+# application.
+END_S, APPLICATION_END_S = 10.0, 60.0
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 # Ray Serve gives its HTTP proxy up that is not ready after three times this long, by default 5 s,
 # which a busy machine takes to start a process. The files under `deploy/` say it, too.
@@ -91,11 +95,14 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
     finally:
         if is_deployed:
             _drain(args.server.drain_timeout_s)
-        # A cluster of our own ends with all that is in it; there, only what is up stops in order.
-        if is_deployed or (address is not None and ray.is_initialized()):
-            for name in (APP_NAME, *args.pools):
-                _delete(name)
-        ray.shutdown()
+        names = (APP_NAME, *args.pools)
+        with ends_within(END_S + APPLICATION_END_S * len(names)):
+            # A cluster of our own ends with all that is in it; there, only what is up stops in
+            # order.
+            if is_deployed or (address is not None and ray.is_initialized()):
+                for name in names:
+                    _delete(name)
+            ray.shutdown()
 
 
 def _deploy(args: ServeArgs, logs: Any) -> None:

@@ -1,0 +1,37 @@
+"""A server that cannot end by itself is ended, and tells where it waited."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import threading, time
+from draftline.deploy.ray_serve.end_limit import ends_within
+
+with ends_within({limit}):
+    time.sleep({lasts})
+print("went on", flush=True)
+def wait_for_what_is_gone():
+    threading.Event().wait(30)
+with ends_within({limit}):
+    wait_for_what_is_gone()
+"""
+
+
+def test_what_hangs_ends_the_process_and_what_does_not_goes_on() -> None:
+    program = PROGRAM.format(limit=1.0, lasts=0.1)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout == "went on\n"
+    assert "wait_for_what_is_gone" in done.stderr
+
+
+def test_a_context_that_is_over_leaves_no_limit() -> None:
+    program = PROGRAM.format(limit=0.3, lasts=0.0).split("def wait")[0] + "time.sleep(1.0)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
