@@ -75,10 +75,11 @@ def _beyond_cheaper(known: Known, drafter: int, reach: int, taken_s: float) -> f
         other_s = known.costs[one, MESSAGE] + known.costs[one, QUERY]
         if one == drafter or (is_known and other_s < taken_s):
             choices[one] = ASKED
-    beside = np.flatnonzero(choices)
     expected = np.zeros((count, 1 + count, 3))
-    for one in beside:
-        for other in beside:
+    for one in range(count):
+        for other in range(count):
+            if choices[one] == LEFT_OUT or choices[other] == LEFT_OUT:
+                continue
             # All that one brings counts beyond another that was never asked with it.
             pair = other if _sum(known, one, other, reach, WEIGHT) >= LEAST_STEPS else one
             num_steps = _sum(known, one, pair, reach, WEIGHT)
