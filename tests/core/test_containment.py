@@ -180,28 +180,22 @@ async def test_a_plan_that_fails_ends_those_that_run(monkeypatch: pytest.MonkeyP
     bench.check_empty()
 
 
-async def test_where_nobody_can_be_chosen_to_draft_requests_go_on_without_drafts(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ((DrafterChoice, "plan", 0), (DrafterChoice, "expected", 0)),
+        ((DrafterChoice, "learn", 3), (NodeBudget, "_learn_host", 5)),
+    ],
+    ids=["chosen", "learned"],
+)
+async def test_what_only_makes_steps_faster_costs_no_request(
+    broken: tuple[tuple[type, str, int], ...],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(BestEffort, "__exit__", GOES_ON)
-    monkeypatch.setattr(DrafterChoice, "plan", Broken(0))
-    monkeypatch.setattr(DrafterChoice, "expected", Broken(0))
-    bench = Bench()
-    for name in ("a", "bb"):
-        add(bench, name, "none")
-    await bench.run()
-    assert_whole(bench, "a", "bb")
-    bench.check_empty()
-    assert len([one for one in caplog.messages if "event=slowed" in one]) == 2, "each once"
-    assert SECRET not in caplog.text
-
-
-async def test_what_cannot_be_learned_costs_no_request(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BestEffort, "__exit__", GOES_ON)
-    monkeypatch.setattr(DrafterChoice, "learn", Broken(3))
-    monkeypatch.setattr(NodeBudget, "_learn_host", Broken(5))
+    for owner, name, at in broken:
+        monkeypatch.setattr(owner, name, Broken(at))
     bench = Bench()
     for name in ("a", "bb"):
         add(bench, name, "none")
