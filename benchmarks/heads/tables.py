@@ -79,17 +79,17 @@ def tables(folder: Path) -> str:
     by_profile: dict[str, Columns] = {}
     rounds: dict[str, Columns] = {}
     for profile in bundled_profiles():
+        name = read_cost_profile(profile).name
         several = read_columns(folder, profile, "heads-rounds")
         if several:
-            rounds[read_cost_profile(profile).name] = several
+            rounds[name] = several
         simulated = read_columns(folder, profile)
         if simulated:
-            by_profile[read_cost_profile(profile).name] = simulated
-            title = f"simulated speed: {read_cost_profile(profile).name}"
-            parts.append(table(title, simulated, speed_cell))
+            by_profile[name] = simulated
+            parts.append(table(f"simulated speed: {name}", simulated, speed_cell))
         loads = read_loads(folder, profile)
         if loads:
-            title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
+            title = f"chains under load, kappa, speed-up, theta: {name}"
             parts.append(table(title, loads, _kappa))
     if rounds:
         parts.append(rounds_table(rounds))
