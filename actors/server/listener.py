@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -23,6 +24,8 @@ HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 # HealthCheckResponse has one field, `status`, number 1: SERVING is 1, NOT_SERVING is 2.
 SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
+# How long a call without a token may take to say its first word before it is refused.
+FIRST_MESSAGE_S = 1.0
 REASON = "a bearer token of this server is needed: token_env or token_file in the client's settings"
 
 
@@ -161,7 +164,11 @@ async def _refuse(_request: bytes, context: grpc.aio.ServicerContext) -> bytes:
 
 
 async def _refuse_stream(
-    _requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
 ) -> AsyncIterator[bytes]:
+    # A client that is refused while it still writes reports INTERNAL, not the reason.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            await anext(requests, b"")
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, REASON)
     yield b""

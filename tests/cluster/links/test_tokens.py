@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from argparse import ArgumentParser
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 from draftline.actors import drafter_server, retrieval_server
 from draftline.actors.drafter_server import DrafterServer
+from draftline.actors.server import listener
 from draftline.actors.server.arguments import (
     add_listen_arguments,
     is_loopback,
@@ -127,33 +130,49 @@ def test_the_servers_refuse_to_start_so(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(("token", "is_served"), [(TOKEN, True), (OTHER, False), (None, False)])
 async def test_a_drafter_server_serves_its_token_only(token: str | None, is_served: bool):
-    server = DrafterServer(CountingDrafter("far"), access=Access.single(TOKEN))
-    address = f"127.0.0.1:{await server.start()}"
-    hub = DrafterHub([GrpcLink("far", address, GrpcOptions(token=token))], LIMITS)
-    await hub.start()
-    assert bool(await HubSession(hub).step(1)) == is_served
-    await hub.stop()
-    async with grpc.aio.insecure_channel(address) as channel:
-        hello = wire.encode_hello(wire.Greeting("far"), pb.ToDrafter)
-        call = channel.stream_stream(wire.METHOD)(iter([hello]), metadata=token_metadata(token))
-        if is_served:
-            assert wire.decode_hello(await anext(aiter(call)), pb.FromDrafter).name == "far"
-        else:
-            with pytest.raises(grpc.aio.AioRpcError, match="token_env or token_file") as caught:
-                await anext(aiter(call))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    await server.stop()
+    async with drafter_server_for(TOKEN) as address:
+        hub = DrafterHub([GrpcLink("far", address, GrpcOptions(token=token))], LIMITS)
+        await hub.start()
+        assert bool(await HubSession(hub).step(1)) == is_served
+        await hub.stop()
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channel.stream_stream(wire.METHOD)(metadata=token_metadata(token))
+            await call.write(wire.encode_hello(wire.Greeting("far"), pb.ToDrafter))
+            if is_served:
+                hello = wire.decode_hello(await anext(aiter(call)), pb.FromDrafter)
+                assert hello.name == "far"
+            else:
+                with pytest.raises(grpc.aio.AioRpcError, match="token_env or token_file") as caught:
+                    await anext(aiter(call))
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_call_without_a_token_and_a_word_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(listener, "FIRST_MESSAGE_S", 0.01)
+    async with drafter_server_for(TOKEN) as address, grpc.aio.insecure_channel(address) as channel:
+        silent = channel.stream_stream(wire.METHOD)()
+        with pytest.raises(grpc.aio.AioRpcError, match="token_env or token_file"):
+            await anext(aiter(silent))
+
+
+@contextlib.asynccontextmanager
+async def drafter_server_for(token: str) -> AsyncIterator[str]:
+    server = DrafterServer(CountingDrafter("far"), access=Access.single(token))
+    try:
+        yield f"127.0.0.1:{await server.start()}"
+    finally:
+        await server.stop()
 
 
 async def test_health_checks_need_no_token():
-    listener = GrpcListener(
+    server = GrpcListener(
         [health_handler(lambda: True)], "127.0.0.1", 0, tls=None,
         access=Access.single(TOKEN), grace_s=0.2,
     )  # fmt: skip
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{await listener.start()}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await server.start()}") as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await check(b"", timeout=30) == b"\x08\x01"
-    await listener.stop()
+    await server.stop()
 
 
 async def test_a_configured_server_is_reached_with_tls_and_token(
