@@ -340,11 +340,13 @@ class Drafted(NamedTuple):
     source     its name
     seconds    that it took
     proposals  request ids, tokens of the texts that the drafts go on from, and the drafts
+    num_levels  of these that took a pass each
     """
 
     source: str
     seconds: float
     proposals: tuple[tuple[str, int, Proposal], ...]
+    num_levels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,7 @@ class DraftCost:
     open_token_s  of opening a request, for each token of its text
     is_new        it is asked whatever it brings, until its first drafts have told what it is
     is_ahead      it drafts at the end of a step for the next one
+    level_s       of a further level of what it drafts then
     """
 
     message_s: float = 0.0
@@ -364,6 +367,7 @@ class DraftCost:
     open_token_s: float = 0.0
     is_new: bool = False
     is_ahead: bool = False
+    level_s: float = 0.0
 
     def seconds(self, num_queries: int) -> float:
         """Of a message that asks for so many requests."""

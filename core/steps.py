@@ -215,12 +215,14 @@ class HeadTask(NamedTuple):
     places     of the requests, rising
     max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
     reaches    bits of `core/reach.py`: after which outcomes of each one's tree it does so
+    level_tokens  what a further level of all its trees takes, in tokens that would save as much
     """
 
     source: str
     places: tuple[int, ...]
     max_nodes: tuple[int, ...]
     reaches: tuple[int, ...]
+    level_tokens: float = 0.0
 
     def after(self, num_accepted: Sequence[int]) -> HeadTask:
         """Its part for a step in whose trees so many nodes were accepted; of prompts all of it."""
@@ -230,7 +232,8 @@ class HeadTask(NamedTuple):
         ]
         if all(is_due):
             return self
-        return HeadTask(self.source, *(tuple(compress(own, is_due)) for own in self[1:]))
+        places, max_nodes, reaches = (tuple(compress(own, is_due)) for own in self[1:4])
+        return self._replace(places=places, max_nodes=max_nodes, reaches=reaches)
 
 
 class HeadDrafts(NamedTuple):
@@ -241,12 +244,14 @@ class HeadDrafts(NamedTuple):
     last_rows  int32 [trees]  of each of the step's trees, but slices, the last row, from its root
                on, that the stage took for committed: what the coordinator finds, too. None: not
                told
+    num_levels  of its trees that took a pass each; 0: one says all of them
     """
 
     source: str
     seconds: float
     proposals: tuple[Proposal, ...]
     last_rows: Int32 | None = None
+    num_levels: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -156,7 +156,8 @@ class DrafterChannel:
         """Keep what a head of the last stage drafted, until it is asked for."""
         assert self.link.ahead is not None
         if drafted.proposals:
-            self._meter.record((), len(drafted.proposals), drafted.seconds, None)
+            count, num_levels = len(drafted.proposals), drafted.num_levels
+            self._meter.record((), count, drafted.seconds, None, num_levels)
             self._seconds += DraftSeconds(propose_s=drafted.seconds)
         for request_id, length, proposal in drafted.proposals:
             if request_id in self._texts:

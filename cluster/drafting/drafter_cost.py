@@ -35,10 +35,11 @@ class CostMeter:
     take: a model reads prompts when it is asked first.
     """
 
-    __slots__ = ("_cost", "_first_s", "_line", "_open_token_s")
+    __slots__ = ("_cost", "_first_s", "_levels", "_line", "_open_token_s")
 
     def __init__(self) -> None:
         self._line = LineFit(DECAY)
+        self._levels = LineFit(DECAY)
         self._first_s = 0.0
         self._open_token_s = 0.0
         self._cost = self._means()
@@ -51,7 +52,13 @@ class CostMeter:
         if not self._line.weight:
             return DraftCost(self._first_s, 0.0, min(self._open_token_s, FIRST_OPEN_TOKEN_S))
         message_s, query_s = self._line.parts(PRIOR_SQUARES)
-        return DraftCost(message_s, query_s, min(self._open_token_s, query_s))
+        open_token_s = min(self._open_token_s, query_s)
+        return DraftCost(message_s, query_s, open_token_s, level_s=self._level_s())
+
+    def _level_s(self) -> float:
+        levels = self._levels
+        # The pass that reads a text says its first level.
+        return levels.slope(levels.mean_y / max(levels.mean_x, 1.0), PRIOR_SQUARES)
 
     def record(
         self,
@@ -59,11 +66,13 @@ class CostMeter:
         num_queries: int,
         seconds: float,
         parts: DraftSeconds | None,
+        num_levels: int = 0,
     ) -> None:
         """Learn from an answer to a message that opened requests, or asked something.
 
         seconds  that the engine waited for it, or worked at it
         parts    what the drafter itself says that it took; None where it does not tell
+        num_levels  of its trees that took a pass each, where it counts them
         """
         cost = self._cost
         if opened:
@@ -79,6 +88,8 @@ class CostMeter:
             if self._line.weight:
                 seconds = min(seconds, OUTLIER * cost.seconds(num_queries))
             self._line.record(num_queries, seconds)
+            if num_levels:
+                self._levels.record(num_levels, seconds)
         self._cost = self._means()
 
 

@@ -122,6 +122,7 @@ def _tasks(choice: ChoiceDifference, num_requests: int) -> tuple[HeadTask, ...]:
         is_known = all(0 <= reaches <= EVERY_REACH for reaches in task.reaches)
         fits = len(task.places) == len(task.reaches) and is_known
         expect(fits, "a head is to draft after no outcome")
+        expect(task.level_tokens >= 0.0, "levels of a head's drafts take less than nothing")
         expect(not sliced.intersection(task.places), "a head is to draft for slices")
     return tasks
 

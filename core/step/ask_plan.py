@@ -29,6 +29,8 @@ class AskPlan:
     ahead_counts  for how many requests each of these is expected to draft; all, if not here
     step_s      seconds of a step of one token for each; 0 where nobody asks what it takes
     trials      likewise, those that are not known to pay
+    level_tokens  of those in `ahead`: what a further level of their drafts takes, in tokens that
+                would save as much
     """
 
     by_drafter: Mapping[str, tuple[str, ...]]
@@ -43,6 +45,7 @@ class AskPlan:
     ahead_counts: Mapping[str, float] = field(default_factory=dict)
     step_s: float = 0.0
     trials: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    level_tokens: Mapping[str, float] = field(default_factory=dict)
 
     def lasting(self, request_id: str) -> tuple[str, ...]:
         """Drafters that are asked for a request because they pay."""

@@ -42,12 +42,12 @@ def _tasks(
     tasks = []
     for head in heads:
         wanted = [
-            (place, order.max_nodes * drafts, order.reaches)
+            (place, order.max_nodes * drafts, order.reaches, order.level_tokens)
             for place, (own, drafts) in enumerate(wanting)
             if (order := own.get(head)) is not None
         ]
-        places, max_nodes, reaches = zip(*wanted, strict=True) if wanted else ((), (), ())
-        tasks.append(HeadTask(head, places, max_nodes, reaches))
+        places, max_nodes, reaches, levels = zip(*wanted, strict=True) if wanted else ((),) * 4
+        tasks.append(HeadTask(head, places, max_nodes, reaches, max(levels, default=0.0)))
     return tuple(tasks)
 
 
@@ -85,5 +85,6 @@ def drafted_of(
             # Behind the rows stands the token that follows them.
             length = contexts[place] + count + 1
             proposals.append((request_ids[place], length, proposal))
-        drafted.append(Drafted(drafts.source, drafts.seconds, tuple(proposals)))
+        own = tuple(proposals)
+        drafted.append(Drafted(drafts.source, drafts.seconds, own, drafts.num_levels))
     return drafted

@@ -130,13 +130,14 @@ class LastStageHead:
         if not has_rows.any():
             return HeadDrafts(self.name, 0.0, ())
         trees = self._trees(step, self._read(step, texts, own, places[has_rows], self._kept), task)
-        self._growth.grow(list(trees.values()))
+        num_levels = self._growth.grow(list(trees.values()), level_tokens=task.level_tokens)
         proposals = tuple(
             self._growth.proposal(trees.get(place), min(size, self._max_nodes))
             for place, size in zip(task.places, task.max_nodes, strict=True)
         )
         self._note_drafts(texts, task, proposals)
-        return HeadDrafts(self.name, time.perf_counter() - start, proposals)
+        seconds = time.perf_counter() - start
+        return HeadDrafts(self.name, seconds, proposals, num_levels=num_levels)
 
     def _new(self) -> _Kept:
         """What it keeps of texts, empty."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import exp, inf
 
 import numpy as np
 import torch
@@ -70,12 +71,25 @@ class TreeGrowth:
         kept = KeptKeys(self._network.num_layers)
         return HeadTree(job, last_token, text, said, levels, kept, sure=sure)
 
-    def grow(self, trees: Sequence[HeadTree], deadline: float | None = None) -> None:
-        """Grow them level by level, until they are complete or the deadline passes."""
-        growing = trees
+    def grow(
+        self,
+        trees: Sequence[HeadTree],
+        deadline: float | None = None,
+        level_tokens: float = 0.0,
+    ) -> int:
+        """Grow them level by level, until they are complete or the deadline passes, or a level is
+        not worth what it takes: `level_tokens` are not expected of it, since the texts will hardly
+        come so far (Brown et al., Dynamic Depth Decoding, arXiv 2409.00142).
+
+        The number of levels that took a pass each.
+        """
+        growing, num_levels = trees, 0
         if self.measured is not None and growing:
             self.measured.grows()
         while growing and (deadline is None or time.monotonic() < deadline):
+            if num_levels and self._reach(growing) < level_tokens:
+                break
+            num_levels += 1
             output = self._chosen(growing, self._network.level(growing))
             first = 0
             for tree in growing:
@@ -85,6 +99,17 @@ class TreeGrowth:
             growing = [tree for tree in growing if tree.job.expansion.frontier]
             if self.measured is not None:
                 self.measured.level_done(is_last=not growing)
+        return 0 if self._network.says_all_levels else num_levels
+
+    def _reach(self, trees: Sequence[HeadTree]) -> float:
+        """How many of the texts are expected to go through what the next level is drafted behind.
+
+        All of them where levels are not drafted by themselves, or measured already.
+        """
+        if self._network.says_all_levels or self.measured is not None:
+            return inf
+        grown = [tree.job.expansion for tree in trees]
+        return sum(exp(own.score(node)) for own in grown for node in own.frontier)
 
     def proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
         """At most so many of a tree's nodes; none of no tree."""

@@ -47,6 +47,10 @@ class Expansion(Protocol):
         """Depth of a node so far; 0 for the root."""
         ...
 
+    def score(self, node: int) -> float:
+        """Log-probability of the path to a node."""
+        ...
+
     def ranks(self, node: int) -> Sequence[int]:
         """Ranks of the candidates that `grow` takes after this node of the frontier; rising."""
         ...

@@ -107,7 +107,9 @@ class SlowedPipeline:
     def _timed(self, output: StepOutput) -> StepOutput:
         """With the profile's seconds for what heads drafted, of those that it has."""
         drafts = [
-            one._replace(seconds=draft_seconds(self._profile, kind, one.proposals))
+            one._replace(
+                seconds=draft_seconds(self._profile, kind, one.proposals, one.num_levels or None)
+            )
             if (kind := self._kinds[one.source]) in self._profile.drafters
             else one
             for one in output.head_drafts

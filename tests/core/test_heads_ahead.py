@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_a_task_is_cut_to_the_outcomes_of_its_trees() -> None:
     task = HeadTask("head", (0, 1, 2), (8, 9, 7), (0b100, 0b101, 0b001))
     assert task.after([0, 5]) == HeadTask("head", (1, 2), (9, 7), (0b101, 0b001))
     assert task.after([4, 0]) == task
+    assert task._replace(level_tokens=0.5).after([0, 5]).level_tokens == 0.5
     assert [reach_of(count) for count in (0, 1, 3, 4, 60)] == [0, 1, 1, 2, 2]
 
 
@@ -121,6 +123,20 @@ def test_a_budget_that_chooses_learns_that_a_head_pays(seed: int) -> None:
     ordered = [len(step.head_tasks[0].places) / len(step.trees) for step in late]
     assert np.mean(ordered) > 0.8
     assert bench.drafters.num_taken > 30
+
+
+def test_heads_are_told_what_a_further_level_takes() -> None:
+    """In tokens that would save as much, also behind the prompts of later requests."""
+    bench = Bench(heads=True, num_blocks=512, nodes=4)
+    ahead = replace(bench.drafters.drafter_costs["ahead"], level_s=0.25)
+    bench.drafters.drafter_costs = {"ahead": ahead}
+    bench.add("a", [1, 2, 3], 20)
+    asyncio.run(bench.run())
+    bench.add("b", [1, 2, 3, 4], 20)
+    asyncio.run(bench.run())
+    tasks = [step.head_tasks[0] for step in bench.target.steps if step.head_tasks]
+    # A round of the bench takes a second.
+    assert min(task.level_tokens for task in tasks if task.places) >= 0.25
 
 
 def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFixture) -> None:

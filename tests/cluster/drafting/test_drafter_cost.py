@@ -21,6 +21,23 @@ def test_messages_and_queries_are_told_apart() -> None:
     assert cost.query_s == pytest.approx(0.0002, rel=0.2)
 
 
+def test_levels_are_told_from_what_a_draft_takes_anyway() -> None:
+    meter = CostMeter()
+    for num_levels in (5, 5, 2, 4, 1, 5, 3, 1):
+        meter.record([], 1, 0.002 + 0.001 * num_levels, None, num_levels)
+    assert meter.cost().level_s == pytest.approx(0.001, rel=0.2)
+    meter.record([], 1, 5.0, None, 3)
+    assert meter.cost().level_s < 0.01, "a pause of the machine"
+
+
+def test_each_level_takes_a_part_where_drafts_are_equally_deep() -> None:
+    meter = CostMeter()
+    for _ in range(5):
+        meter.record([], 1, 0.006, None, 6)
+    assert meter.cost().level_s == pytest.approx(0.001)
+    assert measured(*[(1, 0.006)] * 5).cost().level_s == 0.0
+
+
 def test_a_first_answer_that_waited_for_something_is_not_believed() -> None:
     assert measured((1, 0.4)).cost().message_s == FIRST_ANSWER_S
     cost = measured((1, 0.4), (1, 0.001)).cost()

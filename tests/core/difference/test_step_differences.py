@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -164,6 +165,8 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
             {"head_tasks": (HeadTask("a", (0,), (1,), (EVERY_REACH + 1,)),)},
             "to draft after no outcome",
         ),
+        ({"head_tasks": (HeadTask("a", (0,), (1,), (1,), -1.0),)}, "less than nothing"),
+        ({"head_tasks": (HeadTask("a", (0,), (1,), (1,), math.nan),)}, "less than nothing"),
         (
             {"head_tasks": (HeadTask("a", (0,), (1,), (1,)),), "slice_requests": (0,)},
             "to draft for slices",

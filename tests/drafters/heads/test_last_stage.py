@@ -58,6 +58,30 @@ def test_rows_that_waited_are_read_as_if_they_had_been_read_at_once() -> None:
     assert said(run(stage_heads(NUM_SLOTS), 6)) != said(run(late, 6))
 
 
+def chains(level_tokens: float) -> HeadDrafts:
+    """Drafts of at most five tokens for every request, each level in a pass of its own."""
+    heads, places = stage_heads(NUM_SLOTS), tuple(range(NUM_REQUESTS))
+    task = HeadTask("head", places, (5,) * NUM_REQUESTS, (EVERY_REACH,) * NUM_REQUESTS)
+    task = task._replace(level_tokens=level_tokens)
+    [drafts] = run(heads, 0, replace(STEPS[0][0], head_tasks=(task,)))
+    return drafts
+
+
+def test_a_level_is_drafted_while_enough_texts_are_expected_to_come_so_far() -> None:
+    whole = chains(0.0)
+    assert whole.num_levels == 5
+    paths = np.exp(np.cumsum([one.log_probs for one in whole.proposals], axis=1))
+    reach = paths.sum(axis=0)
+    assert (np.diff(reach) < 0).all()
+    for num_levels in range(1, 6):
+        dearer = reach[num_levels - 1] * 1.001
+        drafts = chains(dearer)
+        assert drafts.num_levels == num_levels
+        for mine, full in zip(drafts.proposals, whole.proposals, strict=True):
+            assert mine.tokens.tolist() == full.tokens[:num_levels].tolist()
+    assert chains(float("inf")).num_levels == 1
+
+
 def test_only_those_that_are_wanted_are_read() -> None:
     heads, every = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
     for number in range(4):

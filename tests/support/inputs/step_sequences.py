@@ -127,7 +127,8 @@ class StepWorld:
         places = np.flatnonzero(self._rng.random(num_requests) < 0.5).tolist()
         sizes = self._rng.integers(0, 9, len(places)).tolist()
         reaches = self._rng.integers(0, EVERY_REACH + 1, len(places)).tolist()
-        return HeadTask(head, tuple(places), tuple(sizes), tuple(reaches))
+        level_tokens = float(self._rng.choice([0.0, 0.7, np.inf]))
+        return HeadTask(head, tuple(places), tuple(sizes), tuple(reaches), level_tokens)
 
     def _go_on(self, request: _Request) -> None:
         rng = self._rng
