@@ -41,6 +41,9 @@ MAX_PROPOSAL_NODES = 1024
 MAX_ASSUMED_TOKENS = 256
 # Next tokens that a drafter may ask for after a row.
 MAX_TOP_NEXT_TOKENS = 64
+# Of the tokens that are expected of a further level of drafts: what no other drafter says, and the
+# rows that are bought of it leave.
+LEVEL_SHARE = 0.4
 
 
 def _all_below(ids: Int32, bound: int) -> bool:
@@ -218,6 +221,7 @@ class Query(NamedTuple):
              root. None: no path; what is proposed is verified next
     step_s   seconds of a step without drafts for these requests, as the engine has measured it; 0:
              it has not
+    token_s  seconds that an accepted token saves, of late; 0: that is not known
 
     The proposal is the one for a text that ends in the path, by what is known of the committed text
     alone: none of the path is counted, kept or learned, later proposals are what they would be
@@ -229,6 +233,7 @@ class Query(NamedTuple):
     max_nodes: int
     assumed: tuple[int, ...] | None = None
     step_s: float = 0.0
+    token_s: float = 0.0
 
 
 class AheadQuery(NamedTuple):
@@ -372,3 +377,11 @@ class DraftCost:
     def seconds(self, num_queries: int) -> float:
         """Of a message that asks for so many requests."""
         return self.message_s + num_queries * self.query_s
+
+
+def level_tokens(level_s: float, token_s: float) -> float:
+    """Tokens that have to be expected of a further level of drafts, so that it saves what it takes.
+
+    token_s  seconds that a token saves; 0: not known, and every level is drafted
+    """
+    return level_s / (LEVEL_SHARE * token_s) if token_s > 0 else 0.0

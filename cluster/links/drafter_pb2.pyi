@@ -138,18 +138,20 @@ class Features(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., values: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("request_id", "committed_len", "max_nodes", "assumed", "step_s")
+    __slots__ = ("request_id", "committed_len", "max_nodes", "assumed", "step_s", "token_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     ASSUMED_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     committed_len: int
     max_nodes: int
     assumed: Array
     step_s: float
-    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., assumed: _Optional[_Union[Array, _Mapping]] = ..., step_s: _Optional[float] = ...) -> None: ...
+    token_s: float
+    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., assumed: _Optional[_Union[Array, _Mapping]] = ..., step_s: _Optional[float] = ..., token_s: _Optional[float] = ...) -> None: ...
 
 class AheadQuery(_message.Message):
     __slots__ = ("request_id", "committed_len", "max_nodes", "tokens", "parents")

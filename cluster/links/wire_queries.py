@@ -18,7 +18,7 @@ def encode_query(added: pb.Query, query: Query) -> None:
     added.request_id = query.request_id
     added.committed_len = query.committed_len
     added.max_nodes = query.max_nodes
-    added.step_s = query.step_s
+    added.step_s, added.token_s = query.step_s, query.token_s
     if query.assumed is not None:
         _check_path(len(query.assumed))
         path = np.array(query.assumed, dtype=np.int32)
@@ -36,7 +36,11 @@ def decode_query(query: pb.Query) -> Query:
         assumed = tuple(path.tolist())
     if not 0.0 <= query.step_s < math.inf:
         raise ProtocolError(f"wire: a step takes no {query.step_s} seconds")
-    return Query(query.request_id, query.committed_len, query.max_nodes, assumed, query.step_s)
+    if not 0.0 <= query.token_s < math.inf:
+        raise ProtocolError(f"wire: a token saves no {query.token_s} seconds")
+    return Query(
+        query.request_id, query.committed_len, query.max_nodes, assumed, query.step_s, query.token_s
+    )
 
 
 def _check_path(count: int) -> None:

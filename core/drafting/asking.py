@@ -158,7 +158,7 @@ class Drafting:
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
         queries = [
-            query._replace(step_s=plan.step_s)
+            query._replace(step_s=plan.step_s, token_s=plan.token_s)
             for one, query in wanted.items()
             if query is not None and one in asked
         ]

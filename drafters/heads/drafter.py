@@ -23,6 +23,7 @@ from ...core.proposals import (
     Proposal,
     Query,
     empty_proposal,
+    level_tokens,
 )
 from ...core.tree.merge import cut, reroot
 from ...models.device import choose_device, choose_dtype
@@ -192,7 +193,9 @@ class HeadDrafter:
         asked = list(zip(texts, queries, strict=True))
         self._read_paths(asked, deadline)
         trees = [self._begin(text, query) for text, query in asked]
-        self._growth.grow([tree for tree in trees if tree is not None], deadline)
+        token_s = max((query.token_s for query in queries), default=0.0)
+        least = level_tokens(self._growth.level_s, token_s)
+        self._growth.grow([tree for tree in trees if tree is not None], deadline, least)
         proposals = [
             self._proposal(tree, query) for tree, query in zip(trees, queries, strict=True)
         ]

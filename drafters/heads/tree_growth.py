@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from math import exp, inf
+from math import inf
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from .networks.head_network import HeadNetwork, HeadTree
 from .networks.kept_keys import KeptKeys
 from .options import HeadOptions
 
+# Weight of the newest trees in the mean seconds of a level.
+LEVEL_WEIGHT = 0.1
+
 
 class TreeGrowth:
     """Trees of one head.
@@ -31,7 +34,8 @@ class TreeGrowth:
     name     the `source` of its proposals
     options  as they are given; `auto` is decided here
 
-    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts.
+    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts. `level_s`
+    is the running mean of a level's seconds; 0 before the first.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class TreeGrowth:
         self._name = name
         self._options = options.of_head(says_all_levels=network.says_all_levels)
         self._sampler = choose_sampler(network.device)
+        self.level_s = 0.0
         self.measured: MeasuredShapes | None = None
         if self._options.tree == SEQUOIA:
             self.measured = MeasuredShapes(self._options, is_one_pass=network.says_all_levels)
@@ -83,7 +88,7 @@ class TreeGrowth:
 
         The number of levels that took a pass each.
         """
-        growing, num_levels = trees, 0
+        growing, num_levels, start = trees, 0, time.perf_counter()
         if self.measured is not None and growing:
             self.measured.grows()
         while growing and (deadline is None or time.monotonic() < deadline):
@@ -99,6 +104,9 @@ class TreeGrowth:
             growing = [tree for tree in growing if tree.job.expansion.frontier]
             if self.measured is not None:
                 self.measured.level_done(is_last=not growing)
+        if num_levels:
+            level_s = (time.perf_counter() - start) / num_levels
+            self.level_s += LEVEL_WEIGHT * (level_s - self.level_s)
         return 0 if self._network.says_all_levels else num_levels
 
     def _reach(self, trees: Sequence[HeadTree]) -> float:
@@ -108,8 +116,7 @@ class TreeGrowth:
         """
         if self._network.says_all_levels or self.measured is not None:
             return inf
-        grown = [tree.job.expansion for tree in trees]
-        return sum(exp(own.score(node)) for own in grown for node in own.frontier)
+        return sum(tree.job.reach for tree in trees)
 
     def proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
         """At most so many of a tree's nodes; none of no tree."""

@@ -81,6 +81,11 @@ class ChainJob:
         return self.stopped or len(self.drawn) >= self.limit
 
     @property
+    def reach(self) -> float:
+        """How probable it is that the text goes through all that was drawn; the first is anyway."""
+        return math.exp(sum(self.log_probs)) if self.drawn else math.inf
+
+    @property
     def num_top(self) -> int:
         """Number of most probable tokens to look at after the text."""
         if self.tree is not None:

@@ -194,6 +194,7 @@ class ModelDrafter:
         start = self.clock()
         if not is_behind:
             self._note_verify(states, queries, start)
+        self._costs.told(queries)
         ends = [
             state.end(query.assumed or () if state.may_follow(query.assumed or ()) else ())
             for state, query in zip(states, queries, strict=True)
@@ -203,7 +204,7 @@ class ModelDrafter:
             for state, end, query in zip(states, ends, queries, strict=True)
         ]
         active = [job for job in jobs if not job.is_done]
-        while active and (deadline is None or start < deadline):
+        while self._costs.pays(active) and (deadline is None or start < deadline):
             take_hints(self.helper, queries, jobs)
             batch = next_batch(active, self._options.prefill_chunk)
             self._run(batch)
@@ -211,7 +212,7 @@ class ModelDrafter:
             before, start = start, self.clock()
             self._costs.note_draw(start - before, max(batch.counts, default=0))
         growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
-        while growing and (deadline is None or start < deadline):
+        while self._costs.pays(growing) and (deadline is None or start < deadline):
             growing = self._grow(growing)
             before, start = start, self.clock()
             self._costs.note_draw(start - before)
@@ -264,8 +265,6 @@ class ModelDrafter:
             self._costs.note_verify(seconds)
         if seconds is not None and self._sequoia is not None:
             self._sequoia.note_verify(self._num_nodes, seconds)
-        if step_s := max((query.step_s for query in queries), default=0.0):
-            self._costs.told_verify(step_s)
 
     def _begin(self, state: CachedText, end: TextEnd, query: Query, num_requests: int) -> ChainJob:
         tokens = end.text.tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import exp
 from typing import Protocol
 
 import numpy as np
@@ -47,8 +48,9 @@ class Expansion(Protocol):
         """Depth of a node so far; 0 for the root."""
         ...
 
-    def score(self, node: int) -> float:
-        """Log-probability of the path to a node."""
+    @property
+    def reach(self) -> float:
+        """How probable it is that the text goes through a node of the frontier."""
         ...
 
     def ranks(self, node: int) -> Sequence[int]:
@@ -85,6 +87,11 @@ class GrownNodes:
     def score(self, node: int) -> float:
         """Log-probability of the path to a node: the sum of log q along it."""
         return 0.0 if node == ROOT else self._paths[node]
+
+    @property
+    def reach(self) -> float:
+        """How probable it is that the text goes through a node of the frontier."""
+        return sum(exp(self.score(node)) for node in self.frontier)
 
     def depth(self, node: int) -> int:
         """Depth of a node; 0 for the root."""

@@ -57,6 +57,11 @@ class TreeJob:
     heard: HeardNoise | None = None
 
     @property
+    def reach(self) -> float:
+        """How probable it is that the text goes through what the next level is drafted behind."""
+        return self.expansion.reach
+
+    @property
     def num_top(self) -> int:
         """Number of most probable tokens to look at after a node."""
         if self.draws is not None:

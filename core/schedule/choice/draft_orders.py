@@ -11,7 +11,6 @@ import numpy as np
 
 from ...arrays import Float64, Int64
 from ...compiled import compiled
-from ...proposals import DraftCost
 from ...reach import NUM_REACHES
 from .deciding import will_ask
 from .kernels import ASKED, LEFT_OUT, TRIED, StepWishes
@@ -19,16 +18,6 @@ from .known import Known
 
 # What a request leaves of the weight of those before it, in counts of reaches.
 REACH_DECAY = 0.99
-# Of the tokens that are expected of a further level: what no other drafter says, and rows leave.
-LEVEL_SHARE = 0.4
-
-
-def level_tokens(cost: DraftCost, token_s: float) -> float:
-    """Tokens that have to be expected of a further level, so that it saves what it takes.
-
-    token_s  seconds that a token saves
-    """
-    return cost.level_s / (LEVEL_SHARE * token_s) if token_s > 0 else 0.0
 
 
 @compiled

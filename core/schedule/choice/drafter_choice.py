@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...arrays import Bool, Float64, Int64
-from ...proposals import DraftCost
+from ...proposals import DraftCost, level_tokens
 from ...reach import EVERY_REACH, reach_of
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
 from .deciding import will_ask
-from .draft_orders import level_tokens
 from .kernels import (
     ASKED,
     BEYOND_ALL,
@@ -153,7 +152,7 @@ class DrafterChoice:
         by_drafter, probing, trials = self._by_drafter(ids, step.choices)
         ahead = {self._names[place]: own for place, own in _told_by_drafter(ids, step.told)}
         ahead_counts = dict(zip(self._names, step.counts.tolist(), strict=True))
-        levels = {name: level_tokens(costs[name], prices.token_s) for name in ahead}
+        levels = {name: level_tokens(costs[name].level_s, prices.token_s) for name in ahead}
         return AskPlan(
             by_drafter, probing, ids, step.choices, wanted.sizes, self._row_s, prices.token_s,
             wanted.cells, ahead, ahead_counts, prices.plain_s * len(wishes) + prices.single_s,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
-from ....core.proposals import AheadQuery
+from ....core.proposals import AheadQuery, Query, level_tokens
 
 # Weight of the newest measurement in a running mean.
 WEIGHT = 0.1
@@ -14,20 +15,30 @@ MOST_READ = 16
 FIRST_ACCEPTED = 0.5
 
 
+class Growing(Protocol):
+    """A draft on its way."""
+
+    @property
+    def reach(self) -> float:
+        """How probable it is that the text comes as far as what is drawn next."""
+        ...
+
+
 class DraftCosts:
     """Running means over a drafter's requests.
 
     draw_s    seconds of a draw
+    token_s   that an accepted token saves, as the engine says; 0: it does not
     is_told   whether the engine says what a verification takes: then it weighs drafts itself
     verify_s  of a verification
     accepted  share of judged tokens that was accepted
     """
 
-    __slots__ = ("_is_known", "accepted", "draw_s", "is_told", "verify_s")
+    __slots__ = ("_is_known", "accepted", "draw_s", "is_told", "token_s", "verify_s")
 
     def __init__(self) -> None:
         # Until both are known every length is worth trying.
-        self.draw_s = 0.0
+        self.draw_s = self.token_s = 0.0
         self.verify_s = 1.0
         self.accepted = FIRST_ACCEPTED
         self._is_known = self.is_told = False
@@ -46,10 +57,18 @@ class DraftCosts:
         self.verify_s += weight * (seconds - self.verify_s)
         self._is_known = True
 
-    def told_verify(self, seconds: float) -> None:
+    def told(self, queries: Sequence[Query]) -> None:
         """Take what the engine has measured: who is asked now and then sees no verification."""
-        self.verify_s = seconds
-        self._is_known = self.is_told = True
+        self.token_s = max((query.token_s for query in queries), default=0.0)
+        if step_s := max((query.step_s for query in queries), default=0.0):
+            self.verify_s = step_s
+            self._is_known = self.is_told = True
+
+    def pays(self, drafts: Sequence[Growing]) -> bool:
+        """Whether one more draw for all drafts saves what it takes (Brown et al., Dynamic Depth
+        Decoding, arXiv 2409.00142, with the engine's price for a threshold)."""
+        reach = sum(draft.reach for draft in drafts)
+        return bool(drafts) and reach >= level_tokens(self.draw_s, self.token_s)
 
     def note_accepted(self, share: float) -> None:
         """Learn the share of a draft's judged tokens that was accepted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -42,6 +43,11 @@ class StringTree(TreeJob):
     rng: np.random.Generator | None = None
     num_declared: int = 0
     most_levels: int = 1
+
+    @property
+    def reach(self) -> float:
+        """Its levels are of one token's strings, which are no tokens by themselves."""
+        return inf
 
     @property
     def num_top(self) -> int:

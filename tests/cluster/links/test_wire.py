@@ -84,7 +84,13 @@ commits = st.builds(
     Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | top_next_tokens
 )
 queries = st.builds(
-    Query, ids, st.integers(0, 2**31), st.integers(0, 256), st.none() | lists, st.floats(0, 1e9)
+    Query,
+    ids,
+    st.integers(0, 2**31),
+    st.integers(0, 256),
+    st.none() | lists,
+    st.floats(0, 1e9),
+    st.floats(0, 1e9),
 )
 # Every node's parent is an earlier one or the root.
 trees = ints.flatmap(
@@ -327,9 +333,13 @@ def test_seconds_that_cannot_be_are_a_protocol_error(bad: float):
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("inf"), float("nan")])
-def test_steps_that_take_no_such_time_are_a_protocol_error(bad: float):
-    message = DrafterMessage(1, (), (), [], [Query("r", 1, 4, step_s=bad)], 0.0)
-    with pytest.raises(ProtocolError, match="a step takes no"):
+@pytest.mark.parametrize(
+    ("field", "said"), [("step_s", "a step takes no"), ("token_s", "a token saves no")]
+)
+def test_seconds_of_steps_that_cannot_be_are_a_protocol_error(field: str, said: str, bad: float):
+    query = Query("r", 1, 4)._replace(**{field: bad})
+    message = DrafterMessage(1, (), (), [], [query], 0.0)
+    with pytest.raises(ProtocolError, match=said):
         wire.decode_step(wire.encode_step(message, 0.1, LIMIT), 0.0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import LEVEL_SHARE, Commit, DraftRequest, Proposal, Query
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
 from draftline.models.load.model_info import ModelInfo
@@ -225,6 +225,29 @@ def test_an_unsure_token_is_the_last() -> None:
     unsure = next(k for k, prob in enumerate(probs) if prob < threshold)
     assert unsure < 11
     assert bench.propose().tokens.tolist() == chain[: unsure + 1]
+
+
+def test_a_chain_ends_where_another_token_does_not_save_its_time() -> None:
+    """A pass takes a second here; the first token is drawn whatever it is worth."""
+    bench = Bench(TEXT, num_tokens=8)
+    run = bench.stage.run
+
+    def timed(*args: Any) -> Any:
+        bench.now += 1.0
+        return run(*args)
+
+    bench.stage.run = timed
+    whole = bench.propose()
+    for _ in range(20):
+        bench.propose()
+    reach = np.exp(np.cumsum(whole.log_probs, dtype=np.float64))
+    for num_tokens in range(1, 8):
+        # A draw is worth it down to a reach between that of so many tokens and one fewer.
+        bounds = 1.0 if num_tokens == 1 else reach[num_tokens - 2], reach[num_tokens - 1]
+        token_s = 1.0 / (LEVEL_SHARE * np.sqrt(bounds[0] * bounds[1]))
+        query = Query("r", len(TEXT), 20, token_s=token_s)
+        [proposal] = bench.drafter.propose([query])
+        assert proposal.tokens.tolist() == whole.tokens[:num_tokens].tolist()
 
 
 def test_a_distribution_that_is_uncertain_ends_the_chain() -> None:

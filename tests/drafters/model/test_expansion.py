@@ -64,6 +64,7 @@ def proposed(expansion: Expansion, max_nodes: int) -> list[tuple[Path, float]]:
 def test_two_levels_by_hand() -> None:
     expansion = DynamicExpansion(top_k=2, depth=2)
     expansion.grow([[7, 8]], [[math.log(0.6), math.log(0.3)]])
+    assert expansion.reach == pytest.approx(0.9)
     assert expansion.frontier == [0, 1]
     expansion.grow([[1, 2], [3, 4]], [[math.log(0.4), math.log(0.1)], [math.log(0.9), -9.0]])
     assert expansion.frontier == []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
-from draftline.core.proposals import AheadQuery
+from draftline.core.proposals import LEVEL_SHARE, AheadQuery, Query
 from draftline.drafters.model.stopping.chain_length import ChainLength
 from draftline.drafters.model.stopping.draft_costs import DraftCosts, DraftRounds
 from draftline.drafters.model.stopping.rules import (
@@ -135,11 +136,32 @@ def test_goodput_begins_new_requests_where_others_are_and_goes_on_trying() -> No
 def test_where_the_engine_weighs_drafts_goodput_leaves_none_out() -> None:
     costs = DraftCosts()
     rule = Goodput(costs)
-    costs.told_verify(3.0)
+    costs.told([Query("r", 1, 4, step_s=3.0)])
     costs.note_draw(90.0)
     assert [rule.num_tokens(most, 1) for most in (4, 1, 0)] == [1, 1, 0]
     costs.note_verify(2.0)
     assert costs.verify_s == pytest.approx(2.9)
+
+
+@dataclass
+class Draft:
+    reach: float
+
+
+def test_a_draw_is_made_for_as_many_tokens_as_save_its_time() -> None:
+    """Of all requests together, of what their drafts are expected to bring."""
+    costs = DraftCosts()
+    assert costs.pays([Draft(0.0)]), "the engine said nothing"
+    assert not costs.pays([])
+    for _ in range(200):
+        costs.note_draw(2.0)
+    costs.told([Query("r", 1, 4, token_s=10.0), Query("s", 1, 4)])
+    least = 2.0 / (LEVEL_SHARE * 10.0)
+    assert costs.pays([Draft(1.001 * least)])
+    assert costs.pays([Draft(0.5 * least), Draft(0.501 * least)])
+    assert not costs.pays([Draft(0.999 * least)])
+    costs.told([Query("r", 1, 4)])
+    assert costs.pays([Draft(0.0)])
 
 
 class Seen(Constant):
