@@ -41,9 +41,9 @@ MAX_PROPOSAL_NODES = 1024
 MAX_ASSUMED_TOKENS = 256
 # Next tokens that a drafter may ask for after a row.
 MAX_TOP_NEXT_TOKENS = 64
-# Of the tokens that are expected of a further level of drafts: what no other drafter says, and the
-# rows that are bought of it leave.
-LEVEL_SHARE = 0.4
+# Of the tokens that are expected of a further level of drafts: what others do not bring, and rows
+# leave.
+LEVEL_SHARE = 0.8
 
 
 def _all_below(ids: Int32, bound: int) -> bool:

@@ -6,7 +6,8 @@ Keeps what the training records in FOLDER say, one folder a head, as
 `benchmarks/results/heads-equal-training.json`; all must be of as many steps and texts. Their rows
 are those of `heads-equal-griffin-PROMPTS-TEMPERATURE.json` and of `heads-equal-specformer-...`, of
 `draftline bench --suite heads --suite-rows`, and those of heads that were trained as long as the
-bundled one `heads-longer-...`; `tables.py` writes them.
+bundled one `heads-longer-...`, and of HASS and GRIFFIN with `--num-best 100` `heads-best-100-...`;
+`tables.py` writes them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from ...training.heads.export import RECORD
 RESULTS = Path(__file__).parents[1] / "results"
 TRAINING = "heads-equal-training.json"
 EQUAL, LONGER = "equal training", "longer training"
+BEST = "equal training with 100 best tokens"
 # The beginnings of their files' names: a family's rows come from one run.
 SUITES = {
     EQUAL: ("heads-equal-griffin", "heads-equal-specformer"),
     LONGER: ("heads-longer",),
+    BEST: ("heads-best-100",),
 }
 # A head, and the one that is compared with it: what papers say to be less comes first.
 PAIRS = (

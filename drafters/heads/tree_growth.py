@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from ...core.sampling.rows import sampling_rows
 from ...core.steps import StepOutput, TopTokens
 from ...models.sampling import choose_sampler
 from ..model.options import SEQUOIA
+from ..model.stopping.depth import PayingDepth
 from ..model.text_distribution import TextDistribution, draft_rng, stacked
 from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
 from ..model.tree_job import TreeJob
@@ -83,16 +83,18 @@ class TreeGrowth:
         level_tokens: float = 0.0,
     ) -> int:
         """Grow them level by level, until they are complete or the deadline passes, or a level is
-        not worth what it takes: `level_tokens` are not expected of it, since the texts will hardly
-        come so far (Brown et al., Dynamic Depth Decoding, arXiv 2409.00142).
+        not worth what it takes: `level_tokens` are not expected of it (`PayingDepth`).
 
         The number of levels that took a pass each.
         """
         growing, num_levels, start = trees, 0, time.perf_counter()
+        # Levels that are not drafted by themselves are all drafted, as are those that are measured.
+        is_priced = not self._network.says_all_levels and self.measured is None
+        depth = PayingDepth(level_tokens if is_priced else 0.0)
         if self.measured is not None and growing:
             self.measured.grows()
         while growing and (deadline is None or time.monotonic() < deadline):
-            if num_levels and self._reach(growing) < level_tokens:
+            if num_levels and not depth.goes_on([tree.job for tree in growing]):
                 break
             num_levels += 1
             output = self._chosen(growing, self._network.level(growing))
@@ -108,15 +110,6 @@ class TreeGrowth:
             level_s = (time.perf_counter() - start) / num_levels
             self.level_s += LEVEL_WEIGHT * (level_s - self.level_s)
         return 0 if self._network.says_all_levels else num_levels
-
-    def _reach(self, trees: Sequence[HeadTree]) -> float:
-        """How many of the texts are expected to go through what the next level is drafted behind.
-
-        All of them where levels are not drafted by themselves, or measured already.
-        """
-        if self._network.says_all_levels or self.measured is not None:
-            return inf
-        return sum(tree.job.reach for tree in trees)
 
     def proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
         """At most so many of a tree's nodes; none of no tree."""

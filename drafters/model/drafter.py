@@ -204,7 +204,8 @@ class ModelDrafter:
             for state, end, query in zip(states, ends, queries, strict=True)
         ]
         active = [job for job in jobs if not job.is_done]
-        while self._costs.pays(active) and (deadline is None or start < deadline):
+        depth = self._costs.depth()
+        while depth.goes_on(active) and (deadline is None or start < deadline):
             take_hints(self.helper, queries, jobs)
             batch = next_batch(active, self._options.prefill_chunk)
             self._run(batch)
@@ -212,7 +213,8 @@ class ModelDrafter:
             before, start = start, self.clock()
             self._costs.note_draw(start - before, max(batch.counts, default=0))
         growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
-        while self._costs.pays(growing) and (deadline is None or start < deadline):
+        depth = self._costs.depth()
+        while depth.goes_on(growing) and (deadline is None or start < deadline):
             growing = self._grow(growing)
             before, start = start, self.clock()
             self._costs.note_draw(start - before)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from ....core.proposals import AheadQuery, Query, level_tokens
+from .depth import PayingDepth
 
 # Weight of the newest measurement in a running mean.
 WEIGHT = 0.1
@@ -13,15 +13,6 @@ WEIGHT = 0.1
 MOST_READ = 16
 # Share of judged tokens that is taken for accepted before any was judged.
 FIRST_ACCEPTED = 0.5
-
-
-class Growing(Protocol):
-    """A draft on its way."""
-
-    @property
-    def reach(self) -> float:
-        """How probable it is that the text comes as far as what is drawn next."""
-        ...
 
 
 class DraftCosts:
@@ -64,11 +55,9 @@ class DraftCosts:
             self.verify_s = step_s
             self._is_known = self.is_told = True
 
-    def pays(self, drafts: Sequence[Growing]) -> bool:
-        """Whether one more draw for all drafts saves what it takes (Brown et al., Dynamic Depth
-        Decoding, arXiv 2409.00142, with the engine's price for a threshold)."""
-        reach = sum(draft.reach for draft in drafts)
-        return bool(drafts) and reach >= level_tokens(self.draw_s, self.token_s)
+    def depth(self) -> PayingDepth:
+        """How deep the next drafts become."""
+        return PayingDepth(level_tokens(self.draw_s, self.token_s))
 
     def note_accepted(self, share: float) -> None:
         """Learn the share of a draft's judged tokens that was accepted."""

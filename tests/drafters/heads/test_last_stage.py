@@ -71,11 +71,12 @@ def test_a_level_is_drafted_while_enough_texts_are_expected_to_come_so_far() -> 
     whole = chains(0.0)
     assert whole.num_levels == 5
     paths = np.exp(np.cumsum([one.log_probs for one in whole.proposals], axis=1))
-    reach = paths.sum(axis=0)
-    assert (np.diff(reach) < 0).all()
+    reach = np.concatenate([[NUM_REQUESTS], paths.sum(axis=0)])
+    # As many are taken to go through the next level as went on from the last.
+    expected = reach[1:] ** 2 / reach[:-1]
+    assert (np.diff(expected) < 0).all()
     for num_levels in range(1, 6):
-        dearer = reach[num_levels - 1] * 1.001
-        drafts = chains(dearer)
+        drafts = chains(expected[num_levels - 1] * 1.001)
         assert drafts.num_levels == num_levels
         for mine, full in zip(drafts.proposals, whole.proposals, strict=True):
             assert mine.tokens.tolist() == full.tokens[:num_levels].tolist()

@@ -149,19 +149,26 @@ class Draft:
 
 
 def test_a_draw_is_made_for_as_many_tokens_as_save_its_time() -> None:
-    """Of all requests together, of what their drafts are expected to bring."""
+    """Of all requests together; as many texts go on as did so from the level before."""
     costs = DraftCosts()
-    assert costs.pays([Draft(0.0)]), "the engine said nothing"
-    assert not costs.pays([])
+    assert costs.depth().goes_on([Draft(0.0)]), "the engine said nothing"
+    assert not costs.depth().goes_on([])
     for _ in range(200):
         costs.note_draw(2.0)
     costs.told([Query("r", 1, 4, token_s=10.0), Query("s", 1, 4)])
     least = 2.0 / (LEVEL_SHARE * 10.0)
-    assert costs.pays([Draft(1.001 * least)])
-    assert costs.pays([Draft(0.5 * least), Draft(0.501 * least)])
-    assert not costs.pays([Draft(0.999 * least)])
+    assert least == 0.25
+    assert costs.depth().goes_on([Draft(0.51)])
+    assert not costs.depth().goes_on([Draft(0.49)])
+    # Of two texts half go on: of one of them half again.
+    assert costs.depth().goes_on([Draft(0.6), Draft(0.2)])
+    depth = costs.depth()
+    assert depth.goes_on([Draft(math.inf)]), "nothing is drawn yet"
+    assert depth.goes_on([Draft(0.6)])
+    assert depth.goes_on([Draft(0.5)])
+    assert not depth.goes_on([Draft(0.3)])
     costs.told([Query("r", 1, 4)])
-    assert costs.pays([Draft(0.0)])
+    assert costs.depth().goes_on([Draft(0.0)])
 
 
 class Seen(Constant):
