@@ -213,7 +213,6 @@ class ModelDrafter:
             before, start = start, self.clock()
             self._costs.note_draw(start - before, max(batch.counts, default=0))
         growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
-        depth = self._costs.depth()
         while depth.goes_on(growing) and (deadline is None or start < deadline):
             growing = self._grow(growing)
             before, start = start, self.clock()
