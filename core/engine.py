@@ -269,7 +269,8 @@ class EngineCore:
             self.num_steps, every, fitting, self._scheduler.block_size, edits, num_decode_steps
         )
         heads = self._drafting.stage_heads
-        step = with_head_tasks(step, heads, fitting.states, every)
+        level_tokens = self._drafting.level_tokens
+        step = with_head_tasks(step, heads, fitting.states, every, level_tokens)
         return BuiltStep(step, fitting, chunks, replays)
 
     def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:

@@ -36,8 +36,8 @@ class Drafting:
     """Speaks with the drafters for all requests, as the budget says."""
 
     __slots__ = (
-        "_acceptance", "_ahead_of", "_budget", "_clock", "_commits", "_drafters", "_level_tokens",
-        "_scheduler", "_streaming",
+        "_acceptance", "_ahead_of", "_budget", "_clock", "_commits", "_drafters", "_scheduler",
+        "_streaming", "level_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -57,8 +57,9 @@ class Drafting:
         self._budget = budget
         self._clock = clock
         self._commits: list[StepCommit] = []
-        # As of the last plan that told heads to draft.
-        self._level_tokens: Mapping[str, float] = {}
+        # Of heads of the last stage, as of the last plan that told them to draft: what a further
+        # level takes, in tokens that would save as much.
+        self.level_tokens: dict[str, float] = {}
         # The last step whose answer drafters were asked to guess.
         self._ahead_of: TreeSteps | None = None
 
@@ -77,7 +78,7 @@ class Drafting:
             state.wants_features = not names.isdisjoint(expected)
             most = min(self._scheduler.nodes_each(1), state.max_nodes)
             state.head_orders = {
-                name: HeadOrder(most, EVERY_REACH, self._level_tokens.get(name, 0.0))
+                name: HeadOrder(most, EVERY_REACH)
                 for name in self._drafters.stage_heads
                 if name in expected
             }
@@ -252,11 +253,10 @@ class Drafting:
             for state in states:
                 state.head_orders = {}
             by_id = {state.request_id: state for state in states}
-            self._level_tokens = {**self._level_tokens, **plan.level_tokens}
+            self.level_tokens.update(plan.level_tokens)
             for name, reaches_by_id in plan.ahead.items():
-                level_tokens = self._level_tokens.get(name, 0.0)
                 for one, reaches in reaches_by_id.items():
-                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches, level_tokens)
+                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches)
 
 
 def _wish(state: RequestState) -> DraftWish:

@@ -52,14 +52,10 @@ class Request:
 
 
 class HeadOrder(NamedTuple):
-    """A tree of so many nodes at most, after outcomes of these reaches (`core/reach.py`).
-
-    level_tokens  as `HeadTask.level_tokens`
-    """
+    """A tree of so many nodes at most, after outcomes of these reaches (`core/reach.py`)."""
 
     max_nodes: int
     reaches: int
-    level_tokens: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

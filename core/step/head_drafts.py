@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,14 +20,19 @@ def with_head_tasks(
     heads: Sequence[str],
     states: Sequence[RequestState],
     chunks: Sequence[PromptChunk],
+    level_tokens: Mapping[str, float],
 ) -> StepInput:
     """The step with a task for each head, of the requests that want drafts of it.
 
-    `states` have trees; a prompt chunk is drafted behind if it is the last one.
+    `level_tokens` are those of `HeadTask`, by head. `states` have trees; a prompt chunk is drafted
+    behind if it is the last one.
     """
     if not heads:
         return step
-    tasks = _tasks(heads, states, chunks)
+    tasks = tuple(
+        task._replace(level_tokens=level_tokens.get(task.source, 0.0))
+        for task in _tasks(heads, states, chunks)
+    )
     return replace(step, head_tasks=tasks, following_tokens=_following_tokens(chunks))
 
 
@@ -42,12 +47,12 @@ def _tasks(
     tasks = []
     for head in heads:
         wanted = [
-            (place, order.max_nodes * drafts, order.reaches, order.level_tokens)
+            (place, order.max_nodes * drafts, order.reaches)
             for place, (own, drafts) in enumerate(wanting)
             if (order := own.get(head)) is not None
         ]
-        places, max_nodes, reaches, levels = zip(*wanted, strict=True) if wanted else ((),) * 4
-        tasks.append(HeadTask(head, places, max_nodes, reaches, max(levels, default=0.0)))
+        places, max_nodes, reaches = zip(*wanted, strict=True) if wanted else ((), (), ())
+        tasks.append(HeadTask(head, places, max_nodes, reaches))
     return tuple(tasks)
 
 

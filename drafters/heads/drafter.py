@@ -23,7 +23,6 @@ from ...core.proposals import (
     Proposal,
     Query,
     empty_proposal,
-    level_tokens,
 )
 from ...core.tree.merge import cut, reroot
 from ...models.device import choose_device, choose_dtype
@@ -36,6 +35,7 @@ from ...models.heads.p_eagle import PEagle
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
+from ..model.stopping.draft_costs import DraftCosts
 from ..open_requests import OpenRequests
 from .head_text import HeadText
 from .networks.block_network import DFlashNetwork
@@ -128,6 +128,7 @@ class HeadDrafter:
         self._layers = FeatureLayers(layers, target.hidden_size)
         self._name = name
         self._max_tokens = options.max_tokens
+        self._costs = DraftCosts()
         self._growth = TreeGrowth(network, target.vocab_size, name, options)
         self._measured = self._growth.measured
         # Where what it says is as good as a feature.
@@ -193,9 +194,10 @@ class HeadDrafter:
         asked = list(zip(texts, queries, strict=True))
         self._read_paths(asked, deadline)
         trees = [self._begin(text, query) for text, query in asked]
-        token_s = max((query.token_s for query in queries), default=0.0)
-        least = level_tokens(self._growth.level_s, token_s)
-        self._growth.grow([tree for tree in trees if tree is not None], deadline, least)
+        self._costs.told(queries)
+        growing, start = [tree for tree in trees if tree is not None], time.monotonic()
+        if num_levels := self._growth.grow(growing, deadline, self._costs.depth()):
+            self._costs.note_draw((time.monotonic() - start) / num_levels)
         proposals = [
             self._proposal(tree, query) for tree, query in zip(trees, queries, strict=True)
         ]

@@ -32,6 +32,7 @@ from ...models.heads.load_head import load_readings
 from ...models.heads.shared_parts import SharedParts, load_embedding
 from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
+from ..model.stopping.depth import PayingDepth
 from ..model.text_distribution import TextDistribution
 from .drafter import feature_layers, network_of
 from .networks.head_network import HeadNetwork, HeadTree
@@ -130,7 +131,7 @@ class LastStageHead:
         if not has_rows.any():
             return HeadDrafts(self.name, 0.0, ())
         trees = self._trees(step, self._read(step, texts, own, places[has_rows], self._kept), task)
-        num_levels = self._growth.grow(list(trees.values()), level_tokens=task.level_tokens)
+        num_levels = self._growth.grow(list(trees.values()), depth=PayingDepth(task.level_tokens))
         proposals = tuple(
             self._growth.proposal(trees.get(place), min(size, self._max_nodes))
             for place, size in zip(task.places, task.max_nodes, strict=True)

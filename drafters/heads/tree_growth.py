@@ -24,9 +24,6 @@ from .networks.head_network import HeadNetwork, HeadTree
 from .networks.kept_keys import KeptKeys
 from .options import HeadOptions
 
-# Weight of the newest trees in the mean seconds of a level.
-LEVEL_WEIGHT = 0.1
-
 
 class TreeGrowth:
     """Trees of one head.
@@ -34,8 +31,7 @@ class TreeGrowth:
     name     the `source` of its proposals
     options  as they are given; `auto` is decided here
 
-    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts. `level_s`
-    is the running mean of a level's seconds; 0 before the first.
+    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts.
     """
 
     def __init__(
@@ -48,7 +44,6 @@ class TreeGrowth:
         self._name = name
         self._options = options.of_head(says_all_levels=network.says_all_levels)
         self._sampler = choose_sampler(network.device)
-        self.level_s = 0.0
         self.measured: MeasuredShapes | None = None
         if self._options.tree == SEQUOIA:
             self.measured = MeasuredShapes(self._options, is_one_pass=network.says_all_levels)
@@ -80,21 +75,22 @@ class TreeGrowth:
         self,
         trees: Sequence[HeadTree],
         deadline: float | None = None,
-        level_tokens: float = 0.0,
+        depth: PayingDepth | None = None,
     ) -> int:
-        """Grow them level by level, until they are complete or the deadline passes, or a level is
-        not worth what it takes: `level_tokens` are not expected of it (`PayingDepth`).
+        """Grow them level by level, until they are complete, the deadline passes, or `depth` says
+        that another level does not pay; of heads that say all levels at once, and of trees that are
+        measured, all are drafted.
 
         The number of levels that took a pass each.
         """
-        growing, num_levels, start = trees, 0, time.perf_counter()
-        # Levels that are not drafted by themselves are all drafted, as are those that are measured.
-        is_priced = not self._network.says_all_levels and self.measured is None
-        depth = PayingDepth(level_tokens if is_priced else 0.0)
+        growing, num_levels = trees, 0
+        if self._network.says_all_levels or self.measured is not None:
+            depth = None
         if self.measured is not None and growing:
             self.measured.grows()
         while growing and (deadline is None or time.monotonic() < deadline):
-            if num_levels and not depth.goes_on([tree.job for tree in growing]):
+            jobs = [tree.job for tree in growing]
+            if num_levels and depth is not None and not depth.goes_on(jobs):
                 break
             num_levels += 1
             output = self._chosen(growing, self._network.level(growing))
@@ -106,9 +102,6 @@ class TreeGrowth:
             growing = [tree for tree in growing if tree.job.expansion.frontier]
             if self.measured is not None:
                 self.measured.level_done(is_last=not growing)
-        if num_levels:
-            level_s = (time.perf_counter() - start) / num_levels
-            self.level_s += LEVEL_WEIGHT * (level_s - self.level_s)
         return 0 if self._network.says_all_levels else num_levels
 
     def proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
