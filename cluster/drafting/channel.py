@@ -86,7 +86,7 @@ class DrafterChannel:
         self._backlog = DrafterBacklog(
             link.name, limits.max_backlog, keeps_answers=link.keeps_answers, replays=replays
         )
-        self._meter = CostMeter()
+        self._meter = CostMeter(is_ahead=link.ahead is not None)
         self._failures = FailureLog(logger, f"drafter={link.name}", clock=clock)
         self._breaker = CircuitBreaker(limits.retry, rng)
         self._arrived = ArrivedProposals()

@@ -35,9 +35,11 @@ class CostMeter:
     take: a model reads prompts when it is asked first.
     """
 
-    __slots__ = ("_cost", "_first_s", "_levels", "_line", "_open_token_s")
+    __slots__ = ("_cost", "_first_s", "_is_ahead", "_levels", "_line", "_open_token_s")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ahead: bool = False) -> None:
+        """`is_ahead`: as of `DraftCost`."""
+        self._is_ahead = is_ahead
         self._line = LineFit(DECAY)
         self._levels = LineFit(DECAY)
         self._first_s = 0.0
@@ -50,10 +52,12 @@ class CostMeter:
 
     def _means(self) -> DraftCost:
         if not self._line.weight:
-            return DraftCost(self._first_s, 0.0, min(self._open_token_s, FIRST_OPEN_TOKEN_S))
+            open_token_s = min(self._open_token_s, FIRST_OPEN_TOKEN_S)
+            return DraftCost(self._first_s, 0.0, open_token_s, is_ahead=self._is_ahead)
         message_s, query_s = self._line.parts(PRIOR_SQUARES)
         open_token_s = min(self._open_token_s, query_s)
-        return DraftCost(message_s, query_s, open_token_s, level_s=self._level_s())
+        level_s = self._level_s()
+        return DraftCost(message_s, query_s, open_token_s, is_ahead=self._is_ahead, level_s=level_s)
 
     def _level_s(self) -> float:
         levels = self._levels

@@ -224,7 +224,6 @@ class DrafterHub:
         costs = {channel.link.name: channel.cost() for channel in self._channels}
         new = () if self._watch is None else self._watch.new
         costs.update((name, replace(costs[name], is_new=True)) for name in new)
-        costs.update((name, replace(costs[name], is_ahead=True)) for name in self.stage_heads)
         return costs
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import Int32, lengths_of
 from ..proposals import Drafted
 from ..request.request import RequestState
-from ..steps import HeadTask, StepInput, StepOutput
+from ..steps import HeadDrafts, HeadTask, StepInput, StepOutput
 from ..verify.walk import Paths
 from .prompt_chunk import PromptChunk
 
@@ -29,15 +29,15 @@ def with_head_tasks(
     """
     if not heads:
         return step
-    tasks = tuple(
-        task._replace(level_tokens=level_tokens.get(task.source, 0.0))
-        for task in _tasks(heads, states, chunks)
-    )
+    tasks = _tasks(heads, states, chunks, level_tokens)
     return replace(step, head_tasks=tasks, following_tokens=_following_tokens(chunks))
 
 
 def _tasks(
-    heads: Sequence[str], states: Sequence[RequestState], chunks: Sequence[PromptChunk]
+    heads: Sequence[str],
+    states: Sequence[RequestState],
+    chunks: Sequence[PromptChunk],
+    level_tokens: Mapping[str, float],
 ) -> tuple[HeadTask, ...]:
     wanting = [(state.head_orders, True) for state in states]
     wanting += [
@@ -52,7 +52,7 @@ def _tasks(
             if (order := own.get(head)) is not None
         ]
         places, max_nodes, reaches = zip(*wanted, strict=True) if wanted else ((), (), ())
-        tasks.append(HeadTask(head, places, max_nodes, reaches))
+        tasks.append(HeadTask(head, places, max_nodes, reaches, level_tokens.get(head, 0.0)))
     return tuple(tasks)
 
 
@@ -66,22 +66,20 @@ def _following_tokens(chunks: Sequence[PromptChunk]) -> Int32:
 def drafted_of(
     step: StepInput, request_ids: Sequence[str], paths: Paths, output: StepOutput
 ) -> list[Drafted]:
-    """What the step's heads drafted. `paths`: through its trees, which come first in it."""
+    """What those of the step's heads drafted that did. `paths`: through its trees, which come
+    first in it.
+    """
     if not output.head_drafts:
         return []
-    whole = np.setdiff1d(np.arange(len(paths.ends)), step.slice_requests)
-    # The last node of a path tells all of it.
-    last_rows = paths.rows[paths.ends[whole] - 1]
-    for drafts in output.head_drafts:
-        is_same = drafts.last_rows is None or np.array_equal(drafts.last_rows, last_rows)
-        assert is_same, "stage and coordinator walked different ways"
+    _check_walk(step, paths, output.head_drafts[0])
     num_accepted = (lengths_of(paths.ends) - 1).tolist()
     starts, contexts = step.request_starts.tolist(), step.context_lens.tolist()
     drafted = []
     for told, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
+        if not drafts.proposals:
+            continue
         proposals, task = [], told.after(num_accepted)
-        # None at all of a head that failed.
-        parts = zip(task.places, task.max_nodes, drafts.proposals, strict=bool(drafts.proposals))
+        parts = zip(task.places, task.max_nodes, drafts.proposals, strict=True)
         for place, max_nodes, proposal in parts:
             if not max_nodes:
                 continue
@@ -93,3 +91,14 @@ def drafted_of(
         own = tuple(proposals)
         drafted.append(Drafted(drafts.source, drafts.seconds, own, drafts.num_levels))
     return drafted
+
+
+def _check_walk(step: StepInput, paths: Paths, drafts: HeadDrafts) -> None:
+    """The stage, whose heads are all told the same, walked the trees as the coordinator does."""
+    if drafts.last_rows is not None:
+        whole = np.delete(np.arange(len(paths.ends)), step.slice_requests)
+        # The last node of a path tells all of it.
+        last_rows = paths.rows[paths.ends[whole] - 1]
+        assert np.array_equal(drafts.last_rows, last_rows), (
+            "stage and coordinator walked different ways"
+        )

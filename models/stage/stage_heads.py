@@ -245,7 +245,7 @@ class StageHeads:
 
 def _last_rows(step: StepInput, committed: CommittedRows) -> Int32:
     """`HeadDrafts.last_rows`: int32 [trees that are no slices]."""
-    places = np.setdiff1d(np.arange(_num_trees(step)), step.slice_requests)
+    places = np.delete(np.arange(_num_trees(step)), step.slice_requests)
     return committed.rows[committed.starts[1:][places] - 1] - step.request_starts[places]
 
 

@@ -29,7 +29,8 @@ def introduce(choices: Int64, forced: Int64, known: Known, wishes: StepWishes) -
     last one; tell those that draft at the step's end after which outcomes of it they are.
 
     choices  int64 [requests, drafters]
-    forced   int64, likewise  after which outcomes (bits of `core/reach.py`) each is to draft
+    forced   int64, likewise  after which outcomes (bits of `core/reach.py`) each of these is to
+             draft
     """
     place = wishes.turn % len(choices)
     reached = wishes.cells[place] % NUM_REACHES
@@ -37,13 +38,14 @@ def introduce(choices: Int64, forced: Int64, known: Known, wishes: StepWishes) -
         taken_s = known.costs[drafter, MESSAGE] + known.costs[drafter, QUERY]
         if not wishes.allowed[place, drafter] or taken_s > wishes.round_s:
             continue
-        for reach in range(NUM_REACHES):
-            if not _is_hardly_known(known, drafter, reach, taken_s, wishes.token_s):
-                continue
-            forced[place, drafter] |= 1 << reach
-            is_due = reach == reached and not wishes.is_ahead[drafter]
-            if is_due and choices[place, drafter] == LEFT_OUT:
+        if not wishes.is_ahead[drafter]:
+            is_due = choices[place, drafter] == LEFT_OUT
+            if is_due and _is_hardly_known(known, drafter, reached, taken_s, wishes.token_s):
                 choices[place, drafter] = ASKED + TRIED
+            continue
+        for reach in range(NUM_REACHES):
+            if _is_hardly_known(known, drafter, reach, taken_s, wishes.token_s):
+                forced[place, drafter] |= 1 << reach
 
 
 @compiled

@@ -77,6 +77,14 @@ class HeadJob:
             "default: 10, as published for models that leave little to the others",
         ),
     ] = None
+    best_weight: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="how much these tokens count beside features (1) and distribution (0.1); "
+            "default: as published, 1 of hass and 0.5 of griffin; 0: not at all",
+        ),
+    ] = None
     mask_form: Annotated[
         MaskForm, Field(description="rows that count as GRIFFIN's paper or its code has them")
     ] = "paper"
@@ -200,6 +208,7 @@ OWN_FLAGS = {
     "num_passes": (*FUSED, "eagle3"),
     "num_aligned": FUSED,
     "num_best": ("griffin", "hass"),
+    "best_weight": ("griffin", "hass"),
     "mask_form": FUSED,
     "fusion": FUSED,
     "splits_output": FUSED,
@@ -249,6 +258,8 @@ def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
     weights = recipe.weights()
     if job.num_best is not None:
         weights = replace(weights, num_best=job.num_best)
+    if job.best_weight is not None:
+        weights = replace(weights, best_tokens=job.best_weight)
     return HeadPlan(
         num_steps=job.num_steps,
         texts_per_step=job.texts_per_step,

@@ -305,21 +305,22 @@ def test_in_its_first_steps_an_engine_asks_everyone_together() -> None:
     [(2, 0.0, True), (5, 0.0, True), (6, 0.0, False), (11, 0.27, False), (11, 0.28, True),
      (63, 0.47, True), (64, 3.0, False)],
 )  # fmt: skip
+@pytest.mark.parametrize("is_ahead", [False, True])
 def test_what_is_hardly_known_gets_the_benefit_of_the_doubt(
-    num_steps: int, gain: float, is_asked: bool
+    num_steps: int, gain: float, is_asked: bool, is_ahead: bool
 ) -> None:
     drafters = Simulation({"first": Guess(lambda _one: 0.0)}).budget._drafters
     drafters.use(["first"])
     drafters._known.levels[0, 0, BEYOND, 1, (WEIGHT, GAIN)] = num_steps, num_steps * gain
     wanted = drafters._wanted(
         [DraftWish("r0", 0.0, "shared", None, 9, 9, num_accepted=2)],
-        {"first": DraftCost(0.0, 0.005, 0.0)}, token_s=0.01, plain_s=0.01,
+        {"first": DraftCost(0.0, 0.005, 0.0, is_ahead=is_ahead)}, token_s=0.01, plain_s=0.01,
     )._replace(round_s=0.01)  # fmt: skip
     choices, forced = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
     introduce(choices, forced, drafters._known, wanted)
     # Nothing is known of the other outcomes.
-    assert forced.tolist() == [[0b101 | is_asked << 1]]
-    assert choices.tolist() == [[(ASKED + TRIED) * is_asked]]
+    assert forced.tolist() == [[(0b101 | is_asked << 1) * is_ahead]]
+    assert choices.tolist() == [[(ASKED + TRIED) * (is_asked and not is_ahead)]]
 
 
 @pytest.mark.parametrize(("other_s", "is_asked"), [(0.004, False), (0.006, True)])

@@ -163,7 +163,7 @@ class FakeTarget:
             text = [*texts[committed.rows[last]], int(committed.following[last])]
             self._check_behind(step, place, text)
             proposals.append(self._draft(step, place, text, max_nodes))
-        whole = np.setdiff1d(np.arange(num_trees), step.slice_requests)
+        whole = np.delete(np.arange(num_trees), step.slice_requests)
         last_rows = committed.rows[committed.starts[whole + 1] - 1]
         last_rows -= step.request_starts[whole] - self.num_rows_astray
         return (HeadDrafts(task.source, 0.25, tuple(proposals), last_rows),)
