@@ -5,9 +5,9 @@
 Keeps what the training records in FOLDER say, one folder a head, as
 `benchmarks/results/heads-equal-training.json`; all must be of as many steps and texts. Their rows
 are those of `heads-equal-griffin-PROMPTS-TEMPERATURE.json` and of `heads-equal-specformer-...`, of
-`draftline bench --suite heads --suite-rows`, and those of heads that were trained as long as the
-bundled one `heads-longer-...`, and of HASS and GRIFFIN with `--num-best 100` `heads-best-100-...`;
-`tables.py` writes them.
+`draftline bench --suite heads --suite-rows`. HASS and GRIFFIN are trained with `--best-weight 0`
+there, and in `heads-published-...` with the published weights; `heads-longer-...` are of heads that
+were trained for 1,600 steps, with the published weights, too. `tables.py` writes them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ...training.heads.export import RECORD
 
 RESULTS = Path(__file__).parents[1] / "results"
 TRAINING = "heads-equal-training.json"
-EQUAL, LONGER = "equal training", "longer training"
-BEST = "equal training with 100 best tokens"
+EQUAL, PUBLISHED = "equal training", "equal training, published weights"
+LONGER = "longer training, published weights"
 # The beginnings of their files' names: a family's rows come from one run.
 SUITES = {
     EQUAL: ("heads-equal-griffin", "heads-equal-specformer"),
+    PUBLISHED: ("heads-published",),
     LONGER: ("heads-longer",),
-    BEST: ("heads-best-100",),
 }
 # A head, and the one that is compared with it: what papers say to be less comes first.
 PAIRS = (

@@ -123,7 +123,7 @@ def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -
         "| --- | --- |",
         "| griffin chain over griffin-no-fusion chain | +0.50 (+0.50 to +0.50) |",
     ]
-    assert lines[10] == "| longer training: tau | bundled, greedy |"
+    assert lines[10] == "| longer training, published weights: tau | bundled, greedy |"
     assert lines[17] == "| hass tree over eagle2 tree | +0.50 (+0.50 to +0.50) |"
     assert lines[19:23] == [
         "| equal training: accepted behind accepted drafts | 1 | 2 |",
