@@ -71,7 +71,7 @@ def drafted_of(
     """
     if not output.head_drafts:
         return []
-    _check_walk(step, paths, output.head_drafts[0])
+    _check_walks(step, paths, output.head_drafts)
     num_accepted = (lengths_of(paths.ends) - 1).tolist()
     starts, contexts = step.request_starts.tolist(), step.context_lens.tolist()
     drafted = []
@@ -93,12 +93,11 @@ def drafted_of(
     return drafted
 
 
-def _check_walk(step: StepInput, paths: Paths, drafts: HeadDrafts) -> None:
-    """The stage, whose heads are all told the same, walked the trees as the coordinator does."""
-    if drafts.last_rows is not None:
-        whole = np.delete(np.arange(len(paths.ends)), step.slice_requests)
-        # The last node of a path tells all of it.
-        last_rows = paths.rows[paths.ends[whole] - 1]
-        assert np.array_equal(drafts.last_rows, last_rows), (
-            "stage and coordinator walked different ways"
-        )
+def _check_walks(step: StepInput, paths: Paths, every: Sequence[HeadDrafts]) -> None:
+    """For each head the stage walked the trees as the coordinator does."""
+    whole = np.delete(np.arange(len(paths.ends)), step.slice_requests)
+    # The last node of a path tells all of it.
+    last_rows = paths.rows[paths.ends[whole] - 1]
+    for drafts in every:
+        is_same = drafts.last_rows is None or np.array_equal(drafts.last_rows, last_rows)
+        assert is_same, "stage and coordinator walked different ways"
