@@ -2,7 +2,7 @@
 
 Run `python -m draftline.benchmarks.transport.stage_transport`. Stages that compute nothing, so that
 all time is the transport's; of two numbers of stages, the difference is that of their hops. Prints
-a table and writes `benchmarks/results/stage_transport-<date>.json`.
+a table and writes `benchmarks/results/stage_transport.json`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
@@ -29,55 +27,20 @@ import torch
 from ...actors.kept_actors import KeptStages, OwnKeeper
 from ...cluster.config import TransportName
 from ...cluster.pipeline.ray_pipeline import RayPipeline
-from ...cluster.transport.stage_spec import StageSpec
 from ...core.errors import StageLost
 from ...core.steps import SamplingRows, StepInput, StepOutput
 from ...measure.records.record import machine
 from ...models.load.partition import LayerSpan
-
-if TYPE_CHECKING:
-    from ...models.stage.pending_output import PendingOutput
+from .echo_stage import DEATH, EchoSpec
 
 RESULTS = Path(__file__).parents[1] / "results"
 HIDDEN_SIZE = 256
 NUM_ROWS = (1, 4, 16, 32, 512)
 IN_FLIGHT = (1, 3)
 BLOCK_STEPS = 20
-DEATH = -1
 
 # Those that stages without GPUs have.
 TRANSPORTS: tuple[TransportName, ...] = ("compiled_graph", "distributed")
-
-
-@dataclass(frozen=True, slots=True)
-class EchoStage:
-    """Passes arrays of the right shapes on."""
-
-    is_last: bool
-    hidden_size: int
-    num_blocks: int = 1
-    decodes_several: bool = False
-
-    def reset(self) -> None:
-        """Nothing is kept."""
-
-    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
-        """Nothing is computed; a step id of `DEATH` kills the last stage."""
-        if not self.is_last:
-            return torch.zeros(len(step.token_ids), self.hidden_size) if hidden is None else hidden
-        if step.step_id == DEATH:
-            os.kill(os.getpid(), signal.SIGKILL)
-        output = StepOutput(step.step_id, step.token_ids, step.moves, step.sampling.temperature)
-        return lambda: output
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EchoSpec(StageSpec):
-    """Builds an `EchoStage`."""
-
-    def build(self) -> EchoStage:
-        """See `StageSpec`."""
-        return EchoStage(self.span.is_last, self.hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +76,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rows", type=int, nargs="+", default=NUM_ROWS, help="of a step")
     parser.add_argument("--hidden-size", type=int, default=HIDDEN_SIZE, help="numbers of a row")
+    parser.add_argument("--output", type=Path, default=RESULTS / "stage_transport.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("draftline").setLevel(logging.ERROR)
@@ -124,7 +88,7 @@ def main() -> None:
         specs = _specs(num_stages, args.hidden_size)
         asyncio.run(_measure(specs, args.rows, args.blocks, steps, lives))
     ray.shutdown()
-    _write(steps, lives)
+    _write(args.output, steps, lives)
 
 
 async def _measure(
@@ -246,7 +210,7 @@ def _line(times: StepTimes | LifeTimes) -> str:
     return "  ".join(f"{name} {value}" for name, value in asdict(times).items())
 
 
-def _write(steps: list[StepTimes], lives: list[LifeTimes]) -> None:
+def _write(output: Path, steps: list[StepTimes], lives: list[LifeTimes]) -> None:
     report = {
         "machine": machine().fields(),
         "ray": ray.__version__,
@@ -254,10 +218,8 @@ def _write(steps: list[StepTimes], lives: list[LifeTimes]) -> None:
         "steps": list(map(asdict, steps)),
         "lives": list(map(asdict, lives)),
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"stage_transport-{datetime.now(UTC):%Y-%m-%d}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"wrote {path}")
+    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {output}")
 
 
 if __name__ == "__main__":

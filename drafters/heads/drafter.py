@@ -7,7 +7,7 @@ DSpark (`models/heads/`). See docs/algorithms/heads.md, "Drafting".
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -129,7 +129,10 @@ class HeadDrafter:
         self._name = name
         self._max_tokens = options.max_tokens
         self._costs = DraftCosts()
-        self._growth = TreeGrowth(network, target.vocab_size, name, options)
+        # Of deadlines and levels; see `PassCounter`.
+        self.clock: Callable[[], float] = time.monotonic
+        self._num_path_passes = 0
+        self._growth = TreeGrowth(network, target.vocab_size, name, options, self._now)
         self._measured = self._growth.measured
         # Where what it says is as good as a feature.
         self._onward: FeatureNetwork | None = None
@@ -141,6 +144,11 @@ class HeadDrafter:
     def name(self) -> str:
         """The `source` of the proposals."""
         return self._name
+
+    @property
+    def num_passes(self) -> int:
+        """See `PassCounter`. A text's own rows are read with the first level of its tree."""
+        return self._growth.num_passes + self._num_path_passes
 
     @property
     def feature_layers(self) -> FeatureLayers:
@@ -195,9 +203,9 @@ class HeadDrafter:
         self._read_paths(asked, deadline)
         trees = [self._begin(text, query) for text, query in asked]
         self._costs.told(queries)
-        growing, start = [tree for tree in trees if tree is not None], time.monotonic()
+        growing, start = [tree for tree in trees if tree is not None], self.clock()
         if num_levels := self._growth.grow(growing, deadline, self._costs.depth()):
-            self._costs.note_draw((time.monotonic() - start) / num_levels)
+            self._costs.note_draw((self.clock() - start) / num_levels)
         proposals = [
             self._proposal(tree, query) for tree, query in zip(trees, queries, strict=True)
         ]
@@ -210,6 +218,9 @@ class HeadDrafter:
                 }
             )
         return proposals
+
+    def _now(self) -> float:
+        return self.clock()
 
     def _read(self, texts: Sequence[HeadText]) -> None:
         """Take the features that wait into the texts' keys and values."""
@@ -239,7 +250,10 @@ class HeadDrafter:
                 if text.path is None:
                     text.path = PathRows(text.kept, text.last, network.num_layers)
                 walks.append(Walk(text.path, query.assumed, text.committed_len))
-        read_paths(network, walks, lambda: deadline is not None and time.monotonic() >= deadline)
+        for _ in read_paths(
+            network, walks, lambda: deadline is not None and self.clock() >= deadline
+        ):
+            self._num_path_passes += 1
 
     def _begin(self, text: HeadText, query: Query) -> HeadTree | None:
         path = query.assumed or ()

@@ -29,7 +29,7 @@ class MeasuredShapes:
         options: HeadOptions,
         *,
         is_one_pass: bool,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_one_pass`: all levels together take one pass."""
         self._is_one_pass = is_one_pass

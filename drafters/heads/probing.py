@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ...core.interfaces import Drafter, FeatureDrafter
+from ...core.interfaces import Drafter, FeatureDrafter, PassCounter
 from ...core.proposals import (
     Commit,
     DraftRequest,
@@ -18,7 +17,7 @@ from ...core.proposals import (
 from .reading_trial import ReadingTrial
 
 
-class HeadReader(Drafter, FeatureDrafter, Protocol):
+class HeadReader(Drafter, FeatureDrafter, PassCounter, Protocol):
     """A head by one reading of its config."""
 
 
@@ -30,11 +29,28 @@ class ProbingDrafter:
         """`readings`: those of the trial, all of one name."""
         self._readings = dict(readings)
         self._trial = trial
+        # Of readings that were let go.
+        self._passes_before = 0
 
     @property
     def name(self) -> str:
         """The `source` of the proposals."""
         return self._best.name
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """See `PassCounter`."""
+        return self._best.clock
+
+    @clock.setter
+    def clock(self, clock: Callable[[], float]) -> None:
+        for one in self._readings.values():
+            one.clock = clock
+
+    @property
+    def num_passes(self) -> int:
+        """See `PassCounter`: of all readings."""
+        return self._passes_before + sum(one.num_passes for one in self._readings.values())
 
     @property
     def feature_layers(self) -> FeatureLayers:
@@ -90,7 +106,7 @@ class ProbingDrafter:
         given = {name: one.propose(queries, deadline) for name, one in self._readings.items()}
         proposals = given[self._trial.best]
         # A draft that was cut by the deadline tells nothing.
-        if deadline is None or time.monotonic() < deadline:
+        if deadline is None or self.clock() < deadline:
             for query, *drafts in zip(queries, *given.values(), strict=True):
                 if query.assumed:
                     # The text may go another way.
@@ -106,4 +122,5 @@ class ProbingDrafter:
 
     def _keep_best(self) -> None:
         if self.is_over and len(self._readings) > 1:
+            self._passes_before = self.num_passes - self._best.num_passes
             self._readings = {self._trial.best: self._best}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -30,12 +30,19 @@ class TreeGrowth:
 
     name     the `source` of its proposals
     options  as they are given; `auto` is decided here
+    clock    of the deadlines, and of how long a level takes, seconds
 
-    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts.
+    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts;
+    `num_passes` of the network were taken so far.
     """
 
     def __init__(
-        self, network: HeadNetwork, vocab_size: int, name: str, options: HeadOptions
+        self,
+        network: HeadNetwork,
+        vocab_size: int,
+        name: str,
+        options: HeadOptions,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises `ConfigError` (`tree`)."""
         self._network = network
@@ -44,9 +51,13 @@ class TreeGrowth:
         self._name = name
         self._options = options.of_head(says_all_levels=network.says_all_levels)
         self._sampler = choose_sampler(network.device)
+        self._clock = clock
+        self.num_passes = 0
         self.measured: MeasuredShapes | None = None
         if self._options.tree == SEQUOIA:
-            self.measured = MeasuredShapes(self._options, is_one_pass=network.says_all_levels)
+            self.measured = MeasuredShapes(
+                self._options, is_one_pass=network.says_all_levels, clock=clock
+            )
 
     def begin(  # noqa: PLR0917 - the parts of a text
         self, text: KeptKeys, last_token: int, said: Tensor, length: int,
@@ -88,10 +99,12 @@ class TreeGrowth:
             depth = None
         if self.measured is not None and growing:
             self.measured.grows()
-        while growing and (deadline is None or time.monotonic() < deadline):
+        while growing and (deadline is None or self._clock() < deadline):
             jobs = [tree.job for tree in growing]
             if num_levels and depth is not None and not depth.goes_on(jobs):
                 break
+            if not (num_levels and self._network.says_all_levels):
+                self.num_passes += 1
             num_levels += 1
             output = self._chosen(growing, self._network.level(growing))
             first = 0

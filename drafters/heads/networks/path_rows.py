@@ -5,7 +5,7 @@ The target has not confirmed the path's tokens, so there are no features of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -77,8 +77,10 @@ class Walk(NamedTuple):
     length: int
 
 
-def read_paths(network: FeatureNetwork, walks: Sequence[Walk], is_over: Callable[[], bool]) -> None:
-    """Read a token of each path a pass, until all are read or it `is_over`."""
+def read_paths(
+    network: FeatureNetwork, walks: Sequence[Walk], is_over: Callable[[], bool]
+) -> Iterator[None]:
+    """Read a token of each path a pass, until all are read or it `is_over`; yields after each."""
     for walk in walks:
         walk.rows.follow(walk.path)
     while active := [walk for walk in walks if len(walk.rows.tokens) < len(walk.path)]:
@@ -97,3 +99,4 @@ def read_paths(network: FeatureNetwork, walks: Sequence[Walk], is_over: Callable
         for walk, token, own in zip(active, tokens, said.split(1), strict=True):
             walk.rows.tokens.append(token)
             walk.rows.said.append(own)
+        yield

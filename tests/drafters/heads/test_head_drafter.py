@@ -105,6 +105,25 @@ def paths_of(proposal: Proposal) -> list[list[int]]:
     return paths
 
 
+def test_a_draft_ends_by_the_clock_where_levels_take_longer_than_they_save(pair: Pair) -> None:
+    """A pass takes a second of a clock that counts them; heads that say all levels in one pass have
+    nothing to end."""
+    drafter = opened(pair, TEXT, tree="chain", num_tokens=3)
+    drafter.clock = lambda: float(drafter.num_passes)
+    most, is_at_once = 3, pair.name in ALL_AT_ONCE
+
+    def passes_and_depth(token_s: float) -> tuple[int, int]:
+        before = drafter.num_passes
+        [proposal] = drafter.propose([Query("r", len(TEXT), 8, token_s=token_s)])
+        return drafter.num_passes - before, len(proposal.tokens)
+
+    whole = (1 if is_at_once else most, most)
+    for _ in range(20):
+        assert passes_and_depth(0.0) == whole
+    assert passes_and_depth(1e6) == whole
+    assert passes_and_depth(1e-6) == (whole if is_at_once else (1, 1))
+
+
 def test_requests_together_are_as_alone(pair: Pair) -> None:
     alone = {}
     together = pair.drafter(top_k=2, num_tokens=3)

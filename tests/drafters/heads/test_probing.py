@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -34,11 +35,14 @@ class Reader(CountingDrafter):
         self.num_right = num_right
         self.feature_layers = FeatureLayers((1, 3), 4)
         self.features: list[FeatureRows] = []
+        self.clock: Callable[[], float] = time.monotonic
+        self.num_passes = 0
 
     def observe_features(self, rows: Sequence[FeatureRows]) -> None:
         self.features += rows
 
     def propose_one(self, query: Query) -> Proposal:
+        self.num_passes += LEVELS
         if self.num_right is None:
             return empty_proposal(self.name)
         last = super().propose_one(query).tokens[0] - 1
@@ -142,6 +146,24 @@ def test_memory_is_that_of_all_readings(monkeypatch: pytest.MonkeyPatch) -> None
     while not drafter.is_over:
         session.step()
     assert 0 < drafter.memory_bytes < both
+
+
+def test_passes_are_those_of_all_readings_and_times_by_one_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading_trial, "NUM_DRAFTS", 1)
+    first, second = Reader(1), Reader(2)
+    drafter = probing_of(first=first, second=second)
+    drafter.clock = lambda: 7.0
+    assert first.clock() == second.clock() == drafter.clock() == 7.0
+    session = Session(drafter)
+    passes = [drafter.num_passes]
+    while not drafter.is_over:
+        session.step()
+        passes.append(drafter.num_passes)
+    session.step()
+    assert passes[:2] == [0, 2 * LEVELS]
+    assert drafter.num_passes == passes[-1] + LEVELS, "those of the reading that went still count"
 
 
 def trial_of(*readings: str) -> ReadingTrial:
