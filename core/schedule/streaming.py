@@ -26,8 +26,9 @@ from .budget import NodeBudget
 from .pace import SlicePace
 from .scheduler import Scheduler
 
-# No node that is less probable is sent ahead of what is known, however cheap a row is.
-LEAST_VALUE = 0.01
+# No node that is less probable, for each request that runs, is sent ahead of what is known, however
+# cheap a row is.
+LEAST_VALUE = 0.004
 # Fewer are no stream.
 MIN_FLIGHTS = 2
 # Fewer stages leave little to fill, and on CPUs they share cores.
@@ -197,8 +198,8 @@ class Streaming:
         the text comes there costs its request the time of all stages.
         """
         num_running = len(self._scheduler.running)
-        row = self._budget.row_share * num_running / self.pace.num_stages
-        return max(LEAST_VALUE, row)
+        row = self._budget.row_share / self.pace.num_stages
+        return max(LEAST_VALUE, row) * num_running
 
 
 def _streams(step: StepInFlight) -> list[Stream]:
