@@ -84,6 +84,9 @@ def main(  # noqa: PLR0913 - one parameter an option
     slowdown: Annotated[
         float, typer.Option(help="Seconds of this host's work for one of a quicker host.")
     ] = 1.0,
+    drafters_here: Annotated[
+        bool, typer.Option(help="Drafters take this host's time, none a device's of their own.")
+    ] = False,
     drafters: Annotated[str | None, typer.Option(help="Only these loads.")] = None,
     recordings: Annotated[Path, typer.Option(help="Folder that keeps answers.")] = Path(
         "build/streaming"
@@ -99,6 +102,8 @@ def main(  # noqa: PLR0913 - one parameter an option
     profile = read_cost_profile(PROFILE)
     row_s = row_seconds(profile) if row_us is None else row_us / 1e6
     times = StageTimes(stage_s=stage_ms / 1e3, row_s=row_s, hop_s=hop_ms / 1e3)
+    if drafters_here:
+        profile = profile.model_copy(update={"drafters": {}})
     run_one = partial(measure, times=times, profile=profile, slowdown=slowdown)
     names = (BUNDLED, COPYING, *([HUMANEVAL] if humaneval else []))
     found: list[Measured] = []
@@ -119,7 +124,7 @@ def main(  # noqa: PLR0913 - one parameter an option
         _plot(recorded(recordings, DRAWN.prompts, 0.0, None), run_one, plot)
     content = {
         "machine": machine().fields(), "times": asdict(times), "slowdown": slowdown,
-        "rounds": rounds, "loads": [asdict(one) for one in found],
+        "drafters_here": drafters_here, "rounds": rounds, "loads": [asdict(one) for one in found],
     }  # fmt: skip
     output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
