@@ -19,7 +19,7 @@ from .slices import TreeSlice, slots_of
 class SliceAnswer(NamedTuple):
     """What one request gets from the answer to a slice.
 
-    drafted  its whole tree before the answer, to learn from
+    drafted  its whole tree before the answer, to learn from; none where the root stays
     path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
              next token is not known yet
     chosen   after the root and the nodes that the root goes over
@@ -34,6 +34,9 @@ class SliceAnswer(NamedTuple):
     features: Sequence[FeatureRows] = ()
 
 
+NO_ANSWER = SliceAnswer(NO_TREE, (), Chosen.along(()))
+
+
 def read_slice(
     state: RequestState, part: TreeSlice, targets: Chosen, block_size: int
 ) -> SliceAnswer:
@@ -43,10 +46,14 @@ def read_slice(
     """
     stream = part.stream
     if state.has_ended or state.stream is not stream:
-        return SliceAnswer(NO_TREE, (), Chosen.along(()))
+        return NO_ANSWER
+    part.take(targets)
+    if stream.root.target is None:
+        # Mostly of a slice that is in vain: the root waits for another.
+        return NO_ANSWER
     first = stream.root.position
     drafted = token_tree(stream.alive(), first, part.path.names)
-    passed = part.answered(targets)
+    passed = stream.advance()
     if passed.moves:
         moves = slots_of(
             state.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size

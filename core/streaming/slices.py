@@ -17,7 +17,6 @@ from ..request.chosen import Chosen, RowAnswer
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
 from ..tree.kernels import pack
 from ..tree.streamed_tree import (
-    Advance,
     StreamedNode,
     StreamedTree,
     token_tree,
@@ -108,14 +107,13 @@ class TreeSlice:
             (self.root.position + offsets).astype(np.int32),
         )
 
-    def answered(self, targets: Chosen) -> Advance[RowAnswer]:
-        """Take what was chosen after the rows; what the root goes over because of it."""
+    def take(self, targets: Chosen) -> None:
+        """Note what was chosen after the rows."""
         for row, node in enumerate((self.root, *self.nodes)):
             # The root may have been a node of an earlier slice.
             if node.target is None:
                 node.target = int(targets.tokens[row])
                 node.answer = (targets, row)
-        return self.stream.advance()
 
 
 def slots_of(table: Int32, places: Int32, block_size: int) -> Int32:

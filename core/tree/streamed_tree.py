@@ -86,6 +86,7 @@ class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
     __slots__ = (
+        "_alive",
         "_flights",
         "_placed",
         "_used",
@@ -99,6 +100,8 @@ class StreamedTree(Generic[A]):
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
         self.root: StreamedNode[A] = StreamedNode(token, position, TARGET_ID, None)
+        # Those below the root, until these change.
+        self._alive: Sequence[StreamedNode[A]] | None = None
         # Places of nodes that are alive.
         self._used: set[int] = set()
         # What was sent and is not answered; the root and the nodes of the newest slice.
@@ -118,12 +121,11 @@ class StreamedTree(Generic[A]):
         """Whether nothing of it is on its way: the next slice is a round's tree."""
         return self.root.place is None
 
-    def alive(self) -> list[StreamedNode[A]]:
+    def alive(self) -> Sequence[StreamedNode[A]]:
         """All nodes but the root, parents before their children."""
-        found: list[StreamedNode[A]] = [*self.root.children.values()]
-        for node in found:
-            found += node.children.values()
-        return found
+        if self._alive is None:
+            self._alive = _subtrees(self.root.children.values())
+        return self._alive
 
     def sent(self) -> TokenTree:
         """All of it that was sent, below its root; without the drafters' names."""
@@ -132,6 +134,7 @@ class StreamedTree(Generic[A]):
 
     def graft(self, tree: TokenTree, at: StreamedNode[A]) -> None:
         """Add what was drafted behind a node that is alive, or is the root."""
+        self._alive = None
         nodes: list[StreamedNode[A]] = []
         values = (at.value * tree.values).tolist()
         for row, value in zip(tree.nodes.tolist(), values, strict=True):
@@ -252,6 +255,7 @@ class StreamedTree(Generic[A]):
 
     def _step_to(self, old: StreamedNode[A], token: int) -> StreamedNode[A]:
         """The new root; all that is not below it is dropped."""
+        self._alive = None
         new = old.children.pop(token, None)
         for node in _subtrees(old.children.values()):
             node.is_alive, node.is_dropped = False, True
