@@ -16,8 +16,14 @@ def ends_within(seconds: float) -> Iterator[None]:
     Ray waits without a limit for some answers of what may be gone. The limit holds whatever the
     process waits for, the interpreter's lock included; there is one at a time.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+    exits_within(seconds)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def exits_within(seconds: float) -> None:
+    """End the process if it still runs then, likewise: for its last act, behind which the
+    interpreter waits for threads of libraries without a limit."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)

@@ -22,11 +22,15 @@ from ...api.engine_client import LocalEngineClient
 from ...engine.placement import stages_have_gpu
 from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
+from ...ray_serve.end_limit import exits_within
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
 from ...tenants.store import check_tenant_store
 from .local_server import Shutdown, bind, free_port, serve_local
+
+# From the end of Ray to that of the process.
+EXIT_S = 10.0
 
 EXAMPLE_PROMPT = "def read_json(path):\n    "
 
@@ -46,6 +50,8 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     console.print(describe(args))
     if args.engine.backend == "ray":
         _serve_on_ray(args, ray_address, console)
+        # Ray has threads that the interpreter waits for.
+        exits_within(EXIT_S)
     elif args.server.api_processes:
         _serve_split(args, console)
     else:

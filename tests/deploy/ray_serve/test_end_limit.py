@@ -29,6 +29,23 @@ def test_what_hangs_ends_the_process_and_what_does_not_goes_on() -> None:
     assert "wait_for_what_is_gone" in done.stderr
 
 
+def test_an_interpreter_that_waits_for_a_thread_ends() -> None:
+    program = """
+import threading
+from draftline.deploy.ray_serve.end_limit import exits_within
+def wait_for_what_is_gone():
+    threading.Event().wait(30)
+threading.Thread(target=wait_for_what_is_gone).start()
+exits_within(1.0)
+print("stopped", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "stopped\n")
+    assert "wait_for_what_is_gone" in done.stderr
+
+
 def test_a_context_that_is_over_leaves_no_limit() -> None:
     program = PROGRAM.format(limit=0.3, lasts=0.0).split("def wait")[0] + "time.sleep(1.0)"
     done = subprocess.run(
