@@ -27,7 +27,17 @@ from ....deploy.ray_serve.runtime import quiet_libraries
 from ....measure.records.record import machine
 from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import read_cost_profile
-from .cases import BUNDLED, MODES, PROMPTS_ALONE, PROMPTS_EACH, Found, Load, Measured, every_load
+from .cases import (
+    BUNDLED,
+    MODES,
+    PROMPTS_ALONE,
+    PROMPTS_EACH,
+    TEMPERATURES,
+    Found,
+    Load,
+    Measured,
+    every_load,
+)
 from .recordings import COPYING, recorded
 from .replayed_stages import RunStep
 from .run import measure
@@ -88,6 +98,9 @@ def main(  # noqa: PLR0913 - one parameter an option
         bool, typer.Option(help="Drafters take this host's time, none a device's of their own.")
     ] = False,
     drafters: Annotated[str | None, typer.Option(help="Only these loads.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of all loads; default: 0 and 1.")
+    ] = None,
     recordings: Annotated[Path, typer.Option(help="Folder that keeps answers.")] = Path(
         "build/streaming"
     ),
@@ -108,7 +121,8 @@ def main(  # noqa: PLR0913 - one parameter an option
     names = (BUNDLED, COPYING, *([HUMANEVAL] if humaneval else []))
     found: list[Measured] = []
     began_at = time.monotonic()
-    for load in every_load(names):
+    temperatures = TEMPERATURES if temperature is None else (temperature,)
+    for load in every_load(names, temperatures):
         if drafters is not None and load.drafters != drafters:
             continue
         file = humaneval if load.prompts == HUMANEVAL else None

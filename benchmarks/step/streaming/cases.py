@@ -91,10 +91,15 @@ class Measured:
 TOGETHER = {2: (1, 2, 8, 32), 4: (1, 2, 4, 8, 32), 8: (2, 4, 8, 32)}
 
 
-def every_load(prompts: Sequence[str]) -> Iterator[Load]:
-    """One request over 8 stages with all drafters; ever more requests over fewer with some."""
-    for name, temperature, drafters in product(prompts, TEMPERATURES, DRAFTERS):
+def every_load(
+    prompts: Sequence[str], temperatures: Sequence[float] = TEMPERATURES
+) -> Iterator[Load]:
+    """One request over 8 stages with all drafters; greedily, ever more requests over fewer with
+    some."""
+    for name, temperature, drafters in product(prompts, temperatures, DRAFTERS):
         yield Load(prompts=name, temperature=temperature, drafters=drafters, stages=8, together=1)
+    if 0.0 not in temperatures:
+        return
     for drafters, stages in product(LOADED, TOGETHER):
         for together in TOGETHER[stages]:
             yield Load(
