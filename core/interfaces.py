@@ -327,6 +327,11 @@ class ProposalSource(Protocol):
         ...
 
     @property
+    def remote(self) -> frozenset[str]:
+        """Names of the drafters of other processes, which `exchange` waits for."""
+        ...
+
+    @property
     def drafts_ahead(self) -> bool:
         """Whether any drafter drafts behind a tree while the target computes it."""
         ...

@@ -144,6 +144,7 @@ class CountingDrafters:
         """Nobody wants any."""
 
     drafts_ahead = False
+    remote: frozenset[str] = frozenset()
 
     def draft_ahead(
         self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]

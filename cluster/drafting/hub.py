@@ -202,6 +202,11 @@ class DrafterHub:
         return is_asked
 
     @property
+    def remote(self) -> frozenset[str]:
+        """Names of the drafters of other processes, which steps wait for."""
+        return frozenset(channel.link.name for channel in self._remote)
+
+    @property
     def drafts_ahead(self) -> bool:
         """Whether any drafter drafts behind a tree while the target computes it."""
         return any(channel.link.drafts_ahead for channel in self._remote)

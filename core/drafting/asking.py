@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..interfaces import ProposalSource
-from ..proposals import AheadQuery, DraftCost, Drafted, FeatureRows, Query, StepCommit
+from ..proposals import (
+    AheadQuery,
+    DraftCost,
+    Drafted,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ..reach import EVERY_REACH
 from ..request.request import HeadOrder, RequestState
 from ..schedule.budget import NodeBudget
@@ -169,9 +177,39 @@ class Drafting:
             if commits:
                 await self._drafters.exchange(commits, ())
             return DraftBatch({}, began_at, 0.0, plan, costs)
-        proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
+        spared = frozenset[str]()
+        if all(state.stream is not None for state in states):
+            proposals, spared = await self._exchange(commits, queries, plan.by_drafter)
+        else:
+            proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
         seconds = self._clock() - start
-        return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
+        costs = self._drafters.costs()
+        return DraftBatch(proposals, began_at, seconds, plan, costs, spared)
+
+    async def _exchange(
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        asked: Mapping[str, Sequence[str]],
+    ) -> tuple[Mapping[str, Sequence[Proposal]], frozenset[str]]:
+        """What those propose behind streamed trees who are asked; and who was spared.
+
+        A slice waits for drafters of other processes only where those of this one are not sure.
+        """
+        slow = self._drafters.remote & asked.keys()
+        if not slow or len(slow) == len(asked):
+            return await self._drafters.exchange(commits, queries, asked), frozenset()
+        quick = {name: ids for name, ids in asked.items() if name not in slow}
+        found = await self._drafters.exchange(commits, queries, quick)
+        if all(self._streaming.is_sure(found[query.request_id]) for query in queries):
+            return found, slow
+        more = await self._drafters.exchange((), queries, {name: asked[name] for name in slow})
+        # What comes late may be of one that is not asked now.
+        priority = {name: place for place, name in enumerate(asked)}
+        return {
+            one: sorted((*own, *more[one]), key=lambda each: priority.get(each.source, len(asked)))
+            for one, own in found.items()
+        }, frozenset()
 
     def _plan(
         self,

@@ -369,7 +369,7 @@ class NodeBudget:
         self._drafters.use(self.table.names)
         ids = [NOBODY if one in outcome.followers else one for one in outcome.ids]
         self._drafters.learn(
-            outcome.draft_batch.plan,
+            outcome.draft_batch.plan_heard(self.table.names),
             outcome.draft_batch.costs,
             Verified(ids, outcome.trees, outcome.verified, max(extra_s, 0.0)),
         )

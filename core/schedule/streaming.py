@@ -29,6 +29,8 @@ from .scheduler import Scheduler
 # No node that is less probable, for each request that runs, is sent ahead of what is known, however
 # cheap a row is.
 LEAST_VALUE = 0.004
+# A drafted token that is more probable than not: nobody is waited for who may know of others.
+SURE_VALUE, MOST_FIRSTS = 0.5, 16
 # Fewer are no stream.
 MIN_FLIGHTS = 2
 # Fewer stages leave little to fill, and on CPUs they share cores.
@@ -120,6 +122,11 @@ class Streaming:
             return None
         assumed = tuple(path_to(stream.asked)) or None
         return Query(state.request_id, committed_len, max_nodes, assumed)
+
+    def is_sure(self, proposals: Sequence[Proposal]) -> bool:
+        """Whether the next token is probably one that these propose."""
+        firsts = merge(proposals, MOST_FIRSTS, 1, self._budget.table)
+        return float(firsts.values.max(initial=0.0)) >= SURE_VALUE
 
     def grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> None:
         """Add what drafters said to the tree, as far as the text has not gone another way."""

@@ -55,6 +55,13 @@ class AskPlan:
             if request_id in ids and request_id not in self.trials.get(name, ())
         )
 
+    def left_out(self, drafters: Sequence[int]) -> AskPlan:
+        """This one, as if it had not been to ask these drafters, by their ids."""
+        choices = self.choices.copy()
+        # Drafters may have joined since.
+        choices[:, [one for one in drafters if one < choices.shape[1]]] = 0
+        return replace(self, choices=choices)
+
     def beside(self, more: Mapping[str, Sequence[str]]) -> AskPlan:
         """This one, whose drafters are also asked for requests that nothing was decided about."""
         if not more:
@@ -72,6 +79,7 @@ class DraftBatch:
     seconds   how long they were waited for
     plan      who was asked for what
     costs     of each drafter, by name
+    spared    who was not asked in the end, whatever the plan says
     """
 
     by_request: Mapping[str, Sequence[Proposal]]
@@ -79,6 +87,15 @@ class DraftBatch:
     seconds: float
     plan: AskPlan
     costs: Mapping[str, DraftCost]
+    spared: frozenset[str] = frozenset()
+
+    def plan_heard(self, names: Sequence[str]) -> AskPlan:
+        """The plan as it was kept to, for what is learned of it.
+
+        names: of the drafters, by id
+        """
+        spared = [place for place, name in enumerate(names) if name in self.spared]
+        return self.plan.left_out(spared) if spared else self.plan
 
     @property
     def ahead_s(self) -> float:

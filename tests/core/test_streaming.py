@@ -39,6 +39,7 @@ requests = st.lists(
     st.booleans(),
     st.sampled_from([(False, False), (True, False), (True, True)]),
     st.booleans(),
+    st.booleans(),
 )
 def test_text_is_that_of_plain_decoding(
     found: list[tuple[list[int], int]],
@@ -50,6 +51,7 @@ def test_text_is_that_of_plain_decoding(
     probes: bool,
     features: tuple[bool, bool],
     heads: bool,
+    is_remote: bool,
 ) -> None:
     bench = Bench(
         seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming="on",
@@ -57,6 +59,8 @@ def test_text_is_that_of_plain_decoding(
         # Of drafters that are asked for now and then, some are missing.
         features=features[0] and not is_adaptive, replays=features[1] and not is_adaptive,
     )  # fmt: skip
+    if is_remote and not bench.drafters.feature_drafters:
+        bench.drafters.remote = frozenset({"second"})
 
     async def scenario() -> None:
         for index, (prompt, max_tokens) in enumerate(found):

@@ -208,6 +208,7 @@ async def test_only_those_that_were_asked_go_ahead(scene: Ahead) -> None:
     scene.hub.draft_ahead([query], {"other": ("r",)})
     assert len(scene.link.sent) == sent
     assert scene.hub.drafts_ahead
+    assert scene.hub.remote == {scene.link.name}
 
 
 async def test_one_that_seemed_too_slow_is_waited_for_again_whatever_it_was_asked_ahead(

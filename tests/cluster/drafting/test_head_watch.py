@@ -72,6 +72,7 @@ async def test_a_head_that_is_never_right_is_left_out(caplog: pytest.LogCaptureF
         session = await run(hub, NUM_DRAFTS)
         assert not caplog.records, "two hundred were asked for, of which one is not judged yet"
         assert hub.feature_drafters == {"head"}
+        assert not hub.remote
         session_features = len(strange.features)
         assert session_features > NUM_DRAFTS - 5
         proposals = await session.step(1)

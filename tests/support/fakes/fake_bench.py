@@ -130,7 +130,7 @@ class RandomDrafters:
     def costs(self) -> dict[str, DraftCost]:
         return self.drafter_costs
 
-    drafts_ahead = False
+    drafts_ahead, remote = False, frozenset[str]()
 
     def draft_ahead(
         self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
