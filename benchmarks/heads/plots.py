@@ -49,7 +49,7 @@ def draw(columns: Columns, shares: Mapping[str, Sequence[float]], title: str, pn
         rows = {row["name"]: row["tau"] for row in content["taus"]}
         _taus(panel, [rows.get(name) for name in names], f"tau: {head}")
         panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
-        panel.invert_yaxis()
+        panel.set_ylim(len(names) - 0.5, -0.5)
     for index, (name, own) in enumerate(shares.items()):
         style = STYLES[index // len(COLOURS) % len(STYLES)]
         depths.plot(

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
+from draftline.benchmarks.model_drafters import plots
 from draftline.benchmarks.model_drafters.acceptance import coupled, rejected
 from draftline.benchmarks.model_drafters.hidden_share import merged, overlap
 from draftline.benchmarks.model_drafters.tables import PAGE, RESULTS, main, tables
@@ -44,6 +46,18 @@ def test_the_page_has_the_tables_of_the_results(tmp_path: Path) -> None:
     page.write_text(PAGE.read_text("utf-8"), encoding="utf-8")
     main(folder=RESULTS, page=page)
     assert page.read_text("utf-8") == PAGE.read_text("utf-8")
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "models-bundled-t0.json").write_text(content())
+    plots.main(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.png")] == ["models.png"]
+    (tmp_path / "models-bundled-t1-8b-h100.json").write_text(content())
+    plots.main(tmp_path)
+    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert drawn.keys() == {"models.png", "models-speed.png"}
+    assert all(png.startswith(b"\x89PNG") for png in drawn.values())
 
 
 def test_hidden_time_is_what_lies_within_the_stages() -> None:
