@@ -68,9 +68,9 @@ def test_alternatives_count() -> None:
 
 
 async def test_a_request_whose_answer_nobody_reads_is_cancelled(checkpoint: Path) -> None:
-    # A token a delta.
+    # A token a delta; a loaded machine may read the other request some deltas late.
     config = EngineConfig(model=str(checkpoint), kv_cache_tokens=1024, multi_step_ms=0)
-    engine = AsyncEngine(config, max_unread_bytes=10 * DELTA_BYTES)
+    engine = AsyncEngine(config, max_unread_bytes=60 * DELTA_BYTES)
     await engine.start()
     try:
         params = SamplingParams(max_tokens=200, ignore_eos=True)
