@@ -58,7 +58,7 @@ class AskPlan:
     def left_out(self, drafters: Sequence[int]) -> AskPlan:
         """This one, as if it had not been to ask these drafters, by their ids."""
         choices = self.choices.copy()
-        # Drafters may have joined since.
+        # 0 is `LEFT_OUT` of the choice's kernels. Drafters may have joined since.
         choices[:, [one for one in drafters if one < choices.shape[1]]] = 0
         return replace(self, choices=choices)
 
