@@ -48,8 +48,7 @@ def draw(columns: Columns, shares: Mapping[str, Sequence[float]], title: str, pn
     for panel, (head, content) in zip(panels, columns.items(), strict=True):
         rows = {row["name"]: row["tau"] for row in content["taus"]}
         _taus(panel, [rows.get(name) for name in names], f"tau: {head}")
-        panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
-        panel.set_ylim(len(names) - 0.5, -0.5)
+    name_rows(panels, names)
     for index, (name, own) in enumerate(shares.items()):
         style = STYLES[index // len(COLOURS) % len(STYLES)]
         depths.plot(
@@ -62,6 +61,13 @@ def draw(columns: Columns, shares: Mapping[str, Sequence[float]], title: str, pn
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(png, dpi=DPI)
+
+
+def name_rows(panels: Sequence[Axes], names: Sequence[str]) -> None:
+    """Rows from the top down, at one height in all panels; named beside the first."""
+    for panel in panels:
+        panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
+        panel.set_ylim(len(names) - 0.5, -0.5)
 
 
 def _taus(axes: Axes, rows: Sequence[Mapping[str, float] | None], title: str) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from ...measure.report.plots import require_matplotlib
 from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
-from ..heads.plots import COLOURS, DPI, draw
+from ..heads.plots import COLOURS, DPI, draw, name_rows
 from ..heads.tables import RESULTS, SHOWN_DEPTHS, Columns, depth_shares, names_of, read_columns
 from .tables import SUITE
 
@@ -36,8 +36,7 @@ def draw_speeds(by_profile: Mapping[str, Columns], png: Path) -> None:
     panels = figure.subplots(1, len(by_profile), squeeze=False)[0]
     for panel, (profile, columns) in zip(panels, by_profile.items(), strict=True):
         _speeds(panel, names, columns, f"simulated: {profile}")
-        panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
-        panel.set_ylim(len(names) - 0.5, -0.5)
+    name_rows(panels, names)
     panels[-1].legend(fontsize="x-small")
     figure.savefig(png, dpi=DPI)
 

@@ -55,13 +55,6 @@ class AskPlan:
             if request_id in ids and request_id not in self.trials.get(name, ())
         )
 
-    def left_out(self, drafters: Sequence[int]) -> AskPlan:
-        """This one, as if it had not been to ask these drafters, by their ids."""
-        choices = self.choices.copy()
-        # 0 is `LEFT_OUT` of the choice's kernels. Drafters may have joined since.
-        choices[:, [one for one in drafters if one < choices.shape[1]]] = 0
-        return replace(self, choices=choices)
-
     def beside(self, more: Mapping[str, Sequence[str]]) -> AskPlan:
         """This one, whose drafters are also asked for requests that nothing was decided about."""
         if not more:
@@ -94,8 +87,15 @@ class DraftBatch:
 
         names: of the drafters, by id
         """
-        spared = [place for place, name in enumerate(names) if name in self.spared]
-        return self.plan.left_out(spared) if spared else self.plan
+        choices = self.plan.choices
+        # Drafters may have joined since.
+        known = names[: choices.shape[1]]
+        spared = [place for place, name in enumerate(known) if name in self.spared]
+        if not spared:
+            return self.plan
+        choices = choices.copy()
+        choices[:, spared] = 0  # `LEFT_OUT` of the choice's kernels
+        return replace(self.plan, choices=choices)
 
     @property
     def ahead_s(self) -> float:
