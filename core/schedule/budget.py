@@ -185,9 +185,9 @@ class NodeBudget:
         if not self._is_adaptive:
             return frozenset(everyone([wish], costs).by_drafter)
         self._know(costs)
-        token_s = self._ratio * self._round_s(num_running) / max(num_running, 1)
+        plain_s = self._round_s(num_running) / max(num_running, 1)
         with self._best_effort:
-            return self._drafters.expected(wish, costs, token_s)
+            return self._drafters.expected(wish, costs, plain_s)
         return frozenset()
 
     def forget(self, request_id: str) -> None:

@@ -24,11 +24,13 @@ from .kernels import (
 from .known import Known
 
 # What a token that nobody was asked for leaves of the weight of what is known of a request.
-RECALL = 0.98
+RECALL = 0.985
 # What is asked is what seemed best, often by chance: so much of what it should save beyond its rows
 # counts; these are bought when its nodes are known. All of it does where others would make it too
 # dear, so that it is not asked and left out by turns.
 SURE_SHARE = 0.8
+# Nothing is taken to cost less than this.
+LEAST_TAKEN_S = 1e-9
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
@@ -39,13 +41,13 @@ PROBE_TRIAL = 24
 def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     """int64 [requests, drafters] choices, and the seconds of a row at the margin.
 
-    The drafter that saves most is taken, then the one that saves most beyond it, and so on, each
-    paying for the message, the rows and the host's work that it adds; where the others together
-    leave one too little, they are taken anew without it. Then each may be tried for further
-    requests, as far as its account goes.
+    The drafter that saves most for what it takes is taken, then the one that does so beyond it, and
+    so on, each paying for the message, the rows and the host's work that it adds; where the others
+    together leave one too little, they are taken anew without it. Then each may be tried for
+    further requests, as far as its account goes.
     """
     expected, costs_s = _expected(known, wishes, wishes.cells)
-    choices, margins, at = _worth_asking(expected, costs_s, known, wishes)
+    choices, margins, at, token_s = _worth_asking(expected, costs_s, known, wishes)
     is_drafting = choices.any()
     host_s = 0.0 if is_drafting else wishes.host_s[0]
     single_s = 0.0 if is_drafting else wishes.single_s
@@ -54,7 +56,6 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         message_s = 0.0 if own.any() else known.costs[drafter, MESSAGE]
         # Not for a few requests only: the host works about as long for one as for many.
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
-            token_s = wishes.token_s if is_drafting else wishes.plain_s
             net = _net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
             _explore(own, drafter, known, wishes, net, message_s)
             if choices.any():
@@ -78,23 +79,25 @@ def will_ask(known: Known, wishes: StepWishes, cells: Int64) -> Int64:
 @compiled
 def _worth_asking(
     expected: Float64, costs_s: Float64, known: Known, wishes: StepWishes
-) -> tuple[Int64, Float64, float]:
-    """The choices, what each drafter brings beyond those asked, and the rows of the step."""
+) -> tuple[Int64, Float64, float, Float64]:
+    """The choices, what each drafter brings beyond those asked, the rows of the step, and seconds
+    that a further token saves each request.
+    """
     num_requests, num_drafters = wishes.allowed.shape
     choices = np.zeros((num_requests, num_drafters), dtype=np.int64)
     margins = np.zeros((num_requests, num_drafters, 3))
     is_out = np.zeros((num_requests, num_drafters), dtype=np.bool_)
     # The choices of each request of which nobody was to be ruled out.
     settled = np.full((num_requests, num_drafters), -1)
-    at = wishes.base_rows
+    at, token_s = wishes.base_rows, np.zeros(num_requests)
     for _ in range(num_drafters):
         choices[:] = LEFT_OUT
         for drafter in range(num_drafters):
             margins[:, drafter] = expected[:, drafter, BEYOND + drafter]
-        at = _take(choices, margins, is_out, expected, costs_s, known, wishes)
-        if not _rule_out(choices, settled, is_out, expected, costs_s, known, wishes):
+        at, token_s = _take(choices, margins, is_out, expected, costs_s, known, wishes)
+        if not _rule_out(choices, settled, is_out, expected, costs_s, token_s, known, wishes):
             break
-    return choices, margins, at
+    return choices, margins, at, token_s
 
 
 @compiled
@@ -106,46 +109,56 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
     costs_s: Float64,
     known: Known,
     wishes: StepWishes,
-) -> float:
-    """Ask drafters for the requests that each saves time for, the best one first.
+) -> tuple[float, Float64]:
+    """Ask drafters for the requests that each saves time for, first those that take least for it.
 
     `margins` becomes what each brings beyond those that are asked: no more than beyond any of them.
-    Those who are out are not asked. Gives the rows of the step.
+    Those who are out are not asked. Gives the rows of the step and float64 [requests], seconds that
+    a further token saves each: its part of the round, over the tokens that are expected of it.
     """
-    at, token_s = wishes.base_rows, wishes.token_s
+    at, round_s = wishes.base_rows, wishes.plain_s * len(choices)
+    tokens = np.ones(len(choices))
     is_left = np.ones(choices.shape[1], dtype=np.bool_)
     while True:
-        best, most_s, best_net = -1, 0.0, np.zeros(0)
+        token_s = round_s / len(choices) / tokens
+        best, most, best_net = -1, 0.0, np.zeros(0)
         host_s = 0.0 if choices.any() else wishes.host_s[0]
         for drafter in range(len(is_left)):
             if not is_left[drafter]:
                 continue
             # Without `single_s`: nodes that do not save it are not bought when they are known.
             net = _net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
-            saved_s = _saved_by(net, is_out[:, drafter]) - known.costs[drafter, MESSAGE] - host_s
-            if saved_s > most_s:
-                best, most_s, best_net = drafter, saved_s, net
-        if best >= 0:
-            is_left[best] = False
-            at += (margins[:, best, NODES] * (best_net > 0)).sum()
-            _ask(choices, best, best_net > 0, margins, expected)
-            token_s = wishes.token_s
-        elif token_s < wishes.plain_s and not choices.any():
-            # What would not pay beside other drafts may pay instead of plain decoding.
-            token_s = wishes.plain_s
-        else:
-            return at
+            gains = margins[:, drafter, GAIN]
+            net_s, gain_s = _saved_by(net, is_out[:, drafter], gains, token_s)
+            saved_s = net_s - known.costs[drafter, MESSAGE] - host_s
+            # By what it takes, so that a dear one counts for what it brings beyond the cheap ones.
+            share = saved_s / max(gain_s - saved_s, LEAST_TAKEN_S)
+            if share > most:
+                best, most, best_net = drafter, share, net
+        if best < 0:
+            return at, token_s
+        is_left[best] = False
+        takes = best_net > 0
+        nodes = (margins[:, best, NODES] * takes).sum()
+        round_s += host_s + known.costs[best, MESSAGE] + (costs_s[:, best] * takes).sum()
+        round_s += _row_seconds(wishes, at, nodes) * nodes
+        at += nodes
+        tokens += margins[:, best, GAIN] * takes
+        _ask(choices, best, takes, margins, expected)
 
 
 @compiled
-def _saved_by(net: Float64, is_out: Bool) -> float:
-    """Seconds that requests save together; `net` becomes 0 of those that are out."""
-    saved_s = 0.0
+def _saved_by(net: Float64, is_out: Bool, gains: Float64, token_s: Float64) -> tuple[float, float]:
+    """Seconds that requests save together, and what counts of the tokens that they gain; `net`
+    becomes 0 of those that are out."""
+    saved_s = gain_s = 0.0
     for request in range(len(net)):
         if is_out[request]:
             net[request] = 0.0
-        saved_s += max(net[request], 0.0)
-    return saved_s
+        elif net[request] > 0:
+            saved_s += net[request]
+            gain_s += SURE_SHARE * token_s[request] * gains[request]
+    return saved_s, gain_s
 
 
 @compiled
@@ -184,6 +197,7 @@ def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
     is_out: Bool,
     expected: Float64,
     costs_s: Float64,
+    token_s: Float64,
     known: Known,
     wishes: StepWishes,
 ) -> bool:
@@ -192,7 +206,8 @@ def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
     Several together may say what one says, though none of them does so alone. Gives whether any is.
     """
     row_s = _row_seconds(wishes, wishes.base_rows, 1.0)
-    shared_s = known.costs[:, MESSAGE] / max(len(choices), 1)
+    num_asked = np.maximum((choices != LEFT_OUT).sum(axis=0), 1)
+    shared_s = known.costs[:, MESSAGE] / num_asked
     is_any = False
     for request in range(len(choices)):
         own = choices[request]
@@ -204,8 +219,9 @@ def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
                 continue
             gain, nodes = beyond_others(expected[request], drafter, own)
             taken_s = costs_s[request, drafter] + shared_s[drafter] + row_s * nodes
-            if wishes.token_s * gain - taken_s < least_s:
-                worst, least_s = drafter, wishes.token_s * gain - taken_s
+            left_s = token_s[request] * gain - taken_s
+            if left_s < least_s:
+                worst, least_s = drafter, left_s
         if worst >= 0:
             is_out[request, worst] = is_any = True
         else:
@@ -233,7 +249,7 @@ def _net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options
     costs_s: Float64,
     choices: Int64,
     at: float,
-    token_s: float,
+    token_s: Float64,
     wishes: StepWishes,
 ) -> Float64:
     """float64 [requests]: what a drafter saves each beyond its query, its rows and the host's work.
@@ -244,7 +260,7 @@ def _net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options
     own, num_rows = np.zeros(count), 0.0
     for request in range(count):
         gain, nodes = margins[request, drafter, GAIN], margins[request, drafter, NODES]
-        own[request] = SURE_SHARE * token_s * gain - costs_s[request, drafter]
+        own[request] = SURE_SHARE * token_s[request] * gain - costs_s[request, drafter]
         if not choices[request].any():
             own[request] -= wishes.host_s[1]
         if own[request] > 0:

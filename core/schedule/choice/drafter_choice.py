@@ -167,11 +167,14 @@ class DrafterChoice:
         return self._quiet.holds(ids, num_tokens)
 
     def expected(
-        self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
+        self, wish: DraftWish, costs: Mapping[str, DraftCost], plain_s: float
     ) -> frozenset[str]:
-        """Drafters that will be asked for a new request, if it is like others of its class."""
+        """Drafters that will be asked for a new request, if it is like others of its class.
+
+        plain_s: of a token in plain decoding, among the requests that run
+        """
         # Messages are those of the steps that it joins; each row takes what the last one took.
-        wanted = self._wanted([wish], costs, token_s, token_s)._replace(
+        wanted = self._wanted([wish], costs, plain_s, plain_s)._replace(
             grid=EVERY_ROW, curve_s=EVERY_ROW * self._row_s, host_s=np.array([0.0, self._host_s[1]])
         )
         known = self._known._replace(costs=self._known.costs * (np.arange(3) != MESSAGE))

@@ -17,6 +17,8 @@ from .known import NUM_REGIMES, REGIMES, Known, cell_of
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
 PRIORS = np.array([1.0, 2.0, 8.0])
+# What one more step leaves of the weight of those before it: of the engine, a class and a request.
+DECAYS = np.array([0.998, 0.995, 0.97])
 # Trials of what brings too little for what it takes are fewer, down to this part of them.
 LEAST_INTEREST = 0.25
 
@@ -40,7 +42,7 @@ class StepWishes(NamedTuple):
     grid       float64 [n]  numbers of rows, rising
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
-    token_s    seconds that an accepted token saves
+    token_s    seconds that an accepted token saves, of late
     plain_s    seconds of a token in plain decoding
     cells      int64 [requests]  `cell_of` the step's prices and the request's reach
     most_s     that an account holds: what would take longer is tried when it is full
@@ -121,9 +123,11 @@ def means_of_request(above: Float64, levels: Float64, row: int, cell: int) -> Fl
     for drafter in range(above.shape[0]):
         for other in range(BEYOND, above.shape[1]):
             own = levels[row, drafter, other, cell]
+            # Nothing of others is left where as much is known of it as can be.
+            prior = PRIORS[2] * max(1.0 - own[WEIGHT] * (1.0 - DECAYS[2]), 0.0)
             for part in (GAIN, NODES):
                 expected[drafter, other, part] = _drawn(
-                    own, part, above[drafter, other, part], PRIORS[2]
+                    own, part, above[drafter, other, part], prior
                 )
     return expected
 

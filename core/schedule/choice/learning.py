@@ -12,6 +12,7 @@ from ...tree.kernels import DRAFTER, NODE
 from .kernels import (
     BEYOND,
     BEYOND_ALL,
+    DECAYS,
     GAIN,
     LEFT_OUT,
     MESSAGE,
@@ -25,8 +26,6 @@ from .kernels import (
 )
 from .known import Known
 
-# What one more step leaves of the weight of those before it: of the engine, a class and a request.
-DECAYS = np.array([0.998, 0.995, 0.97])
 # The same of what probes bring.
 LIFT_DECAY = 0.99
 # Hazard that what is known above a class or a request counts for; bounds of hazard ratios.

@@ -16,7 +16,7 @@ FIRST_NODES = 8
 class Prices:
     """What time and rows are worth in a step.
 
-    token_s    seconds that an accepted token saves
+    token_s    seconds that an accepted token saves, of late
     plain_s    seconds of a token in plain decoding
     round_s    seconds of plain decoding for a token of each request
     grid       float64 [n]  numbers of rows, rising

@@ -1,12 +1,24 @@
-"""What rows of a step take at the margin, by the curve of rounds."""
+"""What a step's rows and tokens are worth when drafters are chosen."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
-from draftline.core.proposals import DraftCost
+from draftline.core.proposals import DraftCost, chain_proposal
 from draftline.core.schedule.choice.deciding import _row_seconds
+from draftline.core.schedule.choice.kernels import (
+    BEYOND,
+    DECAYS,
+    GAIN,
+    PRIORS,
+    WEIGHT,
+    means_of_request,
+)
+from draftline.core.schedule.choice.known import nothing_known, padded
 from draftline.core.schedule.choice.wishes import DraftWish
+from draftline.core.schedule.step_cost import StepCost
 from support.fakes.budget_simulation import Guess, Simulation
 
 
@@ -23,3 +35,62 @@ def test_rows_between_points_of_the_curve_take_what_lies_between(
     taken_s = np.diff(np.interp([first, first + max(count, 1.0)], grid, curve_s))[0]
     found_s = _row_seconds(wanted._replace(grid=grid, curve_s=curve_s), first, count)
     assert found_s == pytest.approx(taken_s / max(count, 1.0))
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 8, 400])
+def test_the_more_is_known_of_a_request_the_less_its_class_counts(num_steps: int) -> None:
+    levels = padded(padded(nothing_known().levels, 1, 1), 2, 1)
+    above = np.full((1, 2, 3), 9.0)
+    own = levels[5, 0, BEYOND, 0]
+    for _ in range(num_steps):
+        own[WEIGHT] = DECAYS[2] * own[WEIGHT] + 1.0
+        own[GAIN] = DECAYS[2] * own[GAIN] + 2.0
+    prior = PRIORS[2] * DECAYS[2] ** num_steps
+    expected = means_of_request(above, levels, 5, 0)[0, BEYOND, GAIN]
+    assert expected == pytest.approx((2.0 * own[WEIGHT] + 9.0 * prior) / (own[WEIGHT] + prior))
+
+
+class Unlike(Simulation):
+    """A cheap drafter knows eight tokens of the requests that copy, and one of the others; a dear
+    one knows four of any. Nodes take next to nothing."""
+
+    def __init__(self) -> None:
+        cheap = Guess(lambda _one: 1.0, length=8)
+        dear = Guess(lambda _one: 1.0, length=4, cost=DraftCost(0.0, 0.012, 0.0))
+        super().__init__({"cheap": cheap, "dear": dear}, curve=([1, 101], [0.010, 0.011]))
+
+    def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
+        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
+
+    def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
+        offered, said = super()._propose(requests, by_drafter)
+        for one, found in zip(requests, offered, strict=True):
+            for index, proposal in enumerate(found):
+                is_short = proposal.source == "cheap" and not one.startswith("copies")
+                right = said[one][: 1 if is_short else len(proposal.tokens)]
+                found[index] = chain_proposal(proposal.source, np.array(right, dtype=np.int32))
+        return offered, said
+
+    def answer(self, name: str) -> None:
+        """128 tokens of one request alone."""
+        while self.decoded.get(name, 0) < 128:
+            self.round([name])
+        self.budget.forget(name)
+
+
+def test_a_token_is_worth_what_tokens_take_the_request_itself() -> None:
+    """Behind the cheap one the dear one turns two tokens of 10 ms into five of 22, which pays,
+    though copying makes tokens of late so cheap that three of them take less than its 12 ms."""
+    simulation = Unlike()
+    for index in range(40):
+        simulation.answer(f"copies{index}")
+        simulation.answer(f"writes{index}")
+    of_late = [f"writes{index}" for index in range(20, 40)]
+    cheap, dear = (
+        sum(simulation.num_asked.get((name, one), 0) for one in of_late)
+        for name in ("cheap", "dear")
+    )
+    # Behind a step that it made long a request is taken for one that copies.
+    assert dear > 0.45 * cheap
+    copying = [f"copies{index}" for index in range(20, 40)]
+    assert sum(simulation.num_asked.get(("dear", one), 0) for one in copying) < 0.1 * dear
