@@ -7,7 +7,8 @@ Keeps what the training records in FOLDER say, one folder a head, as
 are those of `heads-equal-griffin-PROMPTS-TEMPERATURE.json` and of `heads-equal-specformer-...`, of
 `draftline bench --suite heads --suite-rows`. HASS and GRIFFIN are trained with `--best-weight 0`
 there, and in `heads-published-...` with the published weights; `heads-longer-...` are of heads that
-were trained for 1,600 steps, with the published weights, too. `tables.py` writes them.
+were trained for 1,600 steps, with the published weights, too, and `heads-alignment-...` of the
+bundled GRIFFIN and one that was trained as long, and so, without alignment. `tables.py` writes them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ RESULTS = Path(__file__).parents[1] / "results"
 TRAINING = "heads-equal-training.json"
 EQUAL, PUBLISHED = "equal training", "equal training, published weights"
 LONGER = "longer training, published weights"
+ALIGNMENT = "longer training, alignment"
 # The beginnings of their files' names: a family's rows come from one run.
 SUITES = {
     EQUAL: ("heads-equal-griffin", "heads-equal-specformer"),
     PUBLISHED: ("heads-published",),
     LONGER: ("heads-longer",),
+    ALIGNMENT: ("heads-alignment",),
 }
 # A head, and the one that is compared with it: what papers say to be less comes first.
 PAIRS = (
