@@ -8,7 +8,7 @@ are those of `heads-equal-griffin-PROMPTS-TEMPERATURE.json` and of `heads-equal-
 `draftline bench --suite heads --suite-rows`. HASS and GRIFFIN are trained with `--best-weight 0`
 there, and in `heads-published-...` with the published weights; `heads-longer-...` are of heads that
 were trained for 1,600 steps, with the published weights, too, and `heads-alignment-...` of the
-bundled GRIFFIN and one that was trained as long, and so, without alignment. `tables.py` writes them.
+bundled GRIFFIN and one that was trained as long, and so, without alignment. `tables.py` writes all.
 """
 
 from __future__ import annotations
