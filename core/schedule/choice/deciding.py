@@ -138,13 +138,18 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
         if best < 0:
             return at, token_s
         is_left[best] = False
-        takes = best_net > 0
-        nodes = (margins[:, best, NODES] * takes).sum()
-        round_s += host_s + known.costs[best, MESSAGE] + (costs_s[:, best] * takes).sum()
-        round_s += _row_seconds(wishes, at, nodes) * nodes
-        at += nodes
-        tokens += margins[:, best, GAIN] * takes
-        _ask(choices, best, takes, margins, expected)
+        round_s += host_s + known.costs[best, MESSAGE]
+        first = at
+        for request in np.flatnonzero(best_net > 0):
+            round_s += costs_s[request, best]
+            if not choices[request].any():
+                round_s += wishes.host_s[1]
+            tokens[request] += margins[request, best, GAIN]
+            at += margins[request, best, NODES]
+            choices[request, best] = ASKED
+            # Others count for what they bring beyond it.
+            _count_beyond(margins[request], best, expected[request])
+        round_s += _round_seconds(wishes, at) - _round_seconds(wishes, first)
 
 
 @compiled
@@ -159,14 +164,6 @@ def _saved_by(net: Float64, is_out: Bool, gains: Float64, token_s: Float64) -> t
             saved_s += net[request]
             gain_s += SURE_SHARE * token_s[request] * gains[request]
     return saved_s, gain_s
-
-
-@compiled
-def _ask(choices: Int64, drafter: int, takes: Bool, margins: Float64, expected: Float64) -> None:
-    """Ask a drafter, so that others count for what they bring beyond it."""
-    for request in np.flatnonzero(takes):
-        choices[request, drafter] = ASKED
-        _count_beyond(margins[request], drafter, expected[request])
 
 
 @compiled

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import pytest
-from draftline.core.proposals import DraftCost, chain_proposal
+from draftline.core.proposals import DraftCost
 from draftline.core.schedule.choice.deciding import _row_seconds
 from draftline.core.schedule.choice.kernels import (
     BEYOND,
@@ -18,8 +16,7 @@ from draftline.core.schedule.choice.kernels import (
 )
 from draftline.core.schedule.choice.known import nothing_known, padded
 from draftline.core.schedule.choice.wishes import DraftWish
-from draftline.core.schedule.step_cost import StepCost
-from support.fakes.budget_simulation import Guess, Simulation
+from support.fakes.budget_simulation import Echo, Guess, Simulation
 
 
 @pytest.mark.parametrize("first", [0.0, 0.5, 1.0, 3.0, 7.9, 8.0, 40.0])
@@ -50,7 +47,7 @@ def test_the_more_is_known_of_a_request_the_less_its_class_counts(num_steps: int
     assert expected == pytest.approx((2.0 * own[WEIGHT] + 9.0 * prior) / (own[WEIGHT] + prior))
 
 
-class Unlike(Simulation):
+class Unlike(Echo):
     """A cheap drafter knows eight tokens of the requests that copy, and one of the others; a dear
     one knows four of any. Nodes take next to nothing."""
 
@@ -59,17 +56,10 @@ class Unlike(Simulation):
         dear = Guess(lambda _one: 1.0, length=4, cost=DraftCost(0.0, 0.012, 0.0))
         super().__init__({"cheap": cheap, "dear": dear}, curve=([1, 101], [0.010, 0.011]))
 
-    def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
-        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
-
-    def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
-        offered, said = super()._propose(requests, by_drafter)
-        for one, found in zip(requests, offered, strict=True):
-            for index, proposal in enumerate(found):
-                is_short = proposal.source == "cheap" and not one.startswith("copies")
-                right = said[one][: 1 if is_short else len(proposal.tokens)]
-                found[index] = chain_proposal(proposal.source, np.array(right, dtype=np.int32))
-        return offered, said
+    def num_known(self, drafter: str, request: str) -> int:
+        if drafter == "cheap" and not request.startswith("copies"):
+            return 1
+        return super().num_known(drafter, request)
 
     def answer(self, name: str) -> None:
         """128 tokens of one request alone."""

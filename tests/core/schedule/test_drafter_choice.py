@@ -17,7 +17,7 @@ from draftline.core.step.ask_plan import AskPlan, DraftBatch
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TreeBatch
 from draftline.core.verify.walk import Paths
-from support.fakes.budget_simulation import CURVE, Guess, Loops, Simulation
+from support.fakes.budget_simulation import CURVE, Echo, Guess, Loops, Simulation
 
 REQUESTS = tuple(f"r{index}" for index in range(8))
 
@@ -103,9 +103,6 @@ class Large(Simulation):
         guess = Guess(lambda _request: rate, length=6, cost=DraftCost(0.0, cost_s, 0.0))
         super().__init__({"some": guess}, curve=([1, 101], [0.0064, 0.0074]), seed=seed)
 
-    def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
-        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
-
     def speed(self) -> float:
         """Of eight further answers of 64 tokens, over plain decoding's."""
         began_at, before = self.now, self.num_tokens
@@ -144,29 +141,6 @@ def test_a_drafter_that_pays_is_asked_soon_and_nearly_always() -> None:
     assert asked_later > 0.9 * 5.0 / 0.03 * len(REQUESTS) / 2
 
 
-class Echo(Simulation):
-    """All drafters are right as far as they look ahead, so that they say the same."""
-
-    def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
-        offered, said = super()._propose(requests, by_drafter)
-        for one, found in zip(requests, offered, strict=True):
-            for index, proposal in enumerate(found):
-                right = np.array(said[one][: len(proposal.tokens)], dtype=np.int32)
-                found[index] = chain_proposal(proposal.source, right)
-        return offered, said
-
-    def asked_later(self, seconds: float) -> dict[str, int]:
-        """How often each drafter is asked, once they have been known for so many seconds."""
-        self.run(REQUESTS, seconds)
-        asked = self.num_asked.copy()
-        self.run(REQUESTS, seconds)
-        return {
-            name: sum(self.num_asked.get((name, one), 0) - asked.get((name, one), 0)
-                      for one in REQUESTS)
-            for name in self.guesses
-        }  # fmt: skip
-
-
 def test_of_two_that_say_the_same_the_dearer_one_is_left_out() -> None:
     simulation = Echo(
         {
@@ -174,7 +148,7 @@ def test_of_two_that_say_the_same_the_dearer_one_is_left_out() -> None:
             "cheap": Guess(lambda _one: 1.0, length=3, cost=DraftCost(0.0001, 0.0001, 0.0)),
         }
     )
-    count = simulation.asked_later(8.0)
+    count = simulation.asked_later(REQUESTS, 8.0)
     assert count["dear"] < 0.1 * count["cheap"]
 
 
@@ -186,7 +160,7 @@ def test_one_that_says_more_takes_the_place_of_a_cheaper_one() -> None:
             "more": Guess(lambda _one: 1.0, length=4, cost=DraftCost(0.0, 0.0018, 0.0)),
         }
     )
-    count = simulation.asked_later(8.0)
+    count = simulation.asked_later(REQUESTS, 8.0)
     assert count["less"] < 0.4 * count["more"]
 
 
@@ -199,9 +173,6 @@ class Parts(Echo):
         dear = Guess(lambda _one: 1.0, length=4 + more, cost=DraftCost(0.0, cost_s, 0.0))
         super().__init__({**cheap, "dear": dear}, curve=([1, 101], [0.010, 0.011]))
 
-    def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
-        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
-
     def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
         offered, said = super()._propose(requests, by_drafter)
         lucky = f"part{self.rng.integers(3)}"
@@ -213,7 +184,7 @@ class Parts(Echo):
 def test_a_dear_one_whose_tokens_several_cheap_ones_say_together_is_left_out() -> None:
     """None of them says them alone, so beside each of them it seems to bring much."""
     simulation = Parts(more=0, cost_s=0.004)
-    count = simulation.asked_later(8.0)
+    count = simulation.asked_later(REQUESTS, 8.0)
     assert count["dear"] < 0.1 * min(count[f"part{index}"] for index in range(3))
 
 
@@ -221,7 +192,7 @@ def test_what_is_drafted_behind_a_new_prompt_is_chosen_together_too() -> None:
     """The dear one pays by itself, and not beside the cheap ones."""
     wish = DraftWish("new", 0.0, "shared", None, 100, 100)
     simulation = Parts(more=0, cost_s=0.0009)
-    simulation.asked_later(8.0)
+    simulation.asked_later(REQUESTS, 8.0)
     # First steps are known by themselves.
     for index in range(60):
         simulation.round([f"first{index}"])
@@ -235,7 +206,7 @@ def test_what_is_drafted_behind_a_new_prompt_is_chosen_together_too() -> None:
 
 def test_a_dear_one_that_says_more_than_several_cheap_ones_together_is_asked() -> None:
     simulation = Parts(more=8, cost_s=0.002)
-    count = simulation.asked_later(8.0)
+    count = simulation.asked_later(REQUESTS, 8.0)
     assert count["dear"] > 0.8 * max(count.values())
 
 
@@ -255,9 +226,6 @@ class Runs(Simulation):
             },
             curve=([1, 101], [0.010, 0.011]),
         )
-
-    def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
-        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
 
     def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
         for one in requests:

@@ -128,7 +128,7 @@ class Simulation:
         self.budget.note_step(outcome, self.now)
 
     def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
-        return float(num_passes * StepCost(*CURVE).seconds(num_requests, num_rows))
+        return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
 
     def _propose(
         self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]
@@ -180,6 +180,34 @@ def _walk(tokens: list[int], parents: list[int], said: list[int]) -> list[int]:
             rows.append(node + 1)
             last = node
     return rows
+
+
+class Echo(Simulation):
+    """All drafters are right as far as they look ahead, so that they say the same."""
+
+    def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
+        offered, said = super()._propose(requests, by_drafter)
+        for one, found in zip(requests, offered, strict=True):
+            for index, proposal in enumerate(found):
+                count = self.num_known(proposal.source, one)
+                right = np.array(said[one][:count], dtype=np.int32)
+                found[index] = chain_proposal(proposal.source, right)
+        return offered, said
+
+    def num_known(self, drafter: str, _request: str) -> int:
+        """Tokens that a drafter says of a request."""
+        return self.guesses[drafter].length
+
+    def asked_later(self, requests: Sequence[str], seconds: float) -> dict[str, int]:
+        """How often each drafter is asked, once they have been known for so many seconds."""
+        self.run(requests, seconds)
+        asked = self.num_asked.copy()
+        self.run(requests, seconds)
+        return {
+            name: sum(self.num_asked.get((name, one), 0) - asked.get((name, one), 0)
+                      for one in requests)
+            for name in self.guesses
+        }  # fmt: skip
 
 
 class Loops(Simulation):
