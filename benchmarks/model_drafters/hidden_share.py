@@ -35,6 +35,7 @@ from ...deploy.ray_serve.runtime import quiet_libraries
 from ...measure.records.record import machine
 from ...measure.simulate.apart_link import ApartLink, DraftSpan
 from ...measure.simulate.cost_profile import CostProfile
+from ...measure.simulate.draft_times import DraftTimes
 from ...measure.simulate.simulation import Simulation
 
 # What drafts, by the name that the results have for it.
@@ -128,7 +129,10 @@ async def run(
     def links(given: Sequence[AnyLink]) -> list[AnyLink]:
         apart[:] = [
             ApartLink(
-                link, "model", simulation.profile, simulation.clock, drafts_ahead=case.outcomes > 0
+                link,
+                DraftTimes(simulation.profile, "model"),
+                simulation.clock,
+                drafts_ahead=case.outcomes > 0,
             )
             for link in given
         ]

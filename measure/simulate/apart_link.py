@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...cluster.links.link import DrafterMessage, DraftSeconds
 from ...cluster.links.pool import AnyLink
 from ...core.arrays import Span
-from .cost_profile import CostProfile
+from .draft_times import DraftTimes
 from .host_clock import HostClock
 from .slowed_link import Answer, SlowedLink
 
@@ -32,14 +32,13 @@ class ApartLink(SlowedLink):
     def __init__(
         self,
         link: AnyLink,
-        kind: str,
-        profile: CostProfile,
+        times: DraftTimes,
         clock: HostClock,
         *,
         drafts_ahead: bool,
     ) -> None:
-        assert kind in profile.drafters, "its time is the profile's"
-        super().__init__(link, kind, profile, clock)
+        assert times.are_known, "its time is the profile's"
+        super().__init__(link, times, clock)
         self._drafts_ahead = drafts_ahead
         self._timer: asyncio.TimerHandle | None = None
         self._message: DrafterMessage | None = None

@@ -3,35 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...cluster.config import CASCADE, HEAD, DrafterConfig
+from ...cluster.drafting.head_features import head_folder
 from ...core.arrays import ROOT
 from ...core.proposals import Proposal
+from ...drafters.heads.networks.token_map import read_token_map
 from ...models.heads.load_head import read_head_checkpoint
-from .cost_profile import CostProfile
+from .cost_profile import SMALL_MODEL, CostProfile
 
 
-def draft_seconds(
-    profile: CostProfile, kind: str, proposals: Sequence[Proposal], num_passes: int | None = None
-) -> float:
-    """Seconds of the profile's drafter: all requests' trees together, a pass a level.
+@dataclass(frozen=True, slots=True)
+class DraftTimes:
+    """What a profile says of one drafter.
 
-    kind        one that the profile has
-    num_passes  that the real one took, where it counts them: text that is read and draws that
-                become fewer tokens are passes, too
+    kind          as the profile names it
+    output_share  of the target's output head that it computes
     """
-    if not proposals:
-        return 0.0
-    levels = [_level_sizes(proposal) for proposal in proposals]
-    depth = max(map(len, levels), default=0) if num_passes is None else num_passes
-    # A level is read with the pass that is behind it.
-    widest = sum(max(sizes, default=0) for sizes in levels)
-    return profile.draft_s(kind, depth, widest)
+
+    profile: CostProfile
+    kind: str
+    output_share: float = 1.0
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the profile has its kind; else it takes as long there as here."""
+        return self.kind in self.profile.drafters
+
+    @property
+    def pass_s(self) -> float:
+        """Seconds of a pass of one row; 0 where they are not known."""
+        return self._draft_s(1, 1) if self.are_known else 0.0
+
+    def seconds(self, proposals: Sequence[Proposal], num_passes: int | None = None) -> float:
+        """Seconds of a draft whose times are known: all requests' trees together, a pass a level.
+
+        num_passes  that the real one took, where it counts them: text that is read and draws that
+                    become fewer tokens are passes, too
+        """
+        if not proposals:
+            return 0.0
+        levels = [_level_sizes(proposal) for proposal in proposals]
+        depth = max(map(len, levels), default=0) if num_passes is None else num_passes
+        # A level is read with the pass that is behind it.
+        widest = sum(max(sizes, default=0) for sizes in levels)
+        return self._draft_s(depth, widest)
+
+    def _draft_s(self, depth: int, num_rows: int) -> float:
+        return self.profile.draft_s(self.kind, depth, num_rows, self.output_share)
 
 
-def head_kind(folder: Path) -> str:
-    """The kind of a head's checkpoint, as profiles name it. Raises `CheckpointError`."""
-    return str(read_head_checkpoint(folder).kind)
+def times_of(
+    drafter: DrafterConfig, profile: CostProfile, vocab_size: int, small_model: str = SMALL_MODEL
+) -> DraftTimes:
+    """What a profile says of a drafter; of a cascade its models count.
+
+    vocab_size   of the target
+    small_model  the profile's entry for small models
+    Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
+    """
+    if drafter.kind == HEAD:
+        token_map = str(drafter.options.get("token_map") or "")
+        return head_times(head_folder(drafter), token_map, profile, vocab_size)
+    is_model = drafter.kind in {CASCADE, SMALL_MODEL}
+    return DraftTimes(profile, small_model if is_model else drafter.kind)
+
+
+def head_times(folder: Path, token_map: str, profile: CostProfile, vocab_size: int) -> DraftTimes:
+    """The same of a head; raises alike."""
+    kind = str(read_head_checkpoint(folder).kind)
+    if not token_map:
+        return DraftTimes(profile, kind)
+    return DraftTimes(profile, kind, len(read_token_map(token_map, vocab_size)) / vocab_size)
 
 
 def _level_sizes(proposal: Proposal) -> list[int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ...cluster.config import CASCADE, HEAD, DrafterConfig, EngineConfig
-from ...cluster.drafting.head_features import head_folder
+from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.engine.assembly import MakePipeline
 from ...cluster.engine.engine_time import EngineTime
 from ...cluster.links.pool import AnyLink
@@ -14,7 +13,7 @@ from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError
 from .apart_link import ApartLink
 from .cost_profile import SMALL_MODEL, CostProfile
-from .draft_times import head_kind
+from .draft_times import times_of
 from .host_clock import HostClock, HostLoop
 from .slowed_link import SlowedLink
 from .slowed_pipeline import SlowedPipeline
@@ -51,26 +50,19 @@ class Simulation:
 
         return make
 
-    def links(self, drafters: Sequence[DrafterConfig], links: Sequence[AnyLink]) -> list[AnyLink]:
-        """Links to these drafters, in their order."""
-        return [self._slowed(drafter, link) for drafter, link in zip(drafters, links, strict=True)]
+    def links(
+        self, drafters: Sequence[DrafterConfig], vocab_size: int, links: Sequence[AnyLink]
+    ) -> list[AnyLink]:
+        """Links to these drafters of a target, in their order.
 
-    def _slowed(self, drafter: DrafterConfig, link: AnyLink) -> SlowedLink:
+        Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
+        """
+        pairs = zip(drafters, links, strict=True)
+        return [self._slowed(drafter, vocab_size, link) for drafter, link in pairs]
+
+    def _slowed(self, drafter: DrafterConfig, vocab_size: int, link: AnyLink) -> SlowedLink:
         """A drafter that would draft ahead has a device of its own."""
-        kind = self._kind_of(drafter)
+        times = times_of(drafter, self.profile, vocab_size, self._small_model)
         if drafter.options.get("ahead"):
-            return ApartLink(link, kind, self.profile, self.clock, drafts_ahead=True)
-        return SlowedLink(link, kind, self.profile, self.clock)
-
-    def _kind_of(self, drafter: DrafterConfig) -> str:
-        kind = kind_of(drafter)
-        return self._small_model if kind == SMALL_MODEL else kind
-
-
-def kind_of(drafter: DrafterConfig) -> str:
-    """As profiles name it; of a cascade its models count, what copies text is next to nothing."""
-    if drafter.kind == CASCADE:
-        return SMALL_MODEL
-    if drafter.kind != HEAD:
-        return drafter.kind
-    return head_kind(head_folder(drafter))
+            return ApartLink(link, times, self.clock, drafts_ahead=True)
+        return SlowedLink(link, times, self.clock)

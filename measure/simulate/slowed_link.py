@@ -18,9 +18,8 @@ from ...cluster.links.pool import AnyLink
 from ...core.errors import DrafterError
 from ...core.interfaces import AheadDrafter
 from ...core.proposals import Proposal
-from .cost_profile import CostProfile
 from .draft_clock import DraftClock
-from .draft_times import draft_seconds
+from .draft_times import DraftTimes
 from .host_clock import HostClock
 
 
@@ -39,14 +38,13 @@ class SlowedLink:
     kind  of the drafter, as the profile names it
     """
 
-    def __init__(self, link: AnyLink, kind: str, profile: CostProfile, clock: HostClock) -> None:
+    def __init__(self, link: AnyLink, times: DraftTimes, clock: HostClock) -> None:
         assert isinstance(link, InprocLink), "an engine over a profile has its drafters in process"
         self._link = link
-        self.kind = kind
-        self._profile = profile
+        self.times = times
         self._host_clock = clock
-        self._is_timed = kind in profile.drafters
-        self._draft_clock = DraftClock(clock, self._pass_s, lambda: self._passes_so_far)
+        self._is_timed = times.are_known
+        self._draft_clock = DraftClock(clock, times.pass_s, lambda: self._passes_so_far)
         self._keeps_time = link.passes is not None and self._is_timed
         if self._keeps_time:
             assert link.passes is not None
@@ -174,16 +172,11 @@ class SlowedLink:
         """Of the drafter's models so far; 0 of one that does not count any."""
         return 0 if self._link.passes is None else self._link.passes.num_passes
 
-    @property
-    def _pass_s(self) -> float:
-        """Seconds of a pass of the profile's drafter; 0 where it has none of its kind."""
-        return self._profile.draft_s(self.kind, 1, 1) if self._is_timed else 0.0
-
     def _draft_s(self, proposals: Sequence[Proposal]) -> float:
         """Seconds that the profile's drafter works for what was drafted last."""
         counts = self._link.passes is not None
         num_passes = self._passes_so_far - self._passes_before if counts else None
-        return draft_seconds(self._profile, self.kind, proposals, num_passes)
+        return self.times.seconds(proposals, num_passes)
 
     def failed(self, error: DrafterError) -> None:
         """See `LinkEvents`."""

@@ -14,7 +14,7 @@ from ...core.arrays import Span
 from ...core.errors import StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from .cost_profile import CostProfile
-from .draft_times import draft_seconds, head_kind
+from .draft_times import head_times
 from .host_clock import HostClock
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ class SlowedPipeline:
         self._profile = profile
         self._clock = clock
         heads = specs[-1].heads if specs else ()
-        self._kinds = {head.name: head_kind(head.folder) for head in heads}
+        self._times = {
+            head.name: head_times(
+                head.folder, head.options.token_map, profile, head.target.vocab_size
+            )
+            for head in heads
+        }
         self._free_at = [0.0] * profile.num_stages
 
     @property
@@ -107,10 +112,8 @@ class SlowedPipeline:
     def _timed(self, output: StepOutput) -> StepOutput:
         """With the profile's seconds for what heads drafted, of those that it has."""
         drafts = [
-            one._replace(
-                seconds=draft_seconds(self._profile, kind, one.proposals, one.num_levels or None)
-            )
-            if (kind := self._kinds[one.source]) in self._profile.drafters
+            one._replace(seconds=times.seconds(one.proposals, one.num_levels or None))
+            if (times := self._times[one.source]).are_known
             else one
             for one in output.head_drafts
         ]

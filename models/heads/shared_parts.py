@@ -17,13 +17,15 @@ from ..load.partition import LayerSpan
 class SharedParts:
     """Parts of a target, on the head's device.
 
-    head  [n, vocabulary] of normed states [n, hidden_size]
+    head   [n, vocabulary] of normed states [n, hidden_size]
+    place  puts logits at the ids of the vocabulary, where `head` has those of some tokens alone
     """
 
     embed: nn.Module
     norm: Callable[[Tensor], Tensor]
     head: Projection
     softcap: float | None
+    place: Callable[[Tensor], Tensor] | None = None
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         """[n, hidden_size] of token ids int64 [n]."""
@@ -32,7 +34,9 @@ class SharedParts:
     def logits(self, states: Tensor) -> Tensor:
         """float32 [n, vocabulary] of normed states [n, hidden_size]."""
         logits = self.head(states).float()
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits if self.place is None else self.place(logits)
 
 
 def load_shared_parts(target: ModelInfo, dtype: str, device: str) -> SharedParts:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...core.arrays import Int64
 from ..layers.fast_modules import FastLinear
 from ..layers.gpu_linear import GpuHead
-from ..layers.model_slice import ModelSlice
+from ..layers.model_slice import ModelSlice, Projection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,20 +35,23 @@ def with_pruned_head(part: ModelSlice, output: OutputVocabulary | None) -> Model
     """The slice with the rows of its head that `output` names, in its order; None: with all."""
     if output is None:
         return part
-    head = part.head
+    assert part.head is not None
+    return replace(part, head=pruned_head(part.head, output.rows))
+
+
+def pruned_head(head: Projection, rows: Int64) -> Projection:
+    """These rows of a slice's head, int64 [n], in their order."""
     if isinstance(head, GpuHead):
-        rows = torch.from_numpy(output.rows).to(head.weight.device)
-        return replace(part, head=head.of_rows(rows))
+        return head.of_rows(torch.from_numpy(rows).to(head.weight.device))
     assert isinstance(head, FastLinear | nn.Linear)
     is_fast = isinstance(head, FastLinear)
     weight = head.weight.t() if is_fast else head.weight
-    rows = torch.from_numpy(output.rows).to(weight.device)
-    has_bias = head.bias is not None
-    pruned = nn.Linear(weight.shape[1], len(rows), bias=has_bias, device="meta")
-    pruned.weight = nn.Parameter(weight[rows].contiguous(), requires_grad=False)
+    kept = torch.from_numpy(rows).to(weight.device)
+    pruned = nn.Linear(weight.shape[1], len(kept), bias=head.bias is not None, device="meta")
+    pruned.weight = nn.Parameter(weight[kept].contiguous(), requires_grad=False)
     if head.bias is not None:
-        pruned.bias = nn.Parameter(head.bias[rows].contiguous(), requires_grad=False)
-    return replace(part, head=FastLinear(pruned) if is_fast else pruned)
+        pruned.bias = nn.Parameter(head.bias[kept].contiguous(), requires_grad=False)
+    return FastLinear(pruned) if is_fast else pruned
 
 
 class LogitsMap:

@@ -24,8 +24,9 @@ from draftline.measure.simulate.cost_profile import (
     bundled_profiles,
     read_cost_profile,
 )
+from draftline.measure.simulate.draft_times import DraftTimes, times_of
 from draftline.measure.simulate.host_clock import HostClock, HostLoop
-from draftline.measure.simulate.simulation import Simulation, kind_of
+from draftline.measure.simulate.simulation import Simulation
 from draftline.measure.simulate.slowed_link import SlowedLink
 from draftline.measure.simulate.slowed_pipeline import SlowedPipeline
 from support.fakes.fake_drafters import (
@@ -56,6 +57,7 @@ PROFILE = CostProfile.model_validate(
         "sources": {"all": "made up"},
     }
 )  # fmt: skip
+GRIFFIN = DraftTimes(PROFILE, "griffin")
 
 
 def test_a_stage_reads_and_computes() -> None:
@@ -176,7 +178,8 @@ def test_a_draft_takes_the_time_of_the_profile_s() -> None:
     clock = unworked()
     kinds = ("griffin", "specformer", "suffix")
     links = [
-        SlowedLink(InprocLink(CountingDrafter(kind, 2)), kind, PROFILE, clock) for kind in kinds
+        SlowedLink(InprocLink(CountingDrafter(kind, 2)), DraftTimes(PROFILE, kind), clock)
+        for kind in kinds
     ]
     hub = DrafterHub(links, LIMITS, clock=clock)
 
@@ -213,9 +216,7 @@ class PassingDrafter(CountingDrafter):
 def test_a_draft_takes_the_passes_that_its_model_took() -> None:
     clock = unworked()
     drafter = PassingDrafter("model", 1)
-    hub = DrafterHub(
-        [SlowedLink(InprocLink(drafter), "griffin", PROFILE, clock)], LIMITS, clock=clock
-    )
+    hub = DrafterHub([SlowedLink(InprocLink(drafter), GRIFFIN, clock)], LIMITS, clock=clock)
 
     async def draft() -> None:
         await hub.start()
@@ -234,7 +235,7 @@ def test_a_draft_takes_the_passes_that_its_model_took() -> None:
 def test_the_engine_goes_on_while_a_drafter_of_its_own_device_works(is_ahead: bool) -> None:
     clock = unworked()
     drafter = GuessingDrafter("model", 4)
-    link = ApartLink(InprocLink(drafter), "griffin", PROFILE, clock, drafts_ahead=is_ahead)
+    link = ApartLink(InprocLink(drafter), GRIFFIN, clock, drafts_ahead=is_ahead)
     assert not link.is_local
     hub = DrafterHub([link], LIMITS, clock=clock)
 
@@ -266,7 +267,7 @@ def test_what_is_hurried_has_the_passes_that_were_begun() -> None:
     clock = unworked()
     drafter = Passing("model", 2)
     drafter.on_pass = lambda: setattr(drafter, "num_passes", drafter.num_passes + 1)
-    link = ApartLink(InprocLink(drafter), "griffin", PROFILE, clock, drafts_ahead=True)
+    link = ApartLink(InprocLink(drafter), GRIFFIN, clock, drafts_ahead=True)
     hub = DrafterHub([link], LIMITS, clock=clock)
 
     async def draft() -> None:
@@ -303,7 +304,7 @@ def test_a_drafter_that_fails_takes_no_time_and_is_told() -> None:
             told.append(error)
 
     clock = unworked()
-    link = SlowedLink(InprocLink(ScriptedDrafter(fail)), "specformer", PROFILE, clock)
+    link = SlowedLink(InprocLink(ScriptedDrafter(fail)), DraftTimes(PROFILE, "specformer"), clock)
     link.connect(Events())
     link.send(DrafterMessage(1, (), (), (), (Query("r", 1, 4),), 1e9))
     assert len(told) == 1
@@ -316,13 +317,18 @@ def test_an_engine_gets_the_profile_s_stages() -> None:
     changed = simulation.config(config)
     assert (changed.pipeline_parallel_size, changed.draft_deadline_ms) == (1, 10)
 
-    assert kind_of(DrafterConfig(kind="head", model="demo-griffin")) == "griffin"
-    assert kind_of(DrafterConfig(kind="suffix")) == "suffix"
-    assert kind_of(DrafterConfig(kind="cascade")) == "model"
+    kinds = {
+        "griffin": DrafterConfig(kind="head", model="demo-griffin"),
+        "suffix": DrafterConfig(kind="suffix"),
+        "model": DrafterConfig(kind="cascade"),
+    }
+    assert [times_of(one, PROFILE, 4096).kind for one in kinds.values()] == [*kinds]
     profile = PROFILE.model_copy(update={"drafters": {"model": PROFILE.drafters["griffin"]}})
     links = {
         is_ahead: Simulation(profile).links(
-            [DrafterConfig(kind="model", ahead=is_ahead)], [InprocLink(CountingDrafter("m", 1))]
+            [DrafterConfig(kind="model", ahead=is_ahead)],
+            4096,
+            [InprocLink(CountingDrafter("m", 1))],
         )[0]
         for is_ahead in (False, True)
     }
@@ -350,7 +356,7 @@ def test_small_models_take_the_times_of_the_entry_that_is_named() -> None:
     config = DrafterConfig(kind="model", model="demo-drafter")
     cascade = DrafterConfig(kind="cascade", drafters=[{"kind": "model", "model": "demo-drafter"}])
     links = [InprocLink(PassingDrafter("model", 1)) for _ in range(2)]
-    slowed = Simulation(profile, "model-2").links([config, cascade], links)
-    assert [link.kind for link in slowed if isinstance(link, SlowedLink)] == ["model-2"] * 2
+    slowed = Simulation(profile, "model-2").links([config, cascade], 4096, links)
+    assert [link.times.kind for link in slowed if isinstance(link, SlowedLink)] == ["model-2"] * 2
     with pytest.raises(ConfigError, match="toy has no 'model-3'; has: model-2"):
         Simulation(profile, "model-3")

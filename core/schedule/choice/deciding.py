@@ -29,8 +29,6 @@ RECALL = 0.985
 # counts; these are bought when its nodes are known. All of it does where others would make it too
 # dear, so that it is not asked and left out by turns.
 SURE_SHARE = 0.8
-# Nothing is taken to cost less than this.
-LEAST_TAKEN_S = 1e-9
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
@@ -41,8 +39,8 @@ PROBE_TRIAL = 24
 def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     """int64 [requests, drafters] choices, and the seconds of a row at the margin.
 
-    The drafter that saves most for what it takes is taken, then the one that does so beyond it, and
-    so on, each paying for the message, the rows and the host's work that it adds; where the others
+    The drafter that saves most is taken, then the one that does so beyond it, and so on, each
+    paying for the message, the rows and the host's work that it adds; where the others
     together leave one too little, they are taken anew without it. Then each may be tried for
     further requests, as far as its account goes.
     """
@@ -110,7 +108,7 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
     known: Known,
     wishes: StepWishes,
 ) -> tuple[float, Float64]:
-    """Ask drafters for the requests that each saves time for, first those that take least for it.
+    """Ask drafters for the requests that each saves time for, first the one that saves most.
 
     `margins` becomes what each brings beyond those that are asked: no more than beyond any of them.
     Those who are out are not asked. Gives the rows of the step and float64 [requests], seconds that
@@ -128,13 +126,10 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
                 continue
             # Without `single_s`: nodes that do not save it are not bought when they are known.
             net = _net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
-            gains = margins[:, drafter, GAIN]
-            net_s, gain_s = _saved_by(net, is_out[:, drafter], gains, token_s)
-            saved_s = net_s - known.costs[drafter, MESSAGE] - host_s
-            # By what it takes, so that a dear one counts for what it brings beyond the cheap ones.
-            share = saved_s / max(gain_s - saved_s, LEAST_TAKEN_S)
-            if share > most:
-                best, most, best_net = drafter, share, net
+            net[is_out[:, drafter]] = 0.0
+            saved_s = net[net > 0].sum() - known.costs[drafter, MESSAGE] - host_s
+            if saved_s > most:
+                best, most, best_net = drafter, saved_s, net
         if best < 0:
             return at, token_s
         is_left[best] = False
@@ -150,20 +145,6 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
             # Others count for what they bring beyond it.
             _count_beyond(margins[request], best, expected[request])
         round_s += _round_seconds(wishes, at) - _round_seconds(wishes, first)
-
-
-@compiled
-def _saved_by(net: Float64, is_out: Bool, gains: Float64, token_s: Float64) -> tuple[float, float]:
-    """Seconds that requests save together, and what counts of the tokens that they gain; `net`
-    becomes 0 of those that are out."""
-    saved_s = gain_s = 0.0
-    for request in range(len(net)):
-        if is_out[request]:
-            net[request] = 0.0
-        elif net[request] > 0:
-            saved_s += net[request]
-            gain_s += SURE_SHARE * token_s[request] * gains[request]
-    return saved_s, gain_s
 
 
 @compiled

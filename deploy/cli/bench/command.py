@@ -76,9 +76,9 @@ def bench(
 
 def _check_belongings(job: BenchJob) -> None:
     """Raises `ConfigError` for what says something of nothing that is asked for."""
-    for field, suite in (("profile", "spectra"), ("heads", "heads")):
+    for field, suite in (("profile", "spectra"), ("heads", "heads"), ("token_map", "heads")):
         if getattr(job, field) is not None and job.suite != suite:
-            raise ConfigError(field, f"belongs to a suite: --suite {suite}")
+            raise ConfigError(field.replace("_", "-"), f"belongs to a suite: --suite {suite}")
     for field in ("small_model", "host_slowdown"):
         if getattr(job, field) is not None and job.cost_profile is None:
             raise ConfigError(

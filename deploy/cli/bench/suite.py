@@ -61,7 +61,7 @@ def with_suite(
     store = job.store or ("demo" if is_bundled else None)
     engine_settings = ENGINE_SETTINGS
     if job.suite == "heads":
-        suite = heads_suite(job.heads or "", store, is_bundled=is_bundled)
+        suite = heads_suite(job, store, is_bundled=is_bundled)
     elif job.suite == MODEL_DRAFTERS:
         suite = models_suite(job, is_bundled=is_bundled)
         engine_settings = ENGINE_SETTINGS | {"tree_nodes": MODEL_TREE_NODES}
@@ -88,14 +88,18 @@ def _chosen(settings: Sequence[Setting], names: str) -> tuple[Setting, ...]:
     return tuple(one for one in settings if one.name in chosen)
 
 
-def heads_suite(heads: str, store: str | None, *, is_bundled: bool) -> Suite:
-    """The rows of these heads, before those of the bundled model's own. Raises `ConfigError`."""
-    given = read_heads(heads)
+def heads_suite(job: BenchJob, store: str | None, *, is_bundled: bool) -> Suite:
+    """The rows of the job's heads, before those of the bundled model's own.
+
+    Raises `ConfigError` or `CheckpointError`.
+    """
+    given = read_heads(job.heads or "")
     bundled = bundled_heads() if is_bundled else {}
     known = given | {name: head for name, head in bundled.items() if name not in given}
     if not known:
         raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
-    rows = HeadRows(known, bundled or known, "demo-drafter" if is_bundled else None, store)
+    small_model = "demo-drafter" if is_bundled else None
+    rows = HeadRows(known, bundled or known, small_model, store, job.token_map or "")
     settings = (Setting(TARGET_ONLY, ()), *rows.settings())
     return Suite(tuple(rows.drafters()), settings, ())
 
