@@ -21,10 +21,11 @@ from ..step.in_flight import StepInFlight
 from ..step.tree_steps import TreeSteps
 from ..streaming.slices import Node, Stream, TreeSlice
 from ..tree.merge import merge, reroot
-from ..tree.streamed_tree import StreamedTree, path_to
+from ..tree.streamed_tree import SlicedRun, StreamedTree, path_to
 from .budget import NodeBudget
 from .pace import SlicePace
 from .scheduler import Scheduler
+from .sliced_runs import SlicedRuns
 
 # No node that is less probable, for each request that runs, is sent ahead of what is known, however
 # cheap a row is.
@@ -56,7 +57,7 @@ class StreamingCounts:
 class Streaming:
     """Grows the trees of streamed requests."""
 
-    __slots__ = ("_budget", "_mode", "_scheduler", "counts", "pace")
+    __slots__ = ("_budget", "_clock", "_mode", "_runs", "_scheduler", "counts", "pace")
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class Streaming:
         self._scheduler = scheduler
         self._budget = budget
         self._mode: StreamingMode = mode
+        self._clock = clock
+        self._runs = SlicedRuns()
         num_stages = max(1, scheduler.num_groups - 1)
         self.pace = SlicePace(lambda: budget.cost, num_stages, clock)
         self.counts = StreamingCounts()
@@ -112,6 +115,21 @@ class Streaming:
                     state.stream = StreamedTree(state.token_ids[last], last)
             if (stream := state.stream) is not None:
                 stream.asked = stream.to_extend(self._least_value, max_depth(state))
+
+    def turn(self, state: RequestState, reach: int) -> tuple[float, float]:
+        """Seconds and tokens that slices will bring a request which begins a run of them; zeros
+        where it goes in rounds or nothing is known.
+
+        reach  of its last step
+        """
+        stream = state.stream
+        if stream is None:
+            return 0.0, 0.0
+        now, num_tokens = self._clock(), len(state.token_ids)
+        if stream.run is not None:
+            self._runs.note(stream.run, num_tokens, now)
+        stream.run = SlicedRun(now, num_tokens, reach)
+        return self._runs.expected(reach)
 
     def query(self, state: RequestState, max_nodes: int) -> Query | None:
         """What drafters are asked; None where nothing is to be extended."""

@@ -82,6 +82,16 @@ class Flight(NamedTuple, Generic[A]):
     nodes: Sequence[StreamedNode[A]]
 
 
+class SlicedRun(NamedTuple):
+    """What goes on in slices since nothing of the tree was on its way: from when, with so many
+    tokens, behind a step of a reach (`core/reach.py`).
+    """
+
+    began_at: float
+    num_tokens: int
+    reach: int
+
+
 class StreamedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
@@ -94,6 +104,7 @@ class StreamedTree(Generic[A]):
         "drafters",
         "num_in_place",
         "root",
+        "run",
         "unheard",
     )
 
@@ -113,6 +124,7 @@ class StreamedTree(Generic[A]):
         self.drafters: tuple[str, ...] = ()
         # What drafters will hear with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
+        self.run: SlicedRun | None = None
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
         self.num_in_place = position
 

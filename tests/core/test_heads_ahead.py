@@ -174,6 +174,7 @@ def wishes_of(reached: Sequence[int], *, is_streamed: bool = False) -> StepWishe
         is_new=np.zeros(2, dtype=np.bool_),
         is_ahead=np.array([False, True]),
         is_streamed=np.full(count, is_streamed),
+        sliced=np.zeros((count, 2)),
         turn=0,
     )
 

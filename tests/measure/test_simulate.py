@@ -311,6 +311,18 @@ def test_a_drafter_that_fails_takes_no_time_and_is_told() -> None:
     assert clock() == 0.0
 
 
+def test_a_head_that_draws_few_tokens_computes_as_much_less_of_the_output_head() -> None:
+    parts = {"output_bytes": 4, "output_operations": 0.5}
+    head = PROFILE.drafters["griffin"].model_copy(update=parts)
+    profile = PROFILE.model_copy(update={"drafters": {"griffin": head}})
+    whole, few = DraftTimes(profile, "griffin"), DraftTimes(profile, "griffin", output_share=0.25)
+    # 10 bytes at 500 a second, an operation at 50, and launches; then 3 and 0.375 of them fewer.
+    assert whole.pass_s == pytest.approx(0.02 + 0.02 + 0.01)
+    assert few.pass_s == pytest.approx(0.014 + 0.0125 + 0.01)
+    drafter = DrafterConfig(kind="head", model="demo-griffin", token_map="demo")
+    assert times_of(drafter, profile, 4096).output_share == pytest.approx(1046 / 4096)
+
+
 def test_an_engine_gets_the_profile_s_stages() -> None:
     simulation = Simulation(PROFILE)
     config = EngineConfig(model="demo", pipeline_parallel_size=3, draft_deadline_ms=10)

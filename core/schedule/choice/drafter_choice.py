@@ -324,6 +324,7 @@ class DrafterChoice:
             is_new=_bools(cost is not None and cost.is_new for cost in named),
             is_ahead=_bools(cost is not None and cost.is_ahead for cost in named),
             is_streamed=_bools(wish.is_streamed for wish in wishes),
+            sliced=np.array([wish.sliced for wish in wishes]).reshape(len(wishes), 2),
             turn=self._turn,
         )
 

@@ -13,9 +13,9 @@ import numpy as np
 from ...arrays import Int64
 from ...compiled import compiled
 from ...reach import NUM_REACHES
-from .deciding import beyond_others
 from .kernels import ASKED, BEYOND, GAIN, LEFT_OUT, MESSAGE, QUERY, TRIED, WEIGHT, StepWishes
 from .known import NUM_REGIMES, Known, cell_of
+from .taking import beyond_others
 
 # Steps of each reach: of all drafters, and at most.
 LEAST_STEPS, MOST_STEPS = 3.0, 64.0

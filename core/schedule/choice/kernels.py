@@ -53,6 +53,7 @@ class StepWishes(NamedTuple):
     is_new     bool [drafters]  whose first drafts are looked at
     is_ahead   bool [drafters]  who drafts at the end of a step for the next one
     is_streamed  bool [requests]  whose tree goes out in slices, unless drafters are told ahead
+    sliced     float64 [requests, 2]  seconds that these go on, and tokens that they bring
     turn       of the plan
     """
 
@@ -72,6 +73,7 @@ class StepWishes(NamedTuple):
     is_new: Bool
     is_ahead: Bool
     is_streamed: Bool
+    sliced: Float64
     turn: int
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from draftline.core.proposals import DraftCost
-from draftline.core.schedule.choice.deciding import _row_seconds
 from draftline.core.schedule.choice.kernels import (
     BEYOND,
     DECAYS,
@@ -15,6 +14,7 @@ from draftline.core.schedule.choice.kernels import (
     means_of_request,
 )
 from draftline.core.schedule.choice.known import nothing_known, padded
+from draftline.core.schedule.choice.taking import row_seconds
 from draftline.core.schedule.choice.wishes import DraftWish
 from support.fakes.budget_simulation import Echo, Guess, Simulation
 
@@ -30,7 +30,7 @@ def test_rows_between_points_of_the_curve_take_what_lies_between(
     wish = DraftWish("r0", 0.0, "shared", None, 9, 9)
     wanted = drafters._wanted([wish], {"first": DraftCost()}, token_s=1.0, plain_s=1.0)
     taken_s = np.diff(np.interp([first, first + max(count, 1.0)], grid, curve_s))[0]
-    found_s = _row_seconds(wanted._replace(grid=grid, curve_s=curve_s), first, count)
+    found_s = row_seconds(wanted._replace(grid=grid, curve_s=curve_s), first, count)
     assert found_s == pytest.approx(taken_s / max(count, 1.0))
 
 
