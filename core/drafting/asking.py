@@ -253,7 +253,7 @@ class Drafting:
             if (stream := state.stream) is None:
                 continue
             if stream.is_new:
-                stream.drafters = plan.lasting(state.request_id)
+                stream.drafters = self._streaming.in_time(plan.lasting(state.request_id), costs)
                 continue
             for name in stream.drafters:
                 if name in costs:

@@ -8,6 +8,7 @@ near, only a slice that will probably be right goes out before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from ..arrays import Span
@@ -83,6 +84,11 @@ class SlicePace:
             slowness = (self._clock() - sent_at) / expected_s
             slowness = min(max(slowness, LEAST_SLOWNESS), MOST_SLOWNESS)
             self._slowness += SLOWNESS_WEIGHT * (slowness - self._slowness)
+
+    @property
+    def stage_s(self) -> float:
+        """Seconds that the slowest stage took for the last step; infinite before the first one."""
+        return self._stage_s or math.inf
 
     def wants_spans(self) -> bool:
         """Whether stages are to say how long they work on the slices that go out next."""

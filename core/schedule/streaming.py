@@ -8,13 +8,13 @@ docs/streaming.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..arrays import Span
-from ..proposals import Proposal, Query
+from ..proposals import DraftCost, Proposal, Query
 from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
 from ..step.in_flight import StepInFlight
@@ -130,6 +130,13 @@ class Streaming:
             self._runs.note(stream.run, num_tokens, now)
         stream.run = SlicedRun(now, num_tokens, reach)
         return self._runs.expected(reach)
+
+    def in_time(self, names: Sequence[str], costs: Mapping[str, DraftCost]) -> tuple[str, ...]:
+        """Those of them that draft in the time that a stage takes: slices go out so often."""
+        own = [(name, costs[name]) for name in names if name in costs]
+        return tuple(
+            name for name, cost in own if cost.message_s + cost.query_s <= self.pace.stage_s
+        )
 
     def query(self, state: RequestState, max_nodes: int) -> Query | None:
         """What drafters are asked; None where nothing is to be extended."""
