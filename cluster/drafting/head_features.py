@@ -144,7 +144,7 @@ def last_stage_heads(
                     )
             given = FeatureLayers(tuple(layers), target.hidden_size)
             folder = head_folder(drafter)
-            head = read_head_checkpoint(folder).config
+            head = read_head_checkpoint(folder).config if options.token_map else None
             if head is not None:
                 _ = draft_tokens(options.token_map, head, target.vocab_size)
         except ConfigError as error:

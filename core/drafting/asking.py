@@ -17,7 +17,7 @@ from ..proposals import (
     Query,
     StepCommit,
 )
-from ..reach import EVERY_REACH, reach_of
+from ..reach import EVERY_REACH
 from ..request.request import HeadOrder, RequestState
 from ..schedule.budget import NodeBudget
 from ..schedule.choice.wishes import DraftWish
@@ -79,7 +79,7 @@ class Drafting:
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
             expected = self._budget.expected(
-                self._wish(state), self._drafters.costs(), len(self._scheduler.running)
+                _wish(state), self._drafters.costs(), len(self._scheduler.running)
             )
             self._drafters.open(state.draft_request(), expected)
             names = self._drafters.feature_drafters
@@ -211,22 +211,6 @@ class Drafting:
             for one, own in found.items()
         }, frozenset()
 
-    def _wish(self, state: RequestState) -> DraftWish:
-        """What a request wants that has nothing on its way."""
-        request = state.request
-        num_accepted = state.accepted_lengths[-1] if state.accepted_lengths else 0
-        return DraftWish(
-            state.request_id,
-            request.params.temperature,
-            request.options.namespace,
-            request.options.drafters,
-            len(state.token_ids),
-            state.stop.num_tokens_left,
-            num_accepted,
-            state.stream is not None,
-            self._streaming.turn(state, reach_of(num_accepted)),
-        )
-
     def _plan(
         self,
         states: Sequence[RequestState],
@@ -243,10 +227,11 @@ class Drafting:
         begun = [state for state in wanting if state.stream is None or state.stream.is_new]
         others = len(states) - len(wanting) + self._scheduler.num_prefill_rows(len(states))
         plan = AskPlan({}, {})
+        self._streaming.begin_runs(begun)
         if begun:
             plan = self._budget.plan(
-                list(map(self._wish, begun)), costs, others + len(wanting) - len(begun),
-                may_decode_several=want_tokens_alone(states),
+                list(map(_wish, begun)), costs, others + len(wanting) - len(begun),
+                may_decode_several=want_tokens_alone(states), sliced=self._streaming.sliced,
             )  # fmt: skip
         behind: dict[str, list[str]] = {}
         for state in wanting:
@@ -311,6 +296,20 @@ class Drafting:
             for name, reaches_by_id in plan.ahead.items():
                 for one, reaches in reaches_by_id.items():
                     by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches)
+
+
+def _wish(state: RequestState) -> DraftWish:
+    request = state.request
+    return DraftWish(
+        state.request_id,
+        request.params.temperature,
+        request.options.namespace,
+        request.options.drafters,
+        len(state.token_ids),
+        state.stop.num_tokens_left,
+        state.num_accepted,
+        state.stream is not None,
+    )
 
 
 def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:

@@ -154,6 +154,11 @@ class RequestState:
             self.prompt_log_probs = list[TokenLogProb | None]([None] * self.prompt_len)
 
     @property
+    def num_accepted(self) -> int:
+        """Nodes that were accepted in its last step; 0 before the first one."""
+        return self.accepted_lengths[-1] if self.accepted_lengths else 0
+
+    @property
     def wants_tokens_alone(self) -> bool:
         """Whether nothing is asked of a pass but tokens of unchanged logits."""
         return not self.edits_logits and self.num_tops == (None, None)

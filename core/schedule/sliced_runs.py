@@ -32,7 +32,7 @@ class SlicedRuns:
         own *= DECAY
         own += 1.0, now - run.began_at, num_tokens - run.num_tokens
 
-    def expected(self, reach: int) -> tuple[float, float]:
-        """Seconds and tokens of a run behind a step of this reach; zeros where none is known."""
-        count, seconds, tokens = self._sums[reach].tolist()
-        return (seconds / count, tokens / count) if count else (0.0, 0.0)
+    @property
+    def means(self) -> Float64:
+        """float64 [reaches, 2]: seconds and tokens of a run; zeros where none is known."""
+        return self._sums[:, 1:] / np.maximum(self._sums[:, :1], 1.0)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import Span
+from ..arrays import Float64, Span
 from ..proposals import DraftCost, Proposal, Query
+from ..reach import reach_of
 from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
 from ..step.in_flight import StepInFlight
@@ -116,20 +117,21 @@ class Streaming:
             if (stream := state.stream) is not None:
                 stream.asked = stream.to_extend(self._least_value, max_depth(state))
 
-    def turn(self, state: RequestState, reach: int) -> tuple[float, float]:
-        """Seconds and tokens that slices will bring a request which begins a run of them; zeros
-        where it goes in rounds or nothing is known.
+    def begin_runs(self, states: Sequence[RequestState]) -> None:
+        """Nothing of these requests' trees is on its way: runs of slices so far are over."""
+        now = self._clock()
+        for state in states:
+            stream, num_tokens = state.stream, len(state.token_ids)
+            if stream is None:
+                continue
+            if stream.run is not None:
+                self._runs.note(stream.run, num_tokens, now)
+            stream.run = SlicedRun(now, num_tokens, reach_of(state.num_accepted))
 
-        reach  of its last step
-        """
-        stream = state.stream
-        if stream is None:
-            return 0.0, 0.0
-        now, num_tokens = self._clock(), len(state.token_ids)
-        if stream.run is not None:
-            self._runs.note(stream.run, num_tokens, now)
-        stream.run = SlicedRun(now, num_tokens, reach)
-        return self._runs.expected(reach)
+    @property
+    def sliced(self) -> Float64:
+        """What runs of slices bring, as of `Prices`."""
+        return self._runs.means
 
     def in_time(self, names: Sequence[str], costs: Mapping[str, DraftCost]) -> tuple[str, ...]:
         """Those of them that draft in the time that a stage takes: slices go out so often."""

@@ -86,9 +86,8 @@ def load_head_drafter(
     heads = load_readings(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
     tokens = draft_tokens(options.token_map, heads[0].head.config, target.vocab_size)
-    if tokens is not None:
-        prune = partial(pruned_head, shared.head)
-        shared = with_tokens(shared, tokens, target.vocab_size, prune, torch.device(device))
+    prune = partial(pruned_head, shared.head)
+    shared = with_tokens(shared, tokens, target.vocab_size, prune, torch.device(device))
     drafters = {
         reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
         for reading, head in heads

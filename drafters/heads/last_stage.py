@@ -289,8 +289,7 @@ class LastStageHeadSpec:
         readings = load_readings(self.folder, parts.dtype, device)
         vocab_size = self.target.vocab_size
         tokens = draft_tokens(self.options.token_map, readings[0].head.config, vocab_size)
-        if tokens is not None:
-            shared = with_tokens(shared, tokens, vocab_size, parts.pruned, parts.device)
+        shared = with_tokens(shared, tokens, vocab_size, parts.pruned, parts.device)
         heads = {
             reading_text(reading): LastStageHead(self, network_of(head, shared), layers, parts)
             for reading, head in readings

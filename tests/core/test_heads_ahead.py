@@ -17,6 +17,7 @@ from draftline.core.schedule.choice import wishes
 from draftline.core.schedule.choice.draft_orders import exchange, expected_counts
 from draftline.core.schedule.choice.kernels import ASKED, LEFT_OUT, TRIED, StepWishes
 from draftline.core.schedule.choice.known import nothing_known
+from draftline.core.schedule.choice.prices import NO_SLICES
 from draftline.core.steps import HeadTask
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,7 +175,7 @@ def wishes_of(reached: Sequence[int], *, is_streamed: bool = False) -> StepWishe
         is_new=np.zeros(2, dtype=np.bool_),
         is_ahead=np.array([False, True]),
         is_streamed=np.full(count, is_streamed),
-        sliced=np.zeros((count, 2)),
+        sliced=NO_SLICES,
         turn=0,
     )
 

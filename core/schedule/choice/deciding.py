@@ -6,6 +6,7 @@ import numpy as np
 
 from ...arrays import Float64, Int64
 from ...compiled import compiled
+from ...reach import NUM_REACHES
 from .kernels import (
     ASKED,
     LEFT_OUT,
@@ -19,7 +20,7 @@ from .kernels import (
     means_of_request,
 )
 from .known import Known
-from .taking import net_seconds, row_seconds, slices_seconds, worth_asking
+from .taking import Expected, net_seconds, row_seconds, slices_seconds, worth_asking
 
 # What a token that nobody was asked for leaves of the weight of what is known of a request.
 RECALL = 0.985
@@ -38,8 +39,8 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     little, they are taken anew without it. Then each may be tried for further requests, as far as
     its account goes.
     """
-    expected, costs_s = _expected(known, wishes, wishes.cells)
-    choices, margins, at, token_s = worth_asking(expected, costs_s, known, wishes)
+    expected = _expected(known, wishes, wishes.cells)
+    choices, margins, at, token_s = worth_asking(expected, known, wishes)
     is_drafting = choices.any()
     host_s = 0.0 if is_drafting else wishes.host_s[0]
     single_s = 0.0 if is_drafting else wishes.single_s
@@ -48,12 +49,8 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         message_s = 0.0 if own.any() else known.costs[drafter, MESSAGE]
         # Not for a few requests only: the host works about as long for one as for many.
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
-            net = net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
-            sliced_s = np.zeros(len(choices))
-            if wishes.is_ahead[drafter]:
-                for request in range(len(choices)):
-                    sliced_s[request] = slices_seconds(choices, request, token_s, wishes)
-            _explore(own, drafter, known, wishes, net, message_s, sliced_s)
+            net = net_seconds(drafter, margins, expected, choices, at, token_s, wishes)
+            _explore(choices, drafter, known, wishes, net, message_s, expected, token_s)
             if choices.any():
                 host_s = 0.0
         if known.probe_rows[drafter] > 0:
@@ -68,8 +65,7 @@ def will_ask(known: Known, wishes: StepWishes, cells: Int64) -> Int64:
 
     cells  int64 [requests]  in place of those of the step
     """
-    expected, costs_s = _expected(known, wishes, cells)
-    return worth_asking(expected, costs_s, known, wishes)[0]
+    return worth_asking(_expected(known, wishes, cells), known, wishes)[0]
 
 
 @compiled
@@ -85,17 +81,17 @@ def _recall(choices: Int64, known: Known, wishes: StepWishes) -> None:
 
 
 @compiled
-def _expected(known: Known, wishes: StepWishes, cells: Int64) -> tuple[Float64, Float64]:
-    """float64 [requests, drafters, 1 + drafters, 3] and [requests, drafters].
-
-    What `means` expects of a drafter; seconds of its query, and of an opening's share.
-    """
+def _expected(known: Known, wishes: StepWishes, cells: Int64) -> Expected:
+    """Behind steps of these cells."""
     num_drafters = wishes.allowed.shape[1]
-    expected = np.zeros((*wishes.allowed.shape, 1 + num_drafters, 3))
+    brought = np.zeros((*wishes.allowed.shape, 1 + num_drafters, 3))
     costs_s = np.full(wishes.allowed.shape, 1.0)
+    sliced = np.zeros((len(wishes.rows), 2))
     above, above_of = np.zeros((0, 0, 0)), (-1, -1)
     for request in range(len(wishes.rows)):
         row, cell = wishes.rows[request], cells[request]
+        if wishes.is_streamed[request]:
+            sliced[request] = wishes.sliced[cell % NUM_REACHES]
         path = known.paths[row]
         if (path[1], cell) != above_of:
             above, above_of = class_means(known.levels, path, cell), (path[1], cell)
@@ -107,8 +103,8 @@ def _expected(known: Known, wishes: StepWishes, cells: Int64) -> tuple[Float64, 
             if not known.is_open[row, drafter]:
                 opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
                 costs_s[request, drafter] += opening_s / max(wishes.sizes[request, 1], 1.0)
-            expected[request, drafter] = own[drafter]
-    return expected, costs_s
+            brought[request, drafter] = own[drafter]
+    return Expected(brought, costs_s, sliced)
 
 
 @compiled
@@ -119,7 +115,8 @@ def _explore(  # noqa: PLR0913, PLR0917 - compiled functions take no options by 
     wishes: StepWishes,
     net: Float64,
     message_s: float,
-    sliced_s: Float64,
+    expected: Expected,
+    token_s: Float64,
 ) -> None:
     """Ask a drafter for requests that it is not known to pay for, in turns, if its account allows.
 
@@ -130,15 +127,16 @@ def _explore(  # noqa: PLR0913, PLR0917 - compiled functions take no options by 
     first = known.turns[drafter]
     for step in range(count):
         request = (first + step) % count
-        if choices[request] != LEFT_OUT or not wishes.allowed[request, drafter]:
+        if choices[request, drafter] != LEFT_OUT or not wishes.allowed[request, drafter]:
             continue
         loss = message_s - min(net[request], 0.0)
         if not known.is_open[wishes.rows[request], drafter]:
             loss += known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
         if min(loss, wishes.most_s) <= left:
-            choices[request] = ASKED + TRIED
-            # `charge_trials` knows of what the trial itself takes.
-            known.balance[drafter, 0] -= sliced_s[request]
+            # The rest is charged as it was, when it is known what came of it.
+            slices_s = slices_seconds(drafter, choices, request, expected, token_s, wishes)
+            known.balance[drafter, 0] -= min(slices_s, max(left, 0.0))
+            choices[request, drafter] = ASKED + TRIED
             known.turns[drafter] = request + 1
             left -= loss
             message_s = 0.0

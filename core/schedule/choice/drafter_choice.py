@@ -35,7 +35,7 @@ from .kernels import (
 from .known import BY_ROW, BY_ROW_AND_DRAFTER, cell_of, nothing_known, padded
 from .learning import calibrate, charge_trials, credit_nodes, note, ratios
 from .planning import plan_step
-from .prices import Prices
+from .prices import NO_SLICES, Prices
 from .quiet import Quiet
 from .wishes import DraftWish
 
@@ -142,6 +142,7 @@ class DrafterChoice:
         wanted = self._wanted(wishes, costs, prices.token_s, prices.plain_s)._replace(
             grid=prices.grid, curve_s=prices.curve_s, base_rows=float(prices.base_rows),
             most_s=self._most_credit_s, single_s=prices.single_s, round_s=prices.round_s,
+            sliced=prices.sliced,
         )  # fmt: skip
         step = plan_step(self._known, wanted)
         self._interests, self._row_s = step.interests, step.row_s
@@ -324,7 +325,7 @@ class DrafterChoice:
             is_new=_bools(cost is not None and cost.is_new for cost in named),
             is_ahead=_bools(cost is not None and cost.is_ahead for cost in named),
             is_streamed=_bools(wish.is_streamed for wish in wishes),
-            sliced=np.array([wish.sliced for wish in wishes]).reshape(len(wishes), 2),
+            sliced=NO_SLICES,
             turn=self._turn,
         )
 

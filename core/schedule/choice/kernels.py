@@ -53,7 +53,8 @@ class StepWishes(NamedTuple):
     is_new     bool [drafters]  whose first drafts are looked at
     is_ahead   bool [drafters]  who drafts at the end of a step for the next one
     is_streamed  bool [requests]  whose tree goes out in slices, unless drafters are told ahead
-    sliced     float64 [requests, 2]  seconds that these go on, and tokens that they bring
+    sliced     float64 [reaches, 2]  seconds that these go on behind a step of such a reach, and
+               tokens that they bring; zeros where nothing is known
     turn       of the plan
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...arrays import Bool, Float64, Int64
@@ -17,9 +19,23 @@ SURE_SHARE = 0.8
 LEAST_TAKEN_S = 1e-9
 
 
+class Expected(NamedTuple):
+    """What is expected of drafters and of slices, behind steps of the requests' reaches.
+
+    brought  float64 [requests, drafters, 1 + drafters, 3]  as `means` of `kernels.py`
+    costs_s  float64 [requests, drafters]  seconds of a query, and of an opening's share
+    sliced   float64 [requests, 2]  seconds that slices go on, and tokens that they bring; zeros
+             where a request goes in rounds or nothing is known
+    """
+
+    brought: Float64
+    costs_s: Float64
+    sliced: Float64
+
+
 @compiled
 def worth_asking(
-    expected: Float64, costs_s: Float64, known: Known, wishes: StepWishes
+    expected: Expected, known: Known, wishes: StepWishes
 ) -> tuple[Int64, Float64, float, Float64]:
     """The choices, what each drafter brings beyond those asked, the rows of the step, and seconds
     that a further token saves each request.
@@ -29,15 +45,15 @@ def worth_asking(
     takes, after which a dear one that says more than a cheap one has little left (Leskovec et al.
     2007, CELF).
     """
-    best = _in_order(expected, costs_s, known, wishes, False)
-    other = _in_order(expected, costs_s, known, wishes, True)
+    best = _in_order(expected, known, wishes, False)
+    other = _in_order(expected, known, wishes, True)
     choices, margins, at, token_s, _ = other if other[4] > best[4] else best
     return choices, margins, at, token_s
 
 
 @compiled
 def _in_order(
-    expected: Float64, costs_s: Float64, known: Known, wishes: StepWishes, is_by_share: bool
+    expected: Expected, known: Known, wishes: StepWishes, is_by_share: bool
 ) -> tuple[Int64, Float64, float, Float64, float]:
     """Likewise in one order, and what `_take` made of the step."""
     num_requests, num_drafters = wishes.allowed.shape
@@ -50,11 +66,9 @@ def _in_order(
     for _ in range(num_drafters):
         choices[:] = LEFT_OUT
         for drafter in range(num_drafters):
-            margins[:, drafter] = expected[:, drafter, BEYOND + drafter]
-        at, token_s, made = _take(
-            choices, margins, is_out, expected, costs_s, known, wishes, is_by_share
-        )
-        if not _rule_out(choices, settled, is_out, expected, costs_s, token_s, known, wishes):
+            margins[:, drafter] = expected.brought[:, drafter, BEYOND + drafter]
+        at, token_s, made = _take(choices, margins, is_out, expected, known, wishes, is_by_share)
+        if not _rule_out(choices, settled, is_out, expected, token_s, known, wishes):
             break
     return choices, margins, at, token_s, made
 
@@ -64,8 +78,7 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
     choices: Int64,
     margins: Float64,
     is_out: Bool,
-    expected: Float64,
-    costs_s: Float64,
+    expected: Expected,
     known: Known,
     wishes: StepWishes,
     is_by_share: bool,
@@ -90,7 +103,7 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
             if not is_left[drafter]:
                 continue
             # Without `single_s`: nodes that do not save it are not bought when they are known.
-            net = net_seconds(drafter, margins, costs_s, choices, at, token_s, wishes)
+            net = net_seconds(drafter, margins, expected, choices, at, token_s, wishes)
             net[is_out[:, drafter]] = 0.0
             gain_s = token_s * margins[:, drafter, GAIN]
             worth = _worth(net, gain_s, known.costs[drafter, MESSAGE] + host_s, is_by_share)
@@ -102,13 +115,13 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
         round_s += host_s + known.costs[best, MESSAGE]
         first = at
         for request in np.flatnonzero(best_net > 0):
-            round_s += costs_s[request, best]
-            round_s += _first_seconds(best, choices, int(request), token_s, wishes)
+            round_s += expected.costs_s[request, best]
+            round_s += _first_seconds(best, choices, int(request), expected, token_s, wishes)
             tokens[request] += SURE_SHARE * margins[request, best, GAIN]
             at += margins[request, best, NODES]
             choices[request, best] = ASKED
             # Others count for what they bring beyond it.
-            _count_beyond(margins[request], best, expected[request])
+            _count_beyond(margins[request], best, expected.brought[request])
         round_s += _round_seconds(wishes, at) - _round_seconds(wishes, first)
 
 
@@ -154,8 +167,7 @@ def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
     choices: Int64,
     settled: Int64,
     is_out: Bool,
-    expected: Float64,
-    costs_s: Float64,
+    expected: Expected,
     token_s: Float64,
     known: Known,
     wishes: StepWishes,
@@ -176,8 +188,8 @@ def _rule_out(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
         for drafter in range(len(own)):
             if own[drafter] == LEFT_OUT:
                 continue
-            gain, nodes = beyond_others(expected[request], drafter, own)
-            taken_s = costs_s[request, drafter] + shared_s[drafter] + row_s * nodes
+            gain, nodes = beyond_others(expected.brought[request], drafter, own)
+            taken_s = expected.costs_s[request, drafter] + shared_s[drafter] + row_s * nodes
             left_s = token_s[request] * gain - taken_s
             if left_s < least_s:
                 worst, least_s = drafter, left_s
@@ -205,7 +217,7 @@ def beyond_others(expected: Float64, drafter: int, choices: Int64) -> tuple[floa
 def net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
     drafter: int,
     margins: Float64,
-    costs_s: Float64,
+    expected: Expected,
     choices: Int64,
     at: float,
     token_s: Float64,
@@ -219,8 +231,8 @@ def net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options 
     own, num_rows = np.zeros(count), 0.0
     for request in range(count):
         gain, nodes = margins[request, drafter, GAIN], margins[request, drafter, NODES]
-        own[request] = SURE_SHARE * token_s[request] * gain - costs_s[request, drafter]
-        own[request] -= _first_seconds(drafter, choices, request, token_s, wishes)
+        own[request] = SURE_SHARE * token_s[request] * gain - expected.costs_s[request, drafter]
+        own[request] -= _first_seconds(drafter, choices, request, expected, token_s, wishes)
         if own[request] > 0:
             num_rows += nodes
     if num_rows:
@@ -232,28 +244,39 @@ def net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options 
 
 
 @compiled
-def _first_seconds(
-    drafter: int, choices: Int64, request: int, token_s: Float64, wishes: StepWishes
+def _first_seconds(  # noqa: PLR0917 - compiled functions take no options by name
+    drafter: int,
+    choices: Int64,
+    request: int,
+    expected: Expected,
+    token_s: Float64,
+    wishes: StepWishes,
 ) -> float:
     """What a request takes for the first of its drafters: the host's work, and the slices that it
     goes without for the first one that drafts ahead.
     """
-    seconds = 0.0 if choices[request].any() else wishes.host_s[1]
-    if wishes.is_ahead[drafter]:
-        seconds += slices_seconds(choices, request, token_s, wishes)
-    return float(seconds)
+    host_s = 0.0 if choices[request].any() else wishes.host_s[1]
+    return host_s + slices_seconds(drafter, choices, request, expected, token_s, wishes)
 
 
 @compiled
-def slices_seconds(choices: Int64, request: int, token_s: Float64, wishes: StepWishes) -> float:
-    """What slices save a request in the time of a round, beyond the tokens that are expected of it;
-    nothing where somebody drafts ahead for it already: then it goes in rounds.
+def slices_seconds(  # noqa: PLR0917 - compiled functions take no options by name
+    drafter: int,
+    choices: Int64,
+    request: int,
+    expected: Expected,
+    token_s: Float64,
+    wishes: StepWishes,
+) -> float:
+    """What slices would save a request in the time of a round, beyond the tokens that are expected
+    of it, if this drafter ends them: the first one that drafts ahead for it does.
     """
-    run_s, tokens = wishes.sliced[request]
-    if run_s <= 0 or (wishes.is_ahead & (choices[request] != LEFT_OUT)).any():
+    run_s, tokens = expected.sliced[request]
+    is_first = not (wishes.is_ahead & (choices[request] != LEFT_OUT)).any()
+    if run_s <= 0 or not (wishes.is_ahead[drafter] and is_first):
         return 0.0
-    saved_s = tokens * token_s[request] - run_s
-    return max(saved_s, 0.0) * min(wishes.plain_s / run_s, 1.0)
+    saved_s = max(tokens * token_s[request] - run_s, 0.0)
+    return float(saved_s * min(wishes.plain_s / run_s, 1.0))
 
 
 @compiled

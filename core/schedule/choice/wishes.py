@@ -18,7 +18,6 @@ class DraftWish(NamedTuple):
     tokens_left  that its answer may still have
     num_accepted  nodes that were accepted in its last step
     is_streamed   its tree goes out in slices unless drafters are told of its next step ahead
-    sliced        seconds that such slices go on, and tokens that they bring; zeros: not known
     """
 
     request_id: str
@@ -29,7 +28,6 @@ class DraftWish(NamedTuple):
     tokens_left: int
     num_accepted: int = 0
     is_streamed: bool = False
-    sliced: tuple[float, float] = (0.0, 0.0)
 
 
 def everyone(wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> AskPlan:

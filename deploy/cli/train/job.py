@@ -50,8 +50,13 @@ class TokenMapJob:
     texts: Annotated[Path, Field(description="folder of `draftline train data`")]
     output: Annotated[Path, Field(description="JSON file of the token ids")]
     size: Annotated[
-        int, Field(ge=1, description="tokens, the most frequent ones of the answers")
-    ] = 32_768
+        int | None,
+        Field(
+            ge=1,
+            description="tokens, the most frequent ones of the answers; default: a quarter of the "
+            "target's",
+        ),
+    ] = None
     model: Annotated[str, Field(description="target that said the texts")] = "demo"
 
 

@@ -20,13 +20,14 @@ def make_token_map(job: TokenMapJob, console: Console) -> None:
     Raises `CheckpointError`, or `ConfigError` (`texts`, `size`).
     """
     vocab_size = read_model_info(job.model).vocab_size
-    if job.size > vocab_size:
+    size = job.size or vocab_size // 4
+    if size > vocab_size:
         raise ConfigError("size", f"{job.model} has {vocab_size} tokens; ask for fewer")
     texts = read_texts(job.texts)
     said = np.concatenate([text.tokens[text.num_prompt :] for text in texts])
     if said.max(initial=0) >= vocab_size:
         raise ConfigError("texts", f"{job.texts} has tokens that {job.model} does not have")
-    tokens = frequent_tokens(texts, vocab_size, job.size).tolist()
+    tokens = frequent_tokens(texts, vocab_size, size).tolist()
     job.output.parent.mkdir(parents=True, exist_ok=True)
     job.output.write_text(json.dumps(tokens) + "\n", encoding="utf-8")
     share = np.isin(said, tokens).mean()

@@ -86,16 +86,18 @@ def drafts_by_target(config: HeadConfig) -> bool:
 
 def with_tokens(
     shared: SharedParts,
-    tokens: Int64,
+    tokens: Int64 | None,
     vocab_size: int,
     prune: Callable[[Int64], Projection],
     device: torch.device,
 ) -> SharedParts:
-    """What a head shares with its target, with logits of these tokens alone; those of others are
-    minus infinity.
+    """What a head shares with its target, with logits of these tokens alone, if any are named;
+    those of others are minus infinity.
 
     prune  these rows of the output head
     """
+    if tokens is None:
+        return shared
     output = OutputVocabulary(tokens, tokens, vocab_size)
     return replace(shared, head=prune(tokens), place=LogitsMap(output, device))
 

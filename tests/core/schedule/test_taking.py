@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from draftline.core.proposals import DraftCost
+from draftline.core.reach import NUM_REACHES
+from draftline.core.schedule.choice.deciding import decide, will_ask
 from draftline.core.schedule.choice.drafter_choice import DrafterChoice
-from draftline.core.schedule.choice.kernels import BEYOND, GAIN
-from draftline.core.schedule.choice.taking import worth_asking
+from draftline.core.schedule.choice.kernels import ASKED, BEYOND, GAIN, TRIED, WEIGHT
+from draftline.core.schedule.choice.known import cell_of
+from draftline.core.schedule.choice.taking import Expected, worth_asking
 from draftline.core.schedule.choice.wishes import DraftWish
 from draftline.core.schedule.sliced_runs import SlicedRuns
 from draftline.core.tree.streamed_tree import SlicedRun
@@ -26,20 +29,20 @@ def taken(
 
     gains      tokens that each brings beyond each other one, and beyond nobody in its own place
     ahead      who drafts at the end of a step
-    sliced_ms  as `DraftWish.sliced`
+    sliced_ms  as `Expected.sliced`
     """
     names = tuple(gains)
     choice = DrafterChoice()
     choice.use(names)
-    wish = DraftWish("one", 0.0, "shared", None, 9, 9, 0, sliced_ms[0] > 0, sliced_ms)
-    costs = dict.fromkeys(names, DraftCost())
-    wishes = choice._wanted([wish], costs, ROUND_MS, ROUND_MS)
+    wish = DraftWish("one", 0.0, "shared", None, 9, 9)
+    wishes = choice._wanted([wish], dict.fromkeys(names, DraftCost()), ROUND_MS, ROUND_MS)
     wishes = wishes._replace(is_ahead=np.array([name in ahead for name in names]))
-    expected = np.zeros((1, len(names), 1 + len(names), 3))
+    brought = np.zeros((1, len(names), 1 + len(names), 3))
     for place, name in enumerate(names):
-        expected[0, place, BEYOND:, GAIN] = [gains[name][other] for other in names]
+        brought[0, place, BEYOND:, GAIN] = [gains[name][other] for other in names]
     own_ms = np.array([[costs_ms[name] for name in names]])
-    choices = worth_asking(expected, own_ms, choice._known, wishes)[0]
+    expected = Expected(brought, own_ms, np.array([sliced_ms]))
+    choices = worth_asking(expected, choice._known, wishes)[0]
     return {name for name, choice in zip(names, choices[0], strict=True) if choice}
 
 
@@ -92,16 +95,49 @@ def test_slices_are_given_up_once_for_all_heads() -> None:
     assert taken(alone, {"other": 0.5}, ("other",), (20.0, 4.0)) == set()
 
 
+def test_slices_of_a_reach_count_against_orders_behind_steps_of_that_reach() -> None:
+    """Of a streamed request; one in rounds gives nothing up."""
+    choice = DrafterChoice()
+    choice.use(["head"])
+    costs = {"head": DraftCost(0.0, 3.0, 0.0, is_ahead=True)}
+    known = choice._known
+    known.levels[0, 0, BEYOND, :, WEIGHT] = known.levels[0, 0, BEYOND, :, GAIN] = 1000.0
+    sliced = np.zeros((NUM_REACHES, 2))
+    sliced[2] = 20.0, 4.0
+    for is_streamed, asked in ((False, [1, 1, 1]), (True, [1, 1, 0])):
+        wish = DraftWish("one", 0.0, "shared", None, 9, 9, 0, is_streamed)
+        wishes = choice._wanted([wish], costs, ROUND_MS, ROUND_MS)._replace(sliced=sliced)
+        found = [
+            will_ask(known, wishes, np.array([cell_of(0, reach)]))[0, 0]
+            for reach in range(NUM_REACHES)
+        ]
+        assert found == asked
+
+
+def test_a_trial_that_ends_slices_pays_for_them_and_leaves_no_debt() -> None:
+    for seconds, tokens, left in ((0.0, 0.0, 5.0), (20.0, 2.2, 4.0), (20.0, 9.0, 0.0)):
+        choice = DrafterChoice()
+        choice.use(["head"])
+        costs = {"head": DraftCost(0.0, 3.0, 0.0, is_ahead=True)}
+        choice._known.balance[0, 0], choice._known.host[0] = 5.0, 5.0
+        wish = DraftWish("one", 0.0, "shared", None, 9, 9, 0, seconds > 0)
+        wishes = choice._wanted([wish], costs, ROUND_MS, ROUND_MS)
+        sliced = np.full((NUM_REACHES, 2), (seconds, tokens))
+        choices = decide(choice._known, wishes._replace(sliced=sliced, most_s=4.5))[0]
+        assert choices[0, 0] == ASKED + TRIED
+        assert choice._known.balance[0, 0] == pytest.approx(left)
+
+
 def test_runs_of_slices_are_known_by_the_reach_before_them() -> None:
     runs = SlicedRuns()
-    assert runs.expected(0) == runs.expected(2) == (0.0, 0.0)
+    assert not runs.means.any()
     for _ in range(200):
         runs.note(SlicedRun(began_at=5.0, num_tokens=10, reach=2), 18, 7.0)
-    assert runs.expected(2) == pytest.approx((2.0, 8.0))
-    assert runs.expected(0) == (0.0, 0.0)
+    assert runs.means[2] == pytest.approx([2.0, 8.0])
+    assert not runs.means[:2].any()
     # Late ones count more.
     for _ in range(100):
         runs.note(SlicedRun(began_at=5.0, num_tokens=10, reach=2), 14, 6.0)
-    seconds, tokens = runs.expected(2)
+    seconds, tokens = runs.means[2]
     assert seconds == pytest.approx(1.0, abs=0.2)
     assert tokens == pytest.approx(4.0, abs=0.8)

@@ -78,7 +78,9 @@ def test_a_token_map_has_what_the_target_says_most(
     assert sorted(counts, reverse=True) == [count for _, count in said.most_common(3)]
     assert f"3 of {read_model_info(checkpoint).vocab_size} tokens" in result.output
     assert f"{sum(counts) / said.total():.1%} of what 40 texts say" in result.output
-    result = runner.invoke(app, [*command, "--output", str(output)])
+    assert runner.invoke(app, [*command, "--output", str(output)]).exit_code == 0
+    assert len(json.loads(output.read_text())) == read_model_info(checkpoint).vocab_size // 4
+    result = runner.invoke(app, [*command, "--output", str(output), "--size", "100000"])
     assert "size: " in str(result.exception)
 
 
