@@ -15,6 +15,7 @@ from draftline.cluster.links.pool import DrafterPool
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import FeatureLayers
 from draftline.measure.simulate.cost_profile import read_cost_profile
+from draftline.measure.simulate.draft_times import DraftTimes
 from draftline.measure.simulate.host_clock import HostClock
 from draftline.measure.simulate.slowed_link import SlowedLink
 from support.servers.hub_session import LIMITS
@@ -70,7 +71,7 @@ async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterato
                 reads_features=features is not None,
             )  # fmt: skip
         if request.param == "slowed":
-            link = SlowedLink(link, drafter.name, QUICK, HostClock())
+            link = SlowedLink(link, DraftTimes(QUICK, drafter.name), HostClock())
         hubs.append(DrafterHub([link], LIMITS, rng=NoChance()))
         await hubs[-1].start()
         return hubs[-1]
