@@ -264,8 +264,7 @@ class EngineConfig(Settings):
         description="whether a request's tree goes through the stages in slices, several at a "
         "time, so that it keeps more than one of them busy. auto: where there are four stages or "
         "more, and more of them than requests; on: every request, always; off: a tree a round. "
-        "Not with heads of the last stage, structured outputs or acceptance rules; changes no "
-        "answer",
+        "Not with structured outputs or acceptance rules; changes no answer",
     )
     acceptance: Acceptance = Field(
         "coupled",

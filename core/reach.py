@@ -12,6 +12,9 @@ REACHES = (0, 3)
 NUM_REACHES = len(REACHES) + 1
 # A bit for each reach.
 EVERY_REACH = (1 << NUM_REACHES) - 1
+# Beside them: also where a streamed tree's slice was right down to a leaf, behind which others that
+# are on their way may go on.
+AT_LEAVES = 1 << NUM_REACHES
 
 
 def reach_of(num_accepted: int) -> int:
@@ -19,6 +22,12 @@ def reach_of(num_accepted: int) -> int:
     return sum(num_accepted > most for most in REACHES)
 
 
-def is_in(reaches: int, num_accepted: int) -> bool:
-    """Whether a step in which so many nodes were accepted is of one of `reaches`, bits."""
+def is_in(reaches: int, num_accepted: int, at_leaf: bool = False) -> bool:
+    """Whether a step in which so many nodes were accepted is of one of `reaches`, bits.
+
+    num_accepted  -1: nothing is known of them yet
+    at_leaf       whether a streamed tree's slice was right down to a leaf
+    """
+    if num_accepted < 0 or (at_leaf and not reaches & AT_LEAVES):
+        return False
     return bool(reaches >> reach_of(num_accepted) & 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple, overload
@@ -224,10 +224,13 @@ class HeadTask(NamedTuple):
     reaches: tuple[int, ...]
     level_tokens: float = 0.0
 
-    def after(self, num_accepted: Sequence[int]) -> HeadTask:
-        """Its part for a step in whose trees so many nodes were accepted; of prompts all of it."""
+    def after(self, num_accepted: Sequence[int], at_leaves: Collection[int] = ()) -> HeadTask:
+        """Its part for a step in whose trees so many nodes were accepted; of prompts all of it.
+
+        num_accepted  -1 of slices that say nothing new; those `at_leaves` were right down to one
+        """
         is_due = [
-            place >= len(num_accepted) or is_in(reaches, num_accepted[place])
+            place >= len(num_accepted) or is_in(reaches, num_accepted[place], place in at_leaves)
             for place, reaches in zip(self.places, self.reaches, strict=True)
         ]
         if all(is_due):
@@ -240,10 +243,10 @@ class HeadDrafts(NamedTuple):
     """What a head of the last stage drafted: a proposal for each place of its `HeadTask.after` the
     step, which goes on from what that commits. None at all where it failed.
 
+    texts      each one's place and the tokens of the text that its proposal stands behind
     seconds    that reading and drafting took
-    last_rows  int32 [trees]  of each of the step's trees, but slices, the last row, from its root
-               on, that the stage took for committed: what the coordinator finds, too. None: not
-               told
+    last_rows  int32 [trees]  of each tree that is no slice, the last row, from its root on, that
+               the stage took for committed: what the coordinator finds, too. None: not told
     num_levels  of its trees that took a pass each; 0: one says all of them
     """
 
@@ -252,6 +255,7 @@ class HeadDrafts(NamedTuple):
     proposals: tuple[Proposal, ...]
     last_rows: Int32 | None = None
     num_levels: int = 0
+    texts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,8 +291,7 @@ class StepInput:
                    chunk, of a tree's root and its accepted nodes; never beside several tokens a
                    request
     slice_requests  likewise, those whose trees are slices (`core/streaming/`): whether a node is
-                   accepted may not be known yet, so that the features of all are wanted where any
-                   are, and heads read none
+                   accepted may not be known yet: the features of all are wanted where any are
     head_tasks     of the heads that draft in the last stage; likewise
     following_tokens  int32 [prompt chunks]  the token of the text behind each chunk, -1 where the
                    step chooses it; read by heads, None where no task is
@@ -393,8 +396,5 @@ def prompt_step(count: int, block_size: int) -> StepInput:
         trees=(None,),
         logits_rows=index,
         sampling=SamplingRows.greedy(index.astype(np.int64) + 1),
-        probe_rows=none,
-        probe_top_k=0,
-        scored_rows=none,
-        scored_tokens=none,
-    )
+        probe_rows=none, probe_top_k=0, scored_rows=none, scored_tokens=none,
+    )  # fmt: skip

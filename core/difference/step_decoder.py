@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import Int32
 from ..errors import ProtocolError
-from ..reach import EVERY_REACH
+from ..reach import AT_LEAVES, EVERY_REACH
 from ..steps import HeadTask, SamplingRows, StepInput
 from .edit_changes import ReceivedEdits
 from .kept_sampling import KeptSampling
@@ -114,16 +114,15 @@ class StepDecoder:
 
 
 def _tasks(choice: ChoiceDifference, num_requests: int) -> tuple[HeadTask, ...]:
-    tasks, sliced = choice.head_tasks, set(choice.slice_requests)
+    tasks = choice.head_tasks
     for task in tasks:
         _places(task.places, num_requests)
         fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
         expect(fits, "a head is to draft no tree")
-        is_known = all(0 <= reaches <= EVERY_REACH for reaches in task.reaches)
+        is_known = all(0 <= reaches <= EVERY_REACH | AT_LEAVES for reaches in task.reaches)
         fits = len(task.places) == len(task.reaches) and is_known
         expect(fits, "a head is to draft after no outcome")
         expect(task.level_tokens >= 0.0, "levels of a head's drafts take less than nothing")
-        expect(not sliced.intersection(task.places), "a head is to draft for slices")
     return tasks
 
 

@@ -17,7 +17,7 @@ from ..proposals import (
     Query,
     StepCommit,
 )
-from ..reach import EVERY_REACH
+from ..reach import AT_LEAVES, EVERY_REACH
 from ..request.request import HeadOrder, RequestState
 from ..schedule.budget import NodeBudget
 from ..schedule.choice.wishes import DraftWish
@@ -152,18 +152,7 @@ class Drafting:
         ]
         costs = self._drafters.costs()
         plan = self._plan(states, [state for state, _ in sizes], costs)
-        in_rounds = set().union(*plan.ahead.values())
-        # Heads of the last stage go on from whole trees alone.
-        for state in states:
-            if state.stream is None:
-                continue
-            if state.request_id in in_rounds:
-                state.stream = None
-            else:
-                state.head_orders = {}
-        # A stream of which nothing is to be extended now keeps to what it was told.
-        told = [state for state in states if state.stream is None or wanted[state.request_id]]
-        self._order(told, plan, {state.request_id: size for state, size in sizes})
+        self._order(states, plan, {state.request_id: size for state, size in sizes})
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
         queries = [
@@ -227,11 +216,13 @@ class Drafting:
         begun = [state for state in wanting if state.stream is None or state.stream.is_new]
         others = len(states) - len(wanting) + self._scheduler.num_prefill_rows(len(states))
         plan = AskPlan({}, {})
+        wishes = list(map(_wish, begun))
         self._streaming.begin_runs(begun)
-        if begun:
+        if wishes:
             plan = self._budget.plan(
-                list(map(_wish, begun)), costs, others + len(wanting) - len(begun),
-                may_decode_several=want_tokens_alone(states), sliced=self._streaming.sliced,
+                wishes, costs, others + len(wanting) - len(begun),
+                may_decode_several=want_tokens_alone(states),
+                miss_shares=self._streaming.misses.shares,
             )  # fmt: skip
         behind: dict[str, list[str]] = {}
         for state in wanting:
@@ -283,6 +274,8 @@ class Drafting:
     ) -> None:
         """The next step hands out the features of requests that such a drafter is asked for, and
         its heads draft trees of `sizes` nodes for those that they are told to."""
+        # A stream keeps to what was decided before its first slice.
+        states = [state for state in states if state.stream is None or state.stream.is_new]
         names = self._drafters.feature_drafters
         if names:
             wanting = set[str]().union(*(plan.by_drafter.get(name, ()) for name in names))
@@ -292,10 +285,13 @@ class Drafting:
             for state in states:
                 state.head_orders = {}
             by_id = {state.request_id: state for state in states}
+            at_leaves = AT_LEAVES if self._streaming.misses.at_leaves else 0
             self.level_tokens.update(plan.level_tokens)
             for name, reaches_by_id in plan.ahead.items():
                 for one, reaches in reaches_by_id.items():
-                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches)
+                    state = by_id[one]
+                    after = reaches | (at_leaves if state.stream is not None else 0)
+                    state.head_orders[name] = HeadOrder(sizes[one], after)
 
 
 def _wish(state: RequestState) -> DraftWish:
@@ -309,7 +305,15 @@ def _wish(state: RequestState) -> DraftWish:
         state.stop.num_tokens_left,
         state.num_accepted,
         state.stream is not None,
+        _is_undrafted(state),
     )
+
+
+def _is_undrafted(state: RequestState) -> bool:
+    """Whether its text has come to a leaf, and its heads were told not to draft there."""
+    outcomes = () if state.stream is None else state.stream.outcomes
+    told = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
+    return bool(outcomes) and outcomes[-1][1] and not told
 
 
 def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:

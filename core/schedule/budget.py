@@ -142,14 +142,14 @@ class NodeBudget:
         num_other_rows: int,
         *,
         may_decode_several: bool = True,
-        sliced: Float64 = NO_SLICES,
+        miss_shares: Float64 = NO_SLICES,
     ) -> AskPlan:
         """Who is asked for which of the requests that take drafts.
 
         costs           of each drafter, by name
         num_other_rows  rows of the step besides the roots of these requests
         may_decode_several  whether a step without drafts may decode several tokens of each
-        sliced          as of `Prices`
+        miss_shares     as of `Prices`
         """
         if not self._is_adaptive:
             return everyone(wishes, costs)
@@ -168,7 +168,7 @@ class NodeBudget:
             base_rows=base_rows,
             host_s=self._host.parts(HOST_SQUARES),
             single_s=max(float(self.cost.seconds(num_requests, num_requests)) - round_s, 0.0),
-            sliced=sliced,
+            miss_shares=miss_shares,
         )
         with self._best_effort:
             return self._drafters.plan(wishes, costs, prices)

@@ -13,20 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import Float64, Span
+from ..arrays import Span
 from ..proposals import DraftCost, Proposal, Query
-from ..reach import reach_of
 from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
 from ..step.in_flight import StepInFlight
 from ..step.tree_steps import TreeSteps
 from ..streaming.slices import Node, Stream, TreeSlice
 from ..tree.merge import merge, reroot
-from ..tree.streamed_tree import SlicedRun, StreamedTree, path_to
+from ..tree.streamed_tree import StreamedTree, path_to
 from .budget import NodeBudget
+from .misses import Misses
 from .pace import SlicePace
 from .scheduler import Scheduler
-from .sliced_runs import SlicedRuns
 
 # No node that is less probable, for each request that runs, is sent ahead of what is known, however
 # cheap a row is.
@@ -58,7 +57,15 @@ class StreamingCounts:
 class Streaming:
     """Grows the trees of streamed requests."""
 
-    __slots__ = ("_budget", "_clock", "_mode", "_runs", "_scheduler", "counts", "pace")
+    __slots__ = (
+        "_budget",
+        "_clock",
+        "_mode",
+        "_scheduler",
+        "counts",
+        "misses",
+        "pace",
+    )
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class Streaming:
         self._budget = budget
         self._mode: StreamingMode = mode
         self._clock = clock
-        self._runs = SlicedRuns()
+        self.misses = Misses()
         num_stages = max(1, scheduler.num_groups - 1)
         self.pace = SlicePace(lambda: budget.cost, num_stages, clock)
         self.counts = StreamingCounts()
@@ -119,25 +126,18 @@ class Streaming:
 
     def begin_runs(self, states: Sequence[RequestState]) -> None:
         """Nothing of these requests' trees is on its way: runs of slices so far are over."""
-        now = self._clock()
         for state in states:
-            stream, num_tokens = state.stream, len(state.token_ids)
-            if stream is None:
-                continue
-            if stream.run is not None:
-                self._runs.note(stream.run, num_tokens, now)
-            stream.run = SlicedRun(now, num_tokens, reach_of(state.num_accepted))
-
-    @property
-    def sliced(self) -> Float64:
-        """What runs of slices bring, as of `Prices`."""
-        return self._runs.means
+            if state.stream is not None and state.stream.outcomes:
+                self.misses.note(state.stream.outcomes)
+                state.stream.outcomes = []
 
     def in_time(self, names: Sequence[str], costs: Mapping[str, DraftCost]) -> tuple[str, ...]:
         """Those of them that draft in the time that a stage takes: slices go out so often."""
         own = [(name, costs[name]) for name in names if name in costs]
         return tuple(
-            name for name, cost in own if cost.message_s + cost.query_s <= self.pace.stage_s
+            name
+            for name, cost in own
+            if not cost.is_ahead and cost.message_s + cost.query_s <= self.pace.stage_s
         )
 
     def query(self, state: RequestState, max_nodes: int) -> Query | None:

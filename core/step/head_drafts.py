@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arrays import Int32, lengths_of
+from ..arrays import Int32
 from ..proposals import Drafted
 from ..request.request import RequestState
 from ..steps import HeadDrafts, HeadTask, StepInput, StepOutput
@@ -72,23 +72,16 @@ def drafted_of(
     if not output.head_drafts:
         return []
     _check_walks(step, paths, output.head_drafts)
-    num_accepted = (lengths_of(paths.ends) - 1).tolist()
-    starts, contexts = step.request_starts.tolist(), step.context_lens.tolist()
     drafted = []
-    for told, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
+    for task, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
         if not drafts.proposals:
             continue
-        proposals, task = [], told.after(num_accepted)
-        parts = zip(task.places, task.max_nodes, drafts.proposals, strict=True)
-        for place, max_nodes, proposal in parts:
-            if not max_nodes:
-                continue
-            is_tree = place < len(num_accepted)
-            count = 1 + num_accepted[place] if is_tree else starts[place + 1] - starts[place]
-            # Behind the rows stands the token that follows them.
-            length = contexts[place] + count + 1
-            proposals.append((request_ids[place], length, proposal))
-        own = tuple(proposals)
+        sizes = dict(zip(task.places, task.max_nodes, strict=True))
+        own = tuple(
+            (request_ids[place], length, proposal)
+            for (place, length), proposal in zip(drafts.texts, drafts.proposals, strict=True)
+            if sizes[place]
+        )
         drafted.append(Drafted(drafts.source, drafts.seconds, own, drafts.num_levels))
     return drafted
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays import Float32
 from ..proposals import FeatureRows
+from ..reach import reach_of
 from ..request.chosen import Chosen, RowAnswer
 from ..request.request import RequestState
 from ..tree.streamed_tree import token_tree
@@ -54,6 +55,8 @@ def read_slice(
     first = stream.root.position
     drafted = token_tree(stream.alive(), first, part.path.names)
     passed = stream.advance()
+    at_leaf = passed.at_leaf and bool(part.nodes)
+    stream.outcomes.append((reach_of(len(passed.tokens) - 1), at_leaf))
     if passed.moves:
         moves = slots_of(
             state.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size

@@ -67,12 +67,14 @@ class Advance(NamedTuple, Generic[A]):
     tokens, sources  that are committed; the source of a token that is no node is -1
     answers          to the rows that these follow
     moves            KV copies (from place, to place) that bring the passed nodes together
+    at_leaf          whether no other answered node follows the last one
     """
 
     tokens: list[int]
     sources: list[int]
     answers: list[A]
     moves: list[tuple[int, int]]
+    at_leaf: bool
 
 
 class Flight(NamedTuple, Generic[A]):
@@ -80,16 +82,6 @@ class Flight(NamedTuple, Generic[A]):
 
     due_at: float
     nodes: Sequence[StreamedNode[A]]
-
-
-class SlicedRun(NamedTuple):
-    """What goes on in slices since nothing of the tree was on its way: from when, with so many
-    tokens, behind a step of a reach (`core/reach.py`).
-    """
-
-    began_at: float
-    num_tokens: int
-    reach: int
 
 
 class StreamedTree(Generic[A]):
@@ -103,8 +95,8 @@ class StreamedTree(Generic[A]):
         "asked",
         "drafters",
         "num_in_place",
+        "outcomes",
         "root",
-        "run",
         "unheard",
     )
 
@@ -124,7 +116,9 @@ class StreamedTree(Generic[A]):
         self.drafters: tuple[str, ...] = ()
         # What drafters will hear with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
-        self.run: SlicedRun | None = None
+        # Of the answers that moved the root, since nothing of it was on its way: their reaches
+        # (`core/reach.py`), and whether at a leaf.
+        self.outcomes: list[tuple[int, bool]] = []
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
         self.num_in_place = position
 
@@ -251,7 +245,7 @@ class StreamedTree(Generic[A]):
 
     def advance(self) -> Advance[A]:
         """Follow the target's tokens from the root for as long as they are known."""
-        passed = Advance[A]([], [], [], [])
+        passed, at_leaf = Advance[A]([], [], [], [], at_leaf=True), True
         while (token := self.root.target) is not None:
             old = self.root
             assert old.place is not None
@@ -259,11 +253,12 @@ class StreamedTree(Generic[A]):
             if old.place != old.position:
                 passed.moves.append((old.place, old.position))
             self._used.discard(old.place)
+            at_leaf = all(child.target is None for child in old.children.values())
             self.root = self._step_to(old, token)
             passed.tokens.append(token)
             passed.sources.append(self.root.source)
             passed.answers.append(old.answer)
-        return passed
+        return passed._replace(at_leaf=at_leaf)
 
     def _step_to(self, old: StreamedNode[A], token: int) -> StreamedNode[A]:
         """The new root; all that is not below it is dropped."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...core.errors import place_of
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
 from ...core.verify.accepted_rows import CommittedRows, committed_rows, load_walk
 from ..layers.model_slice import Projection
+from ..verify.stream_features import StreamFeatures, StreamRows
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class TextRows(NamedTuple):
     following         int32 [n]  the tokens behind their own
     starts            int32 [requests + 1]  rows of request r are starts[r]:starts[r+1]
     keys              of the requests; none: they are not known again
+    num_told          int32 [requests]  first rows of each that came before, too; None: no such rows
     """
 
     slots: Int32
@@ -62,12 +65,14 @@ class TextRows(NamedTuple):
     following: Int32
     starts: Int32
     keys: tuple[int, ...]
+    num_told: Int32 | None = None
 
     def continued(self) -> Iterator[tuple[int, int, list[int]]]:
         """Of each request that goes on: its key, the tokens of its text before, and those that
         followed."""
-        following, starts = self.following.tolist(), self.starts.tolist()
-        for key, first, end in zip(self.keys, starts, starts[1:], strict=False):
+        following, ends = self.following.tolist(), self.starts[1:].tolist()
+        firsts = self.starts[:-1] if self.num_told is None else self.starts[:-1] + self.num_told
+        for key, first, end in zip(self.keys, firsts.tolist(), ends, strict=False):
             if first < end:
                 # Behind the first row's own token, which was there already.
                 yield key, int(self.positions[first]) + 1, following[first:end]
@@ -129,6 +134,7 @@ class StageHeads:
         self._failures = dict.fromkeys(self._heads, 0)
         # Those that had tasks with the step before.
         self._in_use: frozenset[str] = frozenset()
+        self._streams = StreamFeatures()
         load_walk()
 
     @property
@@ -138,11 +144,13 @@ class StageHeads:
 
     def reset(self) -> None:
         """Forget all texts."""
+        self._streams.clear()
         for head in self._heads.values():
             head.reset()
 
     def move(self, moves: Int32) -> None:
         """Copy slots, int32 [m, 2], in all caches."""
+        self._streams.move(moves)
         for head in self._heads.values():
             head.move(moves)
 
@@ -163,6 +171,7 @@ class StageHeads:
         for head in self._heads.values():
             head.overwritten(step.slots)
         if not step.head_tasks:
+            self._streams.clear()
             return ()
         committed = committed_rows(step, target_tokens, results)
         rows = committed.rows
@@ -171,9 +180,14 @@ class StageHeads:
             step.request_keys,
         )  # fmt: skip
         states, last_rows = features(rows), _last_rows(step, committed)
-        num_accepted = (np.diff(committed.starts)[: _num_trees(step)] - 1).tolist()
+        at_leaves: tuple[int, ...] = ()
+        if step.slice_requests:
+            streams = self._streams.follow(step, target_tokens, features)
+            at_leaves = tuple(place for place, own in streams.items() if own.walk.at_leaf)
+            texts, states = _with_streams(texts, states, streams)
+        num_accepted = _num_accepted(step, texts)
         return tuple(
-            self._drafted(step, texts, states, task.after(num_accepted))._replace(
+            self._drafted(step, texts, states, task.after(num_accepted, at_leaves))._replace(
                 last_rows=last_rows
             )
             for task in step.head_tasks
@@ -225,7 +239,10 @@ class StageHeads:
             return HeadDrafts(head.name, 0.0, ())
         # Keeping rows for later does not show that it can draft.
         self._failures[head.name] = 0
-        return drafts
+        if not drafts.proposals:
+            return drafts
+        lengths = map(texts.length, task.places)
+        return drafts._replace(texts=tuple(zip(task.places, lengths, strict=True)))
 
     def _supervised(self, name: str, step: StepInput, work: Callable[[], T]) -> T | None:
         """What a head makes of a step; None where it raises, or has raised too often."""
@@ -250,6 +267,36 @@ def _last_rows(step: StepInput, committed: CommittedRows) -> Int32:
     """`HeadDrafts.last_rows`: int32 [trees that are no slices]."""
     places = np.delete(np.arange(_num_trees(step)), step.slice_requests)
     return committed.rows[committed.starts[1:][places] - 1] - step.request_starts[places]
+
+
+def _with_streams(
+    texts: TextRows, states: Tensor, streams: Mapping[int, StreamRows]
+) -> tuple[TextRows, Tensor]:
+    """Texts and their features, with those of streamed requests, by place."""
+    own = np.stack([texts.slots, texts.positions, texts.following], axis=1)
+    rows, values, num_told = list[Int32](), list[Tensor](), list[int]()
+    for place, (first, end) in enumerate(pairwise(texts.starts.tolist())):
+        stream = streams.get(place)
+        if stream is None:
+            rows.append(own[first:end])
+            values.append(states[first:end])
+            num_told.append(0)
+        else:
+            rows.append(np.array(stream.walk.rows, dtype=np.int32))
+            values.append(stream.features)
+            num_told.append(stream.walk.num_told)
+    starts = np.array([0, *map(len, rows)], dtype=np.int32).cumsum(dtype=np.int32)
+    slots, positions, following = np.concatenate(rows).T.copy()
+    told = np.array(num_told, dtype=np.int32)
+    return TextRows(slots, positions, following, starts, texts.keys, told), torch.cat(values)
+
+
+def _num_accepted(step: StepInput, texts: TextRows) -> list[int]:
+    """Nodes of each tree that are accepted with the step; -1 of a slice that says nothing new."""
+    counts = np.diff(texts.starts) - 1
+    if texts.num_told is not None:
+        counts -= texts.num_told
+    return counts[: _num_trees(step)].tolist()
 
 
 def _num_trees(step: StepInput) -> int:

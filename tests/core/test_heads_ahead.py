@@ -154,7 +154,7 @@ def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFix
     assert len(bench.target.steps) == 2
 
 
-def wishes_of(reached: Sequence[int], *, is_streamed: bool = False) -> StepWishes:
+def wishes_of(reached: Sequence[int], *, is_undrafted: bool = False) -> StepWishes:
     """Of requests in the first rows, and two drafters of which the second drafts ahead."""
     count = len(reached)
     nothing = np.zeros(2)
@@ -174,8 +174,9 @@ def wishes_of(reached: Sequence[int], *, is_streamed: bool = False) -> StepWishe
         round_s=0.0,
         is_new=np.zeros(2, dtype=np.bool_),
         is_ahead=np.array([False, True]),
-        is_streamed=np.full(count, is_streamed),
-        sliced=NO_SLICES,
+        is_streamed=np.full(count, is_undrafted),
+        is_undrafted=np.full(count, is_undrafted),
+        miss_shares=NO_SLICES,
         turn=0,
     )
 
@@ -204,12 +205,15 @@ def test_orders_come_a_step_later() -> None:
     assert not choices.any()
 
 
-def test_a_streamed_request_has_orders_only_where_it_needs_them_now() -> None:
+def test_what_was_ordered_is_not_there_where_heads_were_told_not_to_draft() -> None:
     known = nothing_known()
     known = known._replace(ordered=np.zeros((64, 2), np.int64), ordered_after=orders(*[0] * 64))
     paying, nothing = orders(0b001, 0b001), orders(0, 0)
-    wanted = wishes_of([0, 2], is_streamed=True)
-    told = exchange(orders(0, 0), nothing, paying, known, wanted)
-    assert told.tolist() == orders(0b001, 0).tolist()
+    told = exchange(orders(0, 0), nothing, paying, known, wishes_of([0, 2]))
+    assert told.tolist() == paying.tolist()
     # Of three outcomes that were seen once each, and those of two steps.
-    assert expected_counts(told, known)[1] == pytest.approx(2 / 5, abs=0.01)
+    assert expected_counts(told, known)[1] == pytest.approx(2 * 2 / 5, abs=0.01)
+    for is_undrafted, found in ((True, LEFT_OUT), (False, ASKED)):
+        choices = orders(0, 0)
+        exchange(choices, nothing, paying, known, wishes_of([0, 2], is_undrafted=is_undrafted))
+        assert choices.tolist() == orders(found, LEFT_OUT).tolist()

@@ -14,7 +14,7 @@ from draftline.core.proposals import AheadQuery
 from draftline.core.request.output import TARGET_SOURCE, Delta
 from draftline.core.request.sampling_params import StreamingMode
 from draftline.core.tree.tree import ROOT
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
 from support.fakes.fake_target import plain_answer
@@ -28,6 +28,8 @@ requests = st.lists(
 )
 
 
+# A drafter that goes on from features, and is too slow to go on behind slices.
+@example([([0], 2), ([0], 6), ([0], 3)], 1, 2, 6, 24, False, False, (True, False), False, False)
 @settings(deadline=None, max_examples=80)
 @given(
     requests,
@@ -209,6 +211,13 @@ async def one_stream(**wishes: bool) -> Bench:
     await bench.run()
     assert num_slices(bench) > 20
     return bench
+
+
+async def test_heads_draft_behind_slices_that_go_on_from_others() -> None:
+    bench = await one_stream(heads=True)
+    assert bench.tokens("a") == plain_answer([1, 2, 3], 100, 1, VOCAB)
+    assert bench.target.num_behind_others > 3
+    assert bench.drafters.num_taken > 3
 
 
 async def test_probes_are_answered() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from unittest.mock import patch
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.drafting.asking import Drafting
+from draftline.core.proposals import Drafted
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
@@ -89,9 +92,42 @@ def test_heads_of_a_process_of_their_own_draft_for_slices() -> None:
         assert sum(one.metrics.num_accepted_tokens for one in streamed) > 20
 
 
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_behind_slices_heads_say_what_they_say_behind_whole_trees(name: str) -> None:
+    """Whatever of the text went by in slices, they have read it in its place."""
+    drafters = (DrafterConfig(kind="head", model="demo-griffin"), DrafterConfig(kind="suffix"))
+    rounds, slices = (
+        drafts_of(config(drafters).model_copy(update={"streaming": mode}), PARAMS[name])
+        for mode in ("off", "on")
+    )
+    both = rounds.keys() & slices.keys()
+    assert len(both) > 10
+    assert [rounds[one] for one in both] == [slices[one] for one in both]
+
+
+def drafts_of(
+    config: EngineConfig, params: SamplingParams
+) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+    """What heads drafted, by the request's number and the length of its text."""
+    found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    numbers: dict[str, int] = {}
+    note = Drafting.note_drafted
+
+    def noted(self: Drafting, drafted: Sequence[Drafted]) -> None:
+        for one in drafted:
+            for request_id, length, proposal in one.proposals:
+                number = numbers.setdefault(request_id, len(numbers))
+                found[number, length] = proposal.tokens.tolist(), proposal.parents.tolist()
+        note(self, drafted)
+
+    with patch.object(Drafting, "note_drafted", noted), Engine(config) as engine:
+        answers(engine, params)
+    return found
+
+
 @pytest.mark.parametrize("node_budget", ["full", "adaptive"])
-def test_heads_of_the_last_stage_wait_while_a_request_is_streamed(node_budget: str) -> None:
-    """They draft for whole trees; what went by in slices they have not read."""
+def test_heads_of_the_last_stage_draft_behind_slices(node_budget: str) -> None:
+    """What a slice leaves a streamed tree with is followed by their drafts."""
     head = DrafterConfig(kind="head", model="demo-griffin")
     drafters = (head, DrafterConfig(kind="suffix"))
     changes = {"node_budget": node_budget}
@@ -99,9 +135,10 @@ def test_heads_of_the_last_stage_wait_while_a_request_is_streamed(node_budget: s
         for params in (PARAMS["greedy"], PARAMS["sampled"]):
             plain = answers(engine, params, speculative=False)
             before = engine.stats().streaming.slices
-            streamed = answers(engine, params, drafters=("suffix",))
-            assert engine.stats().streaming.slices > before
             mixed = answers(engine, params)
+            assert engine.stats().streaming.slices > before
+            # The suffix drafter knows the answers by now.
+            streamed = answers(engine, params, drafters=("suffix",))
             for one in (streamed, mixed):
                 assert [own.token_ids for own in one] == [own.token_ids for own in plain]
             if node_budget == "full":

@@ -20,7 +20,7 @@ from .kernels import (
     means_of_request,
 )
 from .known import Known
-from .taking import Expected, net_seconds, row_seconds, slices_seconds, worth_asking
+from .taking import Expected, net_seconds, row_seconds, worth_asking
 
 # What a token that nobody was asked for leaves of the weight of what is known of a request.
 RECALL = 0.985
@@ -50,7 +50,7 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         # Not for a few requests only: the host works about as long for one as for many.
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
             net = net_seconds(drafter, margins, expected, choices, at, token_s, wishes)
-            _explore(choices, drafter, known, wishes, net, message_s, expected, token_s)
+            _explore(choices, drafter, known, wishes, net, message_s)
             if choices.any():
                 host_s = 0.0
         if known.probe_rows[drafter] > 0:
@@ -86,12 +86,9 @@ def _expected(known: Known, wishes: StepWishes, cells: Int64) -> Expected:
     num_drafters = wishes.allowed.shape[1]
     brought = np.zeros((*wishes.allowed.shape, 1 + num_drafters, 3))
     costs_s = np.full(wishes.allowed.shape, 1.0)
-    sliced = np.zeros((len(wishes.rows), 2))
     above, above_of = np.zeros((0, 0, 0)), (-1, -1)
     for request in range(len(wishes.rows)):
         row, cell = wishes.rows[request], cells[request]
-        if wishes.is_streamed[request]:
-            sliced[request] = wishes.sliced[cell % NUM_REACHES]
         path = known.paths[row]
         if (path[1], cell) != above_of:
             above, above_of = class_means(known.levels, path, cell), (path[1], cell)
@@ -100,23 +97,24 @@ def _expected(known: Known, wishes: StepWishes, cells: Int64) -> Expected:
             if not wishes.allowed[request, drafter]:
                 continue
             costs_s[request, drafter] = known.costs[drafter, QUERY]
+            if wishes.is_ahead[drafter] and wishes.is_streamed[request]:
+                # It drafts in vain where the text goes on in slices.
+                costs_s[request, drafter] /= wishes.miss_shares[cell % NUM_REACHES]
             if not known.is_open[row, drafter]:
                 opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
                 costs_s[request, drafter] += opening_s / max(wishes.sizes[request, 1], 1.0)
             brought[request, drafter] = own[drafter]
-    return Expected(brought, costs_s, sliced)
+    return Expected(brought, costs_s)
 
 
 @compiled
-def _explore(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+def _explore(  # noqa: PLR0917 - compiled functions take no options by name
     choices: Int64,
     drafter: int,
     known: Known,
     wishes: StepWishes,
     net: Float64,
     message_s: float,
-    expected: Expected,
-    token_s: Float64,
 ) -> None:
     """Ask a drafter for requests that it is not known to pay for, in turns, if its account allows.
 
@@ -133,9 +131,6 @@ def _explore(  # noqa: PLR0913, PLR0917 - compiled functions take no options by 
         if not known.is_open[wishes.rows[request], drafter]:
             loss += known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
         if min(loss, wishes.most_s) <= left:
-            # The rest is charged as it was, when it is known what came of it.
-            slices_s = slices_seconds(drafter, choices, request, expected, token_s, wishes)
-            known.balance[drafter, 0] -= min(slices_s, max(left, 0.0))
             choices[request, drafter] = ASKED + TRIED
             known.turns[drafter] = request + 1
             left -= loss

@@ -50,18 +50,14 @@ def exchange(
 
     In `choices` stands then, of those that draft at a step's end, what they drafted for this step:
     what they were told to for outcomes such as the step before had. Gives int64 [requests,
-    drafters]: after which outcomes each is told to draft. A streamed request's are told only if one
-    of them is wanted behind a step such as its last one: slices take nothing that is told ahead,
-    and go on while copying goes on.
+    drafters]: after which outcomes each is told to draft.
     """
     told = np.zeros_like(paying)
     known.outcomes[:] *= REACH_DECAY ** len(choices)
     for request in range(len(choices)):
         row, reached = wishes.rows[request], wishes.cells[request] % NUM_REACHES
         known.outcomes[reached] += 1.0
-        own = (paying[request] | forced[request]) * wishes.is_ahead
-        if not wishes.is_streamed[request] or (own >> reached & 1).any():
-            told[request] = own
+        told[request] = (paying[request] | forced[request]) * wishes.is_ahead
         for drafter in np.flatnonzero(wishes.is_ahead):
             ordered, after = known.ordered[row, drafter], known.ordered_after[row, drafter]
             now = choices[request, drafter]
@@ -69,7 +65,8 @@ def exchange(
                 now = ASKED if paying[request, drafter] else ASKED + TRIED
             known.ordered[row, drafter] = now
             known.ordered_after[row, drafter] = told[request, drafter]
-            choices[request, drafter] = ordered * (after >> reached & 1)
+            is_there = (after >> reached & 1) * (not wishes.is_undrafted[request])
+            choices[request, drafter] = ordered * is_there
     return told
 
 

@@ -142,7 +142,7 @@ class DrafterChoice:
         wanted = self._wanted(wishes, costs, prices.token_s, prices.plain_s)._replace(
             grid=prices.grid, curve_s=prices.curve_s, base_rows=float(prices.base_rows),
             most_s=self._most_credit_s, single_s=prices.single_s, round_s=prices.round_s,
-            sliced=prices.sliced,
+            miss_shares=prices.miss_shares,
         )  # fmt: skip
         step = plan_step(self._known, wanted)
         self._interests, self._row_s = step.interests, step.row_s
@@ -325,7 +325,8 @@ class DrafterChoice:
             is_new=_bools(cost is not None and cost.is_new for cost in named),
             is_ahead=_bools(cost is not None and cost.is_ahead for cost in named),
             is_streamed=_bools(wish.is_streamed for wish in wishes),
-            sliced=NO_SLICES,
+            is_undrafted=_bools(wish.is_undrafted for wish in wishes),
+            miss_shares=NO_SLICES,
             turn=self._turn,
         )
 
@@ -337,8 +338,7 @@ class DrafterChoice:
 
     def _allowed(self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> Bool:
         """bool [wishes, drafters]: whom each takes, of those that there are still."""
-        allowed = np.ones((len(wishes), len(self._names)), dtype=np.bool_)
-        allowed[:] = [name in costs for name in self._names]
+        allowed = np.tile(_bools(name in costs for name in self._names), (len(wishes), 1))
         for index, wish in enumerate(wishes):
             if wish.drafters is not None:
                 allowed[index] &= [name in wish.drafters for name in self._names]

@@ -52,9 +52,10 @@ class StepWishes(NamedTuple):
     round_s    of plain decoding for a token of each
     is_new     bool [drafters]  whose first drafts are looked at
     is_ahead   bool [drafters]  who drafts at the end of a step for the next one
-    is_streamed  bool [requests]  whose tree goes out in slices, unless drafters are told ahead
-    sliced     float64 [reaches, 2]  seconds that these go on behind a step of such a reach, and
-               tokens that they bring; zeros where nothing is known
+    is_streamed  bool [requests]  whose tree goes out in slices
+    is_undrafted  bool [requests]  for which nobody drafted at the end of the last step
+    miss_shares  float64 [reaches]  of answers to slices of each reach, those behind which the text
+               goes on in no other: only there drafts of the step's end are of use
     turn       of the plan
     """
 
@@ -74,7 +75,8 @@ class StepWishes(NamedTuple):
     is_new: Bool
     is_ahead: Bool
     is_streamed: Bool
-    sliced: Float64
+    is_undrafted: Bool
+    miss_shares: Float64
     turn: int
 
 

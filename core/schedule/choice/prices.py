@@ -12,7 +12,7 @@ from ...reach import NUM_REACHES
 # Rows over which their price is looked at.
 FIRST_NODES = 8
 # Nothing is known of slices.
-NO_SLICES = np.zeros((NUM_REACHES, 2))
+NO_SLICES = np.ones(NUM_REACHES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Prices:
     base_rows  of the step without any nodes
     host_s     seconds of the host's own work for a step with drafts, and for each of its requests
     single_s   that a step of one token each takes longer than plain decoding, which may decode more
-    sliced     as of `StepWishes`
+    miss_shares  as of `StepWishes`
     """
 
     token_s: float
@@ -38,7 +38,7 @@ class Prices:
     base_rows: float
     host_s: tuple[float, float] = (0.0, 0.0)
     single_s: float = 0.0
-    sliced: Float64 = field(default_factory=lambda: NO_SLICES)
+    miss_shares: Float64 = field(default_factory=lambda: NO_SLICES)
 
     @property
     def first_row_s(self) -> float:

@@ -20,17 +20,14 @@ LEAST_TAKEN_S = 1e-9
 
 
 class Expected(NamedTuple):
-    """What is expected of drafters and of slices, behind steps of the requests' reaches.
+    """What is expected of drafters behind steps of the requests' reaches.
 
     brought  float64 [requests, drafters, 1 + drafters, 3]  as `means` of `kernels.py`
     costs_s  float64 [requests, drafters]  seconds of a query, and of an opening's share
-    sliced   float64 [requests, 2]  seconds that slices go on, and tokens that they bring; zeros
-             where a request goes in rounds or nothing is known
     """
 
     brought: Float64
     costs_s: Float64
-    sliced: Float64
 
 
 @compiled
@@ -116,7 +113,7 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
         first = at
         for request in np.flatnonzero(best_net > 0):
             round_s += expected.costs_s[request, best]
-            round_s += _first_seconds(best, choices, int(request), expected, token_s, wishes)
+            round_s += 0.0 if choices[request].any() else wishes.host_s[1]
             tokens[request] += SURE_SHARE * margins[request, best, GAIN]
             at += margins[request, best, NODES]
             choices[request, best] = ASKED
@@ -232,7 +229,7 @@ def net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options 
     for request in range(count):
         gain, nodes = margins[request, drafter, GAIN], margins[request, drafter, NODES]
         own[request] = SURE_SHARE * token_s[request] * gain - expected.costs_s[request, drafter]
-        own[request] -= _first_seconds(drafter, choices, request, expected, token_s, wishes)
+        own[request] -= 0.0 if choices[request].any() else wishes.host_s[1]
         if own[request] > 0:
             num_rows += nodes
     if num_rows:
@@ -241,42 +238,6 @@ def net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options 
             if own[request] > 0:
                 own[request] -= row_s * margins[request, drafter, NODES]
     return own
-
-
-@compiled
-def _first_seconds(  # noqa: PLR0917 - compiled functions take no options by name
-    drafter: int,
-    choices: Int64,
-    request: int,
-    expected: Expected,
-    token_s: Float64,
-    wishes: StepWishes,
-) -> float:
-    """What a request takes for the first of its drafters: the host's work, and the slices that it
-    goes without for the first one that drafts ahead.
-    """
-    host_s = 0.0 if choices[request].any() else wishes.host_s[1]
-    return host_s + slices_seconds(drafter, choices, request, expected, token_s, wishes)
-
-
-@compiled
-def slices_seconds(  # noqa: PLR0917 - compiled functions take no options by name
-    drafter: int,
-    choices: Int64,
-    request: int,
-    expected: Expected,
-    token_s: Float64,
-    wishes: StepWishes,
-) -> float:
-    """What slices would save a request in the time of a round, beyond the tokens that are expected
-    of it, if this drafter ends them: the first one that drafts ahead for it does.
-    """
-    run_s, tokens = expected.sliced[request]
-    is_first = not (wishes.is_ahead & (choices[request] != LEFT_OUT)).any()
-    if run_s <= 0 or not (wishes.is_ahead[drafter] and is_first):
-        return 0.0
-    saved_s = max(tokens * token_s[request] - run_s, 0.0)
-    return float(saved_s * min(wishes.plain_s / run_s, 1.0))
 
 
 @compiled

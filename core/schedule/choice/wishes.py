@@ -17,7 +17,8 @@ class DraftWish(NamedTuple):
     num_tokens   of its text
     tokens_left  that its answer may still have
     num_accepted  nodes that were accepted in its last step
-    is_streamed   its tree goes out in slices unless drafters are told of its next step ahead
+    is_streamed   its tree goes out in slices
+    is_undrafted  whatever heads were told, they did not draft where the text has come to
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class DraftWish(NamedTuple):
     tokens_left: int
     num_accepted: int = 0
     is_streamed: bool = False
+    is_undrafted: bool = False
 
 
 def everyone(wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> AskPlan:

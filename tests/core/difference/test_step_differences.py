@@ -11,7 +11,7 @@ import pytest
 from draftline.core.difference.step_decoder import NO_CHOICE, StepDecoder
 from draftline.core.difference.step_encoder import StepEncoder
 from draftline.core.errors import ProtocolError
-from draftline.core.reach import EVERY_REACH
+from draftline.core.reach import AT_LEAVES
 from draftline.core.steps import HeadTask, StepInput
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,15 +162,11 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
         ({"head_tasks": (HeadTask("a", (0,), (1,), ()),)}, "to draft after no outcome"),
         ({"head_tasks": (HeadTask("a", (0,), (1,), (-1,)),)}, "to draft after no outcome"),
         (
-            {"head_tasks": (HeadTask("a", (0,), (1,), (EVERY_REACH + 1,)),)},
+            {"head_tasks": (HeadTask("a", (0,), (1,), (2 * AT_LEAVES,)),)},
             "to draft after no outcome",
         ),
         ({"head_tasks": (HeadTask("a", (0,), (1,), (1,), -1.0),)}, "less than nothing"),
         ({"head_tasks": (HeadTask("a", (0,), (1,), (1,), math.nan),)}, "less than nothing"),
-        (
-            {"head_tasks": (HeadTask("a", (0,), (1,), (1,)),), "slice_requests": (0,)},
-            "to draft for slices",
-        ),
         ({"head_tasks": (HeadTask("a", (), (), ()),), "following_tokens": None}, "not told"),
         ({"following_tokens": np.zeros(99, dtype=np.int32)}, "tokens follow no prompt"),
         ({"request_keys": (1,) * 99}, "keys are of no request"),

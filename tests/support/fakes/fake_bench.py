@@ -64,7 +64,7 @@ class RandomDrafters:
         self.rng = rng
         self.stage_heads = ("ahead",) if heads else ()
         self.drafted: dict[str, tuple[int, Proposal]] = {}
-        self.num_drafted = self.num_taken = 0
+        self.num_drafted = self.num_taken = self.num_stale = 0
         self.feature_drafters = frozenset({"second"} if features else ())
         self.features: dict[str, list[FeatureRows]] = {}
         self.feature_rows = 0
@@ -173,9 +173,9 @@ class RandomDrafters:
     def _taken(self, query: Query) -> list[Proposal]:
         """What was drafted a step before, which is for just this text."""
         length, proposal = self.drafted.pop(query.request_id, (None, None))
-        if proposal is None:
+        if proposal is None or length != query.committed_len:
+            self.num_stale += proposal is not None
             return []
-        assert length == query.committed_len
         self.num_taken += 1
         return [proposal]
 
@@ -394,7 +394,7 @@ class Bench:
     def check_empty(self) -> None:
         self.pool.check()
         assert self.pool.num_free == self.num_blocks
-        assert not self.scheduler.running
+        assert self.scheduler.running == self.drafters.texts == {}
         assert not self.scheduler.waiting
-        assert not self.drafters.texts
+        assert self.streaming != "off" or not self.drafters.num_stale
         assert not self.core.has_work

@@ -18,7 +18,8 @@ from draftline.core.errors import StageLost
 from draftline.core.proposals import Proposal, chain_proposal, empty_proposal
 from draftline.core.steps import HeadDrafts, StepInput, StepOutput
 from draftline.core.tree.kernels import unpack
-from draftline.core.verify.accepted_rows import accepted_rows, committed_rows
+from draftline.core.verify.accepted_rows import CommittedRows, accepted_rows, committed_rows
+from draftline.core.verify.stream_walk import SliceWalk, StreamWalks
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
@@ -71,6 +72,11 @@ class FakeTarget:
         # By slot: the token behind the one that stands there, as a head reads it.
         self._behind: dict[int, int] = {}
         self.num_behind = 0
+        # By key: the committed text of a streamed request, and the token behind it.
+        self._streamed: dict[int, list[int]] = {}
+        self._walks = StreamWalks()
+        # Drafts behind slices that go on from others.
+        self.num_behind_others = 0
         # How far behind the right one its heads take every request's last row to be.
         self.num_rows_astray = 0
         self.steps: list[StepInput] = []
@@ -112,6 +118,7 @@ class FakeTarget:
             self._cache[target] = value
         for token, target in behind:
             self._note_behind(target, token)
+        self._walks.move(step.moves)
         assert len(set(step.slots.tolist())) == len(step.slots), "two rows write one slot"
         rows = zip(
             step.slots.tolist(), step.token_ids.tolist(), step.positions.tolist(), strict=True
@@ -154,19 +161,61 @@ class FakeTarget:
             self._note_behind(int(step.slots[row]), token)
         (task,) = step.head_tasks
         num_trees = sum(tree is not None for tree in step.trees)
-        # Heads go on from whole trees alone, and a real stage refuses another task.
-        assert not set(task.places).intersection(step.slice_requests)
-        task = task.after((np.diff(committed.starts[: num_trees + 1]) - 1).tolist())
-        proposals = []
+        num_accepted = np.diff(committed.starts[: num_trees + 1]) - 1
+        said = self._said(step, committed, texts)
+        walks = {}
+        for place in step.slice_requests:
+            walks[place], said[place] = self._walk(step, place, targets, texts)
+            num_accepted[place] = len(walks[place].rows) - walks[place].num_told - 1
+        at_leaves = [place for place, walk in walks.items() if walk.at_leaf]
+        task = task.after(num_accepted.tolist(), at_leaves)
+        proposals, lengths = [], []
         for place, max_nodes in zip(task.places, task.max_nodes, strict=True):
-            last = int(committed.starts[place + 1]) - 1
-            text = [*texts[committed.rows[last]], int(committed.following[last])]
-            self._check_behind(step, place, text)
-            proposals.append(self._draft(step, place, text, max_nodes))
+            lengths.append(len(said[place]))
+            self._check_behind(step, place, said[place])
+            proposals.append(self._draft(step, place, said[place], max_nodes))
+            self.num_behind_others += place in walks and walks[place].num_told > 0
         whole = np.delete(np.arange(num_trees), step.slice_requests)
         last_rows = committed.rows[committed.starts[whole + 1] - 1]
         last_rows -= step.request_starts[whole] - self.num_rows_astray
-        return (HeadDrafts(task.source, 0.25, tuple(proposals), last_rows),)
+        drafts = HeadDrafts(task.source, 0.25, tuple(proposals), last_rows)
+        return (drafts._replace(texts=tuple(zip(task.places, lengths, strict=True))),)
+
+    def _said(
+        self, step: StepInput, committed: CommittedRows, texts: list[list[int]]
+    ) -> dict[int, list[int]]:
+        """The committed text of each request that has rows of it, with the token behind."""
+        ends = committed.starts[1:].tolist()
+        return {
+            place: [*texts[committed.rows[end - 1]], int(committed.following[end - 1])]
+            for place, end in enumerate(ends)
+            if end > committed.starts[place]
+        }
+
+    def _walk(
+        self, step: StepInput, place: int, targets: Int32, texts: list[list[int]]
+    ) -> tuple[SliceWalk, list[int]]:
+        """The walk through a streamed request's slice, which texts alone tell, too; and its text
+        then, with the token behind it."""
+        chosen = {row: index for index, row in enumerate(step.logits_rows.tolist())}
+        root, end = step.request_starts[place : place + 2].tolist()
+        rows = [row for row in range(root, end) if row in chosen]
+        text, walked, first = self._streamed.get(step.request_keys[place], []), [], len(texts[root])
+        num_told = max(len(text) - first, 0)
+        if not num_told:
+            text = [*texts[root], int(targets[chosen[root]])]
+        for row in rows:
+            if texts[row] == text:
+                text, walked = [*text, int(targets[chosen[row]])], [*walked, row]
+        self._streamed[step.request_keys[place]] = text
+        walk = self._walks.follow(step, place, targets)
+        positions = range(first - 1, len(text) - 1)
+        expected = zip(text[first - 1 : -1], positions, text[first:], strict=True)
+        assert [(*self._cache[slot], token) for slot, _, token in walk.rows] == list(expected)
+        assert (walk.num_told, list(walk.walked)) == (num_told, walked)
+        is_leaf = len(rows) > 1 and all(texts[row][:-1] != text[:-1] for row in rows)
+        assert walk.at_leaf == is_leaf
+        return walk, text
 
     def _check_behind(self, step: StepInput, place: int, text: list[int]) -> None:
         """Each cached token of the text was read with the token behind it.

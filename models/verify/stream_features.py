@@ -1,0 +1,63 @@
+"""What heads read of streamed requests: the committed rows of each from the root of its newest
+slice on, most of which were computed with slices before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.arrays import Int32
+from ...core.steps import StepInput
+from ...core.verify.stream_walk import SliceWalk, StreamWalks
+
+
+class StreamRows(NamedTuple):
+    """A walk through a slice, and the features float32 [rows, width] of its rows."""
+
+    walk: SliceWalk
+    features: Tensor
+
+
+class StreamFeatures:
+    """Keeps the features of streamed requests' rows from slice to slice."""
+
+    def __init__(self) -> None:
+        self._features: dict[int, Tensor] = {}
+        self._walks = StreamWalks(self._features.pop)
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._walks.clear()
+        self._features.clear()
+
+    def move(self, moves: Int32) -> None:
+        """KV was copied between slots, int32 [m, 2] (from, to)."""
+        self._walks.move(moves)
+
+    def follow(
+        self,
+        step: StepInput,
+        target_tokens: Int32,
+        features: Callable[[Int32], Tensor],
+    ) -> dict[int, StreamRows]:
+        """The rows of the step's streamed requests, by place.
+
+        features  float32 [n, width] of rows int32 [n] of the step
+        """
+        found = {}
+        for place in step.slice_requests:
+            key, walk = step.request_keys[place], self._walks.follow(step, place, target_tokens)
+            rows = list(walk.walked)
+            if not walk.num_told:
+                rows.insert(0, int(step.request_starts[place]))
+            new = features(np.array(rows, dtype=np.int32))
+            if walk.num_told:
+                new = torch.cat([self._features[key][walk.num_passed :], new])
+            self._features[key] = new
+            found[place] = StreamRows(walk, new)
+        return found
