@@ -1,4 +1,4 @@
-"""How much heads could bring beside drafters that need no training, whoever decides when they draft.
+"""What heads bring at most beside drafters that need no training, whatever decides about them.
 
     python -m draftline.benchmarks.heads.headroom [--cost-profile 8b-h100,70b-2-h200]
 
@@ -150,9 +150,10 @@ async def answered(
     by_name = {drafter.name: drafter for drafter in rows.drafters()}
     settings = {setting.name: setting.drafters or () for setting in rows.settings()}
     # A node belongs to the first that proposes it, so the head comes last.
+    names = *settings[UNTRAINED], f"{head}-{TREE}"
     config = EngineConfig(
-        model="demo", drafters=tuple(by_name[name] for name in (*settings[UNTRAINED], f"{head}-{TREE}")),
-        node_budget="ordered", tree_nodes=128, draft_deadline_ms=20_000,
+        model="demo", drafters=tuple(by_name[name] for name in names), node_budget="ordered",
+        tree_nodes=128, draft_deadline_ms=20_000,
     )  # fmt: skip
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1)
     steps: list[Step] = []
