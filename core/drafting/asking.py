@@ -20,7 +20,7 @@ from ..proposals import (
 from ..reach import AT_LEAVES, EVERY_REACH
 from ..request.request import HeadOrder, RequestState
 from ..schedule.budget import NodeBudget
-from ..schedule.choice.wishes import DraftWish
+from ..schedule.choice.wishes import EVERY_ANSWER, DraftWish
 from ..schedule.scheduler import Scheduler
 from ..schedule.streaming import Streaming, max_depth
 from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
@@ -79,7 +79,7 @@ class Drafting:
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
             expected = self._budget.expected(
-                _wish(state), self._drafters.costs(), len(self._scheduler.running)
+                self._wish(state), self._drafters.costs(), len(self._scheduler.running)
             )
             self._drafters.open(state.draft_request(), expected)
             names = self._drafters.feature_drafters
@@ -154,11 +154,9 @@ class Drafting:
         plan = self._plan(states, [state for state, _ in sizes], costs)
         self._order(states, plan, {state.request_id: size for state, size in sizes})
         commits, self._commits = self._commits, []
-        asked = set().union(*plan.by_drafter.values())
         queries = [
             query._replace(step_s=plan.step_s, token_s=plan.token_s)
-            for one, query in wanted.items()
-            if query is not None and one in asked
+            for query in _asked_of(plan.by_drafter, list(filter(None, wanted.values())))
         ]
         start = self._clock()
         self._budget.note_host(start - began_at)
@@ -189,15 +187,18 @@ class Drafting:
         if not slow or len(slow) == len(asked):
             return await self._drafters.exchange(commits, queries, asked), frozenset()
         quick = {name: ids for name, ids in asked.items() if name not in slow}
-        found = await self._drafters.exchange(commits, queries, quick)
-        if all(self._streaming.is_sure(found[query.request_id]) for query in queries):
+        found = await self._drafters.exchange(commits, _asked_of(quick, queries), quick)
+        if all(self._streaming.is_sure(found.get(query.request_id, ())) for query in queries):
             return found, slow
-        more = await self._drafters.exchange((), queries, {name: asked[name] for name in slow})
+        late = {name: asked[name] for name in slow}
+        more = await self._drafters.exchange((), _asked_of(late, queries), late)
         # What comes late may be of one that is not asked now.
         priority = {name: place for place, name in enumerate(asked)}
+        ids = [query.request_id for query in queries]
+        both = {one: (*found.get(one, ()), *more.get(one, ())) for one in ids}
         return {
-            one: sorted((*own, *more[one]), key=lambda each: priority.get(each.source, len(asked)))
-            for one, own in found.items()
+            one: sorted(own, key=lambda each: priority.get(each.source, len(asked)))
+            for one, own in both.items()
         }, frozenset()
 
     def _plan(
@@ -216,13 +217,12 @@ class Drafting:
         begun = [state for state in wanting if state.stream is None or state.stream.is_new]
         others = len(states) - len(wanting) + self._scheduler.num_prefill_rows(len(states))
         plan = AskPlan({}, {})
-        wishes = list(map(_wish, begun))
+        wishes = [self._wish(state) for state in begun]
         self._streaming.begin_runs(begun)
         if wishes:
             plan = self._budget.plan(
                 wishes, costs, others + len(wanting) - len(begun),
                 may_decode_several=want_tokens_alone(states),
-                miss_shares=self._streaming.misses.shares,
             )  # fmt: skip
         behind: dict[str, list[str]] = {}
         for state in wanting:
@@ -285,28 +285,26 @@ class Drafting:
             for state in states:
                 state.head_orders = {}
             by_id = {state.request_id: state for state in states}
-            at_leaves = AT_LEAVES if self._streaming.misses.at_leaves else 0
             self.level_tokens.update(plan.level_tokens)
             for name, reaches_by_id in plan.ahead.items():
                 for one, reaches in reaches_by_id.items():
-                    state = by_id[one]
-                    after = reaches | (at_leaves if state.stream is not None else 0)
-                    state.head_orders[name] = HeadOrder(sizes[one], after)
+                    at_leaves = AT_LEAVES * self._streaming.misses(by_id[one]).at_leaves
+                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches | at_leaves)
 
-
-def _wish(state: RequestState) -> DraftWish:
-    request = state.request
-    return DraftWish(
-        state.request_id,
-        request.params.temperature,
-        request.options.namespace,
-        request.options.drafters,
-        len(state.token_ids),
-        state.stop.num_tokens_left,
-        state.num_accepted,
-        state.stream is not None,
-        _is_undrafted(state),
-    )
+    def _wish(self, state: RequestState) -> DraftWish:
+        request = state.request
+        is_streamed = state.stream is not None
+        return DraftWish(
+            state.request_id,
+            request.params.temperature,
+            request.options.namespace,
+            request.options.drafters,
+            len(state.token_ids),
+            state.stop.num_tokens_left,
+            state.num_accepted,
+            self._streaming.misses(state).shares if is_streamed else EVERY_ANSWER,
+            _is_undrafted(state),
+        )
 
 
 def _is_undrafted(state: RequestState) -> bool:
@@ -314,6 +312,12 @@ def _is_undrafted(state: RequestState) -> bool:
     outcomes = () if state.stream is None else state.stream.outcomes
     told = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
     return bool(outcomes) and outcomes[-1][1] and not told
+
+
+def _asked_of(asked: Mapping[str, Sequence[str]], queries: Sequence[Query]) -> list[Query]:
+    """Those that somebody is asked."""
+    ids = set[str]().union(*asked.values())
+    return [query for query in queries if query.request_id in ids]
 
 
 def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:

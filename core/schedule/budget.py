@@ -24,7 +24,7 @@ from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
 from .choice.drafter_choice import NOBODY, DrafterChoice, Verified
-from .choice.prices import NO_SLICES, Prices
+from .choice.prices import Prices
 from .choice.wishes import DraftWish, everyone
 from .hindsight import Hindsight
 from .line_fit import LineFit
@@ -142,14 +142,12 @@ class NodeBudget:
         num_other_rows: int,
         *,
         may_decode_several: bool = True,
-        miss_shares: Float64 = NO_SLICES,
     ) -> AskPlan:
         """Who is asked for which of the requests that take drafts.
 
         costs           of each drafter, by name
         num_other_rows  rows of the step besides the roots of these requests
         may_decode_several  whether a step without drafts may decode several tokens of each
-        miss_shares     as of `Prices`
         """
         if not self._is_adaptive:
             return everyone(wishes, costs)
@@ -168,7 +166,6 @@ class NodeBudget:
             base_rows=base_rows,
             host_s=self._host.parts(HOST_SQUARES),
             single_s=max(float(self.cost.seconds(num_requests, num_requests)) - round_s, 0.0),
-            miss_shares=miss_shares,
         )
         with self._best_effort:
             return self._drafters.plan(wishes, costs, prices)

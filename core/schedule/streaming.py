@@ -57,15 +57,7 @@ class StreamingCounts:
 class Streaming:
     """Grows the trees of streamed requests."""
 
-    __slots__ = (
-        "_budget",
-        "_clock",
-        "_mode",
-        "_scheduler",
-        "counts",
-        "misses",
-        "pace",
-    )
+    __slots__ = ("_budget", "_clock", "_misses", "_mode", "_scheduler", "counts", "pace")
 
     def __init__(
         self,
@@ -79,7 +71,8 @@ class Streaming:
         self._budget = budget
         self._mode: StreamingMode = mode
         self._clock = clock
-        self.misses = Misses()
+        # Of greedy requests, and of those that draw.
+        self._misses = Misses(), Misses()
         num_stages = max(1, scheduler.num_groups - 1)
         self.pace = SlicePace(lambda: budget.cost, num_stages, clock)
         self.counts = StreamingCounts()
@@ -128,8 +121,12 @@ class Streaming:
         """Nothing of these requests' trees is on its way: runs of slices so far are over."""
         for state in states:
             if state.stream is not None and state.stream.outcomes:
-                self.misses.note(state.stream.outcomes)
+                self.misses(state).note(state.stream.outcomes)
                 state.stream.outcomes = []
+
+    def misses(self, state: RequestState) -> Misses:
+        """How often slices of requests like this one end a run."""
+        return self._misses[state.request.params.temperature > 0]
 
     def in_time(self, names: Sequence[str], costs: Mapping[str, DraftCost]) -> tuple[str, ...]:
         """Those of them that draft in the time that a stage takes: slices go out so often."""

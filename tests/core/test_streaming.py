@@ -30,6 +30,10 @@ requests = st.lists(
 
 # A drafter that goes on from features, and is too slow to go on behind slices.
 @example([([0], 2), ([0], 6), ([0], 3)], 1, 2, 6, 24, False, False, (True, False), False, False)
+# One of another process is asked for a request for which none of this one is.
+@example(
+    [([0], 3), ([0], 11), ([0], 9), ([0], 5)], 0, 2, 1, 24, True, False, (False, False), False, True
+)
 @settings(deadline=None, max_examples=80)
 @given(
     requests,

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...arrays import Bool, Float64, Int64
 from ...proposals import DraftCost, level_tokens
-from ...reach import EVERY_REACH, reach_of
+from ...reach import EVERY_REACH, NUM_REACHES, reach_of
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
@@ -35,7 +35,7 @@ from .kernels import (
 from .known import BY_ROW, BY_ROW_AND_DRAFTER, cell_of, nothing_known, padded
 from .learning import calibrate, charge_trials, credit_nodes, note, ratios
 from .planning import plan_step
-from .prices import NO_SLICES, Prices
+from .prices import Prices
 from .quiet import Quiet
 from .wishes import DraftWish
 
@@ -142,7 +142,6 @@ class DrafterChoice:
         wanted = self._wanted(wishes, costs, prices.token_s, prices.plain_s)._replace(
             grid=prices.grid, curve_s=prices.curve_s, base_rows=float(prices.base_rows),
             most_s=self._most_credit_s, single_s=prices.single_s, round_s=prices.round_s,
-            miss_shares=prices.miss_shares,
         )  # fmt: skip
         step = plan_step(self._known, wanted)
         self._interests, self._row_s = step.interests, step.row_s
@@ -324,9 +323,8 @@ class DrafterChoice:
             round_s=0.0,
             is_new=_bools(cost is not None and cost.is_new for cost in named),
             is_ahead=_bools(cost is not None and cost.is_ahead for cost in named),
-            is_streamed=_bools(wish.is_streamed for wish in wishes),
             is_undrafted=_bools(wish.is_undrafted for wish in wishes),
-            miss_shares=NO_SLICES,
+            miss_shares=np.array([wish.miss_shares for wish in wishes]).reshape(-1, NUM_REACHES),
             turn=self._turn,
         )
 

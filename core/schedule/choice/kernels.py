@@ -52,10 +52,8 @@ class StepWishes(NamedTuple):
     round_s    of plain decoding for a token of each
     is_new     bool [drafters]  whose first drafts are looked at
     is_ahead   bool [drafters]  who drafts at the end of a step for the next one
-    is_streamed  bool [requests]  whose tree goes out in slices
     is_undrafted  bool [requests]  for which nobody drafted at the end of the last step
-    miss_shares  float64 [reaches]  of answers to slices of each reach, those behind which the text
-               goes on in no other: only there drafts of the step's end are of use
+    miss_shares  float64 [requests, reaches]  as of `DraftWish`
     turn       of the plan
     """
 
@@ -74,7 +72,6 @@ class StepWishes(NamedTuple):
     round_s: float
     is_new: Bool
     is_ahead: Bool
-    is_streamed: Bool
     is_undrafted: Bool
     miss_shares: Float64
     turn: int

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...arrays import Float64
-from ...reach import NUM_REACHES
 
 # Rows over which their price is looked at.
 FIRST_NODES = 8
-# Nothing is known of slices.
-NO_SLICES = np.ones(NUM_REACHES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +24,6 @@ class Prices:
     base_rows  of the step without any nodes
     host_s     seconds of the host's own work for a step with drafts, and for each of its requests
     single_s   that a step of one token each takes longer than plain decoding, which may decode more
-    miss_shares  as of `StepWishes`
     """
 
     token_s: float
@@ -38,7 +34,6 @@ class Prices:
     base_rows: float
     host_s: tuple[float, float] = (0.0, 0.0)
     single_s: float = 0.0
-    miss_shares: Float64 = field(default_factory=lambda: NO_SLICES)
 
     @property
     def first_row_s(self) -> float:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from ...arrays import Float64
 from ...proposals import DraftCost
-from ...reach import EVERY_REACH
+from ...reach import EVERY_REACH, NUM_REACHES
 from ...step.ask_plan import AskPlan
+
+# In rounds nothing is on its way behind any.
+EVERY_ANSWER = np.ones(NUM_REACHES)
 
 
 class DraftWish(NamedTuple):
@@ -17,7 +23,8 @@ class DraftWish(NamedTuple):
     num_tokens   of its text
     tokens_left  that its answer may still have
     num_accepted  nodes that were accepted in its last step
-    is_streamed   its tree goes out in slices
+    miss_shares   float64 [reaches]  of its answers of each reach, those behind which nothing of it
+                  is on its way, above 0: only there drafts of the step's end are of use
     is_undrafted  whatever heads were told, they did not draft where the text has come to
     """
 
@@ -28,7 +35,7 @@ class DraftWish(NamedTuple):
     num_tokens: int
     tokens_left: int
     num_accepted: int = 0
-    is_streamed: bool = False
+    miss_shares: Float64 = EVERY_ANSWER
     is_undrafted: bool = False
 
 

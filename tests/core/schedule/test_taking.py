@@ -10,7 +10,7 @@ from draftline.core.schedule.choice.drafter_choice import DrafterChoice
 from draftline.core.schedule.choice.kernels import BEYOND, GAIN, WEIGHT
 from draftline.core.schedule.choice.known import cell_of
 from draftline.core.schedule.choice.taking import Expected, worth_asking
-from draftline.core.schedule.choice.wishes import DraftWish
+from draftline.core.schedule.choice.wishes import EVERY_ANSWER, DraftWish
 
 # Of plain decoding.
 ROUND_MS = 10.0
@@ -63,9 +63,9 @@ def test_a_head_is_paid_for_drafts_in_vain_where_slices_go_on() -> None:
     known.levels[0, :, BEYOND:, :, WEIGHT] = known.levels[0, :, BEYOND:, :, GAIN] = 1000.0
     # All that each says counts beyond the other.
     shares = np.array([1.0, 0.75, 0.25])
-    for is_streamed, asked in ((False, [1, 1, 1]), (True, [1, 1, 0])):
-        wish = DraftWish("one", 0.0, "shared", None, 9, 9, 0, is_streamed)
-        wishes = choice._wanted([wish], costs, ROUND_MS, ROUND_MS)._replace(miss_shares=shares)
+    for own_shares, asked in ((EVERY_ANSWER, [1, 1, 1]), (shares, [1, 1, 0])):
+        wish = DraftWish("one", 0.0, "shared", None, 9, 9, 0, own_shares)
+        wishes = choice._wanted([wish], costs, ROUND_MS, ROUND_MS)
         found = [
             will_ask(known, wishes, np.array([cell_of(0, reach)]))[0]
             for reach in range(NUM_REACHES)
