@@ -22,7 +22,7 @@ class AskPlan:
                 `by_drafter` they are asked for what they were told to draft in the step before
     ids         of the requests that take drafts; the rest is about them, for what is learned of it:
     choices     int64 [requests, drafters]  what was decided (`core/schedule/choice/kernels.py`)
-    sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
+    sizes       float64 [requests, 3]  as of `StepWishes` of the choice's kernels
     row_s       seconds that a row takes at the margin
     token_s     seconds that an accepted token saves
     cells       int64 [requests]  what is known of which (`core/schedule/choice/known.py`)
@@ -37,7 +37,7 @@ class AskPlan:
     probing: Mapping[str, frozenset[str]]
     ids: tuple[str, ...] = ()
     choices: Int64 = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
-    sizes: Float64 = field(default_factory=lambda: np.empty((0, 2)))
+    sizes: Float64 = field(default_factory=lambda: np.empty((0, 3)))
     row_s: float = 0.0
     token_s: float = 0.0
     cells: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))

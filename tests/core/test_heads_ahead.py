@@ -162,7 +162,7 @@ def wishes_of(reached: Sequence[int], *, is_undrafted: bool = False) -> StepWish
     return StepWishes(
         rows=np.arange(count),
         allowed=np.ones((count, 2), dtype=np.bool_),
-        sizes=np.ones((count, 2)),
+        sizes=np.ones((count, 3)),
         grid=np.array([0.0, 1e6]),
         curve_s=nothing,
         base_rows=0.0,

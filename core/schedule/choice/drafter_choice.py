@@ -226,17 +226,13 @@ class DrafterChoice:
         rows = self._rows_now(step.ids)
         batch = TreeBatch.of(step.trees)
         credits = credit_nodes(
-            batch.attributions,
-            batch.ends[1],
-            step.paths.rows,
-            step.paths.ends,
-            len(self._names),
+            batch.attributions, batch.ends[1], step.paths.rows, step.paths.ends, len(self._names)
         )
         gains, nodes = credits[..., BEYOND_ALL, GAIN], credits[..., BEYOND_ALL, NODES]
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
         choices = np.zeros(gains.shape, dtype=np.int64)
         cells = np.zeros(len(step.ids), dtype=np.int64)
-        sizes = np.zeros((len(step.ids), 2))
+        sizes = np.zeros((len(step.ids), 3))
         for index, request_id in enumerate(step.ids):
             place = places.get(request_id)
             if place is not None:
@@ -248,7 +244,8 @@ class DrafterChoice:
             # Without the trials it would have been a plain step.
             row_s = step.extra_s / nodes.sum()
         charge_trials(
-            self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0].copy(),
+            self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes,
+            _bools(name in costs and costs[name].is_ahead for name in self._names),
             self._host_s, self._most_debt_s,
         )  # fmt: skip
         note(self._known, rows, choices, credits, cells)
@@ -304,13 +301,17 @@ class DrafterChoice:
         self._take_costs(costs)
         # First, for it may move the arrays.
         rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
-        cells = [cell_of(self._regime, reach_of(wish.num_accepted)) for wish in wishes]
-        sizes = [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes]
+        reaches = [reach_of(wish.num_accepted) for wish in wishes]
+        cells = [cell_of(self._regime, reach) for reach in reaches]
+        sizes = [
+            (wish.num_tokens, min(wish.tokens_left, HORIZON), 1.0 / wish.miss_shares[reach])
+            for wish, reach in zip(wishes, reaches, strict=True)
+        ]
         named = [costs.get(name) for name in self._names]
         return StepWishes(
             rows=rows,
             allowed=self._allowed(wishes, costs),
-            sizes=np.array(sizes, dtype=np.float64).reshape(len(wishes), 2),
+            sizes=np.array(sizes, dtype=np.float64).reshape(len(wishes), 3),
             grid=EVERY_ROW,
             curve_s=NO_TIME,
             base_rows=0.0,

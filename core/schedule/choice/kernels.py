@@ -38,7 +38,8 @@ class StepWishes(NamedTuple):
 
     rows       int64 [requests]  in `Known`
     allowed    bool [requests, drafters]  whom each takes
-    sizes      float64 [requests, 2]  tokens of the text, and steps that an opening may be paid in
+    sizes      float64 [requests, 3]  tokens of the text, steps that an opening may be paid in, and
+               drafts at the ends of steps for each that is of use
     grid       float64 [n]  numbers of rows, rising
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import Float64, Int32, Int64
+from ...arrays import Bool, Float64, Int32, Int64
 from ...compiled import compiled
 from ...tree.kernels import DRAFTER, NODE
 from .kernels import (
@@ -56,7 +56,8 @@ def charge_trials(  # noqa: PLR0913, PLR0917 - compiled functions take no option
     choices: Int64,
     saved_s: Float64,
     rows_s: Float64,
-    num_tokens: Float64,
+    sizes: Float64,
+    is_ahead: Bool,
     host_s: Float64,
     most_debt: float,
 ) -> None:
@@ -64,8 +65,7 @@ def charge_trials(  # noqa: PLR0913, PLR0917 - compiled functions take no option
 
     rows             int64 [requests]  -1 for one that has ended
     saved_s, rows_s  float64 [requests, drafters]  seconds that nodes of each saved, and took
-    num_tokens       float64 [requests]  of their texts
-    host_s           float64 [2]  as of `StepWishes`
+    sizes, is_ahead, host_s  as of `StepWishes`
     most_debt        seconds: one bad try does not end trying for long
     """
     is_asked = (choices != LEFT_OUT) & (choices < TRIED)
@@ -77,13 +77,14 @@ def charge_trials(  # noqa: PLR0913, PLR0917 - compiled functions take no option
         for request in range(len(rows)):
             if choices[request, drafter] < TRIED:
                 continue
-            taken = message_s + known.costs[drafter, QUERY] + rows_s[request, drafter]
+            num_drafts = sizes[request, 2] if is_ahead[drafter] else 1.0
+            taken = message_s + known.costs[drafter, QUERY] * num_drafts + rows_s[request, drafter]
             message_s = 0.0
             if not is_asked[request].any():
                 taken += host_s[1]
                 is_asked[request, drafter] = True
             if rows[request] >= 0 and not known.is_open[rows[request], drafter]:
-                taken += known.costs[drafter, OPEN_TOKEN] * num_tokens[request]
+                taken += known.costs[drafter, OPEN_TOKEN] * sizes[request, 0]
             # What it brings pays for what it took, and no more.
             debt = known.balance[drafter, 0] - max(taken - saved_s[request, drafter], 0.0)
             known.balance[drafter, 0] = max(debt, -most_debt)
