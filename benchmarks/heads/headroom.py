@@ -2,12 +2,12 @@
 
     python -m draftline.benchmarks.heads.headroom [--cost-profile 8b-h100,70b-2-h200]
 
-All drafters are asked in every step, and it is known who proposed a node: so is how far the step
-would have come without the head, and with so many of its levels. A rule asks the head for so many
-levels in some of the steps, as the times of a cost profile make most of them. One that knows how
-far the step before came (`core/reach.py`), or how sure the others are of their own tree, too, is as
-good as any that learns from these can be; one that knew what comes of it bounds them all. Steps go
-in rounds, their rows take nothing, and each step takes as long as one of `ROWS` rows.
+All drafters are asked in every step, and it is known who proposed a node: so is the tree without
+the head, and with so many of its levels, of the nodes that are worth their rows each time. A rule
+asks the head for so many levels in some of the steps, as the times of a cost profile make most of
+them. One that knows how far the step before came (`core/reach.py`), or how sure the others are of
+their own tree, too, is as good as any that learns from these can be; one that knew what comes of it
+bounds them all. Steps go in rounds, with texts of `CONTEXT_LEN` tokens; the host takes no time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ...cluster.config import EngineConfig
-from ...core.arrays import Float64, Int64
+from ...core.arrays import Bool, Float64, Int64
 from ...core.reach import reach_of
-from ...core.request.output import VerifiedTree
+from ...core.request.output import MAX_SHOWN_NODES, VerifiedTree
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.bench.head_rows import TREE, UNTRAINED, HeadRows
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
@@ -37,7 +37,7 @@ from ...measure.records.record import machine
 from ...measure.simulate.cost_profile import CostProfile, read_cost_profile
 
 RESULTS = Path(__file__).parents[1] / "results" / "headroom.json"
-ROWS, CONTEXT_LEN = 32, 512
+CONTEXT_LEN = 512
 # Of a head's tree; rows of a pass that drafts a level.
 NUM_LEVELS, LEVEL_ROWS = 6, 10
 HEADS = ("griffin", "specformer", "dflash")
@@ -45,18 +45,30 @@ HEADS = ("griffin", "specformer", "dflash")
 SURENESS = (0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a step would have brought.
+class Costs(NamedTuple):
+    """Seconds of a cost profile.
+
+    steps_s   float64 [1 + nodes]  of a step with 0, 1, ... nodes
+    drafts_s  float64 [1 + levels]
+    """
+
+    steps_s: Float64
+    drafts_s: Float64
+
+
+class Step(NamedTuple):
+    """What a step would have brought, and taken, with 0, 1, ... levels of the head.
 
     reach     of the step before
     sureness  class of what the others' tree expected
-    accepted  int64 [1 + levels]  nodes, with so many of the head's levels
+    tokens    float64 [1 + levels]
+    seconds   float64 [1 + levels]
     """
 
     reach: int
     sureness: int
-    accepted: tuple[int, ...]
+    tokens: Float64
+    seconds: Float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,93 +91,108 @@ class Headroom:
     asked: float
 
 
-def counted(trees: Sequence[VerifiedTree], head: str) -> list[Step]:
+def counted(trees: Sequence[VerifiedTree], head: str, costs: Costs) -> list[Step]:
     """The steps of one answer."""
     steps, before = [], 0
     for tree in trees:
-        accepted = tuple(_accepted(tree, head, levels) for levels in range(NUM_LEVELS + 1))
-        own = [value for value, by in zip(tree.values, tree.sources, strict=True) if by != head]
-        sureness = int(np.digitize(sum(own), SURENESS))
-        steps.append(Step(reach_of(before), sureness, accepted))
+        tried = [_tried(tree, head, levels, costs) for levels in range(NUM_LEVELS + 1)]
+        expected, tokens, seconds = np.array(tried).T
+        sureness = int(np.digitize(expected[0], SURENESS))
+        steps.append(Step(reach_of(before), sureness, tokens, seconds))
         before = len(tree.path)
     return steps
 
 
-def _accepted(tree: VerifiedTree, head: str, num_levels: int) -> int:
-    """Nodes of the path up to the first that the head alone proposed, deeper than its levels."""
-    for depth, place in enumerate(tree.path):
-        if tree.sources[place] == head and depth >= num_levels:
-            return depth
-    return len(tree.path)
+def _tried(
+    tree: VerifiedTree, head: str, num_levels: int, costs: Costs
+) -> tuple[float, float, float]:
+    """Nodes that are expected of a tree with so many of the head's levels, tokens, and seconds."""
+    is_there = _there(tree, head, num_levels)
+    values = np.where(is_there, tree.values, -1.0)
+    # Stable, and a node is worth no more than its parent: parents stay where children do.
+    order = np.argsort(-values, kind="stable")[: np.count_nonzero(is_there)]
+    sums = np.concatenate([[0.0], values[order].cumsum()])
+    seconds = costs.steps_s[: len(sums)] + costs.drafts_s[num_levels]
+    count = int(np.argmax((1.0 + sums) / seconds))
+    kept = set(order[:count].tolist())
+    accepted = next(
+        (depth for depth, place in enumerate(tree.path) if place not in kept), len(tree.path)
+    )
+    return float(sums[count]), 1.0 + accepted, float(seconds[count])
 
 
-def best_speed(
-    accepted: Int64, groups: Int64, step_s: float, costs_s: Float64
-) -> tuple[float, float]:
+def _there(tree: VerifiedTree, head: str, num_levels: int) -> Bool:
+    """Nodes that others proposed, or the head with so many levels, on a path of such nodes."""
+    found, depths = np.ones(len(tree.sources), dtype=np.bool_), []
+    for place, (parent, source) in enumerate(zip(tree.parents, tree.sources, strict=True)):
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+        found[place] = source != head or depths[place] <= num_levels
+        found[place] &= parent < 0 or found[parent]
+    return found
+
+
+def best_speed(tokens: Float64, seconds: Float64, groups: Int64) -> tuple[float, float]:
     """Most tokens a second, and the share of steps with a draft, where all steps of a group have
     drafts of one depth.
 
-    accepted  int64 [steps, 1 + levels]
-    costs_s   float64 [1 + levels]
+    tokens, seconds  float64 [steps, 1 + levels]
     """
-    tokens, depths = 1.0 + accepted, np.zeros(len(accepted), dtype=np.int64)
-    speed = tokens[:, 0].sum() / (len(tokens) * step_s)
+    depths, each = np.zeros(len(tokens), dtype=np.int64), np.arange(len(tokens))
+    speed = tokens[:, 0].sum() / seconds[:, 0].sum()
     # Of a ratio of sums the best parts are those of largest tokens less speed times seconds.
     while True:
         for group in np.unique(groups):
             own = groups == group
-            depths[own] = np.argmax(tokens[own].mean(axis=0) - speed * costs_s)
-        made = tokens[np.arange(len(tokens)), depths].sum()
-        better = made / (len(tokens) * step_s + costs_s[depths].sum())
+            depths[own] = np.argmax((tokens[own] - speed * seconds[own]).mean(axis=0))
+        better = tokens[each, depths].sum() / seconds[each, depths].sum()
         if better <= speed * (1 + 1e-9):
             return float(speed), float((depths > 0).mean())
         speed = better
 
 
-def headroom(
-    profile: CostProfile, temperature: float, head: str, steps: Sequence[Step]
-) -> Headroom:
-    """What rules make of these steps."""
-    step_s = profile.num_stages * profile.stage_s(ROWS, CONTEXT_LEN, ROWS * CONTEXT_LEN)
-    levels_s = [profile.draft_s(head, 1 + level, LEVEL_ROWS) for level in range(NUM_LEVELS)]
-    costs_s = np.array([0.0, *levels_s])
-    accepted = np.array([step.accepted for step in steps])
+def headroom(name: str, temperature: float, head: str, steps: Sequence[Step]) -> Headroom:
+    """What rules make of these steps at the times of a profile of this name."""
+    tokens = np.array([step.tokens for step in steps])
+    seconds = np.array([step.seconds for step in steps])
     reaches = np.array([step.reach for step in steps])
     both = reaches * (len(SURENESS) + 1) + np.array([step.sureness for step in steps])
-    each = np.arange(len(steps))
-    alone = (1.0 + accepted[:, 0]).mean() / step_s
-    known, asked = best_speed(accepted, both, step_s, costs_s)
+    alone = tokens[:, 0].sum() / seconds[:, 0].sum()
+    known, asked = best_speed(tokens, seconds, both)
     return Headroom(
-        profile.name, temperature, head, len(steps), float(1.0 + accepted[:, 0].mean()),
-        best_speed(accepted, reaches, step_s, costs_s)[0] / alone, known / alone,
-        best_speed(accepted, each, step_s, costs_s)[0] / alone, asked,
+        name, temperature, head, len(steps), float(tokens[:, 0].mean()),
+        best_speed(tokens, seconds, reaches)[0] / alone, known / alone,
+        best_speed(tokens, seconds, np.arange(len(steps)))[0] / alone, asked,
     )  # fmt: skip
+
+
+def costs_of(profile: CostProfile, head: str) -> Costs:
+    """The times of a profile."""
+    rows = 1 + np.arange(MAX_SHOWN_NODES + 1)
+    steps = [profile.stage_s(int(count), CONTEXT_LEN, int(count) * CONTEXT_LEN) for count in rows]
+    levels = [profile.draft_s(head, 1 + level, LEVEL_ROWS) for level in range(NUM_LEVELS)]
+    return Costs(profile.num_stages * np.array(steps), np.array([0.0, *levels]))
 
 
 async def answered(
     head: str, prompts: Sequence[str], max_tokens: int, temperature: float
-) -> list[Step]:
-    """Answer all prompts, one at a time."""
+) -> list[list[VerifiedTree]]:
+    """The trees of all answers, one prompt at a time."""
     rows = HeadRows({head: f"demo-{head}"}, (head,), store="demo")
     by_name = {drafter.name: drafter for drafter in rows.drafters()}
     settings = {setting.name: setting.drafters or () for setting in rows.settings()}
     # A node belongs to the first that proposes it, so the head comes last.
     names = *settings[UNTRAINED], f"{head}-{TREE}"
     config = EngineConfig(
-        model="demo", drafters=tuple(by_name[name] for name in names), node_budget="ordered",
-        tree_nodes=128, draft_deadline_ms=20_000,
+        model="demo", drafters=tuple(by_name[name] for name in names), node_budget="full",
+        tree_nodes=MAX_SHOWN_NODES, draft_deadline_ms=20_000,
     )  # fmt: skip
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1)
-    steps: list[Step] = []
     engine = AsyncEngine(config)
     await engine.start()
     try:
-        for prompt in prompts:
-            trees = [tree async for tree in _trees(engine, prompt, params)]
-            steps += counted(trees, f"{head}-{TREE}")
+        return [[tree async for tree in _trees(engine, prompt, params)] for prompt in prompts]
     finally:
         await engine.close()
-    return steps
 
 
 async def _trees(
@@ -208,8 +235,13 @@ def main(
     found = []
     for temperature in (0.0, 1.0):
         for head in heads.split(","):
-            steps = asyncio.run(answered(head, prompts, max_tokens, temperature))
-            found += [headroom(profile, temperature, head, steps) for profile in profiles]
+            every = asyncio.run(answered(head, prompts, max_tokens, temperature))
+            for profile in profiles:
+                costs = costs_of(profile, head)
+                steps = [
+                    step for trees in every for step in counted(trees, f"{head}-{TREE}", costs)
+                ]
+                found.append(headroom(profile.name, temperature, head, steps))
     content = {
         "machine": machine().fields(), "prompts": len(prompts), "max_tokens": max_tokens,
         "found": [asdict(own) for own in found],

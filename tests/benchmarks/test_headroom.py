@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.benchmarks.heads.headroom import Step, best_speed, counted, headroom
+from draftline.benchmarks.heads.headroom import Costs, best_speed, costs_of, counted, headroom
 from draftline.core.request.output import StepTiming, VerifiedTree
 from draftline.measure.simulate.cost_profile import read_cost_profile
 
@@ -19,32 +19,42 @@ def tree(sources: str, path: tuple[int, ...], value: float) -> VerifiedTree:
     return VerifiedTree(0, tuple(range(count)), parents, names, values, path, 0, timing)
 
 
-def test_what_a_step_brings_with_so_many_levels_of_a_head() -> None:
+def test_what_a_step_brings_and_takes_with_so_many_levels_of_a_head() -> None:
+    """Steps take a second, a node a tenth, a level half a second."""
+    costs = Costs(1.0 + 0.1 * np.arange(9), 0.5 * np.arange(7))
     trees = [tree("sshsh", (0, 1, 2, 3, 4), 0.9), tree("hh", (0,), 0.5), tree("s", (), 0.1)]
-    steps = counted(trees, "head")
-    # Its nodes stand at depths 3 and 5.
-    assert steps[0].accepted == (2, 2, 2, 4, 4, 5, 5)
-    assert steps[1].accepted == (0, 1, 1, 1, 1, 1, 1)
-    assert [step.reach for step in steps] == [0, 2, 1]
-    # 2.7 tokens, none, 0.1.
-    assert [step.sureness for step in steps] == [5, 0, 0]
+    first, second, third = counted(trees, "head", costs)
+    # Its nodes stand at depths 3 and 5; what is behind them goes with them.
+    assert first.tokens.tolist() == [3, 3, 3, 5, 5, 6, 6]
+    nodes = np.array([2, 2, 2, 4, 4, 5, 5])
+    assert first.seconds == pytest.approx(1 + 0.1 * nodes + 0.5 * np.arange(7))
+    assert second.tokens.tolist() == [1, 2, 2, 2, 2, 2, 2]
+    # A node that is right once in ten times is not worth its row.
+    assert third.seconds[0] == 1.0
+    assert [step.reach for step in (first, second, third)] == [0, 2, 1]
+    # 1.8 tokens, none, none.
+    assert [step.sureness for step in (first, second, third)] == [4, 0, 0]
 
 
 def test_a_rule_asks_where_the_mean_of_a_group_pays() -> None:
-    accepted = np.array([[4, 4], [4, 5], [0, 3], [0, 1]])
-    costs = np.array([0.0, 0.5])
+    tokens = np.array([[5.0, 5.0], [5.0, 6.0], [1.0, 4.0], [1.0, 2.0]])
+    seconds = np.tile([1.0, 1.5], (4, 1))
     # Of steps 2 and 3 a draft brings 2 tokens in half a second.
-    speed, asked = best_speed(accepted, np.array([0, 0, 1, 1]), 1.0, costs)
+    speed, asked = best_speed(tokens, seconds, np.array([0, 0, 1, 1]))
     assert (speed, asked) == (pytest.approx(16 / 5), 0.5)
     # Of all together 1.25 tokens, which pays less than steps do.
-    assert best_speed(accepted, np.zeros(4, dtype=int), 1.0, costs) == (3.0, 0.0)
+    assert best_speed(tokens, seconds, np.zeros(4, dtype=int)) == (3.0, 0.0)
     # One that knows all leaves out what brings less than it takes.
-    speed, asked = best_speed(accepted, np.arange(4), 1.0, costs)
+    speed, asked = best_speed(tokens, seconds, np.arange(4))
     assert (speed, asked) == (pytest.approx(15 / 4.5), 0.25)
 
 
 def test_what_brings_nothing_is_asked_by_no_rule() -> None:
-    steps = [Step(0, 0, (1,) * 7), Step(1, 2, (3,) * 7)]
-    found = headroom(read_cost_profile("8b-h100"), 0.0, "griffin", steps)
-    assert (found.alone, found.asked) == (3.0, 0.0)
+    costs = costs_of(read_cost_profile("8b-h100"), "griffin")
+    assert costs.drafts_s[0] == 0.0
+    assert (np.diff(costs.drafts_s) > 0).all()
+    assert (np.diff(costs.steps_s) > 0).all()
+    steps = counted([tree("ss", (0,), 0.9), tree("sh", (0,), 0.9)], "head", costs)
+    found = headroom("8B", 0.0, "griffin", steps)
+    assert (found.alone, found.asked) == (2.0, 0.0)
     assert found.by_reach == found.by_sureness == found.in_hindsight == 1.0
