@@ -2,20 +2,22 @@
 
     python -m draftline.benchmarks.heads.headroom [--cost-profile 8b-h100,70b-2-h200]
 
-All drafters are asked in every step, and it is known who proposed a node: so is the tree without
-the head, and with so many of its levels, of the nodes that are worth their rows each time. A rule
-asks the head for so many levels in some of the steps, as the times of a cost profile make most of
-them. One that knows how far the step before came (`core/reach.py`), or how sure the others are of
-their own tree, too, is as good as any that learns from these can be; one that knew what comes of it
-bounds them all. Steps go in rounds, with texts of `CONTEXT_LEN` tokens; the host takes no time.
+Each answer is gone through as the others alone would go, by the nodes of theirs that are worth
+their rows. At each step the head is asked, too, and what the step would have brought with so many
+of its levels is known. A rule asks for so many levels in some of the steps, as the times of a cost
+profile make most of them. One that knows how far the step before came (`core/reach.py`), or how
+sure the others are of their own tree, too, is as good as any that learns from these can be; one
+that knew what comes of it bounds them all. Steps go in rounds, with texts of `CONTEXT_LEN` tokens;
+the host takes no time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -28,7 +30,7 @@ from rich.table import Table
 from ...cluster.config import EngineConfig
 from ...core.arrays import Bool, Float64, Int64
 from ...core.reach import reach_of
-from ...core.request.output import MAX_SHOWN_NODES, VerifiedTree
+from ...core.request.output import MAX_SHOWN_NODES, RequestOutput, VerifiedTree
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.bench.head_rows import TREE, UNTRAINED, HeadRows
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
@@ -91,15 +93,22 @@ class Headroom:
     asked: float
 
 
-def counted(trees: Sequence[VerifiedTree], head: str, costs: Costs) -> list[Step]:
-    """The steps of one answer."""
-    steps, before = [], 0
-    for tree in trees:
+async def walked(
+    tree_at: Callable[[int], Awaitable[VerifiedTree | None]], head: str, costs: Costs
+) -> list[Step]:
+    """The steps of one answer.
+
+    tree_at  what all drafters propose behind so many tokens of the answer and one that the target
+             says; None where the answer ends
+    """
+    steps, before, position = list[Step](), 0, 0
+    while (tree := await tree_at(position)) is not None:
         tried = [_tried(tree, head, levels, costs) for levels in range(NUM_LEVELS + 1)]
         expected, tokens, seconds = np.array(tried).T
         sureness = int(np.digitize(expected[0], SURENESS))
         steps.append(Step(reach_of(before), sureness, tokens, seconds))
-        before = len(tree.path)
+        before = int(tokens[0]) - 1
+        position += 1 + before
     return steps
 
 
@@ -173,10 +182,10 @@ def costs_of(profile: CostProfile, head: str) -> Costs:
     return Costs(profile.num_stages * np.array(steps), np.array([0.0, *levels]))
 
 
-async def answered(
-    head: str, prompts: Sequence[str], max_tokens: int, temperature: float
-) -> list[list[VerifiedTree]]:
-    """The trees of all answers, one prompt at a time."""
+async def measured(
+    head: str, profiles: Sequence[CostProfile], prompts: Sequence[str], params: SamplingParams
+) -> list[Headroom]:
+    """What a bundled head brings at the times of each profile."""
     rows = HeadRows({head: f"demo-{head}"}, (head,), store="demo")
     by_name = {drafter.name: drafter for drafter in rows.drafters()}
     settings = {setting.name: setting.drafters or () for setting in rows.settings()}
@@ -186,21 +195,56 @@ async def answered(
         model="demo", drafters=tuple(by_name[name] for name in names), node_budget="full",
         tree_nodes=MAX_SHOWN_NODES, draft_deadline_ms=20_000,
     )  # fmt: skip
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1)
+    costs = [costs_of(profile, head) for profile in profiles]
+    steps: list[list[Step]] = [[] for _ in profiles]
     engine = AsyncEngine(config)
     await engine.start()
     try:
-        return [[tree async for tree in _trees(engine, prompt, params)] for prompt in prompts]
+        for prompt in prompts:
+            answer = Answer(engine, prompt, params)
+            for own, own_costs in zip(steps, costs, strict=True):
+                own.extend(await walked(answer.tree_at, names[-1], own_costs))
+            # Later answers may copy it.
+            await engine.generate(prompt, params, RequestOptions(drafters=names[:-1]))
     finally:
         await engine.close()
+    pairs = zip(profiles, steps, strict=True)
+    return [headroom(profile.name, params.temperature, head, own) for profile, own in pairs]
 
 
-async def _trees(
-    engine: AsyncEngine, prompt: str, params: SamplingParams
-) -> AsyncIterator[VerifiedTree]:
-    async for delta in engine.stream(prompt, params, RequestOptions(explain=True)):
-        for tree in delta.trees:
-            yield tree
+class Answer:
+    """Trees behind the beginnings of one answer; nobody learns from them."""
+
+    def __init__(self, engine: AsyncEngine, prompt: str, params: SamplingParams) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._params = params
+        self._whole: RequestOutput | None = None
+        self._trees: dict[int, VerifiedTree | None] = {}
+
+    async def tree_at(self, position: int) -> VerifiedTree | None:
+        """See `walked`."""
+        if self._whole is None:
+            plain = RequestOptions(speculative=False)
+            self._whole = await self._engine.generate(self._prompt, self._params, plain)
+        # The target says one, and another behind the tree.
+        if position > len(self._whole.token_ids) - 2:
+            return None
+        if position not in self._trees:
+            text = *self._whole.prompt_token_ids, *self._whole.token_ids[:position]
+            left = len(self._whole.token_ids) - position
+            self._trees[position] = await self._first_tree(text, left)
+        return self._trees[position]
+
+    async def _first_tree(self, text: Sequence[int], num_left: int) -> VerifiedTree | None:
+        # What draws go by is the place of a token, which is the same.
+        params = replace(self._params, max_tokens=num_left)
+        options = RequestOptions(explain=True, store=False)
+        async with aclosing(self._engine.stream(text, params, options)) as deltas:
+            async for delta in deltas:
+                if delta.trees:
+                    return delta.trees[0]
+        return None
 
 
 def table(found: Sequence[Headroom]) -> Table:
@@ -234,14 +278,9 @@ def main(
     prompts = [prompt.text for prompt in held_out_prompts(num_prompts)]
     found = []
     for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1)
         for head in heads.split(","):
-            every = asyncio.run(answered(head, prompts, max_tokens, temperature))
-            for profile in profiles:
-                costs = costs_of(profile, head)
-                steps = [
-                    step for trees in every for step in counted(trees, f"{head}-{TREE}", costs)
-                ]
-                found.append(headroom(profile.name, temperature, head, steps))
+            found += asyncio.run(measured(head, profiles, prompts, params))
     content = {
         "machine": machine().fields(), "prompts": len(prompts), "max_tokens": max_tokens,
         "found": [asdict(own) for own in found],

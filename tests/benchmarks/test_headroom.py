@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+
 import numpy as np
 import pytest
-from draftline.benchmarks.heads.headroom import Costs, best_speed, costs_of, counted, headroom
+from draftline.benchmarks.heads.headroom import Costs, best_speed, costs_of, headroom, walked
 from draftline.core.request.output import StepTiming, VerifiedTree
 from draftline.measure.simulate.cost_profile import read_cost_profile
 
@@ -19,11 +21,25 @@ def tree(sources: str, path: tuple[int, ...], value: float) -> VerifiedTree:
     return VerifiedTree(0, tuple(range(count)), parents, names, values, path, 0, timing)
 
 
-def test_what_a_step_brings_and_takes_with_so_many_levels_of_a_head() -> None:
+def answer(
+    *positions: int, trees: Sequence[VerifiedTree]
+) -> Callable[[int], Awaitable[VerifiedTree | None]]:
+    """An answer that has these trees at these positions, and no others."""
+    found = dict(zip(positions, trees, strict=True))
+
+    async def tree_at(position: int) -> VerifiedTree | None:
+        assert position in found or position > max(found)
+        return found.get(position)
+
+    return tree_at
+
+
+async def test_what_a_step_brings_and_takes_with_so_many_levels_of_a_head() -> None:
     """Steps take a second, a node a tenth, a level half a second."""
     costs = Costs(1.0 + 0.1 * np.arange(9), 0.5 * np.arange(7))
     trees = [tree("sshsh", (0, 1, 2, 3, 4), 0.9), tree("hh", (0,), 0.5), tree("s", (), 0.1)]
-    first, second, third = counted(trees, "head", costs)
+    # Where the others alone come: two nodes and a token, then a token, then another.
+    first, second, third = await walked(answer(0, 3, 4, trees=trees), "head", costs)
     # Its nodes stand at depths 3 and 5; what is behind them goes with them.
     assert first.tokens.tolist() == [3, 3, 3, 5, 5, 6, 6]
     nodes = np.array([2, 2, 2, 4, 4, 5, 5])
@@ -31,7 +47,7 @@ def test_what_a_step_brings_and_takes_with_so_many_levels_of_a_head() -> None:
     assert second.tokens.tolist() == [1, 2, 2, 2, 2, 2, 2]
     # A node that is right once in ten times is not worth its row.
     assert third.seconds[0] == 1.0
-    assert [step.reach for step in (first, second, third)] == [0, 2, 1]
+    assert [step.reach for step in (first, second, third)] == [0, 1, 0]
     # 1.8 tokens, none, none.
     assert [step.sureness for step in (first, second, third)] == [4, 0, 0]
 
@@ -49,12 +65,13 @@ def test_a_rule_asks_where_the_mean_of_a_group_pays() -> None:
     assert (speed, asked) == (pytest.approx(15 / 4.5), 0.25)
 
 
-def test_what_brings_nothing_is_asked_by_no_rule() -> None:
+async def test_what_brings_nothing_is_asked_by_no_rule() -> None:
     costs = costs_of(read_cost_profile("8b-h100"), "griffin")
     assert costs.drafts_s[0] == 0.0
     assert (np.diff(costs.drafts_s) > 0).all()
     assert (np.diff(costs.steps_s) > 0).all()
-    steps = counted([tree("ss", (0,), 0.9), tree("sh", (0,), 0.9)], "head", costs)
+    trees = [tree("ss", (0,), 0.9), tree("sh", (0,), 0.9)]
+    steps = await walked(answer(0, 2, trees=trees), "head", costs)
     found = headroom("8B", 0.0, "griffin", steps)
     assert (found.alone, found.asked) == (2.0, 0.0)
     assert found.by_reach == found.by_sureness == found.in_hindsight == 1.0
