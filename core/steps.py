@@ -285,8 +285,8 @@ class StepInput:
                    but its target tokens. Fewer will do once all answers have ended
     end_ids        int32 [requests, n]  tokens that end each answer, -1 behind them; where
                    `num_decode_steps` is above 1
-    request_keys   names the requests from step to step, so that stages in other processes need not
-                   be sent what they have; none: nothing of the step is like that before it
+    request_keys   names the requests from step to step, so that stages know again what they keep
+                   of each; another once its KV was given up. None: nothing is like the step before
     feature_requests  places of requests, rising, whose features are wanted: of all rows of a prompt
                    chunk, of a tree's root and its accepted nodes; never beside several tokens a
                    request

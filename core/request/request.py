@@ -70,6 +70,7 @@ class RequestState:
                    where no log-probabilities are wanted
     token_ids      committed tokens, prompt included
     order          (priority, number of arrival): who goes first
+    key            names it in steps (`StepInput.request_keys`) for as long as it holds its KV
     keys           names of its full blocks; None: it shares none
     blocks         KV blocks, in position order; scratch slots of tree nodes follow the committed;
                    none while it waits
@@ -105,6 +106,7 @@ class RequestState:
     token_ids: list[int] = field(default_factory=list)
     prompt_len: int = 0
     order: tuple[int, int] = (0, 0)
+    key: int = 0
     keys: PrefixKeys | None = None
     prefill_len: int = 0
     num_scheduled: int = 0
@@ -188,8 +190,9 @@ class RequestState:
         has_answer = len(self.token_ids) > self.prompt_len
         return has_answer and bool(self.blocks) and self.num_scheduled == self.prefill_len
 
-    def begin(self, blocks: list[int], num_cached: int) -> None:
+    def begin(self, key: int, blocks: list[int], num_cached: int) -> None:
         """Take KV blocks, the first of which hold `num_cached` tokens already."""
+        self.key = key
         self.blocks = blocks
         self._num_tabled = 0
         self.prefill_len = len(self.token_ids) - self.has_answer

@@ -53,7 +53,7 @@ class Scheduler:
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_pool", "_prefill_share", "_prefilling", "fair",
+        "_limits", "_num_added", "_num_begun", "_pool", "_prefill_share", "_prefilling", "fair",
         "num_preemptions", "num_prefix_hits", "num_prefix_queries", "running", "waiting",
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ class Scheduler:
         self._pool = pool
         self._prefill_share = prefill_share
         self._limits = limits
-        self._num_added = 0
+        self._num_added = self._num_begun = 0
         self.fair = FairShare()
         self.num_preemptions = 0
         # Prompt tokens that were looked for in shared blocks, and found there.
@@ -369,7 +369,8 @@ class Scheduler:
             self._preempt(victim)
             return self._begin(state)
         blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
-        state.begin(blocks, num_shared * self._pool.block_size)
+        self._num_begun += 1
+        state.begin(self._num_begun, blocks, num_shared * self._pool.block_size)
         state.num_shared = num_shared
         return True
 

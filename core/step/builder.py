@@ -96,7 +96,6 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         num_top=max(num or 0 for state in states for num in state.num_tops),
         num_decode_steps=num_decode_steps,
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
-        # Numbers of arrival.
         request_keys=_keys(trees, chunks),
         feature_requests=wanted,
         slice_requests=tuple(sorted(trees.slices)),
@@ -120,7 +119,7 @@ def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
 
 
 def _keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    return (*(state.order[1] for state in trees.states), *(chunk.key for chunk in chunks))
+    return (*(state.key for state in trees.states), *(chunk.key for chunk in chunks))
 
 
 def _places_of_features(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:

@@ -35,8 +35,7 @@ class PromptChunk:
     def key(self) -> int:
         """Names it from step to step (`StepInput.request_keys`); a replay goes beside the request's
         own part of a step."""
-        number = self.state.order[1]
-        return number if self.replay is None else -1 - number
+        return self.state.key if self.replay is None else -1 - self.state.key
 
     @property
     def wants_features(self) -> bool:

@@ -34,6 +34,11 @@ requests = st.lists(
 @example(
     [([0], 3), ([0], 11), ([0], 9), ([0], 5)], 0, 2, 1, 24, True, False, (False, False), False, True
 )
+# A request is put off and goes on while others fill the pool.
+@example(
+    [([0, 0, 1], 34), ([0], 10), ([0], 11), ([0] * 12, 25), ([0] * 7 + [1] + [0] * 10, 16)],
+    3, 2, 12, 27, True, True, (False, False), True, True,
+)  # fmt: skip
 @settings(deadline=None, max_examples=80)
 @given(
     requests,
