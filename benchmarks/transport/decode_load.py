@@ -135,8 +135,7 @@ class DecodeLoad:
             lambda _: None, allowed_tokens=allowed if self._scenario.grammar else None,
         )  # fmt: skip
         state = RequestState(request, StopRule(params, (), 1 << 20, _NoText()), [], 0.0)
-        state.order = (0, index)
-        state.begin(self._blocks(-(-self._scenario.context_len // BLOCK_SIZE)), 0)
+        state.begin(index, self._blocks(-(-self._scenario.context_len // BLOCK_SIZE)), 0)
         return state
 
     def _blocks(self, count: int) -> list[int]:

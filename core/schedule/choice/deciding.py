@@ -44,13 +44,15 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     is_drafting = choices.any()
     host_s = 0.0 if is_drafting else wishes.host_s[0]
     single_s = 0.0 if is_drafting else wishes.single_s
+    nets = np.zeros(choices.T.shape)
     for drafter in range(choices.shape[1]):
         own = choices[:, drafter]
         message_s = 0.0 if own.any() else known.costs[drafter, MESSAGE]
         # Not for a few requests only: the host works about as long for one as for many.
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
-            net = net_seconds(drafter, margins, expected, choices, at, token_s, wishes)
-            _explore(choices, drafter, known, wishes, net, message_s)
+            places = np.array([drafter])
+            net_seconds(nets, places, margins, expected.costs_s, choices, at, token_s, wishes)
+            _explore(choices, drafter, known, wishes, nets[drafter], message_s)
             if choices.any():
                 host_s = 0.0
         if known.probe_rows[drafter] > 0:

@@ -89,29 +89,30 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
 
     is_by_share  first comes who saves most for what it takes, not who saves most
     """
-    at, round_s = wishes.base_rows, wishes.plain_s * len(choices)
-    tokens = np.ones(len(choices))
-    is_left = np.ones(choices.shape[1], dtype=np.bool_)
+    num_requests, num_drafters = choices.shape
+    grid, curve_s = wishes.grid, wishes.curve_s
+    at, round_s = wishes.base_rows, wishes.plain_s * num_requests
+    tokens = np.ones(num_requests)
+    is_left = np.ones(num_drafters, dtype=np.bool_)
+    nets = np.zeros((num_drafters, num_requests))
+    host_s = wishes.host_s[0]
     while True:
-        token_s = round_s / max(len(choices), 1) / tokens
-        best, most, best_net = -1, 0.0, np.zeros(0)
-        host_s = 0.0 if choices.any() else wishes.host_s[0]
-        for drafter in range(len(is_left)):
-            if not is_left[drafter]:
-                continue
-            # Without `single_s`: nodes that do not save it are not bought when they are known.
-            net = net_seconds(drafter, margins, expected, choices, at, token_s, wishes)
-            net[is_out[:, drafter]] = 0.0
-            gain_s = token_s * margins[:, drafter, GAIN]
-            worth = _worth(net, gain_s, known.costs[drafter, MESSAGE] + host_s, is_by_share)
+        token_s = round_s / max(num_requests, 1) / tokens
+        best, most, left = -1, 0.0, np.flatnonzero(is_left)
+        # Without `single_s`: nodes that do not save it are not bought when they are known.
+        net_seconds(nets, left, margins, expected.costs_s, choices, at, token_s, wishes)
+        for drafter in left:
+            nets[drafter][is_out[:, drafter]] = 0.0
+            shared_s = known.costs[drafter, MESSAGE] + host_s
+            worth = _worth(nets[drafter], margins[:, drafter, GAIN], token_s, shared_s, is_by_share)
             if worth > most:
-                best, most, best_net = drafter, worth, net
+                best, most = int(drafter), worth
         if best < 0:
-            return at, token_s, np.log(tokens).sum() / max(len(tokens), 1) - np.log(round_s)
+            return at, token_s, np.log(tokens).sum() / max(num_requests, 1) - np.log(round_s)
         is_left[best] = False
         round_s += host_s + known.costs[best, MESSAGE]
-        first = at
-        for request in np.flatnonzero(best_net > 0):
+        host_s, first = 0.0, at
+        for request in np.flatnonzero(nets[best] > 0):
             round_s += expected.costs_s[request, best]
             round_s += 0.0 if choices[request].any() else wishes.host_s[1]
             tokens[request] += SURE_SHARE * margins[request, best, GAIN]
@@ -119,23 +120,27 @@ def _take(  # noqa: PLR0913, PLR0917 - compiled functions take no options by nam
             choices[request, best] = ASKED
             # Others count for what they bring beyond it.
             _count_beyond(margins[request], best, expected.brought[request])
-        round_s += _round_seconds(wishes, at) - _round_seconds(wishes, first)
+        round_s += seconds_of_rows(grid, curve_s, at) - seconds_of_rows(grid, curve_s, first)
 
 
 @compiled
-def _worth(net: Float64, gain_s: Float64, shared_s: float, is_by_share: bool) -> float:
+def _worth(
+    net: Float64, gains: Float64, token_s: Float64, shared_s: float, is_by_share: bool
+) -> float:
     """What drafters are ordered by: the seconds that one saves those requests that it does any, or
     these over what it takes.
 
-    gain_s    float64 [requests]  seconds that its tokens save
-    shared_s  that it takes for all of them together
+    gains, token_s  float64 [requests]  tokens that it brings each, and the seconds that each saves
+    shared_s        that it takes for all of them together
     """
-    is_for = net > 0
-    saved_s = net[is_for].sum() - shared_s
+    saved_s, gained_s = -shared_s, 0.0
+    for request in range(len(net)):
+        if net[request] > 0:
+            saved_s += net[request]
+            gained_s += SURE_SHARE * token_s[request] * gains[request]
     if not is_by_share or saved_s <= 0:
-        return float(saved_s)
-    taken_s = SURE_SHARE * gain_s[is_for].sum() - saved_s
-    return float(saved_s / max(taken_s, LEAST_TAKEN_S))
+        return saved_s
+    return saved_s / max(gained_s - saved_s, LEAST_TAKEN_S)
 
 
 @compiled
@@ -212,45 +217,52 @@ def beyond_others(expected: Float64, drafter: int, choices: Int64) -> tuple[floa
 
 @compiled
 def net_seconds(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
-    drafter: int,
+    nets: Float64,
+    drafters: Int64,
     margins: Float64,
-    expected: Expected,
+    costs_s: Float64,
     choices: Int64,
     at: float,
     token_s: Float64,
     wishes: StepWishes,
-) -> Float64:
-    """float64 [requests]: what a drafter saves each beyond its query, its rows and the host's work.
+) -> None:
+    """Write what drafters save each request beyond their queries, their rows and the host's work.
 
-    What it saves nothing for has no rows.
+    `nets`: float64 [drafters, requests], of which the rows `drafters` are written. What one saves
+    nothing for has no rows.
     """
-    count = len(choices)
-    own, num_rows = np.zeros(count), 0.0
-    for request in range(count):
-        gain, nodes = margins[request, drafter, GAIN], margins[request, drafter, NODES]
-        own[request] = SURE_SHARE * token_s[request] * gain - expected.costs_s[request, drafter]
-        own[request] -= 0.0 if choices[request].any() else wishes.host_s[1]
-        if own[request] > 0:
-            num_rows += nodes
-    if num_rows:
-        row_s = SURE_SHARE * row_seconds(wishes, at, num_rows)
-        for request in range(count):
-            if own[request] > 0:
-                own[request] -= row_s * margins[request, drafter, NODES]
-    return own
+    grid, curve_s, host_s = wishes.grid, wishes.curve_s, wishes.host_s[1]
+    first_s = seconds_of_rows(grid, curve_s, at)
+    for drafter in drafters:
+        num_rows = 0.0
+        for request in range(len(choices)):
+            gain, nodes = margins[request, drafter, GAIN], margins[request, drafter, NODES]
+            net_s = SURE_SHARE * token_s[request] * gain - costs_s[request, drafter]
+            if not choices[request].any():
+                net_s -= host_s
+            nets[drafter, request] = net_s
+            if net_s > 0:
+                num_rows += nodes
+        if not num_rows:
+            continue
+        num_rows = max(num_rows, 1.0)
+        row_s = (seconds_of_rows(grid, curve_s, at + num_rows) - first_s) / num_rows
+        for request in range(len(choices)):
+            if nets[drafter, request] > 0:
+                nets[drafter, request] -= SURE_SHARE * row_s * margins[request, drafter, NODES]
 
 
 @compiled
 def row_seconds(wishes: StepWishes, first: float, count: float) -> float:
     """Mean seconds of each of `count` rows, one at least, beyond the `first`."""
-    count = max(count, 1.0)
-    return (_round_seconds(wishes, first + count) - _round_seconds(wishes, first)) / count
+    grid, curve_s, count = wishes.grid, wishes.curve_s, max(count, 1.0)
+    first_s = seconds_of_rows(grid, curve_s, first)
+    return (seconds_of_rows(grid, curve_s, first + count) - first_s) / count
 
 
 @compiled
-def _round_seconds(wishes: StepWishes, rows: float) -> float:
+def seconds_of_rows(grid: Float64, curve_s: Float64, rows: float) -> float:
     """Of a round with so many rows. `np.interp` takes several times as long for one number."""
-    grid, curve_s = wishes.grid, wishes.curve_s
     place = np.searchsorted(grid, rows)
     if place == 0:
         return float(curve_s[0])
