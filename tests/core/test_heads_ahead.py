@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Int64
 from draftline.core.errors import RequestFailed
-from draftline.core.reach import EVERY_REACH, NUM_REACHES, reach_of
+from draftline.core.reach import EVERY_REACH, reach_of
 from draftline.core.schedule.choice import wishes
 from draftline.core.schedule.choice.draft_orders import exchange, expected_counts
 from draftline.core.schedule.choice.kernels import ASKED, LEFT_OUT, TRIED, StepWishes
@@ -176,7 +176,6 @@ def wishes_of(reached: Sequence[int], *, is_undrafted: bool = False) -> StepWish
         is_new=np.zeros(2, dtype=np.bool_),
         is_ahead=np.array([False, True]),
         is_undrafted=np.full(count, is_undrafted),
-        miss_shares=np.ones((count, NUM_REACHES)),
         turn=0,
     )
 

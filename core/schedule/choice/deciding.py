@@ -6,7 +6,6 @@ import numpy as np
 
 from ...arrays import Float64, Int64
 from ...compiled import compiled
-from ...reach import NUM_REACHES
 from .kernels import (
     ASKED,
     LEFT_OUT,
@@ -99,9 +98,6 @@ def _expected(known: Known, wishes: StepWishes, cells: Int64) -> Expected:
             if not wishes.allowed[request, drafter]:
                 continue
             costs_s[request, drafter] = known.costs[drafter, QUERY]
-            if wishes.is_ahead[drafter]:
-                # It drafts in vain where the text goes on in slices.
-                costs_s[request, drafter] /= wishes.miss_shares[request, cell % NUM_REACHES]
             if not known.is_open[row, drafter]:
                 opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
                 costs_s[request, drafter] += opening_s / max(wishes.sizes[request, 1], 1.0)

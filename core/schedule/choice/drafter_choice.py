@@ -15,7 +15,7 @@ import numpy as np
 
 from ...arrays import Bool, Float64, Int64
 from ...proposals import DraftCost, level_tokens
-from ...reach import EVERY_REACH, NUM_REACHES, reach_of
+from ...reach import EVERY_REACH, reach_of
 from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
@@ -325,7 +325,6 @@ class DrafterChoice:
             is_new=_bools(cost is not None and cost.is_new for cost in named),
             is_ahead=_bools(cost is not None and cost.is_ahead for cost in named),
             is_undrafted=_bools(wish.is_undrafted for wish in wishes),
-            miss_shares=np.array([wish.miss_shares for wish in wishes]).reshape(-1, NUM_REACHES),
             turn=self._turn,
         )
 

@@ -19,8 +19,9 @@ from .taking import beyond_others
 
 # Steps of each reach: of all drafters, and at most.
 LEAST_STEPS, MOST_STEPS = 3.0, 64.0
-# Tokens of a step that is added to those that were seen: runs that copy are rare and long.
-HOPED_FOR = 3.0
+# Tokens of a step that is added to those that were seen: runs that copy are rare and long, and one
+# that was unlucky at first is hardly ever asked again.
+HOPED_FOR = 12.0
 
 
 @compiled

@@ -54,7 +54,6 @@ class StepWishes(NamedTuple):
     is_new     bool [drafters]  whose first drafts are looked at
     is_ahead   bool [drafters]  who drafts at the end of a step for the next one
     is_undrafted  bool [requests]  for which nobody drafted at the end of the last step
-    miss_shares  float64 [requests, reaches]  as of `DraftWish`
     turn       of the plan
     """
 
@@ -74,7 +73,6 @@ class StepWishes(NamedTuple):
     is_new: Bool
     is_ahead: Bool
     is_undrafted: Bool
-    miss_shares: Float64
     turn: int
 
 

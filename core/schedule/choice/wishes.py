@@ -24,7 +24,8 @@ class DraftWish(NamedTuple):
     tokens_left  that its answer may still have
     num_accepted  nodes that were accepted in its last step
     miss_shares   float64 [reaches]  of its answers of each reach, those behind which nothing of it
-                  is on its way, above 0: only there drafts of the step's end are of use
+                  is on its way, above 0: only there drafts of the step's end are of use;
+                  trials are charged for the others
     is_undrafted  whatever heads were told, they did not draft where the text has come to
     """
 

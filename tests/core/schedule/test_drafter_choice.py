@@ -259,18 +259,26 @@ def test_in_its_first_steps_an_engine_asks_everyone_together() -> None:
             "dear": Guess(lambda _one: 0.0, cost=dear),
         }
     )
-    for _ in range(14):
-        simulation.round(REQUESTS[:1])
-    asked = {name: simulation.num_asked.get((name, "r0"), 0) for name in simulation.guesses}
-    assert 3 <= asked["first"] < 12
-    assert asked["second"] >= 12
-    assert asked["dear"] < 6
+
+    def asked_in(rounds: int) -> list[int]:
+        before = simulation.num_asked.copy()
+        for _ in range(rounds):
+            simulation.round(REQUESTS[:1])
+        keys = [(name, "r0") for name in simulation.guesses]
+        return [simulation.num_asked.get(key, 0) - before.get(key, 0) for key in keys]
+
+    assert asked_in(14) == [14, 14, 0]
+    first, second, dear = asked_in(86)
+    assert first < 43
+    assert second >= 80
+    assert dear < 6
+    assert asked_in(100)[0] < 6
 
 
 @pytest.mark.parametrize(
     ("num_steps", "gain", "is_asked"),
-    # In tokens, it takes half a one; a step with three is hoped for.
-    [(2, 0.0, True), (5, 0.0, True), (6, 0.0, False), (11, 0.27, False), (11, 0.28, True),
+    # In tokens, it takes half a one; a step with twelve is hoped for.
+    [(2, 0.0, True), (23, 0.0, True), (24, 0.0, False), (43, 0.23, False), (43, 0.24, True),
      (63, 0.47, True), (64, 3.0, False)],
 )  # fmt: skip
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -299,8 +307,8 @@ def test_only_what_takes_less_makes_one_superfluous_that_is_hardly_known(
     drafters.use(["a", "b"])
     # Each brings a token, which takes longer than it does, and the first nothing beyond the other.
     engine = drafters._known.levels[0, :, :, 0]
-    engine[0, BEYOND, (WEIGHT, GAIN)] = engine[1, BEYOND + 1, (WEIGHT, GAIN)] = 10.0, 10.0
-    engine[0, BEYOND + 1, (WEIGHT, GAIN)] = 10.0, 0.0
+    engine[0, BEYOND, (WEIGHT, GAIN)] = engine[1, BEYOND + 1, (WEIGHT, GAIN)] = 30.0, 30.0
+    engine[0, BEYOND + 1, (WEIGHT, GAIN)] = 30.0, 0.0
     wanted = drafters._wanted(
         [DraftWish("r0", 0.0, "shared", None, 9, 9)],
         {"a": DraftCost(0.0, 0.005, 0.0), "b": DraftCost(0.0, other_s, 0.0)},

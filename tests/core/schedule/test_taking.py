@@ -1,16 +1,16 @@
-"""Which set of drafters is taken for a request, of what each is known to bring."""
+"""Which set of drafters is taken for a request, of what each is known to bring, and what a trial
+is charged for."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from draftline.core.proposals import DraftCost
-from draftline.core.reach import NUM_REACHES
-from draftline.core.schedule.choice.deciding import will_ask
 from draftline.core.schedule.choice.drafter_choice import DrafterChoice
-from draftline.core.schedule.choice.kernels import BEYOND, GAIN, WEIGHT
-from draftline.core.schedule.choice.known import cell_of
+from draftline.core.schedule.choice.kernels import ASKED, BEYOND, GAIN, TRIED
+from draftline.core.schedule.choice.learning import charge_trials
 from draftline.core.schedule.choice.taking import Expected, worth_asking
-from draftline.core.schedule.choice.wishes import EVERY_ANSWER, DraftWish
+from draftline.core.schedule.choice.wishes import DraftWish
 
 # Of plain decoding.
 ROUND_MS = 10.0
@@ -54,21 +54,16 @@ def test_several_cheap_ones_that_say_together_what_a_dear_one_says_take_its_plac
     assert taken(gains, costs) == set(parts)
 
 
-def test_a_head_is_paid_for_drafts_in_vain_where_slices_go_on() -> None:
-    """It saves 8 ms with 3 ms; behind one answer in four its drafts are of use."""
+@pytest.mark.parametrize(("is_ahead", "taken"), [(True, 4.0), (False, 1.0)])
+def test_a_trial_behind_slices_is_charged_for_drafts_in_vain(is_ahead: bool, taken: float) -> None:
+    """Behind one answer in four its drafts are of use; one that is asked drafts just then."""
     choice = DrafterChoice()
-    choice.use(["head", "other"])
-    costs = {"head": DraftCost(0.0, 3.0, 0.0, is_ahead=True), "other": DraftCost(0.0, 3.0, 0.0)}
-    known = choice._known
-    known.levels[0, :, BEYOND:, :, WEIGHT] = known.levels[0, :, BEYOND:, :, GAIN] = 1000.0
-    # All that each says counts beyond the other.
-    shares = np.array([1.0, 0.75, 0.25])
-    for own_shares, asked in ((EVERY_ANSWER, [1, 1, 1]), (shares, [1, 1, 0])):
-        wish = DraftWish("one", 0.0, "shared", None, 9, 9, 0, own_shares)
-        wishes = choice._wanted([wish], costs, ROUND_MS, ROUND_MS)
-        found = [
-            will_ask(known, wishes, np.array([cell_of(0, reach)]))[0]
-            for reach in range(NUM_REACHES)
-        ]
-        assert [own[0] for own in found] == asked
-        assert [own[1] for own in found] == [1, 1, 1]
+    choice.use(["head"])
+    costs = {"head": DraftCost(0.0, 1.0, 0.0, is_ahead=is_ahead)}
+    wish = DraftWish("one", 0.0, "shared", None, 9, 9, 0, np.array([0.25, 1.0, 1.0]))
+    wishes, known = choice._wanted([wish], costs, ROUND_MS, ROUND_MS), choice._known
+    known.balance[:] = 10.0
+    zero, tried = np.zeros((1, 1)), np.full((1, 1), ASKED + TRIED)
+    sizes, heads = wishes.sizes, wishes.is_ahead
+    charge_trials(known, wishes.rows, tried, zero, zero, sizes, heads, np.zeros(2), 99.0)
+    assert known.balance[0, 0] == 10.0 - taken
