@@ -22,7 +22,7 @@ test-full: $(READY) redis compiler ## the same with the whole matrix of the loss
 soak: $(READY) redis ## mixed requests on Ray for half an hour while its processes die; ARGS="--minutes 5"
 	@.venv/bin/python -m draftline.benchmarks.serving.soak $(ARGS)
 
-lint: $(READY) ## style, formatting, spelling, layers of imports, sizes
+lint: $(READY) ## style, formatting, spelling, layers of imports
 	@scripts/lint.sh
 
 types: $(READY) ## types
