@@ -26,6 +26,7 @@ from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.load.partition import partition_layers
 from ...models.stage.options import GraphOptions, StageOptions
 from ...models.text.grammar import GrammarFactory
+from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.channel import DrafterLimits
@@ -68,7 +69,9 @@ class ModelPlan:
         tokenizer = load_tokenizer(self.info.path)
         grammars = GrammarFactory(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         block_size = self.config.block_size if self.config.enable_prefix_caching else None
-        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars, block_size)
+        return RequestFactory(
+            tokenizer, TokenBytes(tokenizer), self.info, self.max_model_len, grammars, block_size
+        )
 
 
 def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,8 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import SilentStream, StopRule, stop_token_ids
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint, GrammarFactory
-from ...models.text.tokenizer import LOOKBACK, TextStream, bad_word_ids
+from ...models.text.token_bytes import TokenBytes
+from ...models.text.tokenizer import TextStream, bad_word_ids
 
 Prompt = str | Sequence[int]
 _SILENT = SilentStream()
@@ -33,6 +34,7 @@ class RequestFactory:
     """
 
     tokenizer: PreTrainedTokenizerBase
+    bytes_of: TokenBytes
     info: ModelInfo
     max_model_len: int
     grammars: GrammarFactory
@@ -73,7 +75,9 @@ class RequestFactory:
             keys=self._keys(prompt_ids, params, options),
         )
         stream = self.text_stream(prompt_ids, params) if with_text or params.stop else _SILENT
-        stop = StopRule(params, self.info.eos_token_ids, max_tokens, stream)
+        stop = StopRule(
+            params, self.info.eos_token_ids, max_tokens, stream, self._special_stops(params)
+        )
         if options.answered:
             self._go_on(request, stop)
         return request, stop
@@ -99,9 +103,15 @@ class RequestFactory:
 
     def text_stream(self, prompt_ids: Int32, params: SamplingParams) -> TextStream:
         """Makes the text of an answer to this prompt."""
-        last_ids = prompt_ids[-LOOKBACK:].tolist()
         skips = params.skip_special_tokens
-        return TextStream(self.tokenizer, last_ids, skip_special_tokens=skips)
+        return TextStream(self.bytes_of, prompt_ids, skip_special_tokens=skips)
+
+    def _special_stops(self, params: SamplingParams) -> Mapping[int, str]:
+        """Stop texts that are special tokens, which the text of the answer leaves out, by id."""
+        if not (params.stop and params.skip_special_tokens):
+            return {}
+        specials = self.bytes_of.special_tokens
+        return {index: text for index, text in specials.items() if text in params.stop}
 
     def prompt_ids(self, prompt: Prompt) -> Int32:
         """Token ids of a text, or the given ones, checked."""

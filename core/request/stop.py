@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from .output import FinishReason, StopReason
@@ -19,6 +20,9 @@ class TextStream(Protocol):
     def flush(self) -> str:
         """What is left at the end, with replacement characters for incomplete ones."""
         ...
+
+
+NO_STOPS: Mapping[int, str] = MappingProxyType({})
 
 
 class SilentStream:
@@ -60,14 +64,14 @@ class StopRule:
     A stop token belongs to the answer's tokens but not to its text. A stop text ends the answer at
     the token that completes it and is cut from the text; text that may become the start of a stop
     text is held back until that is decided. With `include_stop_str_in_output` both stay in the
-    text, which ends with them. Before the answer's `min_tokens` nothing ends it but its length: the
-    target may not choose a stop token then (`core/request/allowed_tokens.py`), and a stop text is
-    plain text.
+    text, which ends with them. Within the answer's `min_tokens` nothing ends it but its length: the
+    target may not choose a stop token then (`core/request/allowed_tokens.py`), and a stop text that
+    is complete by then is plain text. One that is completed later counts, wherever it began.
     """
 
     __slots__ = (
-        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_stop_ids",
-        "_stop_texts", "_stream", "num_tokens_left",
+        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens",
+        "_special_stops", "_stop_ids", "_stop_texts", "_stream", "num_tokens_left",
     )  # fmt: skip
 
     def __init__(
@@ -76,11 +80,14 @@ class StopRule:
         eos_token_ids: Sequence[int],
         max_tokens: int,
         stream: TextStream,
+        special_stops: Mapping[int, str] = NO_STOPS,
     ) -> None:
+        """`special_stops`: stop texts that are special tokens without text, by token id."""
         self._stop_ids = stop_token_ids(params, eos_token_ids)
         self._eos_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
+        self._special_stops = special_stops
         self._stop_texts = StopTexts(params.stop) if params.stop else None
         self._max_tokens = max_tokens
         self._stream = stream
@@ -109,26 +116,37 @@ class StopRule:
             is_hidden = is_stop and not self._includes_stop
             new, match = self._feed("" if is_hidden else self._stream.push(token_id))
             text += new
-            if match is not None and not is_stop:
+            special = self._special_stops.get(token_id) if self._may_stop else None
+            is_last = is_stop or special is not None or not self.num_tokens_left
+            if is_last and match is None:
+                new, match = self._rest()
+                text += new
+            if match is not None:
                 return Advance(index + 1, text, "stop", match.text)
-            if is_stop or not self.num_tokens_left:
-                text += self._rest() if match is None else ""
-                reason: FinishReason = "stop" if is_stop else "length"
-                return Advance(index + 1, text, reason, self._named(token_id) if is_stop else None)
+            if special is not None:
+                return Advance(index + 1, text, "stop", special)
+            if is_stop:
+                return Advance(index + 1, text, "stop", self._named(token_id))
+            if is_last:
+                return Advance(index + 1, text, "length")
         return Advance(len(token_ids), text, None)
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a text that the last token completes may end the answer."""
+        return self._max_tokens - self.num_tokens_left > self._min_tokens
 
     def _feed(self, piece: str) -> tuple[str, StopMatch | None]:
         """Text that is final with this piece, and the stop text that ends it."""
-        num_tokens = self._max_tokens - self.num_tokens_left
-        if self._stop_texts is None or num_tokens <= self._min_tokens:
+        if self._stop_texts is None:
             return piece, None
-        return self._stop_texts.feed(piece, keep_match=self._includes_stop)
+        return self._stop_texts.feed(piece, keep_match=self._includes_stop, may_end=self._may_stop)
 
-    def _rest(self) -> str:
-        """Text that an answer without further tokens still has."""
+    def _rest(self) -> tuple[str, StopMatch | None]:
+        """Text that an answer without further tokens still has, and the stop text that ends it."""
         new, match = self._feed(self._stream.flush())
         held = self._stop_texts.held if self._stop_texts is not None and match is None else ""
-        return new + held
+        return new + held, match
 
     def _named(self, token_id: int) -> int | None:
         return None if token_id in self._eos_ids else token_id
@@ -164,20 +182,26 @@ class StopTexts:
         """The end of the answer that is held back."""
         return "" if self._longest is None else self._longest.text[: self._longest.num_matched]
 
-    def feed(self, piece: str, *, keep_match: bool = False) -> tuple[str, StopMatch | None]:
+    def feed(
+        self, piece: str, *, keep_match: bool = False, may_end: bool = True
+    ) -> tuple[str, StopMatch | None]:
         """The text that this piece makes final, and the stop text that it completes.
 
         With a match the text ends where the stop text begins, or with `keep_match` where it ends;
-        nothing may be fed afterwards.
+        nothing may be fed afterwards. Without `may_end`, stop texts that the piece completes are
+        text like any other.
         """
         longest = self._longest
         if longest is None:
             return piece, None
         num_held = longest.num_matched
-        ends = [(search.text, end) for search in self._searches if (end := search.feed(piece))]
-        if ends:
-            matches = [StopMatch(text, num_held + end - len(text), num_held + end)
-                       for text, end in ends]  # fmt: skip
+        found = [(search.text, search.feed(piece, may_end=may_end)) for search in self._searches]
+        matches = [
+            StopMatch(text, num_held + end - len(text), num_held + end)
+            for text, end in found
+            if end
+        ]
+        if matches:
             match = min(matches, key=lambda match: (match.start, match.end))
             split = match.end if keep_match else match.start
         else:
@@ -199,18 +223,23 @@ class _Search:
         # Known as far as an answer has matched, so that a long text costs nothing before.
         self._borders = [0, 0]
 
-    def feed(self, piece: str) -> int:
-        """Characters of the piece up to the end of the first match; 0: there is none."""
+    def feed(self, piece: str, *, may_end: bool) -> int:
+        """Characters of the piece up to the end of the first match; 0: there is none.
+
+        Without `may_end` the search goes on behind each match.
+        """
         text, borders, matched = self.text, self._borders, self.num_matched
         for index, letter in enumerate(piece):
             while matched and text[matched] != letter:
                 matched = borders[matched]
             if text[matched] == letter:
                 matched += 1
-                if matched == len(text):
-                    return index + 1
                 if matched == len(borders):
                     self._extend()
+                if matched == len(text):
+                    if may_end:
+                        return index + 1
+                    matched = borders[matched]
         self.num_matched = matched
         return 0
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the errors that a client should see; the bytes of tokens."""
+"""Text to token ids and back, with the errors that a client should see."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from llguidance import LLTokenizer
-from transformers import PreTrainedTokenizerBase
-
 from ...cluster.loop_calls import off_loop
 from ...core.request.answer_text import AnswerText
 from ...core.request.input_checks import check_vocabulary
 from ...core.request.sampling_params import SamplingParams
 from ...models.text.chat_template import ChatOptions, ChatTemplate
-from ...models.text.tokenizer import LOOKBACK, TextStream
+from ...models.text.token_bytes import TokenBytes
+from ...models.text.tokenizer import TextStream
 
 T = TypeVar("T")
 
@@ -38,11 +36,7 @@ class TextCodec:
     @cached_property
     def special_ids(self) -> dict[str, int]:
         """The special tokens, which have no text unless it is asked for, by their spelling."""
-        ids = dict(
-            zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True)
-        )
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        return ids | {token.content: key for key, token in added.items() if token.special}
+        return {text: index for index, text in self.bytes_of.special_tokens.items()}
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Token ids of `text`; `special` adds the model's own special tokens."""
@@ -77,10 +71,13 @@ class TextCodec:
         return await _run(decode, len(token_ids) <= INLINE_TOKENS)
 
     def answer_text(self, prompt: Sequence[int], params: SamplingParams) -> AnswerText:
-        """Makes the text of an answer whose tokens come without. The prompt's ids must be known."""
+        """Makes the text of an answer whose tokens come without."""
+        return AnswerText(params, self.text_stream(prompt, params))
+
+    def text_stream(self, prompt: Sequence[int], params: SamplingParams) -> TextStream:
+        """Makes text of the tokens that follow a prompt."""
         skips = params.skip_special_tokens
-        last_ids = list(prompt[-LOOKBACK:])
-        return AnswerText(params, TextStream(self.tokenizer, last_ids, skip_special_tokens=skips))
+        return TextStream(self.bytes_of, prompt, skip_special_tokens=skips)
 
     async def token_strs(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each token."""
@@ -108,27 +105,3 @@ def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bo
     if any(not message.keys() <= {"role", "content", "name"} for message in messages):
         return False
     return sum(len(message["content"]) for message in messages) <= INLINE_CHARS
-
-
-class TokenBytes:
-    """Looks tokens of one tokenizer up; prepared at the first look-up."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._prepared: LLTokenizer | None = None
-        self._known: dict[int, bytes] = {}
-
-    def __call__(self, token_id: int) -> bytes:
-        """UTF-8 bytes of a token; those of its decoded text where the tokenizer is a slow one."""
-        text = self._known.get(token_id)
-        if text is None:
-            text = self._known[token_id] = self._find(token_id)
-        return text
-
-    def _find(self, token_id: int) -> bytes:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None or token_id >= len(self._tokenizer):
-            return str(self._tokenizer.decode([token_id])).encode()
-        if self._prepared is None:
-            self._prepared = LLTokenizer(backend.to_str())
-        return self._prepared.decode_bytes([token_id])

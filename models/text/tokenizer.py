@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from ...core.arrays import Int32
 from ...core.errors import CheckpointError
 from ..load.checkpoint import resolve_model_path
+from .token_bytes import TokenBytes
 
-REPLACEMENT = "\ufffd"
-# Tokens of the prompt that the first window looks back on: more than a character has bytes.
-LOOKBACK = 8
+# Bytes of UTF-8 that a character may have without being complete.
+MOST_UNFINISHED = 3
 
 
 def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
@@ -30,66 +29,47 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
 
 
 class TextStream:
-    """Turns tokens into text one by one; only text that no later token can change is given out.
+    """Turns tokens into text one by one; a character is given out by the token that completes it.
 
     All texts of `push` and `flush` together are what decoding all tokens at once gives (after
-    the prompt's text, if the prompt's last tokens are given). Special tokens have no text.
+    the prompt's text, if the prompt is given), but that complete characters stay where later bytes
+    form none; decoders with byte tokens replace the whole run. Skipped special tokens have no text.
     """
 
-    __slots__ = ("_border", "_decoder", "_given", "_silent", "_skip", "_tokenizer", "_window")
+    __slots__ = ("_bytes_of", "_decoder", "_is_start", "_skipped")
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = (),
+        self, bytes_of: TokenBytes, prompt_ids: Sequence[int] | Int32 = (),
         *, skip_special_tokens: bool = True,
     ) -> None:  # fmt: skip
-        self._tokenizer = tokenizer
-        self._decoder = _decoder(tokenizer)
-        self._skip = skip_special_tokens
-        self._silent = frozenset(tokenizer.all_special_ids if skip_special_tokens else ())
-        # The window is the tokens that last gave text, whose text is `_given`, and from `_border`
-        # on those that have given none yet. Decoding them together matters to decoders that treat
-        # the start of a text specially; both ends of `_given` lie between characters.
-        self._window = list(prompt_ids[-LOOKBACK:])
-        self._border = len(self._window)
-        self._given = self._decode().rstrip(REPLACEMENT)
+        self._bytes_of = bytes_of
+        self._decoder = bytes_of.decoder()
+        self._skipped = bytes_of.special_tokens if skip_special_tokens else {}
+        tail = b""
+        for token_id in map(int, reversed(prompt_ids)):
+            if token_id not in self._skipped:
+                tail = bytes_of(token_id) + tail
+            if len(tail) >= MOST_UNFINISHED:
+                break
+        self._is_start = not tail
+        self._decoder.decode(tail)
 
     def push(self, token_id: int) -> str:
         """Text that this token makes final; empty while a character is incomplete."""
-        self._window.append(token_id)
-        # What has no text cannot end a run of bytes either.
-        if token_id in self._silent or self._is_byte(token_id):
+        if token_id in self._skipped:
             return ""
-        text = self._decode()
-        if text.endswith(REPLACEMENT) or len(text) <= len(self._given):
-            return ""
-        new = text[len(self._given) :]
-        del self._window[: self._border]
-        self._border = len(self._window)
-        self._given = self._decode()
-        return new
+        if self._is_start:
+            self._is_start = False
+            return self._decoder.decode(self._bytes_of.at_start(token_id))
+        return self._decoder.decode(self._bytes_of(token_id))
 
     def flush(self) -> str:
         """What is left at the end, with replacement characters for incomplete ones."""
-        new = self._decode()[len(self._given) :]
-        self._given += new
-        self._border = len(self._window)
-        return new
+        return self._decoder.decode(b"", final=True)
 
-    def _is_byte(self, token_id: int) -> bool:
-        """Whether it is one byte of a fallback: one bad byte later spoils the text of its run."""
-        token = self._tokenizer.convert_ids_to_tokens(token_id)
-        return isinstance(token, str) and len(token) == 6 and token.startswith("<0x")
-
-    def _decode(self) -> str:
-        return self._decoder(self._window, skip_special_tokens=self._skip) if self._window else ""
-
-
-def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
-    """Text of tokens. The library under a fast tokenizer does without a wrapper's checks."""
-    if isinstance(tokenizer, PreTrainedTokenizerFast):
-        return tokenizer.backend_tokenizer.decode
-    decode: Any = tokenizer.decode
-    return partial(decode, clean_up_tokenization_spaces=False)
+    def skipped_text(self, token_id: int) -> str:
+        """The spelling of a special token that `push` leaves out; empty for any other token."""
+        return self._skipped.get(token_id, "")
 
 
 def bad_word_ids(words: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
-from ....models.text.tokenizer import TextStream
 from ...observe.request_log import log_answer
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
@@ -75,7 +74,7 @@ class Piece:
     """A part of an answer as a client sees it, or the whole.
 
     is_first         nothing came before it
-    text_offset      characters that came before it
+    echo             the prompt's text, which the answer begins with; None: it does not
     log_probs        of its tokens, None for the first token of an echoed prompt; None: not wanted
     prompt_log_probs of the prompt, where they are wanted beside the answer
     token_ids        its tokens; None: not wanted
@@ -86,7 +85,7 @@ class Piece:
     text: str
     finish_reason: FinishReason | None
     is_first: bool
-    text_offset: int
+    echo: str | None
     prompt_ids: Sequence[int]
     log_probs: Sequence[TokenLogProb | None] | None
     prompt_log_probs: Sequence[TokenLogProb | None] | None
@@ -124,7 +123,7 @@ class CompletionOutput:
 
     def add(self, delta: Delta) -> Piece:
         """Append a delta; returns the piece that it adds."""
-        is_first, offset = not self.token_ids, len(self.text)
+        is_first = not self.token_ids
         text, log_probs = delta.text, list[TokenLogProb | None](delta.log_probs)
         if is_first:
             self.prompt_log_probs = delta.prompt_log_probs
@@ -138,11 +137,11 @@ class CompletionOutput:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.metrics = delta.metrics
-        return self._piece(text, log_probs, delta.token_ids, is_first=is_first, offset=offset)
+        return self._piece(text, log_probs, delta.token_ids, is_first=is_first)
 
     def whole(self) -> Piece:
         """The whole answer so far as one piece."""
-        return self._piece(self.text, self.log_probs, self.token_ids, is_first=True, offset=0)
+        return self._piece(self.text, self.log_probs, self.token_ids, is_first=True)
 
     def _piece(
         self,
@@ -151,14 +150,13 @@ class CompletionOutput:
         token_ids: Sequence[int],
         *,
         is_first: bool,
-        offset: int,
     ) -> Piece:
         params = self.params
         return Piece(
             text=text,
             finish_reason=self.finish_reason,
             is_first=is_first,
-            text_offset=offset,
+            echo=self.echo,
             prompt_ids=self.prompt_ids,
             log_probs=None if params.logprobs is None else log_probs,
             prompt_log_probs=self.prompt_log_probs if self.echo is None else None,
@@ -213,7 +211,7 @@ def _stream(engine_client: EngineClient, job: Job, index: int) -> AsyncGenerator
     deltas = engine_client.stream(prompt, job.params[index], job.options, request_id=request_id)
     if job.pace is None:
         return deltas
-    return job.pace.paced(deltas, TextStream(engine_client.codec.tokenizer, prompt))
+    return job.pace.paced(deltas, engine_client.codec.text_stream(prompt, job.params[index]))
 
 
 async def _only(stream: AsyncGenerator[Delta, None]) -> AsyncGenerator[tuple[int, Delta], None]:

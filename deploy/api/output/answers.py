@@ -43,9 +43,10 @@ def _body(
 ) -> bytes:
     extra = metrics_block(answers)
     if job.report:
+        new_text = engine_client.codec.text_stream
         extra["draftline"] = [
             source_report(
-                answer.token_ids, answer.sources, TextStream(engine_client.codec.tokenizer)
+                answer.token_ids, answer.sources, new_text(answer.prompt_ids, answer.params)
             )
             for answer in answers
         ]
@@ -98,7 +99,11 @@ class _ChunkWriter:
         self._job = job
         self._report = job.report
         self._bytes_of = engine_client.codec.bytes_of
-        self._texts = [TextStream(engine_client.codec.tokenizer) for _ in job.prompts if job.report]
+        self._texts = [
+            engine_client.codec.text_stream(answer.prompt_ids, answer.params)
+            for answer in self.answers
+            if job.report
+        ]
 
     async def chunks(self, index: int, delta: Delta) -> list[str]:
         """The chunk of a delta, or nothing where it has nothing to say."""

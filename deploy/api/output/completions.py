@@ -24,9 +24,10 @@ from openai.types.completion_usage import PromptTokensDetails
 
 from ....core.request.output import RequestMetrics
 from ....core.verify.rules import LOSSY
+from ....models.text.token_bytes import TokenBytes
 from ..generation.job import CompletionOutput, Piece
 from .event_stream import ChunkTemplate, write_json
-from .logprob_bodies import BytesOf, chat_logprobs, completion_logprobs, prompt_logprobs
+from .logprob_bodies import BytesOf, CompletionLogprobs, chat_logprobs, prompt_logprobs
 
 # Fields beyond OpenAI's, such as `draftline`.
 Extra = dict[str, Any]
@@ -71,9 +72,14 @@ class ResponseFormat(Protocol):
 class CompletionFormat:
     """`/v1/completions`. `bytes_of` gives a token's bytes."""
 
-    def __init__(self, heading: Heading, bytes_of: BytesOf) -> None:
+    def __init__(
+        self, heading: Heading, bytes_of: TokenBytes, *, skip_special_tokens: bool = True
+    ) -> None:
+        """skip_special_tokens: whether answers leave the text of special tokens out."""
         self.heading = heading
         self._bytes_of = bytes_of
+        self._skips = skip_special_tokens
+        self._logprobs: dict[int, CompletionLogprobs] = {}
 
     def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
@@ -106,9 +112,9 @@ class CompletionFormat:
             extra["prompt_logprobs"] = prompt_logprobs(piece.prompt_log_probs, self._bytes_of)
         logprobs = None
         if piece.log_probs is not None:
-            logprobs = completion_logprobs(
-                piece.log_probs, piece.prompt_ids, self._bytes_of, piece.text_offset
-            )
+            entries = self._logprobs.get(index) or self._new_logprobs(index, piece)
+            is_last = piece.finish_reason is not None
+            logprobs = entries.add(piece.log_probs, piece.text, is_last=is_last)
         return CompletionChoice.model_construct(
             index=index,
             text=piece.text,
@@ -116,6 +122,12 @@ class CompletionFormat:
             finish_reason=piece.finish_reason,
             **extra,
         )
+
+    def _new_logprobs(self, index: int, first: Piece) -> CompletionLogprobs:
+        entries = self._logprobs[index] = CompletionLogprobs(
+            self._bytes_of, first.prompt_ids, first.echo, skip_special_tokens=self._skips
+        )
+        return entries
 
     def _completion(
         self, choices: list[CompletionChoice], use: CompletionUsage | None, extra: Extra

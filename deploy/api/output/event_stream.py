@@ -182,7 +182,7 @@ class ChunkTemplate:
             text=_TEXT,
             finish_reason=_REASON,  # pyright: ignore[reportArgumentType] - stands for any
             is_first=False,
-            text_offset=0,
+            echo=None,
             prompt_ids=(),
             log_probs=None,
             prompt_log_probs=None,

@@ -61,7 +61,11 @@ class GenerationRoutes:
                 text if isinstance(text, str) and ids is cut else await codec.decode(cut)
                 for text, ids, cut in pairs
             ]
-        form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
+        form = CompletionFormat(
+            self._heading("cmpl"),
+            codec.bytes_of,
+            skip_special_tokens=body.skip_special_tokens is not False,
+        )
         return await self._answer(request, body, prompts, form, echo)
 
     async def chat_completions(self, request: Request, body: ChatRequest) -> Response:

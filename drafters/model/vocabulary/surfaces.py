@@ -1,14 +1,8 @@
-"""Vocabularies as the bytes that their tokens write.
-
-Tokenizers spell the same text in other ways: byte-level BPE writes every byte as a character of
-its own (a space as U+0120), SentencePiece writes a space as U+2581 and bytes without a piece as
-`<0x0A>`. Bytes are what they have in common.
-"""
+"""Vocabularies as the bytes that their tokens write: what unlike tokenizers have in common."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +12,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ....core.errors import CheckpointError
+from ....models.text.token_bytes import BYTE_TOKEN, TokenBytes
 from ....models.text.tokenizer import load_tokenizer
-
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-SPACE = "\u2581"
-
-
-def _byte_characters() -> dict[str, int]:
-    """The byte that each character of byte-level BPE stands for (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    own = {chr(byte): byte for byte in printable}
-    return own | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_OF = _byte_characters()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +72,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase, size: int, name: str = "it
     if "WordPiece" in kinds:
         raise CheckpointError(f"{name}: WordPiece tokens do not say where spaces are")
     spells = bool(settings["model"].get("byte_fallback"))
+    bytes_of = TokenBytes(tokenizer)
     surfaces: list[bytes | None] = [None] * size
     byte_ids: dict[int, int] = {}
     for token, index in backend.get_vocab(with_added_tokens=False).items():
@@ -101,7 +83,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase, size: int, name: str = "it
             byte_ids[int(byte[1], 16)] = index
             surfaces[index] = bytes.fromhex(byte[1])
         else:
-            surfaces[index] = _surface(token, is_byte_level="ByteLevel" in kinds)
+            surfaces[index] = bytes_of.of_token(token)
     for index, added in tokenizer.added_tokens_decoder.items():
         if index < size:
             is_special = added.special or index in tokenizer.all_special_ids
@@ -116,13 +98,6 @@ def _components(decoder: Any) -> Iterator[dict[str, Any]]:
         yield decoder
         for part in decoder.get("decoders", ()):
             yield from _components(part)
-
-
-def _surface(token: str, *, is_byte_level: bool) -> bytes:
-    if not is_byte_level:
-        return token.replace(SPACE, " ").encode()
-    known = [BYTE_OF.get(character, -1) for character in token]
-    return b"" if -1 in known else bytes(known)
 
 
 def _encoder(backend: Tokenizer) -> Callable[[str], list[int]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from draftline.core.errors import CheckpointError
 from draftline.models.text.fingerprint import tokenizer_hash
+from draftline.models.text.token_bytes import TokenBytes
 from draftline.models.text.tokenizer import TextStream, load_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +56,44 @@ def decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def text_stream(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int] | None = None, **options: bool
+) -> TextStream:
+    return TextStream(TokenBytes(tokenizer), prompt or [], **options)
+
+
+def characters(data: bytes) -> str:
+    """The characters that bytes hold, and one U+FFFD for each byte that belongs to none."""
+    text = ""
+    while data:
+        ends = [end for end in range(1, 5) if is_character(data[:end])]
+        text += data[: ends[0]].decode() if ends else "\ufffd"
+        data = data[ends[0] if ends else 1 :]
+    return text
+
+
+def is_character(data: bytes) -> bool:
+    try:
+        return len(data.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+def expected(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """What transformers decodes, but that complete characters in runs of byte tokens stay."""
+    shown = [token for token in ids if token not in tokenizer.all_special_ids]
+    tokens = tokenizer.convert_ids_to_tokens(shown)
+    if not any(token.startswith("<0x") for token in tokens):
+        return decoded(tokenizer, ids)
+    text = ""
+    for is_byte, run in groupby(tokens, lambda token: token.startswith("<0x")):
+        if is_byte:
+            text += characters(bytes(int(token[3:5], 16) for token in run))
+        else:
+            text += "".join(run).replace("▁", " ")
+    return text.removeprefix(" ")
+
+
 def streamed(stream: TextStream, ids: list[int]) -> list[str]:
     return [*(stream.push(token) for token in ids), stream.flush()]
 
@@ -64,14 +104,14 @@ def streamed(stream: TextStream, ids: list[int]) -> list[str]:
 def test_pieces_join_to_the_whole_text(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
-    assert "".join(streamed(TextStream(tokenizer), ids)) == decoded(tokenizer, ids)
+    assert "".join(streamed(text_stream(tokenizer), ids)) == expected(tokenizer, ids)
 
 
 @pytest.mark.parametrize("text", CORPUS)
 def test_no_piece_holds_half_a_character(text: str) -> None:
     tokenizer = TOKENIZERS["byte_level"]
     ids = tokenizer.encode(text)
-    pieces = streamed(TextStream(tokenizer), ids)
+    pieces = streamed(text_stream(tokenizer), ids)
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
     assert pieces[-1] == ""
@@ -80,7 +120,7 @@ def test_no_piece_holds_half_a_character(text: str) -> None:
 def test_a_character_cut_at_the_end_is_shown_as_a_replacement() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     half = tokenizer.encode("ok 🙃")[:-1]
-    stream = TextStream(tokenizer)
+    stream = text_stream(tokenizer)
     early = "".join(stream.push(token) for token in half)
     late = stream.flush()
     assert early.startswith("ok")
@@ -92,7 +132,7 @@ def test_a_character_cut_at_the_end_is_shown_as_a_replacement() -> None:
 
 def test_words_are_given_out_at_once() -> None:
     for tokenizer in TOKENIZERS.values():
-        stream = TextStream(tokenizer)
+        stream = text_stream(tokenizer)
         for token in tokenizer.convert_tokens_to_ids(["n", "e", "w"]):
             assert stream.push(token) != ""
 
@@ -100,22 +140,92 @@ def test_words_are_given_out_at_once() -> None:
 def test_after_a_prompt_the_leading_space_stays() -> None:
     tokenizer = TOKENIZERS["sentence_pieces"]
     the, new = tokenizer.convert_tokens_to_ids(["▁the", "▁new"])
-    assert "".join(streamed(TextStream(tokenizer, [the]), [new, the])) == " new the"
-    assert "".join(streamed(TextStream(tokenizer), [new, the])) == "new the"
+    assert "".join(streamed(text_stream(tokenizer, [the]), [new, the])) == " new the"
+    assert "".join(streamed(text_stream(tokenizer), [new, the])) == "new the"
 
 
 def test_a_character_begun_in_the_prompt_is_completed() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     # Byte-level BPE's printable stand-ins for the bytes C3 and A9.
     ids = tokenizer.convert_tokens_to_ids(["Ã", "©"])
-    assert streamed(TextStream(tokenizer, ids[:1]), ids[1:]) == ["é", ""]
+    assert streamed(text_stream(tokenizer, ids[:1]), ids[1:]) == ["é", ""]
+
+
+def byte_ids(text: str) -> list[int]:
+    """Byte tokens of a text in the vocabulary of `sentence_pieces`."""
+    return TOKENIZERS["sentence_pieces"].convert_tokens_to_ids(
+        [f"<0x{byte:02X}>" for byte in text.encode()]
+    )
+
+
+@pytest.mark.parametrize("prompt", ["ကခဂ", "က" * 40, "\ufffd", "ကခဂ\ufffd"])
+def test_text_of_the_prompt_is_never_given_out_again(prompt: str) -> None:
+    tokenizer = TOKENIZERS["sentence_pieces"]
+    [n] = tokenizer.convert_tokens_to_ids(["n"])
+    assert streamed(text_stream(tokenizer, byte_ids(prompt)), [n]) == ["n", ""]
+    levels = TOKENIZERS["byte_level"]
+    ids = levels.encode(prompt)
+    assert streamed(text_stream(levels, ids), levels.encode("n")) == ["n", ""]
+
+
+def test_complete_characters_are_given_out_at_once() -> None:
+    tokenizer = TOKENIZERS["sentence_pieces"]
+    [n] = tokenizer.convert_tokens_to_ids(["n"])
+    ids = [n, *byte_ids("\n\né"), *byte_ids("က")[:2], n, *byte_ids("\n")]
+    assert streamed(text_stream(tokenizer), ids) == [
+        "n", "\n", "\n", "", "é", "", "", "\ufffd\ufffdn", "\n", "",
+    ]  # fmt: skip
+
+
+def other_decoders() -> dict[str, PreTrainedTokenizerBase]:
+    """Decoders that grammar libraries do not read: no strip, no bytes, word marks alone."""
+    tokens = ["<unk>", "</s>", "▁the", "▁", "n", "é", "<0x0A>"]
+    made = {}
+    for name, decoder in {
+        "fused": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()]),
+        "word_marks": decoders.Metaspace(),
+    }.items():
+        tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+        tokenizer.decoder = decoder
+        made[name] = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    return made
+
+
+OTHERS = other_decoders()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@given(ids=st.lists(st.integers(0, 6), max_size=12))
+def test_any_decoder_gives_its_own_text_token_by_token(name: str, ids: list[int]) -> None:
+    tokenizer = OTHERS[name]
+    assert "".join(streamed(text_stream(tokenizer), ids)) == decoded(tokenizer, ids)
+
+
+def test_the_bytes_of_tokens() -> None:
+    levels = TokenBytes(TOKENIZERS["byte_level"])
+    pieces = TokenBytes(TOKENIZERS["sentence_pieces"])
+
+    def written(bytes_of: TokenBytes, *tokens: str) -> list[bytes]:
+        return [bytes_of.of_token(token) for token in tokens]
+
+    assert written(levels, "Ġthe", "Ã", "<|end|>", "<0x0A>") == [
+        b" the", b"\xc3", b"<|end|>", b"<0x0A>",
+    ]  # fmt: skip
+    assert written(pieces, "▁the", "<0xC3>", "é", "</s>") == [
+        b" the",
+        b"\xc3",
+        "é".encode(),
+        b"</s>",
+    ]
+    # An id that the vocabulary has no token for, as heads that are larger than it have.
+    assert pieces(10_000) == b""
 
 
 def test_special_tokens_have_no_text_unless_wanted() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     ids = [*tokenizer.encode("the"), 0, *tokenizer.encode("n")]
-    assert "".join(streamed(TextStream(tokenizer), ids)) == "then"
-    shown = streamed(TextStream(tokenizer, skip_special_tokens=False), ids)
+    assert "".join(streamed(text_stream(tokenizer), ids)) == "then"
+    shown = streamed(text_stream(tokenizer, skip_special_tokens=False), ids)
     assert "".join(shown) == "the<|end|>n"
 
 

@@ -20,41 +20,45 @@ class PlainStopRule:
         self.max_tokens = max_tokens
         self.stream = stream
         self.num_tokens = 0
-        self.held = ""
+        self.text = ""
+        # Characters that were given out, and those of the first `min_tokens` tokens.
+        self.num_given = 0
+        self.num_early = 0
 
     def advance(self, token_ids: Sequence[int]) -> tuple[int, str, FinishReason | None]:
-        text = ""
+        given = ""
         for index, token_id in enumerate(token_ids):
             self.num_tokens += 1
             stopped = token_id in self.stop_ids
             if not stopped:
-                self.held += self.stream.push(token_id)
+                self.text += self.stream.push(token_id)
+            if self.num_tokens <= self.params.min_tokens:
+                self.num_early = len(self.text)
             cut = self.find_stop()
             if stopped or cut is not None or self.num_tokens == self.max_tokens:
+                if cut is None:
+                    self.text += self.stream.flush()
+                    if self.num_tokens <= self.params.min_tokens:
+                        self.num_early = len(self.text)
+                    cut = self.find_stop()
                 reason: FinishReason = "stop" if stopped or cut is not None else "length"
-                return index + 1, text + self.last_text(cut), reason
-            text += self.release()
-        return len(token_ids), text, None
-
-    def last_text(self, cut: int | None) -> str:
-        if cut is None:
-            self.held += self.stream.flush()
-            cut = self.find_stop()
-        return self.held if cut is None else self.held[:cut]
+                return index + 1, given + self.text[self.num_given : cut], reason
+            given += self.release()
+        return len(token_ids), given, None
 
     def find_stop(self) -> int | None:
-        if self.num_tokens <= self.params.min_tokens:
-            return None
-        starts = [start for stop in self.params.stop if (start := self.held.find(stop)) >= 0]
+        """Where the first stop text that ends behind the early tokens begins."""
+        starts = [
+            start
+            for stop in self.params.stop
+            if (start := self.text.find(stop, max(0, self.num_early - len(stop) + 1))) >= 0
+        ]
         return min(starts, default=None)
 
     def release(self) -> str:
-        keep = 0
-        if self.num_tokens > self.params.min_tokens:
-            keep = max((overlap(self.held, stop) for stop in self.params.stop), default=0)
-        split = len(self.held) - keep
-        released, self.held = self.held[:split], self.held[split:]
-        return released
+        keep = max((overlap(self.text, stop) for stop in self.params.stop), default=0)
+        start, self.num_given = self.num_given, len(self.text) - keep
+        return self.text[start : self.num_given]
 
 
 def overlap(text: str, stop: str) -> int:
