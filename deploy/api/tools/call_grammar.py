@@ -10,6 +10,7 @@ from typing import Any
 from ....core.errors import RequestError
 from ....core.request.constraint import StructuredOutput
 from ..schema.tools import FunctionDefinition
+from .argument_schema import argument_schema
 from .call_syntax import MAX_FORCED_CALLS, CallSyntax
 from .reasoning import THINK_CLOSE, THINK_OPEN
 
@@ -45,7 +46,8 @@ def call_grammar(
     ]
     for index, function in enumerate(functions):
         head = _literal(function.name + syntax.between, special_ids)
-        rules.append(f"call_{index}: {head} %json {json.dumps(_schema(function))}")
+        schema = {**argument_schema(function), "x-guidance": _SPACING}
+        rules.append(f"call_{index}: {head} %json {json.dumps(schema)}")
     return "\n".join(rules)
 
 
@@ -88,12 +90,6 @@ def form_rules(output: StructuredOutput) -> str | None:
             return "form: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
         case "grammar":
             return None
-
-
-def _schema(function: FunctionDefinition) -> dict[str, Any]:
-    """The schema of a call's arguments: an object with nothing but what is declared."""
-    schema = function.parameters or {"type": "object", "properties": {}}
-    return {"type": "object", "additionalProperties": False, **schema, "x-guidance": _SPACING}
 
 
 def _literal(text: str, special_ids: Mapping[str, int]) -> str:
