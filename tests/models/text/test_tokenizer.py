@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from draftline.core.errors import CheckpointError
+from draftline.core.request.sampling_params import SamplingParams
+from draftline.core.request.stop import StopRule
 from draftline.models.text.fingerprint import tokenizer_hash
 from draftline.models.text.token_bytes import TokenBytes
 from draftline.models.text.tokenizer import TextStream, load_tokenizer
@@ -175,6 +177,28 @@ def test_complete_characters_are_given_out_at_once() -> None:
     assert streamed(text_stream(tokenizer), ids) == [
         "n", "\n", "\n", "", "é", "", "", "\ufffd\ufffdn", "\n", "",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "params", "max_tokens", "expected"),
+    [
+        ("nn\nnn", {"stop": ("\n",)}, 9, (3, "nn", "stop", "\n")),
+        ("n\n", {"stop": ("\n",)}, 2, (2, "n", "stop", "\n")),
+        ("n\n$", {"stop": ("\n",)}, 9, (2, "n", "stop", "\n")),
+        ("n" + "\n" * 23, {"stop": ("\n\n",)}, 24, (3, "n", "stop", "\n\n")),
+        ("n\n$", {}, 9, (3, "n\n", "stop", None)),
+        ("\nn", {}, 1, (1, "\n", "length", None)),
+    ],
+)
+def test_a_stop_text_of_byte_tokens_ends_the_answer_where_it_is_complete(
+    text: str, params: dict[str, tuple[str, ...]], max_tokens: int, expected: tuple[object, ...]
+) -> None:
+    tokenizer = TOKENIZERS["sentence_pieces"]
+    [n, end] = tokenizer.convert_tokens_to_ids(["n", "</s>"])
+    [newline] = byte_ids("\n")
+    ids = [{"n": n, "\n": newline, "$": end}[letter] for letter in text]
+    stop = StopRule(SamplingParams(**params), (end,), max_tokens, text_stream(tokenizer, [n]))
+    assert stop.advance(ids) == expected
 
 
 def other_decoders() -> dict[str, PreTrainedTokenizerBase]:
