@@ -1,7 +1,6 @@
-"""Trains and exports the bundled language models: `python -m draftline.training.demo_models`.
+"""Trains and exports the bundled language models; `deploy/cli/demo/train_models.py` runs it.
 
-Runs resume from `training/runs/`; an exported model holds bfloat16 safetensors, config and
-tokenizer in Hugging Face format.
+An exported model holds bfloat16 safetensors, config and tokenizer in Hugging Face format.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import platform
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..core.progress import Progress, unseen
 from . import corpus
 from .language_model import Phase, TokenStreams, TrainingPlan, evaluate, train
 from .loss_curve import draw_loss_curve
@@ -27,7 +25,6 @@ from .other_tokenizers import byte_tokenizer, train_unigram_tokenizer
 from .tokenizer import train_tokenizer
 
 CONTEXT_LEN = 1024
-ROOT = Path(__file__).parent.parent
 
 
 class TokenizerKind(Enum):
@@ -93,7 +90,9 @@ BYTES_DRAFTER = DemoModel(
 MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER, BYTES_DRAFTER)}
 
 
-def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> float:
+def build(
+    model: DemoModel, run_dir: Path, export_dir: Path, threads: int, progress: Progress = unseen
+) -> float:
     """Train (or resume) and export one model; returns its held-out perplexity."""
     torch.set_num_threads(threads)
     files = corpus.training_files()
@@ -104,7 +103,7 @@ def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> fl
         more=_stream(tokenizer, more_files),
         held_out=_stream(tokenizer, corpus.held_out_files()),
     )
-    trained = train(model.config(tokenizer), texts, model.plan, run_dir)
+    trained = train(model.config(tokenizer), texts, model.plan, run_dir, progress)
     loss = export(trained, tokenizer, texts.held_out, export_dir, model.context_len)
     bits = loss / math.log(2) * len(texts.held_out)
     held_out_bytes = sum(len(file.text.encode()) for file in corpus.held_out_files())
@@ -185,20 +184,3 @@ def _stream(
         ids += between
         ids += tokenizer.encode(file.text, add_special_tokens=False, verbose=False)
     return np.array(ids, dtype=np.int64)
-
-
-def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Models to train; default: all.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
-) -> None:
-    """Train the bundled demo models; an interrupted run goes on where it stopped."""
-    for name in names or MODELS:
-        folder = ROOT / "deploy" / "assets" / "models" / name
-        perplexity = build(MODELS[name], ROOT / "training" / "runs" / name, folder, threads)
-        typer.echo(f"{name}: held-out perplexity {perplexity:.2f}, written to {folder}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

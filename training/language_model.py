@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ..core.progress import Progress, unseen
 from .muon import Muon
-from .progress import progress_bar
 
 # Tokens of held-out text that each checkpoint is judged by.
 HELD_OUT_SAMPLE = 16 * 1024
@@ -99,6 +99,7 @@ def train(
     texts: TokenStreams,
     plan: TrainingPlan,
     run_dir: Path,
+    progress: Progress = unseen,
 ) -> LlamaForCausalLM:
     """Train from scratch, or from the last checkpoint in `run_dir`; returns the float32 model.
 
@@ -110,14 +111,13 @@ def train(
     forward = torch.compile(model, dynamic=False)
     optimizers = _optimizers(model, plan)
     step = _resume(run_dir, model, optimizers)
-    with progress_bar("steps") as progress:
-        task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
+    with progress(run_dir.name, total=plan.num_steps, unit="steps", done=step) as work:
         while step < plan.num_steps:
             is_late = step >= plan.more_from * plan.num_steps
             batch = _batch(texts.more if is_late else texts.first, plan, step)
             loss = _train_step(forward, optimizers, batch, plan.lr_factor(step))
             step += 1
-            progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
+            work.advance(note=f"loss {loss:.3f}")
             if step % plan.checkpoint_every == 0 or step == plan.num_steps:
                 # Positions that no batch has reached yet would say nothing.
                 window = plan.phase(step - 1).window

@@ -13,6 +13,7 @@ from ...core.request.sampling_params import SamplingParams
 from ..engine.engine import AsyncEngine
 from ..ray_serve.runtime import quiet_libraries
 from ..settings.settings import build_serve_args
+from .progress import progress
 
 
 def run_generate(settings: Mapping[str, Any], prompt: str, params: SamplingParams) -> None:
@@ -23,7 +24,8 @@ def run_generate(settings: Mapping[str, Any], prompt: str, params: SamplingParam
 
 
 async def _generate(engine: AsyncEngine, prompt: str, params: SamplingParams) -> None:
-    await engine.start()
+    with progress("starting", total=1, unit="engines"):
+        await engine.start()
     last: Delta | None = None
     begin = time.perf_counter()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -53,4 +53,15 @@ class Endpoint(Protocol):
 
     async def answer(self, ask: Ask) -> Record:
         """Send a request and read its whole stream. Raises `DraftlineError`."""
+        ...
+
+
+class DrawingEndpoint(Endpoint, Protocol):
+    """An endpoint that also tells how probable the tokens are that it draws from."""
+
+    async def first_token(self, ask: Ask, num_top: int) -> tuple[str, Mapping[str, float]]:
+        """The first token of an answer, and the probabilities of the `num_top` most probable ones.
+
+        Tokens are told by their text or id. Without log-probabilities there are none.
+        """
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -77,6 +79,18 @@ class EngineEndpoint:
             counts=from_metrics(metrics),
             num_prompt_tokens=metrics.prompt_tokens,
         )
+
+    async def first_token(self, ask: Ask, num_top: int) -> tuple[str, dict[str, float]]:
+        """The first token's id, and the probabilities of the most probable ones' ids."""
+        assert isinstance(ask.prompt, str)
+        params = replace(_params(ask), max_tokens=1, logprobs=num_top)
+        async with aclosing(self._engine.stream(ask.prompt, params, self._options(ask))) as deltas:
+            drawn = [log_prob async for delta in deltas for log_prob in delta.log_probs]
+        if not drawn:
+            return "", {}
+        return str(drawn[0].token_id), {
+            str(token): math.exp(log_prob) for token, log_prob in drawn[0].top
+        }
 
     async def _timed_deltas(
         self, prompt: str | Sequence[int], params: SamplingParams, options: RequestOptions

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Self
 
 import openai
@@ -20,6 +22,8 @@ from .endpoint import Ask
 
 TIMEOUT_S = 600.0
 NO_KEY = "none"
+# Stands for bytes that are no whole character.
+UNDECODED = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,30 @@ class HttpEndpoint:
             async for chunk in await self._stream(ask):
                 answer.add(chunk, self.clock() - start)
         return answer.record(ask.name)
+
+    async def first_token(self, ask: Ask, num_top: int) -> tuple[str, dict[str, float]]:
+        """The first token's text, and the probabilities of the most probable ones.
+
+        A text that several tokens may have is not among them. Raises `openai.APIError`.
+        """
+        prompt: Any = ask.prompt
+        answer = await self.client.completions.create(
+            model=self.info.model,
+            prompt=prompt,
+            max_tokens=1,
+            temperature=ask.temperature,
+            seed=ask.seed,
+            logprobs=num_top,
+            extra_body=self.extra_body(ask),
+        )
+        told = answer.choices[0].logprobs
+        if told is None or not told.tokens or not told.top_logprobs:
+            return "", {}
+        # The chosen token is told, too, where it is not one of the likeliest.
+        likeliest = sorted(told.top_logprobs[0].items(), key=itemgetter(1))[-num_top:]
+        return told.tokens[0], {
+            text: math.exp(log_prob) for text, log_prob in likeliest if UNDECODED not in text
+        }
 
     async def _stream(self, ask: Ask) -> AsyncIterator[Completion | ChatCompletionChunk]:
         fields: dict[str, Any] = {

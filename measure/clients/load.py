@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from ...core.errors import ConfigError
+from ...core.progress import Unseen, Work
 from ..records.record import Record
 from .endpoint import Ask, Endpoint
 
@@ -50,21 +51,24 @@ class Load:
 
 
 async def run_load(
-    endpoint: Endpoint, asks: Sequence[Ask], load: Load
+    endpoint: Endpoint, asks: Sequence[Ask], load: Load, work: Work | None = None
 ) -> tuple[list[Record], float]:
     """Records in the order of `asks`, and the seconds until the last one was answered.
 
     Of an ask with further turns there is a record for each, the next one asked at once. A request's
     times count from when it was sent, without its wait for `concurrency`. Raises `DraftlineError`
-    where any fails: a run with failures measures nothing.
+    where any fails: a run with failures measures nothing. `work` advances by one an ask.
     """
+    work = work or Unseen()
     gate = asyncio.Semaphore(load.concurrency) if load.concurrency else nullcontext()
     begin = endpoint.clock()
 
     async def send(ask: Ask, start: float) -> list[Record]:
         await asyncio.sleep(max(0.0, begin + start - endpoint.clock()))
         async with gate:
-            return await _converse(endpoint, ask)
+            records = await _converse(endpoint, ask)
+        work.advance()
+        return records
 
     tasks = [
         asyncio.create_task(send(ask, start))

@@ -1,19 +1,17 @@
-"""Whether a live server draws tokens by the target's own probabilities, with speculation or not."""
+"""Whether tokens are drawn by the target's own probabilities, with speculation or not."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 import openai
 import torch
 
 from ...core.errors import DraftlineError
-from ..clients.endpoint import Ask
-from ..clients.http_endpoint import HttpEndpoint
+from ...core.progress import Progress, unseen
+from ..clients.endpoint import Ask, DrawingEndpoint, Endpoint
 from ..clients.load import Load, run_load
 from ..clients.setting import Setting
 from .equality import Difference, difference
@@ -24,8 +22,6 @@ PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    print("
 NUM_TOKENS = 8
 TOP_LOGPROBS = 5
 MIN_EXPECTED = 5.0
-# Stands for bytes that are no whole character.
-UNDECODED = "\ufffd"
 # A sound server fails one check in a million.
 LEAST_P = 1e-6
 
@@ -60,15 +56,17 @@ class ChiSquare:
 
 
 async def check_seeds(
-    endpoint: HttpEndpoint, plain: Setting, drafted: Setting, *, seeds: int, together: int
-) -> SeedCheck:
+    endpoint: Endpoint, plain: Setting, drafted: Setting, *, seeds: int, together: int,
+    progress: Progress = unseen,
+) -> SeedCheck:  # fmt: skip
     """Draw with `seeds` seeds under both settings. Raises `DraftlineError`."""
     asks = [_ask(plain, seed) for seed in range(seeds)]
     load = Load(concurrency=together)
-    expected, _ = await run_load(endpoint, asks, load)
-    records, _ = await run_load(
-        endpoint, [replace(ask, setting=drafted, max_nodes=1) for ask in asks], load
-    )
+    with progress("seeds", total=2 * seeds, unit="draws") as work:
+        expected, _ = await run_load(endpoint, asks, load, work)
+        records, _ = await run_load(
+            endpoint, [replace(ask, setting=drafted, max_nodes=1) for ask in asks], load, work
+        )
     partings = [difference(drafted.name, a, b) for a, b in zip(expected, records, strict=True)]
     counts = [record.counts for record in records if record.counts is not None]
     return SeedCheck(
@@ -81,22 +79,25 @@ async def check_seeds(
 
 
 async def check_first_token(
-    endpoint: HttpEndpoint, setting: Setting, *, seeds: int
+    endpoint: DrawingEndpoint, setting: Setting, *, seeds: int, progress: Progress = unseen
 ) -> ChiSquare | str:
     """A chi-square test of first tokens, or why there is none: no logprobs, or too few draws.
 
     Raises `DraftlineError`.
     """
     draws: Counter[str] = Counter()
-    probabilities: dict[str, float] = {}
-    for seed in range(seeds):
-        try:
-            token, probabilities = await _draw(endpoint, _ask(setting, seed))
-        except openai.BadRequestError as error:
-            return f"the server refuses logprobs: {error.message}"
-        except openai.APIError as error:
-            raise DraftlineError(f"seed {seed}: {error}") from error
-        draws[token] += 1
+    probabilities: Mapping[str, float] = {}
+    with progress("first tokens", total=seeds, unit="draws") as work:
+        for seed in range(seeds):
+            try:
+                ask = _ask(setting, seed)
+                token, probabilities = await endpoint.first_token(ask, TOP_LOGPROBS)
+            except openai.BadRequestError as error:
+                return f"the server refuses logprobs: {error.message}"
+            except openai.APIError as error:
+                raise DraftlineError(f"seed {seed}: {error}") from error
+            draws[token] += 1
+            work.advance()
     if not probabilities:
         return "the server sends no logprobs"
     test = chi_square(draws, probabilities)
@@ -142,27 +143,3 @@ def _ask(setting: Setting, seed: int) -> Ask:
         temperature=1.0,
         seed=seed,
     )
-
-
-async def _draw(endpoint: HttpEndpoint, ask: Ask) -> tuple[str, dict[str, float]]:
-    """The first token's text, and the probabilities of the likeliest ones.
-
-    A text that several tokens may have is not among them. Raises `openai.APIError`.
-    """
-    answer = await endpoint.client.completions.create(
-        model=endpoint.info.model,
-        prompt=PROMPT,
-        max_tokens=1,
-        temperature=ask.temperature,
-        seed=ask.seed,
-        logprobs=TOP_LOGPROBS,
-        extra_body=endpoint.extra_body(ask),
-    )
-    told = answer.choices[0].logprobs
-    if told is None or not told.tokens or not told.top_logprobs:
-        return "", {}
-    # The chosen token is told, too, where it is not one of the likeliest.
-    likeliest = sorted(told.top_logprobs[0].items(), key=itemgetter(1))[-TOP_LOGPROBS:]
-    return told.tokens[0], {
-        text: math.exp(log_prob) for text, log_prob in likeliest if UNDECODED not in text
-    }

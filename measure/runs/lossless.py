@@ -1,10 +1,11 @@
-"""Whether a live server's answers depend on speculation: matched requests with it on and off."""
+"""Whether answers depend on speculation: matched requests with it on and off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...core.progress import Progress, unseen
 from ..clients.endpoint import Ask, Endpoint
 from ..clients.load import Load, run_load
 from ..clients.setting import TARGET_ONLY, Setting
@@ -61,7 +62,7 @@ async def check_answers(
     *,
     max_tokens: int,
     together: int,
-    tell: Callable[[str], None],
+    progress: Progress = unseen,
 ) -> list[Check]:
     """Check every sampling and setting, one request after another and `together` at once.
 
@@ -70,17 +71,20 @@ async def check_answers(
     """
     assert settings[0].name == TARGET_ONLY
     checks = []
-    for sampling in SAMPLINGS:
-        asks = _asks(sampling, settings[0], prompts, max_tokens)
-        expected, _ = await run_load(endpoint, asks, Load(concurrency=1))
-        for setting in settings:
-            for count in (1, together):
-                if setting is settings[0] and count == 1:
-                    continue
-                tell(f"{sampling.name}: {setting.name}, {count} at once")
-                of_setting = [replace(ask, setting=setting) for ask in asks]
-                records, _ = await run_load(endpoint, of_setting, Load(concurrency=count))
-                checks.append(_check(sampling, setting, count, expected, records))
+    num_asks = len(SAMPLINGS) * len(settings) * 2 * len(prompts)
+    with progress("answers", total=num_asks, unit="prompts") as work:
+        for sampling in SAMPLINGS:
+            work.advance(0, f"{sampling.name}: {settings[0].name}, 1 at once")
+            asks = _asks(sampling, settings[0], prompts, max_tokens)
+            expected, _ = await run_load(endpoint, asks, Load(concurrency=1), work)
+            for setting in settings:
+                for count in (1, together):
+                    if setting is settings[0] and count == 1:
+                        continue
+                    work.advance(0, f"{sampling.name}: {setting.name}, {count} at once")
+                    of_setting = [replace(ask, setting=setting) for ask in asks]
+                    records, _ = await run_load(endpoint, of_setting, Load(concurrency=count), work)
+                    checks.append(_check(sampling, setting, count, expected, records))
     return checks
 
 

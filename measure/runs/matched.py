@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...core.progress import Progress, unseen
 from ..clients.endpoint import Ask, Endpoint
 from ..clients.load import Load, run_load
 from ..clients.setting import Setting
@@ -71,7 +72,7 @@ Runs = dict[str, list[Run]]
 
 
 async def run_matched(
-    endpoints: Mapping[Setting, Endpoint], plan: Plan, tell: Callable[[str], None]
+    endpoints: Mapping[Setting, Endpoint], plan: Plan, progress: Progress = unseen
 ) -> Runs:
     """Runs of every setting by its name, one a round, after a warm-up that is not kept, if any.
 
@@ -81,15 +82,19 @@ async def run_matched(
     """
     runs: Runs = {setting.name: [] for setting in endpoints}
     order = list(endpoints)
-    for turn in range(0 if plan.warm_up else 1, plan.rounds + 1):
-        for setting in order:
-            tell(f"{'warm-up' if turn == 0 else f'round {turn} of {plan.rounds}'}: {setting.name}")
-            asks = plan.asks(setting, f"bench-{setting.name}-{turn}")
-            before = time.process_time()
-            records, seconds = await run_load(endpoints[setting], asks, plan.load)
-            if turn:
-                processor_s = time.process_time() - before
-                run = Run(tuple(records), run_metrics(records, seconds), processor_s)
-                runs[setting.name].append(run)
-        order = [*order[1:], order[0]]
+    turns = range(0 if plan.warm_up else 1, plan.rounds + 1)
+    num_asks = len(turns) * len(order) * len(plan.prompts)
+    with progress("bench", total=num_asks, unit="prompts") as work:
+        for turn in turns:
+            name = f"round {turn} of {plan.rounds}" if turn else "warm-up"
+            for setting in order:
+                work.advance(0, f"{name}: {setting.name}")
+                asks = plan.asks(setting, f"bench-{setting.name}-{turn}")
+                before = time.process_time()
+                records, seconds = await run_load(endpoints[setting], asks, plan.load, work)
+                if turn:
+                    processor_s = time.process_time() - before
+                    run = Run(tuple(records), run_metrics(records, seconds), processor_s)
+                    runs[setting.name].append(run)
+            order = [*order[1:], order[0]]
     return runs

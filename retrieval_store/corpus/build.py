@@ -1,4 +1,4 @@
-"""Builds a corpus: documents, refinement by the target, segments, store; with bars of progress."""
+"""Builds a corpus: documents, refinement by the target, segments, store."""
 
 from __future__ import annotations
 
@@ -6,21 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
-
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
+from ...core.progress import Progress, unseen
 from ..delta.fingerprint import Fingerprint
 from ..segment.segment import Segment, build_segment
 from ..store import SegmentStore, check_namespace
@@ -30,40 +18,6 @@ from .refine import Score
 from .report import CorpusReport, DropLog
 from .scoring import CorpusScorer
 from .selection import LOWEST, TOKEN_COVERAGE, choose, resolve_selection
-
-# The speed is that of the last so many seconds: batches of a slow target are seconds apart.
-SPEED_SECONDS = 60.0
-
-
-class BuildProgress(Progress):
-    """Progress bars on stderr; none with `shown` False."""
-
-    def __init__(self, *, shown: bool, console: Console | None = None) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            SpeedColumn(),
-            TimeRemainingColumn(),
-            console=console or Console(stderr=True),
-            disable=not shown,
-            speed_estimate_period=SPEED_SECONDS,
-        )
-
-    def start_work(self, description: str, unit: str, total: int | None) -> TaskID:
-        """Add a bar and return its id; `unit` is what is counted, in the plural."""
-        return self.add_task(description, total=total, unit=unit)
-
-
-class SpeedColumn(ProgressColumn):
-    """A column of a progress bar: units a second."""
-
-    def render(self, task: Task) -> Text:
-        """The speed as text; empty until there is one."""
-        speed = task.finished_speed or task.speed
-        unit = task.fields.get("unit", "")
-        return Text("" if speed is None else f"{speed:,.0f} {unit}/s", style="progress.data.speed")
-
 
 Tokenize = Callable[[Document], TokenizedDocument]
 
@@ -103,14 +57,14 @@ class BuildSettings:
 
     refinement          None keeps every fit document
     max_segment_tokens  a larger corpus makes several segments (25 bytes of memory a token)
-    show_progress       a bar on stderr
+    progress            is told how far each part of the work is
     """
 
     fingerprint: Fingerprint
     rules: DocumentRules = field(default_factory=DocumentRules)
     refinement: Refinement | None = None
     max_segment_tokens: int = 64_000_000
-    show_progress: bool = False
+    progress: Progress = unseen
 
 
 def build_corpus(
@@ -128,17 +82,16 @@ def build_corpus(
     `ConfigError` if none is left, and `StoreError` if the store cannot take the segments.
     """
     check_namespace(namespace)
-    with BuildProgress(shown=settings.show_progress) as progress:
-        dropped = DropLog()
-        num_read, fit = _fit(documents, tokenize, settings.rules, dropped, progress)
-        scores = _scores(fit, settings.refinement, progress)
-        kept = _chosen(scores, [one.tokens for one in fit], settings.refinement)
-        for index in sorted(set(range(len(fit))) - set(kept)):
-            dropped.add(_reason(settings.refinement), fit[index].name)
-        if not kept:
-            reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.counts.items())
-            raise ConfigError("documents", f"none of {num_read} is left ({reasons or 'no input'})")
-        segments = list(_segments([fit[index].tokens.ids for index in kept], settings, progress))
+    dropped = DropLog()
+    num_read, fit = _fit(documents, tokenize, settings, dropped)
+    scores = _scores(fit, settings)
+    kept = _chosen(scores, [one.tokens for one in fit], settings.refinement)
+    for index in sorted(set(range(len(fit))) - set(kept)):
+        dropped.add(_reason(settings.refinement), fit[index].name)
+    if not kept:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.counts.items())
+        raise ConfigError("documents", f"none of {num_read} is left ({reasons or 'no input'})")
+    segments = list(_segments([fit[index].tokens.ids for index in kept], settings))
     perplexities = [score.perplexity for score in scores]
     return CorpusReport(
         num_read=num_read,
@@ -163,24 +116,22 @@ class _Fit(NamedTuple):
 def _fit(
     documents: Iterable[Document | Unreadable],
     tokenize: Tokenize,
-    rules: DocumentRules,
+    settings: BuildSettings,
     dropped: DropLog,
-    progress: BuildProgress,
 ) -> tuple[int, list[_Fit]]:
     """The number of documents read, and those that the rules let pass."""
-    task = progress.start_work("Reading", "documents", None)
-    sieve = DocumentFilter(rules)
+    sieve = DocumentFilter(settings.rules)
     num_read = 0
     fit: list[_Fit] = []
-    for document in documents:
-        num_read += 1
-        progress.advance(task)
-        tokens = _tokens(document, tokenize, sieve)
-        if isinstance(tokens, str):
-            dropped.add(tokens, document.name)
-        else:
-            fit.append(_Fit(document.name, tokens))
-    progress.update(task, total=num_read)
+    with settings.progress("reading", total=None, unit="documents") as work:
+        for document in documents:
+            num_read += 1
+            work.advance()
+            tokens = _tokens(document, tokenize, sieve)
+            if isinstance(tokens, str):
+                dropped.add(tokens, document.name)
+            else:
+                fit.append(_Fit(document.name, tokens))
     return num_read, fit
 
 
@@ -196,18 +147,16 @@ def _tokens(
     return sieve.length_fault(len(tokens.ids)) or tokens
 
 
-def _scores(
-    fit: Sequence[_Fit], refinement: Refinement | None, progress: BuildProgress
-) -> list[Score]:
+def _scores(fit: Sequence[_Fit], settings: BuildSettings) -> list[Score]:
+    refinement = settings.refinement
     if refinement is None:
         return []
     tokens = [document.tokens for document in fit]
-    task = progress.start_work("Scoring", "tokens", sum(len(each.ids) for each in tokens))
-    return refinement.scorer.scores(
-        tokens,
-        lambda count: progress.advance(task, count),
-        with_probs=refinement.selection == TOKEN_COVERAGE,
-    )
+    num_tokens = sum(len(each.ids) for each in tokens)
+    with settings.progress("scoring", total=num_tokens, unit="tokens") as work:
+        return refinement.scorer.scores(
+            tokens, work.advance, with_probs=refinement.selection == TOKEN_COVERAGE
+        )
 
 
 def _chosen(
@@ -225,19 +174,17 @@ def _reason(refinement: Refinement | None) -> str:
     return "perplexity" if is_lowest else "perplexity or coverage"
 
 
-def _segments(
-    documents: Sequence[Int32], settings: BuildSettings, progress: BuildProgress
-) -> Iterator[Segment]:
+def _segments(documents: Sequence[Int32], settings: BuildSettings) -> Iterator[Segment]:
     fingerprint = settings.fingerprint
-    task = progress.start_work("Sorting", "documents", len(documents))
-    for group in _groups(documents, settings.max_segment_tokens):
-        yield build_segment(
-            group,
-            tokenizer_hash=fingerprint.tokenizer_hash,
-            model_hash=fingerprint.model_hash,
-            vocab_size=fingerprint.vocab_size,
-        )
-        progress.advance(task, len(group))
+    with settings.progress("sorting", total=len(documents), unit="documents") as work:
+        for group in _groups(documents, settings.max_segment_tokens):
+            yield build_segment(
+                group,
+                tokenizer_hash=fingerprint.tokenizer_hash,
+                model_hash=fingerprint.model_hash,
+                vocab_size=fingerprint.vocab_size,
+            )
+            work.advance(len(group))
 
 
 def _groups(documents: Sequence[Int32], most: int) -> Iterator[list[Int32]]:

@@ -21,7 +21,7 @@ from draftline.measure.clients.endpoint import Ask
 from draftline.measure.clients.engine_endpoint import EngineEndpoint
 from draftline.measure.clients.http_endpoint import HttpEndpoint
 from draftline.measure.clients.setting import Setting
-from draftline.measure.runs.distribution import check_first_token, check_seeds
+from draftline.measure.runs.distribution import ChiSquare, check_first_token, check_seeds
 from support.fakes.fake_engine import FakeEngine
 
 TEXT = "def f(x):\n    return x\n"
@@ -218,6 +218,17 @@ async def test_logprobs_are_tested_where_the_server_gives_them() -> None:
         found = await check_first_token(endpoint, TARGET, seeds=20)
     assert not isinstance(found, str)
     assert (found.num_bins, found.statistic) == (2, pytest.approx(0, abs=1e-4))
+
+
+async def test_logprobs_of_an_engine_are_tested() -> None:
+    """The fake engine says exp(-1) to exp(-5) of five tokens, and never gives one of them."""
+    engine = PromptEngine()
+    found = await check_first_token(EngineEndpoint(engine, per_request=True), TARGET, seeds=200)
+    assert isinstance(found, ChiSquare)
+    # The fourth and fifth are expected less than five times, and join all others.
+    assert (found.num_draws, found.num_bins) == (200, 4)
+    assert not found.is_sound
+    assert {call[1].max_tokens for call in engine.calls} == {1}
 
 
 async def test_a_server_without_logprobs_skips_that_check() -> None:

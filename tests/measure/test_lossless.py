@@ -9,11 +9,12 @@ import pytest
 from draftline.measure.clients.setting import matched_settings
 from draftline.measure.prompts.bench_prompt import BenchPrompt
 from draftline.measure.report.lossless_report import LosslessReport
-from draftline.measure.runs.distribution import ChiSquare, SeedCheck, chi_square
+from draftline.measure.runs.distribution import ChiSquare, SeedCheck, check_seeds, chi_square
 from draftline.measure.runs.lossless import SAMPLINGS, check_answers
 from rich.console import Console
 from scipy import stats
 from support.fakes.fake_endpoint import ANSWER, FakeEndpoint
+from support.fakes.recorded_progress import RecordedProgress
 
 PROMPTS = [BenchPrompt("a", "x"), BenchPrompt("b", "y")]
 SETTINGS = matched_settings(("spectra", "model"), None)
@@ -21,9 +22,7 @@ SOUND = SeedCheck(num_seeds=5, num_distinct=3, num_drafted=4, num_accepted=1, di
 
 
 async def report_of(wrong: tuple[int, ...] = ANSWER) -> LosslessReport:
-    checks = await check_answers(
-        FakeEndpoint(wrong), SETTINGS, PROMPTS, max_tokens=5, together=2, tell=lambda _text: None
-    )
+    checks = await check_answers(FakeEndpoint(wrong), SETTINGS, PROMPTS, max_tokens=5, together=2)
     return LosslessReport({}, checks, SOUND, "no logprobs here")
 
 
@@ -41,6 +40,21 @@ async def test_every_sampling_setting_and_concurrency_is_checked() -> None:
     text = printed(report)
     assert "lossless: 47 answers compared, no difference" in text
     assert "skipped, no logprobs here" in text
+
+
+async def test_progress_reaches_the_number_of_prompts() -> None:
+    progress = RecordedProgress()
+    await check_answers(
+        FakeEndpoint(), SETTINGS, PROMPTS, max_tokens=5, together=2, progress=progress
+    )
+    await check_seeds(
+        FakeEndpoint(), SETTINGS[0], SETTINGS[1], seeds=4, together=2, progress=progress
+    )
+    answers, seeds = progress.works
+    # Each sampling and setting, one by one and together; seeds with drafts and without.
+    assert answers.done == answers.total == len(SAMPLINGS) * len(SETTINGS) * 2 * len(PROMPTS)
+    assert answers.notes[-1] == "t 1: all, 2 at once"
+    assert seeds.done == seeds.total == 8
 
 
 async def test_a_wrong_answer_is_listed() -> None:

@@ -15,20 +15,16 @@ from draftline.measure.report.summary import BenchResult, summarise
 from draftline.measure.runs.equality import differences
 from draftline.measure.runs.matched import Plan, run_matched
 from support.fakes.fake_endpoint import ANSWER, FakeEndpoint
+from support.fakes.recorded_progress import RecordedProgress
 
 KNOWN = ("spectra", "model")
 PROMPTS = [BenchPrompt(name, f"text {name}") for name in "abc"]
 SETTINGS = matched_settings(KNOWN, None)
 
 
-def quiet(_text: str) -> None: ...
-
-
 async def result_of(wrong: tuple[int, ...] = ANSWER) -> BenchResult:
     endpoint = FakeEndpoint(wrong)
-    runs = await run_matched(
-        dict.fromkeys(SETTINGS, endpoint), Plan(prompts=PROMPTS, rounds=2), quiet
-    )
+    runs = await run_matched(dict.fromkeys(SETTINGS, endpoint), Plan(prompts=PROMPTS, rounds=2))
     return BenchResult({}, summarise(runs, "target"), tuple(differences(runs, "target")))
 
 
@@ -63,7 +59,7 @@ def test_fixed_numbers_of_nodes_are_settings_of_their_own() -> None:
 async def test_settings_take_turns_on_the_same_requests() -> None:
     endpoint = FakeEndpoint()
     plan = Plan(prompts=PROMPTS, rounds=2, temperature=0.5, seed=7)
-    runs = await run_matched(dict.fromkeys(SETTINGS, endpoint), plan, quiet)
+    runs = await run_matched(dict.fromkeys(SETTINGS, endpoint), plan)
     assert {name: len(rounds) for name, rounds in runs.items()} == dict.fromkeys(runs, 2)
     order = [ask.setting.name for ask in endpoint.asked[:: len(PROMPTS)]]
     assert order == [
@@ -106,7 +102,7 @@ async def test_an_answer_that_ends_early_differs() -> None:
 
 async def test_differences_are_explained() -> None:
     runs = await run_matched(
-        dict.fromkeys(SETTINGS[:2], FakeEndpoint((1, 9))), Plan(prompts=PROMPTS, rounds=1), quiet
+        dict.fromkeys(SETTINGS[:2], FakeEndpoint((1, 9))), Plan(prompts=PROMPTS, rounds=1)
     )
 
     def explain(expected: Record, found: Record) -> tuple[str, bool]:
@@ -179,7 +175,7 @@ async def test_what_follows_a_wrong_answer_is_not_blamed_again() -> None:
     prompts = [BenchPrompt("a", "Hi.", further_turns=("More.",))]
     endpoint = FakeEndpoint((1, 9))
     runs = await run_matched(
-        dict.fromkeys(SETTINGS[:2], endpoint), Plan(prompts=prompts, rounds=1, turns=2), quiet
+        dict.fromkeys(SETTINGS[:2], endpoint), Plan(prompts=prompts, rounds=1, turns=2)
     )
     found = differences(runs, "target")
     assert [(one.setting, one.position) for one in found] == [("spectra", 1)]
@@ -198,5 +194,19 @@ async def test_answers_are_as_long_as_asked_for() -> None:
 async def test_a_run_without_a_warm_up() -> None:
     endpoint = FakeEndpoint()
     plan = Plan(prompts=PROMPTS, rounds=1, warm_up=False)
-    await run_matched({SETTINGS[0]: endpoint}, plan, quiet)
+    await run_matched({SETTINGS[0]: endpoint}, plan)
     assert len(endpoint.asked) == len(PROMPTS)
+
+
+async def test_progress_counts_the_prompts_of_all_rounds() -> None:
+    progress = RecordedProgress()
+    prompts = [BenchPrompt("a", "Hi.", further_turns=("More.",)), BenchPrompt("b", "Hello.")]
+    plan = Plan(prompts=prompts, rounds=2, turns=2)
+    await run_matched(dict.fromkeys(SETTINGS[:2], FakeEndpoint()), plan, progress)
+    [work] = progress.works
+    # Two settings, a warm-up and two rounds.
+    assert work.done == work.total == 12
+    assert work.notes == [
+        "warm-up: target", "warm-up: spectra", "round 1 of 2: spectra", "round 1 of 2: target",
+        "round 2 of 2: target", "round 2 of 2: spectra",
+    ]  # fmt: skip

@@ -23,6 +23,7 @@ from draftline.training.heads.distilled_texts import (
 from draftline.training.heads.export import export_head
 from draftline.training.heads.feature_passes.draft_vocabulary import vocabulary_of
 from draftline.training.heads.trainer import HeadPlan, read_log, read_losses, train_head
+from support.fakes.recorded_progress import RecordedProgress
 from support.inputs.tiny_heads import CONFIGS, PLAN, eagle3, griffin, p_eagle, texts
 from support.tools.tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM
@@ -62,7 +63,11 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
         patched.setattr(trainer, "_texts_of", until_killed)
         with pytest.raises(Killed):
             train_head(config, checkpoint, said, PLAN, tmp_path / "killed")
-    again = train_head(config, checkpoint, said, PLAN, tmp_path / "killed")
+    progress = RecordedProgress()
+    again = train_head(config, checkpoint, said, PLAN, tmp_path / "killed", progress=progress)
+    [work] = progress.works
+    # The last checkpoint is that of step 3.
+    assert (work.total, work.done, len(work.notes)) == (6, 6, 3)
     for name, tensor in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
     log = list(read_log(tmp_path / "whole"))

@@ -15,12 +15,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...core.errors import ConfigError
+from ...core.progress import Progress, unseen
 from ...models.heads.dflash import DFlash
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, HeadConfig, build_head
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.load.model_info import read_model_info
-from ..progress import progress_bar
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
 from .feature_passes.draft_vocabulary import begin_vocabulary, frequent_tokens
@@ -69,7 +69,7 @@ class HeadPlan:
 
 def train_head(
     config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
-    run_dir: Path,
+    run_dir: Path, *, progress: Progress = unseen,
 ) -> Head:  # fmt: skip
     """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
 
@@ -103,8 +103,8 @@ def train_head(
         raise ConfigError(
             "run_dir", f"{run_dir} is not the same to all processes; give a folder that they share"
         )
-    with progress_bar("steps", is_shown=accelerator.is_main_process) as progress:
-        task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
+    shown = progress if accelerator.is_main_process else unseen
+    with shown(run_dir.name, total=plan.num_steps, unit="steps", done=step) as work:
         while step < plan.num_steps:
             chosen = _texts_of(texts, plan, step, accelerator)
             with accelerator.autocast():
@@ -116,7 +116,7 @@ def train_head(
             _step(head, optimizer, plan, step, accelerator)
             losses.append(loss)
             step += 1
-            progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
+            work.advance(note=f"loss {loss:.3f}")
             is_due = step % plan.checkpoint_every == 0 or step == plan.num_steps
             if is_due and accelerator.is_main_process:
                 shares = _shares(objective, target, held_out, plan.window)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +17,7 @@ from ..flag_command import ConfigFile, FlagCommand, Model, Speculative
 
 if TYPE_CHECKING:
     from ..flags import FlagGroup
-    from .job import BenchJob
+    from .job import BenchJob, LosslessJob
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -33,13 +34,14 @@ class BenchCommand(FlagCommand):
 
 
 class LosslessCommand(FlagCommand):
-    """`lossless`, whose flags are a `LosslessJob`'s fields."""
+    """`lossless`, whose flags are a `LosslessJob`'s fields and the settings of an engine."""
 
     def groups(self) -> Sequence[FlagGroup]:
-        """The flags of the checks."""
+        """The flags of the checks, then those of the engine."""
+        from ..serve.options import ENGINE
         from .job import LOSSLESS
 
-        return (LOSSLESS,)
+        return LOSSLESS, ENGINE
 
 
 def bench(
@@ -54,24 +56,37 @@ def bench(
     With --base-url, MODEL is the name that the server knows. On a server that is not draftline's,
     only latencies and throughputs are measured. Exits 1 if any answer differs from the target's.
     """
-    from ....cluster.config import EngineConfig
-    from ..serve.options import command_settings
     from .job import BenchJob
     from .run import run_bench
     from .suite import with_suite
 
     job = BenchJob(model=model, **ctx.obj[BenchJob])
-    flags = ctx.obj[EngineConfig]
-    if job.base_url is None:
-        settings = command_settings({"model": model, **flags}, config, speculative_config)
-    elif flags or config or speculative_config:
-        raise ConfigError("base-url", "a server has its own engine: leave out an engine's settings")
-    else:
-        settings = {}
+    settings = _engine_settings(ctx, job, config, speculative_config)
     _check_belongings(job)
     if job.suite is not None:
         job, settings = with_suite(job, settings, console.print)
     sys.exit(run_bench(job, settings, console))
+
+
+def _engine_settings(
+    ctx: typer.Context,
+    job: BenchJob | LosslessJob,
+    config: Path | None,
+    speculative_config: str | None,
+) -> dict[str, Any]:
+    """Of the engine in this process; none with --base-url.
+
+    Raises `ConfigError` where there are both.
+    """
+    from ....cluster.config import EngineConfig
+    from ..serve.options import command_settings
+
+    flags = ctx.obj[EngineConfig]
+    if job.base_url is None:
+        return command_settings({"model": job.model, **flags}, config, speculative_config)
+    if flags or config or speculative_config:
+        raise ConfigError("base-url", "a server has its own engine: leave out an engine's settings")
+    return {}
 
 
 def _check_belongings(job: BenchJob) -> None:
@@ -88,14 +103,23 @@ def _check_belongings(job: BenchJob) -> None:
         raise ConfigError("suite-rows", "belongs to a suite: give --suite")
 
 
-def lossless(ctx: typer.Context) -> None:
-    """Check on a live server that speculation changes no answer and no distribution.
+def lossless(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    config: ConfigFile = None,
+    speculative_config: Speculative = None,
+) -> None:
+    """Check that speculation changes no answer and no distribution of a model.
 
-    Exits 1 and lists the differences if anything differs.
+    The model runs in this process, with every draft that there is room for (node_budget: full)
+    where no setting says otherwise. With --base-url a running draftline server is checked, and
+    MODEL is the name that it knows. Exits 1 and lists the differences if anything differs.
     """
     from .job import LosslessJob
     from .lossless_run import run_lossless
     from .shadow_run import run_shadow
 
-    job = LosslessJob(**ctx.obj[LosslessJob])
-    sys.exit(run_shadow(job, console) if job.shadow else run_lossless(job, console))
+    job = LosslessJob(model=model, **ctx.obj[LosslessJob])
+    settings = _engine_settings(ctx, job, config, speculative_config)
+    sys.exit(run_shadow(job, console) if job.shadow else run_lossless(job, settings, console))

@@ -37,6 +37,7 @@ from ....models.load.model_info import read_model_info
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.engine import AsyncEngine
 from ...settings.settings import build_serve_args
+from ..progress import progress
 from .job import BenchJob
 
 # Tokens that a chat template puts around a turn and its answer, at most.
@@ -120,20 +121,22 @@ async def open_engines(
     async with AsyncExitStack() as stack:
         engines: dict[EngineConfig, AsyncEngine] = {}
         clocks: dict[EngineConfig, HostClock] = {}
-        for needed in configs:
-            if needed in engines:
-                continue
-            if profile is None:
-                engines[needed] = AsyncEngine(needed, pipelines=pipelines)
-            else:
-                simulation = _simulation(job, profile)
-                engines[needed] = _simulated(needed, simulation)
-                clocks[needed] = simulation.clock
-            await engines[needed].start()
-            stack.push_async_callback(engines[needed].close)
+        distinct = list(dict.fromkeys(configs))
+        with progress("starting", total=len(distinct), unit="engines") as work:
+            for needed in distinct:
+                if profile is None:
+                    engines[needed] = AsyncEngine(needed, pipelines=pipelines)
+                else:
+                    simulation = _simulation(job, profile)
+                    engines[needed] = _simulated(needed, simulation)
+                    clocks[needed] = simulation.clock
+                await engines[needed].start()
+                stack.push_async_callback(engines[needed].close)
+                work.advance()
         stack.enter_context(collector_spared())
         first = engines[configs[0]]
-        prompts = _that_fit(prompts, job, first)
+        turns, frame = job.turns, CHAT_FRAME if job.chat else 0
+        prompts = that_fit(prompts, first, job.max_tokens, turns=turns, frame=frame)
         plan = job.plan(_with_lengths(prompts, first.tokenizer) if job.dataset_lengths else prompts)
         endpoints = {
             setting: _endpoint(engines[needed], clocks.get(needed), job, first.tokenizer)
@@ -208,11 +211,13 @@ def _check_fits(config: EngineConfig, recording: Recording) -> None:
 async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
     """What the target alone answers, one prompt after the other."""
     answers = []
-    for index, prompt in enumerate(plan.prompts):
-        params = recorded_params(plan, index)
-        assert params.seed is not None
-        output = await engine.generate(prompt.text, params, RequestOptions(speculative=False))
-        answers.append(RecordedAnswer.of(prompt.name, prompt.text, params.seed, output))
+    with progress("recording", total=len(plan.prompts), unit="prompts") as work:
+        for index, prompt in enumerate(plan.prompts):
+            params = recorded_params(plan, index)
+            assert params.seed is not None
+            output = await engine.generate(prompt.text, params, RequestOptions(speculative=False))
+            answers.append(RecordedAnswer.of(prompt.name, prompt.text, params.seed, output))
+            work.advance()
     return Recording(
         model=model,
         max_tokens=plan.max_tokens,
@@ -238,9 +243,12 @@ async def _ask_all(
     said: Said = {}
     for tap in taps:
         tap.said = said
-    for setting, endpoint in endpoints.items():
-        if setting.drafters:
-            await run_load(endpoint, plan.asks(setting, f"record-{setting.name}"), Load())
+    asked = [setting for setting in endpoints if setting.drafters]
+    num_asks = len(asked) * len(plan.prompts)
+    with progress("recording what is said to drafters", total=num_asks, unit="prompts") as work:
+        for setting in asked:
+            asks = plan.asks(setting, f"record-{setting.name}")
+            await run_load(endpoints[setting], asks, Load(), work)
     for tap in taps:
         tap.said = None
     return said
@@ -294,16 +302,22 @@ def _with_lengths(
     ]
 
 
-def _that_fit(
-    prompts: Sequence[BenchPrompt], job: BenchJob, engine: AsyncEngine
+def that_fit(
+    prompts: Sequence[BenchPrompt],
+    engine: AsyncEngine,
+    max_tokens: int,
+    *,
+    turns: int = 1,
+    frame: int = 0,
 ) -> list[BenchPrompt]:
-    """Those whose turns and answers have room in the context."""
+    """Those whose first `turns`, each with `frame` tokens around it, and answers have room in the
+    context. Raises `ConfigError` where none has.
+    """
 
     def needed(prompt: BenchPrompt) -> int:
-        turns = [prompt.text, *prompt.further_turns][: job.turns]
-        frame = CHAT_FRAME if job.chat else 0
-        sizes = (len(engine.tokenizer(turn)["input_ids"]) for turn in turns)
-        return sum(size + frame + job.max_tokens for size in sizes)
+        asked = [prompt.text, *prompt.further_turns][:turns]
+        sizes = (len(engine.tokenizer(turn)["input_ids"]) for turn in asked)
+        return sum(size + frame + max_tokens for size in sizes)
 
     fit = [prompt for prompt in prompts if needed(prompt) <= engine.max_model_len]
     if not fit:

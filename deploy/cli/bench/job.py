@@ -261,10 +261,13 @@ class BenchJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LosslessJob:
-    """What is asked of `draftline lossless`."""
+    """What is asked of `draftline lossless`. `model` is the server's name for it."""
 
-    base_url: Annotated[str, Field(description="a running draftline server")]
-    model: Annotated[str | None, Field(description="name that the server knows")] = None
+    model: str | None = None
+    base_url: Annotated[
+        str | None,
+        Field(description="a running draftline server; default: an engine in this process"),
+    ] = None
     api_key: ApiKey = None
     drafters: Drafters = None
     prompts: Annotated[

@@ -1,26 +1,38 @@
-"""`draftline lossless`: all checks of one live server."""
+"""`draftline lossless`: all checks of a model in this process, or of one live server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
 from ....core.errors import ConfigError
+from ....measure.clients.endpoint import DrawingEndpoint
+from ....measure.clients.engine_endpoint import EngineEndpoint
 from ....measure.clients.http_endpoint import HttpEndpoint
-from ....measure.clients.setting import matched_settings
-from ....measure.prompts.bench_prompt import spread
+from ....measure.clients.setting import Setting, matched_settings
+from ....measure.prompts.bench_prompt import BenchPrompt, spread
 from ....measure.report.lossless_report import LosslessReport
 from ....measure.runs.distribution import check_first_token, check_seeds
 from ....measure.runs.lossless import check_answers
+from ...engine.engine import AsyncEngine
+from ...ray_serve.runtime import quiet_libraries
+from ...settings.settings import build_serve_args
+from ..progress import progress
+from .endpoints import that_fit
 from .job import LosslessJob
 from .prompts import bench_prompts
 
 
-def run_lossless(job: LosslessJob, console: Console) -> int:
+def run_lossless(job: LosslessJob, settings: Mapping[str, Any], console: Console) -> int:
     """Check, print, write; 0 if nothing differs, else 1. Raises `DraftlineError`."""
-    report = asyncio.run(_check(job, console))
+    quiet_libraries()
+    report = asyncio.run(_check(job, settings))
     report.print(console)
     if job.output is not None:
         job.output.parent.mkdir(parents=True, exist_ok=True)
@@ -29,28 +41,76 @@ def run_lossless(job: LosslessJob, console: Console) -> int:
     return 0 if report.is_lossless else 1
 
 
-async def _check(job: LosslessJob, console: Console) -> LosslessReport:
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What is checked, in which settings, the target alone first; `what` tells it in JSON."""
+
+    endpoint: DrawingEndpoint
+    ways: Sequence[Setting]
+    prompts: Sequence[BenchPrompt]
+    what: dict[str, Any]
+
+
+async def _check(job: LosslessJob, settings: Mapping[str, Any]) -> LosslessReport:
     prompts = spread(bench_prompts(job.prompts), job.num_prompts)
-    tell = console.print if console.is_terminal else lambda _text: None
-    async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
-        info = (await endpoint.connect(job.model)).info
-        if not info.is_draftline:
-            raise ConfigError("base-url", f"{job.base_url} is no draftline server")
-        settings = matched_settings(info.drafters, job.drafters)
-        if len(settings) == 1:
-            raise ConfigError("base-url", f"{job.base_url} has no drafters, so nothing can differ")
+    if job.base_url is not None:
+        opened = _open_server(job, job.base_url, prompts)
+    else:
+        opened = _open_engine(job, settings, prompts)
+    async with opened as checked:
+        endpoint, ways = checked.endpoint, checked.ways
         checks = await check_answers(
             endpoint,
-            settings,
-            prompts,
+            ways,
+            checked.prompts,
             max_tokens=job.max_tokens,
             together=job.concurrency,
-            tell=tell,
+            progress=progress,
         )
-        tell("distribution")
+        plain, drafted = ways[0], ways[-1]
         seeds = await check_seeds(
-            endpoint, settings[0], settings[-1], seeds=job.seeds, together=job.concurrency
+            endpoint,
+            plain,
+            drafted,
+            seeds=job.seeds,
+            together=job.concurrency,
+            progress=progress,
         )
-        first = await check_first_token(endpoint, settings[-1], seeds=job.seeds)
-    server = {"base_url": job.base_url, "model": info.model, "drafters": list(info.drafters)}
-    return LosslessReport(server, checks, seeds, first)
+        first = await check_first_token(endpoint, drafted, seeds=job.seeds, progress=progress)
+    return LosslessReport(checked.what, checks, seeds, first)
+
+
+@asynccontextmanager
+async def _open_server(
+    job: LosslessJob, url: str, prompts: Sequence[BenchPrompt]
+) -> AsyncIterator[_Checked]:
+    async with HttpEndpoint(url, job.api_key) as endpoint:
+        info = (await endpoint.connect(job.model)).info
+        if not info.is_draftline:
+            raise ConfigError("base-url", f"{url} is no draftline server")
+        ways = matched_settings(info.drafters, job.drafters)
+        if len(ways) == 1:
+            raise ConfigError("base-url", f"{url} has no drafters, so nothing can differ")
+        what = {"base_url": url, "model": info.model, "drafters": list(info.drafters)}
+        yield _Checked(endpoint, ways, prompts, what)
+
+
+@asynccontextmanager
+async def _open_engine(
+    job: LosslessJob, settings: Mapping[str, Any], prompts: Sequence[BenchPrompt]
+) -> AsyncIterator[_Checked]:
+    # Where drafts that do not pay are left out, a check may have none, and prove nothing.
+    config = build_serve_args({"node_budget": "full", **settings}).engine
+    drafters = [drafter.source for drafter in config.drafters]
+    ways = matched_settings(drafters, job.drafters)
+    if len(ways) == 1:
+        raise ConfigError("drafters", "there are none, so nothing can differ")
+    engine = AsyncEngine(config)
+    with progress("starting", total=1, unit="engines"):
+        await engine.start()
+    try:
+        endpoint = EngineEndpoint(engine, per_request=True, tokenizer=engine.tokenizer)
+        fit = that_fit(prompts, engine, job.max_tokens)
+        yield _Checked(endpoint, ways, fit, {"model": config.model, "drafters": drafters})
+    finally:
+        await engine.close()

@@ -22,6 +22,7 @@ from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
 from ....measure.runs.matched import Runs, run_matched
 from ...ray_serve.runtime import quiet_libraries
+from ..progress import progress
 from .endpoints import Bench, open_engines, open_server
 from .job import BenchJob
 from .prompts import bench_prompts
@@ -94,10 +95,9 @@ async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Con
         opened = open_server(job, prompts)
     else:
         opened = open_engines(job, settings, prompts, recording)
-    tell = console.print if console.is_terminal else lambda _text: None
     async with opened as bench:
         console.print(_headline(bench, len(prompts)))
-        runs = await run_matched(bench.endpoints, bench.plan, tell)
+        runs = await run_matched(bench.endpoints, bench.plan, progress)
         if bench.profile is not None:
             console.print(f"simulated times: {bench.profile.name}")
         return Measured(job, bench, runs, bench.draft_ms())

@@ -41,6 +41,8 @@ def run_shadow(job: LosslessJob, console: Console) -> int:
 
 
 def _counts(job: LosslessJob) -> Mapping[str, int]:
+    if job.base_url is None:
+        raise ConfigError("shadow", "is what a server counted: give its --base-url")
     url = job.base_url.rstrip("/").removesuffix("/v1") + "/metrics"
     headers = {} if job.api_key is None else {"Authorization": f"Bearer {job.api_key}"}
     try:

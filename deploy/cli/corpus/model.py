@@ -22,6 +22,7 @@ from ....cluster.engine.assembly import ModelPlan, local_pipeline, plan_model
 from ....cluster.pipeline.scorer import PipelineScorer
 from ....core.arrays import Bool, Int32, Int64
 from ....core.errors import ConfigError
+from ....core.progress import Progress, unseen
 from ....models.text.fingerprint import model_hash, tokenizer_hash
 from ....models.text.tokenizer import load_tokenizer
 from ....retrieval_store.corpus.build import BuildSettings, Refinement
@@ -147,7 +148,7 @@ class CorpusModel:
 
     @contextmanager
     def settings(
-        self, limits: Limits, *, scores: bool = False, show_progress: bool = False
+        self, limits: Limits, *, scores: bool = False, progress: Progress = unseen
     ) -> Iterator[BuildSettings]:
         """How to build; the model is loaded and scores only if a limit or `scores` asks for it."""
         path = self.plan.info.path
@@ -156,9 +157,7 @@ class CorpusModel:
             model_hash=model_hash(path),
             vocab_size=self.plan.info.vocab_size,
         )
-        settings = BuildSettings(
-            fingerprint=fingerprint, rules=limits.rules, show_progress=show_progress
-        )
+        settings = BuildSettings(fingerprint=fingerprint, rules=limits.rules, progress=progress)
         if not scores and limits.keep is None and limits.max_perplexity is None:
             yield settings
             return

@@ -21,6 +21,7 @@ from ....retrieval_store.corpus.report import CorpusReport
 from ....retrieval_store.corpus.selection import resolve_selection
 from ....retrieval_store.store import SegmentStore
 from ...ray_serve.runtime import quiet_libraries
+from ..progress import progress
 from .job import CorpusJob
 from .model import Limits, open_corpus_model
 
@@ -95,7 +96,7 @@ def add_corpus(
         journal=job.journal or _journal_beside(store),
     )
     scores = job.histogram is not None
-    with model.settings(limits, scores=scores, show_progress=console.is_terminal) as settings:
+    with model.settings(limits, scores=scores, progress=progress) as settings:
         report = build_corpus(
             store, job.namespace, documents, model.tokenize, settings, remove=remove
         )

@@ -13,6 +13,7 @@ from typing import Annotated, Self
 import typer
 from rich.console import Console
 
+from ..progress import progress
 from .command import Namespace, Store
 
 upkeep_app = typer.Typer()
@@ -25,7 +26,9 @@ def compact(*, store: Store, namespace: Namespace = "shared") -> None:
     from ....retrieval_store.corpus.compaction import compact as compact_namespace
     from ....retrieval_store.serving.open_store import open_store
 
-    report = compact_namespace(open_store(store, must_exist=True), namespace)
+    opened = open_store(store, must_exist=True)
+    with progress("compacting", total=1, unit="namespaces"):
+        report = compact_namespace(opened, namespace)
     if not report.removed:
         console.print(f"namespace {namespace} has one segment already, {report.segment_id}")
         return
@@ -78,7 +81,10 @@ def export(
         raise ConfigError("namespace", f"{namespace} has no segments; see corpus list")
     decoder = None if model is None else _Decoder.of(model)
     count = 0
-    with output.open("w", encoding="utf-8") as file:
+    with (
+        output.open("w", encoding="utf-8") as file,
+        progress("exporting", total=len(listed), unit="segments") as work,
+    ):
         for segment_id in listed:
             segment = opened.get(namespace, segment_id)
             if decoder is not None:
@@ -90,6 +96,7 @@ def export(
                     row["text"] = decoder.decode(document.tolist())
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 count += 1
+            work.advance()
     console.print(f"wrote {count} documents to {output}")
 
 

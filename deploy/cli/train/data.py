@@ -12,11 +12,11 @@ from ....core.errors import ConfigError
 from ....core.request.sampling_params import SamplingParams
 from ....training.corpus import training_files
 from ....training.heads.distilled_texts import DistilledText, TextFolder
-from ....training.progress import progress_bar
 from ....training.prompts import cut_prompts
 from ...engine.engine import Engine
 from ...settings.settings import DEFAULT_DRAFTERS
 from ..bench.prompts import bench_prompts
+from ..progress import progress
 from .job import DataJob
 
 # Prompts of each file that the demo models were trained on.
@@ -38,7 +38,9 @@ def make_texts(job: DataJob, console: Console) -> None:
     folder = TextFolder(job.output, manifest)
     done = len(folder)
     if done < job.num_texts:
-        with Engine(_engine_config(job)) as engine:
+        with progress("starting", total=1, unit="engines"):
+            engine = Engine(_engine_config(job))
+        with engine:
             _answer(engine, job, prompts, folder, done)
     console.print(f"{max(done, job.num_texts)} texts in {job.output}")
 
@@ -64,8 +66,7 @@ def _engine_config(job: DataJob) -> EngineConfig:
 def _answer(
     engine: Engine, job: DataJob, prompts: list[str], folder: TextFolder, done: int
 ) -> None:
-    with progress_bar("texts") as progress:
-        task = progress.add_task("texts", total=job.num_texts, completed=done)
+    with progress("answering", total=job.num_texts, unit="texts", done=done) as work:
         while done < job.num_texts:
             count = min(job.max_num_seqs, job.num_texts - done)
             chosen = [prompts[(done + place) % len(prompts)] for place in range(count)]
@@ -80,4 +81,4 @@ def _answer(
                 for answer in engine.generate(chosen, params)
             )
             done += count
-            progress.update(task, completed=done)
+            work.advance(count)

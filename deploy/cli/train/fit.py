@@ -23,6 +23,7 @@ from ....training.heads.curves import CURVES, draw_curves
 from ....training.heads.distilled_texts import DistilledText, read_texts
 from ....training.heads.export import export_head
 from ....training.heads.trainer import HELD_OUT_TEXTS, HeadPlan, read_log, read_losses, train_head
+from ..progress import progress
 from .data import PROMPTS_PER_FILE
 from .head_config import head_config
 from .job import HeadJob, head_plan, head_recipe
@@ -48,7 +49,7 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
     config, plan = head_config(folder, kind, job, texts), head_plan(job, recipe)
     if not job.self_distillation:
         texts = [*_as_written(texts[:-HELD_OUT_TEXTS], job.model), *texts[-HELD_OUT_TEXTS:]]
-    head = train_head(config, folder, texts, plan, run_dir)
+    head = train_head(config, folder, texts, plan, run_dir, progress=progress)
     state = PartialState()
     if state.is_main_process:
         record = {

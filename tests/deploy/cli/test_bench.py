@@ -14,6 +14,8 @@ from draftline.core.errors import ConfigError
 from draftline.core.request.output import Delta
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
+from draftline.deploy.cli.bench import lossless_run
+from draftline.deploy.cli.bench import run as bench_run
 from draftline.deploy.cli.bench.head_rows import bundled_heads
 from draftline.deploy.cli.bench.model_rows import RULES
 from draftline.measure.clients.http_endpoint import HttpEndpoint
@@ -21,6 +23,7 @@ from draftline.measure.clients.setting import TARGET_ONLY, Setting
 from draftline.measure.runs.distribution import ChiSquare, check_first_token
 from draftline.models.load.bundled import demo_path
 from support.fakes.fake_engine import FakeEngine
+from support.fakes.recorded_progress import RecordedProgress
 from support.servers.served_model import served_model
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
@@ -57,6 +60,24 @@ def test_bench_of_an_engine(
     assert data["settings"]["all"]["all_rounds"]["num_tokens"] == 24
     assert data["of"]["one_engine"] is bool(shared)
     assert {path.name for path in plots.iterdir()} >= {"speed.png", "latency.png"}
+
+
+def test_progress_of_a_bench(
+    checkpoint: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = RecordedProgress()
+    monkeypatch.setattr(bench_run, "progress", progress)
+    monkeypatch.setattr(bench_endpoints, "progress", progress)
+    arguments = ["bench", str(checkpoint), "--speculative-config", '[{"kind": "prompt_lookup"}]']
+    arguments += ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "4"]
+    arguments += ["--rounds", "1", "--record", str(tmp_path / "recording.jsonl")]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    # Two engines; a warm-up and a round of both; answers, and what one drafter was told.
+    assert [(work.label, work.total, work.done) for work in progress.works] == [
+        ("starting", 2, 2), ("bench", 8, 8), ("recording", 2, 2),
+        ("recording what is said to drafters", 2, 2),
+    ]  # fmt: skip
 
 
 def test_regret_is_told_beside_fixed_numbers_of_nodes(
@@ -370,6 +391,70 @@ def test_bench_and_lossless_of_a_server(checkpoint: Path, prompts: Path, tmp_pat
     assert data["drafters"] == ["prompt_lookup", "spectra"]
     assert data["seeds"]["num_seeds"] == 8
     assert "'medusa' is not there" in str(unknown.exception)
+
+
+def test_lossless_of_an_engine(
+    checkpoint: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = RecordedProgress()
+    monkeypatch.setattr(lossless_run, "progress", progress)
+    report = tmp_path / "lossless.json"
+    arguments = ["lossless", str(checkpoint), "--prompts", str(prompts), "--num-prompts", "3"]
+    arguments += ["--max-tokens", "12", "--seeds", "20", "--output", str(report)]
+    result = runner.invoke(cli.app, [*arguments, "--speculative-config", DRAFTERS])
+    assert result.exit_code == 0, result.output
+    assert "20 of 20 seeds draw the same tokens" in result.output
+    assert "no difference" in result.output
+    data = json.loads(report.read_text())
+    assert data["drafters"] == ["prompt_lookup", "spectra"]
+    assert data["model"] == str(checkpoint)
+    # One of three has no room in the context; three samplings, the target and three ways to draft.
+    assert {check["num_answers"] for check in data["checks"]} == {2}
+    assert len(data["checks"]) == 3 * (2 * 4 - 1)
+    assert [(work.label, work.total) for work in progress.works] == [
+        ("starting", 1), ("answers", 3 * 2 * 4 * 2), ("seeds", 40), ("first tokens", 20),
+    ]  # fmt: skip
+    # Of a model that likes all tokens alike.
+    assert "20 draws are too few" in data["first_token"]["skipped"]
+
+
+def test_lossless_of_an_engine_drafts_where_it_does_not_pay(
+    checkpoint: Path, prompts: Path
+) -> None:
+    """Told nothing, each way to draft has drafts, so that the checks prove something."""
+    arguments = ["lossless", str(checkpoint), "--prompts", str(prompts), "--num-prompts", "2"]
+    arguments += ["--max-tokens", "64", "--seeds", "2", "--drafters", "all"]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "nothing was drafted" not in result.output
+
+
+def test_lossless_fails_on_a_wrong_answer(monkeypatch: pytest.MonkeyPatch, prompts: Path) -> None:
+    class Wrong(FakeEngine):
+        """Answers otherwise where drafts are asked for."""
+
+        def __init__(self, _config: EngineConfig) -> None:
+            super().__init__("aabb")
+
+        async def stream(
+            self, prompt: Any, params: Any = None, options: Any = None, *, request_id: str = "r"
+        ) -> AsyncGenerator[Delta, None]:
+            self._answer = tuple(self.tokenizer.encode("aaba" if options.speculative else "aabb"))
+            ids = self.tokenizer.encode(prompt)
+            async for delta in super().stream(ids, params, options, request_id=request_id):
+                yield delta
+
+    monkeypatch.setattr(lossless_run, "AsyncEngine", Wrong)
+    arguments = ["lossless", "--prompts", str(prompts), "--num-prompts", "1", "--seeds", "2"]
+    result = runner.invoke(cli.app, [*arguments, "--max-tokens", "4"])
+    assert result.exit_code == 1, result.output
+    assert "NOT LOSSLESS" in result.output
+
+
+def test_a_model_without_drafters_has_nothing_to_compare(checkpoint: Path) -> None:
+    result = runner.invoke(cli.app, ["lossless", str(checkpoint), "--speculative-config", "[]"])
+    assert isinstance(result.exception, ConfigError)
+    assert "drafters: there are none, so nothing can differ" in str(result.exception)
 
 
 @pytest.mark.net

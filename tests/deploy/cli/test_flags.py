@@ -32,9 +32,9 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GROUPS = {"serve": (ENGINE, SERVER), "bench": (BENCH, ENGINE), "lossless": (LOSSLESS,)}
+GROUPS = {"serve": (ENGINE, SERVER), "bench": (BENCH, ENGINE), "lossless": (LOSSLESS, ENGINE)}
 # What a command asks for beside the flag under test.
-NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["--base-url", "http://h"]}
+NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["demo"]}
 # Flags that are refused without another.
 BESIDE = {
     "profile": ["--suite", "spectra"],
@@ -51,7 +51,7 @@ NO_FLAG = {
     EngineConfig: {"drafters"},
     ServerConfig: {"tenants", "limits"},
     BenchJob: {"model", "rows"},
-    LosslessJob: set(),
+    LosslessJob: {"model"},
 }
 Run = Callable[..., tuple[object, str]]
 NUMBERS = (-1, 0, 0.5, 1, 2, 3, 64, 1024, 70_000, 10**9)
@@ -66,11 +66,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     monkeypatch.delenv("DRAFTLINE_API_KEY", raising=False)
 
-    def bench(job: BenchJob, settings: dict[str, Any], *_: Any) -> int:
+    def measured(job: BenchJob | LosslessJob, settings: dict[str, Any], *_: Any) -> int:
         seen.update(job=job, settings=settings)
         return 0
 
-    def lossless(job: LosslessJob, *_: Any) -> int:
+    def shadow(job: LosslessJob, *_: Any) -> int:
         seen.update(job=job)
         return 0
 
@@ -79,9 +79,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(serve_command, "run_server", engine)
     monkeypatch.setattr(generate_module, "run_generate", engine)
-    monkeypatch.setattr(bench_run, "run_bench", bench)
-    monkeypatch.setattr(lossless_run, "run_lossless", lossless)
-    monkeypatch.setattr(shadow_run, "run_shadow", lossless)
+    monkeypatch.setattr(bench_run, "run_bench", measured)
+    monkeypatch.setattr(lossless_run, "run_lossless", measured)
+    monkeypatch.setattr(shadow_run, "run_shadow", shadow)
     return seen
 
 
@@ -190,7 +190,7 @@ def test_a_wrong_value_names_the_flag(
         (["serve", "--dtype", "int3"], "'--dtype': "),
         (["bench", "--concurrency", "0"], "'--concurrency': Input should be greater than"),
         (["bench", "--request-rate", "0"], "'--request-rate': Input should be greater than 0"),
-        (["lossless"], "'--base-url'"),
+        (["lossless", "--seeds", "0"], "'--seeds': Input should be greater than"),
     ],
 )
 def test_bounds_are_those_of_the_fields(arguments: list[str], message: str) -> None:
@@ -211,7 +211,7 @@ def test_the_help_shows_flags_with_defaults_and_bounds(command: str) -> None:
     text = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
     for group in GROUPS[command]:
         section = re.split(rf"\n{group.title}:\n", text)[1]
-        for option in flag_options(group, () if command == "lossless" else ("model",)):
+        for option in flag_options(group, ("model",)):
             assert all(name in section for name in (*option.opts, *option.secondary_opts))
     if command == "serve":
         words = " ".join(text.split())
@@ -288,10 +288,12 @@ def test_bench_has_one_request_at_a_time_unless_a_rate_is_given(ran: dict[str, A
     assert loads == [(1, None, 0), (None, 4.0, 7), (3, None, 0)]
 
 
-def test_a_server_takes_no_settings_of_an_engine(ran: dict[str, Any]) -> None:
-    server = ["bench", "m", "--base-url", "http://h"]
+@pytest.mark.parametrize("command", ["bench", "lossless"])
+def test_a_server_takes_no_settings_of_an_engine(command: str, ran: dict[str, Any]) -> None:
+    server = [command, "m", "--base-url", "http://h"]
     assert runner.invoke(app, server).exit_code == 0
     assert ran["settings"] == {}
+    assert ran["job"].model == "m"
     result = runner.invoke(app, [*server, "--dtype", "float32"])
     assert isinstance(result.exception, ConfigError)
     assert result.exception.field == "base-url"

@@ -51,6 +51,11 @@ def test_a_fault_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 1
 
 
+def test_counts_are_of_a_server() -> None:
+    with pytest.raises(ConfigError, match="shadow: is what a server counted: give its --base-url"):
+        run_shadow(replace(JOB, base_url=None), Console())
+
+
 def test_nothing_compared_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = shown(monkeypatch, ShadowCounts(skipped=3))
     assert code == 1

@@ -17,6 +17,7 @@ from draftline.retrieval_store.corpus.selection import SELECTIONS
 from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from draftline.retrieval_store.serving.service import RetrievalService
+from support.fakes.recorded_progress import RecordedProgress
 from support.inputs.segments import context
 
 FINGERPRINT = Fingerprint(tokenizer_hash="tokenizer", model_hash="model", vocab_size=256)
@@ -129,11 +130,14 @@ def test_impossible_limits_are_refused(limits: dict) -> None:
         Refinement(scorer=SCORER, **limits)
 
 
-def test_the_progress_bar_goes_to_stderr_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, show_progress=True)
+def test_progress_is_told_of_each_part(tmp_path: Path) -> None:
+    progress = RecordedProgress()
+    refinement = Refinement(scorer=SCORER, keep=2, select="lowest")
+    settings = BuildSettings(
+        fingerprint=FINGERPRINT, rules=RULES, refinement=refinement, progress=progress
+    )
     build_corpus(DirectoryStore(tmp_path), "n", DOCUMENTS, tokenize, settings)
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "Sorting" in printed.err
+    reading, scoring, sorting = progress.works
+    assert (reading.total, reading.done) == (None, 6)
+    assert (scoring.total, scoring.done) == (12, 12), "three of four bytes are fit"
+    assert (sorting.total, sorting.done) == (2, 2)
