@@ -1,0 +1,20 @@
+"""Settings that draftline had once, and what to use in place of each.
+
+They are refused like unknown ones, by a message that says so (`cluster/checked_settings.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Keys, of any section.
+REMOVED_KEYS: Mapping[str, str] = {}
+# Values of a key.
+REMOVED_VALUES: Mapping[tuple[str, str], str] = {}
+
+
+def advice(key: str, value: object = None) -> str | None:
+    """What to use in place of a setting or its value; None: it was never taken out."""
+    if isinstance(value, str) and (key, value) in REMOVED_VALUES:
+        return f"{value!r} was removed; {REMOVED_VALUES[key, value]}"
+    return f"was removed; {REMOVED_KEYS[key]}" if key in REMOVED_KEYS else None
