@@ -14,7 +14,9 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {}
 
 
 def advice(key: str, value: object = None) -> str | None:
-    """What to use in place of a setting or its value; None: it was never taken out."""
+    """What to use in place of a value that a key once had, or of the key; None: it never left."""
+    if value is None:
+        return f"was removed; {REMOVED_KEYS[key]}" if key in REMOVED_KEYS else None
     if isinstance(value, str) and (key, value) in REMOVED_VALUES:
         return f"{value!r} was removed; {REMOVED_VALUES[key, value]}"
-    return f"was removed; {REMOVED_KEYS[key]}" if key in REMOVED_KEYS else None
+    return None
