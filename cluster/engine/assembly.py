@@ -88,6 +88,11 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
     device = choose_device(config.device, has_gpu=has_gpu)
     num_stages = config.pipeline_parallel_size
     spans = partition_layers(info.path, num_stages)
+    if info.composite_type is not None:
+        logger.warning(
+            "event=text_part_served model=%s model_type=%s serves=%s: no images, no audio",
+            info.path.name, info.composite_type, info.model_type,
+        )  # fmt: skip
     features = plan_features(config, info, spans, device)
     specs = tuple(
         StageSpec(

@@ -46,8 +46,8 @@ def load_shared_parts(target: ModelInfo, dtype: str, device: str) -> SharedParts
     last = load_slice(target.path, LayerSpan(count - 1, count, count), dtype, device)
     assert last.norm is not None
     assert last.head is not None
-    softcap = getattr(last.config, "final_logit_softcapping", None)
-    return SharedParts(load_embedding(target, dtype, device), last.norm, last.head, softcap)
+    embed = load_embedding(target, dtype, device)
+    return SharedParts(embed, last.norm, last.head, last.softcap)
 
 
 def load_embedding(target: ModelInfo, dtype: str, device: str) -> nn.Module:

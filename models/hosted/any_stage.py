@@ -7,9 +7,9 @@ from typing import Protocol
 from torch import Tensor
 
 from ...core.steps import StepInput, StepOutput
-from ..layers.model_slice import SUPPORTED
 from ..load.model_info import ModelInfo
 from ..load.partition import LayerSpan
+from ..load.supported import SUPPORTED
 from ..stage.options import StageOptions
 from ..stage.stage import load_stage
 from .hosted_stage import load_hosted_stage

@@ -12,7 +12,8 @@ from transformers.pytorch_utils import Conv1D
 from ...core.errors import CheckpointError, ConfigError
 from ..layers.int8_linear import NONE, check_quantization, check_rounded, rounded_layer
 from ..layers.model_slice import DTYPES
-from ..load.checkpoint import read_config, resolve_model_path
+from ..load.checkpoint import composite_type, read_config, resolve_model_path
+from ..load.supported import SUPPORTED
 
 
 def load_hosted_model(model: str | Path, dtype: str, device: str, quantization: str = NONE) -> Any:
@@ -24,6 +25,12 @@ def load_hosted_model(model: str | Path, dtype: str, device: str, quantization: 
     config: Any = read_config(folder)
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{folder}: {config.model_type!r} has an encoder; it cannot draft")
+    if (kind := composite_type(folder, config)) is not None:
+        raise CheckpointError(
+            f"{folder}: of composite models only text parts of the kinds "
+            f"{', '.join(sorted(SUPPORTED))} can draft; that of this {kind!r} is "
+            f"{config.model_type!r}"
+        )
     try:
         # Eager attention takes any mask; code of the checkpoint's own is never run.
         whole: Any = AutoModelForCausalLM.from_pretrained(

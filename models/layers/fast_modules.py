@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +56,49 @@ ATTENTIONS: tuple[type[nn.Module], ...] = (
     gemma2.Gemma2Attention,
     gemma3.Gemma3Attention,
 )
-# These give the interface their config's window; the others have an attribute, or see all.
-CONFIG_WINDOWS: tuple[type[nn.Module], ...] = (mistral.MistralAttention,)
+
+
+class AttentionOptions(NamedTuple):
+    """What attention takes beside queries, keys and values; see `StepAttention.attend`."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
+def options_of(attention: Any) -> AttentionOptions:
+    """What an attention module's own forward hands to the attention interface.
+
+    Its config and attributes may hold settings that its forward does not use, as Gemma 3's softcap.
+    """
+    noted = _NotedOptions()
+    with torch.device("meta"):
+        # Without weights: those of `attention` may be quantised, or of any size.
+        twin: Any = type(attention)(attention.config, attention.layer_idx)
+        twin.draftline_layer = attention.draftline_layer
+        states = torch.empty(1, 1, twin.q_proj.in_features)
+        turn = torch.empty(1, 1, twin.head_dim)
+        twin(hidden_states=states, position_embeddings=(turn, turn), attention_mask=noted)
+    assert noted.options is not None
+    return noted.options
+
+
+class _NotedOptions:
+    """Stands in for a step's attention, and keeps the options that it is called with."""
+
+    def __init__(self) -> None:
+        self.options: AttentionOptions | None = None
+
+    def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store nothing."""
+
+    def attend(
+        self, _layer: int, query: Tensor, scaling: float,
+        window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Something of the right shape."""
+        self.options = AttentionOptions(scaling, window, softcap)
+        return query
 
 
 class RotaryTable:
@@ -220,9 +261,7 @@ class FastAttention(nn.Module):
         super().__init__()
         self.layer: int = attention.draftline_layer
         self.head_dim: int = attention.head_dim
-        self.scaling: float = attention.scaling
-        self.softcap: float | None = getattr(attention, "attn_logit_softcapping", None)
-        self.window = _window(attention)
+        self.scaling, self.window, self.softcap = options_of(attention)
         self.project = linear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = linear(attention.o_proj)
         self.num_heads: int = len(attention.q_proj.weight) // self.head_dim
@@ -260,13 +299,6 @@ class FastAttention(nn.Module):
         cos, sin = rotation
         turned = torch.roll(rotated, self.head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(turned, sin)
-
-
-def _window(attention: Any) -> int | None:
-    """The sliding window of an attention module, in tokens; None: it sees all."""
-    if hasattr(attention, "sliding_window"):
-        return attention.sliding_window
-    return attention.config.sliding_window if type(attention) in CONFIG_WINDOWS else None
 
 
 def _fast_norm(attention: Any, name: str) -> FastRmsNorm | None:

@@ -5,6 +5,7 @@ The tensors come from safetensors into a model that is built on the meta device.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,14 +31,15 @@ from ..load.kv_scales import read_kv_scales
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
 from ..load.quantized.quantized_files import open_weights
+from ..load.supported import check_supported
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
 from .gpu_linear import GpuHead, sum_exactly
 from .int8_linear import NONE, check_quantization, check_rounded, is_quantized, put_quantized
 
-# Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
-# may scale or add something between the parts, which calling the layers alone would lose.
-SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
+logger = logging.getLogger(__name__)
+
+HEAD_WEIGHT = "lm_head.weight"
 Projection = Callable[[Tensor], Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -57,7 +59,8 @@ def load_tensors(
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_unexpected(model, parameters.keys(), files)
-    source_of = {name: _source(name, model) for name in parameters if _belongs(name, model, span)}
+    wanted = [name for name in parameters if _belongs(name, model, span)]
+    source_of = {name: _source(name, model, files.names) for name in wanted}
     missing = sorted(set(source_of.values()) - files.names)
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
@@ -72,6 +75,8 @@ def load_tensors(
         else:
             loaded[name] = nn.Parameter(placed, requires_grad=False)
     check_rounded(num_rounded, quantization, str(files.folder))
+    if model.config.tie_word_embeddings:
+        _tie_equal(loaded, model, files.folder)
     for name, source in source_of.items():
         if source not in loaded:
             continue
@@ -88,10 +93,35 @@ def _belongs(name: str, model: PreTrainedModel, span: LayerSpan) -> bool:
     return span.is_last
 
 
-def _source(name: str, model: PreTrainedModel) -> str:
-    """The checkpoint's name of a parameter: that of the embedding for a tied head."""
-    tied = model.config.tie_word_embeddings and name == "lm_head.weight"
-    return f"{model.base_model_prefix}.embed_tokens.weight" if tied else name
+def _source(name: str, model: PreTrainedModel, stored: frozenset[str]) -> str:
+    """The checkpoint's name of a parameter: of a tied pair, the other's where only that is there.
+
+    A head that is stored counts, whatever the config says of ties: transformers takes it, too.
+    """
+    if not model.config.tie_word_embeddings or name in stored:
+        return name
+    pair = _tied(model)
+    return next((other for other in pair if other in stored), name) if name in pair else name
+
+
+def _tied(model: PreTrainedModel) -> tuple[str, str]:
+    """The parameters that `tie_word_embeddings` speaks of."""
+    return f"{model.base_model_prefix}.embed_tokens.weight", HEAD_WEIGHT
+
+
+def _tie_equal(loaded: dict[str, nn.Parameter], model: PreTrainedModel, folder: Path) -> None:
+    """Keep one of a stored pair whose weights are equal; say so where they are not."""
+    embedding, head = _tied(model)
+    if embedding not in loaded or head not in loaded:
+        return
+    if torch.equal(loaded[embedding], loaded[head]):
+        loaded[head] = loaded[embedding]
+    else:
+        logger.warning(
+            "event=head_not_tied model=%s reason='config.json says tie_word_embeddings, and the "
+            "stored lm_head differs from the embedding: it is used'",
+            folder,
+        )
 
 
 def _check_unexpected(model: PreTrainedModel, known: Iterable[str], files: WeightFiles) -> None:
@@ -140,6 +170,15 @@ class ModelSlice:
     fast: bool
     kv_scales: Tensor | None = None
 
+    @property
+    def softcap(self) -> float | None:
+        """Bound of the logits, by tanh; None: none.
+
+        A config keeps whatever its file holds: it counts where the model's kind has such a setting.
+        """
+        name = "final_logit_softcapping"
+        return getattr(self.config, name) if hasattr(type(self.config), name) else None
+
 
 def load_slice(
     model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
@@ -157,13 +196,14 @@ def load_slice(
         raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = resolve_model_path(model)
     config = read_config(folder)
-    _check_supported(config, folder)
+    check_supported(config, folder)
     if span.num_layers != config.num_hidden_layers:
         raise ConfigError(
             "span", f"is of {span.num_layers} layers, the model has {config.num_hidden_layers}"
         )
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    _check_causal(whole, folder)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
     load_tensors(whole, span, files, DTYPES[dtype], torch.device(device), quantization=quantization)
     scales = read_kv_scales(
@@ -179,6 +219,7 @@ def cut_slice(
     """The stage's modules of a model of which they alone have their tensors."""
     inner = whole.base_model
     layers = inner.layers[span.first : span.last]
+    layer_types = tuple(getattr(layer.self_attn, "layer_type", None) for layer in layers)
     for index, layer in enumerate(layers):
         layer.self_attn.draftline_layer = index
     fused = fused and can_be_fused(layers[0])
@@ -193,13 +234,12 @@ def cut_slice(
             return make_fused(module, fused_ops)
         return make_fast(module) if fast else module
 
-    types = getattr(whole.config, "layer_types", None) or [None] * span.num_layers
     return ModelSlice(
         config=whole.config,
         dtype=dtype,
         device=device,
         layers=tuple(map(ready, layers)),
-        layer_types=tuple(types[span.first : span.last]),
+        layer_types=layer_types,
         rotary=inner.rotary_emb.to(device),
         embed=inner.embed_tokens.to(device) if span.is_first else None,
         norm=ready(inner.norm) if span.is_last else None,
@@ -214,24 +254,9 @@ def _head(linear: nn.Linear, fused_ops: FusedOps | None, *, fast: bool) -> Proje
     return FastLinear(linear) if fast else linear
 
 
-def _check_supported(config: Any, folder: Path) -> None:
-    if config.model_type not in SUPPORTED:
-        raise CheckpointError(
-            f"{folder}: model_type {config.model_type!r} is not supported; "
-            f"supported are {', '.join(sorted(SUPPORTED))}"
-        )
-    if getattr(config, "use_bidirectional_attention", None):
+def _check_causal(whole: Any, folder: Path) -> None:
+    if not all(layer.self_attn.is_causal for layer in whole.base_model.layers):
         raise CheckpointError(f"{folder}: use_bidirectional_attention is not a causal model")
-    for rope_type in _rope_types(config):
-        # These scale by the longest sequence of the batch: a text would depend on its neighbours.
-        if rope_type in ("dynamic", "longrope"):
-            raise CheckpointError(f"{folder}: rope_type {rope_type!r} is not supported")
-
-
-def _rope_types(config: Any) -> set[str | None]:
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return {kind.get("rope_type") for kind in kinds}
 
 
 def is_table(embed: nn.Module | None) -> TypeGuard[nn.Embedding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,16 @@ INDEX_FILE = "model.safetensors.index.json"
 DERIVED = "rotary_emb.inv_freq"
 # Of keys and values, for a cache of FP8 numbers: nothing else reads them.
 KV_SCALES = ("k_scale", "v_scale")
+# Settings that a composite model's config has beside those of its parts.
+OF_ALL_PARTS = (
+    "quantization_config",
+    "compression_config",
+    "dtype",
+    "eos_token_id",
+    "bos_token_id",
+)
+# How the names of a decoder's embedding and head end, whatever they are a part of.
+EMBEDDING, HEAD = "embed_tokens.weight", re.compile(r"(?:^|\.)(lm_head)\.[^.]+$")
 # Most names that an error lists.
 MAX_LISTED = 8
 PAGE_BYTES = 4096
@@ -60,14 +71,38 @@ def _folder(model: str | Path, bundled: Sequence[str], patterns: Sequence[str]) 
 
 
 def read_config(model: str | Path) -> PretrainedConfig:
-    """The model's config. Raises `CheckpointError` if it is missing or unreadable."""
+    """The config of the model that generates text: of a composite model, that of its text part.
+
+    Raises `CheckpointError` if it is missing or unreadable.
+    """
     folder = resolve_model_path(model)
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json; give a Hugging Face model folder")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        part = whole.get_text_config(decoder=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    if part.model_type == whole.model_type:
+        return whole
+    if getattr(whole, "is_encoder_decoder", False):
+        raise CheckpointError(
+            f"{folder}: model_type {whole.model_type!r} has an encoder; give a decoder-only model"
+        )
+    # Written once for all parts; a flag of either has the head tied where none is stored.
+    is_tied = any(getattr(one, "tie_word_embeddings", False) for one in (part, whole))
+    part.tie_word_embeddings = is_tied
+    for name in OF_ALL_PARTS:
+        if getattr(part, name, None) is None and getattr(whole, name, None) is not None:
+            setattr(part, name, getattr(whole, name))
+    return part
+
+
+def composite_type(folder: Path, config: PretrainedConfig) -> str | None:
+    """The model_type of the composite model whose text part `config` (of `read_config`) is; None:
+    the folder holds no composite model."""
+    stored = read_json(folder / "config.json").get("model_type")
+    return stored if isinstance(stored, str) and stored != config.model_type else None
 
 
 def read_json(path: Path) -> dict:
@@ -137,19 +172,45 @@ class TensorFiles:
     def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
         """`single`: name of the one file, which comes before an index where it is another."""
         self._folder = folder
-        if (folder / INDEX_FILE).is_file() and single == SINGLE_FILE:
+        if (folder / single).is_file():
+            with _opened(folder / single) as tensors:
+                file_of: dict[str, str] = dict.fromkeys(tensors.keys(), single)
+        elif (folder / INDEX_FILE).is_file() and single == SINGLE_FILE:
             weight_map = read_json(folder / INDEX_FILE).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(f"{folder / INDEX_FILE} has no weight_map; fetch it again")
-            self._file_of: dict[str, str] = weight_map
-        elif (folder / single).is_file():
-            with _opened(folder / single) as tensors:
-                self._file_of = dict.fromkeys(tensors.keys(), single)
+            file_of = weight_map
         else:
             raise CheckpointError(
                 f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; "
                 "convert the weights to safetensors"
             )
+        self._files = tuple(sorted(set(file_of.values())))
+        # By the name in a plain checkpoint: the file, and the name there.
+        self._stored = {name: (file, name) for name, file in file_of.items()}
+
+    def take_text_part(self) -> None:
+        """Have the tensors of a composite model's text part alone, by their names in a plain one.
+
+        `language_model.model.layers...` and `model.language_model.layers...` become
+        `model.layers...`. Raises `CheckpointError` where the names leave open which they are.
+        """
+        owners = {name.removesuffix(EMBEDDING) for name in self.names if name.endswith(EMBEDDING)}
+        heads = {name[: match.start(1)] for name in self.names if (match := HEAD.search(name))}
+        if len(owners) != 1 or len(heads) > 1:
+            raise CheckpointError(
+                f"{self._folder}: the names of its tensors do not say which are the text part's "
+                f"({len(owners)} embeddings of tokens, {len(heads)} heads); "
+                "save the text part as a model of its own"
+            )
+        moved = [(owner, "model.") for owner in owners]
+        moved += [(f"{owner}lm_head.", "lm_head.") for owner in heads]
+        self._stored = {
+            plain + name.removeprefix(prefix): stored
+            for name, stored in self._stored.items()
+            for prefix, plain in moved
+            if name.startswith(prefix)
+        }
 
     @property
     def folder(self) -> Path:
@@ -159,12 +220,17 @@ class TensorFiles:
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors of the checkpoint."""
-        return frozenset(self._file_of)
+        return frozenset(self._stored)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether an output head is stored, quantised or not."""
+        return any(HEAD.search(name) for name in self.names)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files. Raises `CheckpointError` where one is missing."""
-        paths = [self._folder / file for file in sorted(set(self._file_of.values()))]
+        paths = [self._folder / file for file in self._files]
         try:
             return sum(path.stat().st_size for path in paths)
         except OSError as error:
@@ -179,7 +245,7 @@ class TensorFiles:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors, by name, without reading them."""
         found: dict[str, tuple[int, ...]] = {}
-        for file in sorted(set(self._file_of.values())):
+        for file in self._files:
             with _opened(self._folder / file) as tensors:
                 names = list(tensors.keys())
                 found.update((name, tuple(tensors.get_slice(name).get_shape())) for name in names)
@@ -189,11 +255,11 @@ class TensorFiles:
         """The named tensors, file by file, as stored. All names must be in `names`."""
         by_file: dict[str, list[str]] = {}
         for name in names:
-            by_file.setdefault(self._file_of[name], []).append(name)
+            by_file.setdefault(self._stored[name][0], []).append(name)
         for file, wanted in by_file.items():
             with _opened(self._folder / file) as tensors:
                 for name in wanted:
-                    yield name, _read_tensor(tensors, name, self._folder / file)
+                    yield name, _read_tensor(tensors, self._stored[name][1], self._folder / file)
 
 
 def _opened(path: Path) -> safe_open:

@@ -8,13 +8,14 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from ...core.errors import CheckpointError
-from .checkpoint import read_config, read_json, resolve_model_path
+from .checkpoint import composite_type, read_config, read_json, resolve_model_path
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Sizes and special tokens of a model.
 
+    composite_type   model_type of the composite model whose text part this is; None: of none
     max_context_len  most tokens of a request, prompt included
     eos_token_ids    every token that ends an answer; may be empty
     dtype            of the checkpoint's weights, as torch names it; of a quantised checkpoint that
@@ -32,6 +33,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: str = "float32"
+    composite_type: str | None = None
 
 
 def read_model_info(model: str | Path) -> ModelInfo:
@@ -41,16 +43,26 @@ def read_model_info(model: str | Path) -> ModelInfo:
     return ModelInfo(
         path=folder,
         model_type=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_hidden_layers,
+        vocab_size=_size(folder, config, "vocab_size"),
+        hidden_size=_size(folder, config, "hidden_size"),
+        num_layers=_size(folder, config, "num_hidden_layers"),
         num_kv_heads=num_kv_heads(config),
         head_dim=head_dim(config),
         max_context_len=_max_context_len(folder, config),
         eos_token_ids=_eos_token_ids(folder, config),
-        bos_token_id=config.bos_token_id,
+        bos_token_id=getattr(config, "bos_token_id", None),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
+        composite_type=composite_type(folder, config),
     )
+
+
+def _size(folder: Path, config: PretrainedConfig, name: str) -> int:
+    value = getattr(config, name, None)
+    if not isinstance(value, int):
+        raise CheckpointError(
+            f"{folder}: model_type {config.model_type!r} has no {name}: it generates no text"
+        )
+    return value
 
 
 def _max_context_len(folder: Path, config: PretrainedConfig) -> int:
@@ -79,7 +91,7 @@ def num_kv_heads(config: PretrainedConfig) -> int:
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     """As `generate` sees them: generation_config.json, where it says so, else the config."""
-    value = config.eos_token_id
+    value = getattr(config, "eos_token_id", None)
     generation = folder / "generation_config.json"
     if generation.is_file():
         value = read_json(generation).get("eos_token_id", value)

@@ -10,8 +10,9 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from ...core.errors import ConfigError
-from .checkpoint import read_config
+from .checkpoint import read_config, resolve_model_path
 from .model_info import head_dim, num_kv_heads
+from .supported import check_supported
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,13 @@ def partition_layers(config: PretrainedConfig | str | Path, num_stages: int) -> 
     """Split a model (its config or its checkpoint folder) into `num_stages` contiguous spans.
 
     Cost is counted in weights read for one decoded token: a layer's matrices, one row of the
-    embedding, the whole head. Raises `ConfigError` (`pipeline_parallel_size`).
+    embedding, the whole head. Raises `ConfigError` (`pipeline_parallel_size`), and of a folder
+    `CheckpointError` unless stages run such models.
     """
     if not isinstance(config, PretrainedConfig):
-        config = read_config(config)
+        folder = resolve_model_path(config)
+        config = read_config(folder)
+        check_supported(config, folder)
     num_heads = config.num_attention_heads + num_kv_heads(config)
     attention = 2 * config.hidden_size * head_dim(config) * num_heads
     layer = attention + 3 * config.hidden_size * config.intermediate_size

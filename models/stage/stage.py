@@ -151,7 +151,7 @@ class Stage:
         self._compiled = compiled
         self._attention = attention or SdpaBackend(kv, block_size)
         self._sampler = choose_sampler(part.device)
-        self._softcap = getattr(part.config, "final_logit_softcapping", None)
+        self._softcap = part.softcap
         like = torch.empty(0, dtype=part.dtype, device=part.device)
         layer_types = [kind for kind in part.layer_types if kind is not None]
         self._rotary = RotaryTable(part.rotary, layer_types, like, flat=part.fast)

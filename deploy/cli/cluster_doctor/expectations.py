@@ -49,15 +49,13 @@ class Machinery:
 def target_size(model: str, *, has_gpus: bool) -> TargetSize:
     """The target as stages would hold it. Raises `CheckpointError`."""
     from ....models.layers.weight_memory import read_weight_memory  # noqa: PLC0415 - takes seconds
-    from ....models.load.checkpoint import read_config, resolve_model_path  # noqa: PLC0415
     from ....models.load.model_info import read_model_info  # noqa: PLC0415
 
     info, memory = read_model_info(model), read_weight_memory(model)
-    is_tied = read_config(resolve_model_path(model)).tie_word_embeddings
     return TargetSize(
         name=Path(model).name,
         weights=memory.num_weights,
-        embeddings=0 if is_tied else info.vocab_size * info.hidden_size,
+        embeddings=0 if memory.is_tied else info.vocab_size * info.hidden_size,
         layers=info.num_layers,
         hidden_size=info.hidden_size,
         kv_size=info.num_kv_heads * info.head_dim,

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from ....core.errors import CheckpointError
-from ..checkpoint import TensorFiles, WeightFiles, listed
+from ..checkpoint import TensorFiles, WeightFiles, composite_type, listed
 from .layout import WEIGHT, Layout
 from .quantization_config import Quantization, read_quantization
 from .scaled import is_one_byte
@@ -33,10 +33,12 @@ def open_weights(
 ) -> WeightFiles:
     """The weights of a model folder, quantised or not; quantised ones come in `dtype`.
 
-    Raises `CheckpointError`.
+    Of a composite model those of its text part, whose config is `config`. Raises `CheckpointError`.
     """
     quantization = read_quantization(folder, config)
     files = TensorFiles(folder)
+    if composite_type(folder, config) is not None:
+        files.take_text_part()
     if quantization is None:
         return files
     logger.info("event=dequantizing stored_as=%r dtype=%s", quantization.description, dtype)

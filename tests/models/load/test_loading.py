@@ -13,10 +13,11 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError, ConfigError
 from draftline.models.layers.model_slice import load_slice
+from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load import checkpoint
 from draftline.models.load.checkpoint import one_ahead
 from draftline.models.load.model_info import read_model_info
-from draftline.models.load.partition import LayerSpan
+from draftline.models.load.partition import LayerSpan, partition_layers
 from draftline.models.text.fingerprint import model_hash
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
@@ -110,7 +111,13 @@ def truncate(folder: Path) -> None:
 
 def lose_a_shard(folder: Path) -> None:
     names = dict.fromkeys(load_file(folder / "model.safetensors"), "gone.safetensors")
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def lose_the_index(folder: Path) -> None:
+    lose_a_shard(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -132,7 +139,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
     "lost shard": (lose_a_shard, "gone.safetensors is missing"),
     "bad index": (
-        lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+        lambda f: (
+            (f / "model.safetensors").rename(f / "model.safetensors.index.json").write_text("{}")
+        ),
         "has no weight_map",
     ),
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
@@ -154,6 +163,58 @@ def test_a_bad_folder_is_refused_with_its_fault(folder: Path, fault: str) -> Non
     spoil(folder)
     with pytest.raises(CheckpointError, match=message):
         load_slice(folder, WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [("qwen2_5_vl", "qwen2_5_vl_text"), ("llama4", "llama4_text"), ("gemma3n", "gemma3n_text")],
+)
+def test_a_composite_model_of_another_text_part_is_refused_by_its_kind(
+    kind: str, part: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert read_model_info(tmp_path).model_type == part
+    message = rf"model_type '{kind}' \(its text part is '{part}'\) is not supported; supported are"
+    with pytest.raises(CheckpointError, match=message):
+        partition_layers(tmp_path, 1)
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet", "vision-encoder-decoder"])
+def test_what_generates_no_text_is_refused_by_its_kind(kind: str, tmp_path: Path) -> None:
+    config = {"model_type": kind}
+    if kind == "vision-encoder-decoder":
+        config |= {"encoder": {"model_type": "vit"}, "decoder": {"model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=kind):
+        read_model_info(tmp_path)
+
+
+def test_a_composite_model_whose_parts_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    names = ("a.embed_tokens.weight", "b.embed_tokens.weight")
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="2 embeddings of tokens"):
+        load_slice(tmp_path, LayerSpan(0, 1, 1))
+
+
+def test_equal_weights_of_a_tied_pair_are_kept_once(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path, num_layers=4)
+    name = "model.embed_tokens.weight"
+    edit_tensors(folder, lambda t: t.update({"lm_head.weight": t[name].clone()}))
+    part = load_slice(folder, WHOLE, "bfloat16")
+    assert part.embed is not None
+    assert isinstance(part.head, torch.nn.Linear)
+    assert part.head.weight is part.embed.weight
+
+
+def test_memory_counts_a_stored_head(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path, num_layers=4)
+    tied = read_weight_memory(folder)
+    edit_tensors(folder, lambda t: t.update({"lm_head.weight": torch.ones(VOCAB_SIZE, 32)}))
+    stored = read_weight_memory(folder)
+    assert (tied.is_tied, stored.is_tied) == (True, False)
+    assert stored.num_weights == tied.num_weights + VOCAB_SIZE * 32
 
 
 def test_a_folder_that_does_not_exist() -> None:
