@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from ...cluster.loop_calls import off_loop
+from ...core.errors import RequestError
 from ...core.request.answer_text import AnswerText
-from ...core.request.input_checks import check_vocabulary
 from ...core.request.sampling_params import SamplingParams
 from ...models.text.chat_template import ChatOptions, ChatTemplate
 from ...models.text.token_bytes import TokenBytes
@@ -61,11 +61,11 @@ class TextCodec:
             return self.template.render(messages, options)
         return await off_loop(self.template.render, messages, options, timeout_s=TEMPLATE_TIMEOUT_S)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int], field: str = "tokens") -> str:
         """Text of token ids, special tokens included. Raises `RequestError` for unknown ids."""
 
         def decode() -> str:
-            self._check(token_ids)
+            self._spell(token_ids, field)
             return self.tokenizer.decode(list(token_ids))
 
         return await _run(decode, len(token_ids) <= INLINE_TOKENS)
@@ -80,16 +80,16 @@ class TextCodec:
         return TextStream(self.bytes_of, prompt, skip_special_tokens=skips)
 
     async def token_strs(self, token_ids: Sequence[int]) -> list[str]:
-        """The vocabulary's own spelling of each token."""
+        """The vocabulary's own spelling of each token. Raises `RequestError` for unknown ids."""
+        return await _run(lambda: self._spell(token_ids, "tokens"), len(token_ids) <= INLINE_TOKENS)
 
-        def spell() -> list[str]:
-            self._check(token_ids)
-            return self.tokenizer.convert_ids_to_tokens(list(token_ids))
-
-        return await _run(spell, len(token_ids) <= INLINE_TOKENS)
-
-    def _check(self, token_ids: Sequence[int]) -> None:
-        check_vocabulary("tokens", token_ids, len(self.tokenizer))
+    def _spell(self, token_ids: Sequence[int], field: str) -> list[str]:
+        tokens = self.tokenizer.convert_ids_to_tokens(list(token_ids))
+        # Ids may have gaps: how many tokens there are does not say which.
+        if None in tokens:
+            unknown = token_ids[tokens.index(None)]
+            raise RequestError(field, f"the vocabulary has no token of id {unknown}")
+        return tokens
 
 
 async def _run(work: Callable[[], T], is_short: bool) -> T:

@@ -27,7 +27,7 @@ class GrammarFactory:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._eos_token_ids = tuple(index for index in eos_token_ids if index < vocab_size)
         self.process = GrammarProcess(self._setup)
 
     def constraint(self, output: StructuredOutput) -> Future[GrammarConstraint]:

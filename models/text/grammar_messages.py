@@ -16,6 +16,13 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """The answer to it. `error`: why no form can be followed with this tokenizer, which ends it."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Follow:
     """A call: which tokens a form allows after the committed tokens and in a tree.
 

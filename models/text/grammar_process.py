@@ -20,7 +20,7 @@ import numpy as np
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
 from ...core.request.constraint import StructuredOutput, TreeForm
 from ...core.tree.tree import TokenTree
-from .grammar_messages import Close, Follow, Followed, Setup
+from .grammar_messages import Close, Follow, Followed, Setup, Started
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ class GrammarProcess:
     """Starts the process at the first call, and anew when it died or was stuck. Thread-safe.
 
     A call that takes longer than `timeout_s` ends with an error and its process with it; so does
-    one that the process died of. Others are asked again, and notice nothing but the time.
+    one that the process died of. Others are asked again, and notice nothing but the time. Where the
+    model's tokenizer is of no use to the process, it is not started again: every call is refused.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._sender: threading.Thread | None = None
+        # Why no form can be followed.
+        self._refusal = ""
         self._is_closed = False
 
     def new_form(self, output: StructuredOutput) -> Form:
@@ -157,6 +160,9 @@ class GrammarProcess:
                 logger.error("event=grammar_process_failed error=%s", type(error).__name__)
                 _settle(call, RequestFailed("structured outputs cannot be had now; try again"))
                 return
+            if self._refusal:
+                _settle(call, _refused(call, self._refusal))
+                return
             message = self._begin(call)
         self._send(message)
 
@@ -193,7 +199,7 @@ class GrammarProcess:
         with self._lock:
             if self._is_closed:
                 raise EOFError
-            if self._process is not None:
+            if self._process is not None or self._refusal:
                 return
         ours, theirs = socket.socketpair()
         with theirs:
@@ -211,12 +217,20 @@ class GrammarProcess:
             connection.send(self._setup())
             if not connection.poll(START_TIMEOUT_S):
                 raise TimeoutError
-            connection.recv()
+            started = connection.recv()
+            assert isinstance(started, Started)
         except BaseException:
             process.kill()
             process.wait()
             connection.close()
             raise
+        if started.error:
+            logger.error("event=grammar_process_refused error=%s", started.error)
+            process.kill()
+            process.wait()
+            connection.close()
+            self._refusal = started.error
+            return
         with self._lock:
             self._process, self._connection = process, connection
             self._generation += 1

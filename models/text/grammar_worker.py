@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from llguidance import LLTokenizer
-
 from ...core.errors import RequestError
-from .grammar_messages import Close, Follow, Followed, Setup
+from .grammar_messages import Close, Follow, Followed, Setup, Started
+from .grammar_vocabulary import grammar_tokenizer
 from .matcher import FIELD, Matcher
 
 # Below the engine and its API, where cores are few.
@@ -30,9 +29,7 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._tokenizer = LLTokenizer(
-            setup.tokenizer, n_vocab=setup.vocab_size, eos_token=list(setup.end_ids)
-        )
+        self._tokenizer = grammar_tokenizer(setup.tokenizer, setup.vocab_size, setup.end_ids)
         self._matchers: dict[int, Matcher] = {}
         self._lock = threading.Lock()
 
@@ -71,7 +68,12 @@ def serve(connection: Connection) -> None:
     setup = connection.recv()
     assert isinstance(setup, Setup)
     resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
-    worker = Worker(setup)
+    try:
+        worker = Worker(setup)
+    except ValueError as error:
+        connection.send(Started(f"cannot be followed with this model's tokenizer: {error}"))
+        return
+    connection.send(Started())
     sending = threading.Lock()
 
     def answer(call: Follow) -> None:
@@ -79,7 +81,6 @@ def serve(connection: Connection) -> None:
         with sending:
             connection.send(answered)
 
-    connection.send(None)
     # Preparing a form may take seconds; those that are ready must not wait for it.
     openers = ThreadPoolExecutor(1)
     followers = ThreadPoolExecutor(NUM_FOLLOWERS)

@@ -12,8 +12,10 @@ import codecs
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A token that writes one byte which no piece of the vocabulary writes.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

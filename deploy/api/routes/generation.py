@@ -58,7 +58,7 @@ class GenerationRoutes:
         if body.echo:
             pairs = zip(body.prompt, whole, prompts, strict=True)
             echo = [
-                text if isinstance(text, str) and ids is cut else await codec.decode(cut)
+                text if isinstance(text, str) and ids is cut else await codec.decode(cut, "prompt")
                 for text, ids, cut in pairs
             ]
         form = CompletionFormat(
