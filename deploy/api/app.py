@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
@@ -31,6 +30,7 @@ from .errors import ApiError, to_api_error
 from .http.callers import OPEN_PATHS, ApiKeys, Callers, caller_of, require_operator
 from .http.metrics import CONTENT_TYPE, AnsweringPage, MetricsPage, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
+from .http.origins import AllowedOrigins
 from .rates.admission import RateLimits
 from .rates.gate import Gate, gate_of
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
@@ -146,7 +146,9 @@ def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain, callers: C
         open_paths=OPEN_PATHS | FILES.keys() if config.live_page else OPEN_PATHS,
     )
     if config.cors_allow_origins:
-        _allow_origins(app, config)
+        exposed = (REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER, *RATE_HEADERS)
+        # Browsers ask without a key.
+        app.add_middleware(AllowedOrigins, config=config, exposed=exposed)
     if config.log_requests:
         paths = {route.path for route in app.routes if isinstance(route, Route | APIRoute)}
         app.add_middleware(RequestLog, paths=paths)
@@ -180,18 +182,6 @@ async def _running(
             await watch.start()
             stack.push_async_callback(watch.close)
         yield
-
-
-def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
-    """Answer browsers that ask what a page may send; they ask without a key."""
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=config.cors_allow_origins,
-        allow_methods=config.cors_allow_methods,
-        allow_headers=config.cors_allow_headers,
-        allow_credentials=config.cors_allow_credentials,
-        expose_headers=(REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER, *RATE_HEADERS),
-    )
 
 
 def _add_model_routes(app: FastAPI, models: ServedModels) -> None:

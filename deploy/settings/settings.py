@@ -178,7 +178,9 @@ class ServerConfig(SharingSettings):
         default=("GET", "POST"), description="what they may call it with"
     )
     cors_allow_headers: tuple[str, ...] = Field(
-        default=("authorization", "content-type"), description="headers that they may send"
+        default=("authorization", "content-type", "user-agent", "openai-*", "x-stainless-*"),
+        description="headers that they may send, by default those of OpenAI's client; *: all that "
+        "begin so",
     )
     cors_allow_credentials: bool = Field(
         default=False, description="whether browsers send cookies along; not with origin *"

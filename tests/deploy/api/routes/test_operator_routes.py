@@ -137,6 +137,57 @@ async def test_pages_of_named_sites_may_call(serving: Any, engine: FakeEngine) -
         assert refused.headers["access-control-allow-origin"] == "https://a.example"
 
 
+# What the official client of JavaScript sends (openai 6.49.0, with an organization and a project),
+# as browsers spell it: lower case, sorted, without what they may always send.
+CLIENT_HEADERS = (
+    "authorization,content-type,openai-beta,openai-organization,openai-project,user-agent,"
+    "x-stainless-arch,x-stainless-helper-method,x-stainless-lang,x-stainless-os,"
+    "x-stainless-package-version,x-stainless-retry-count,x-stainless-runtime,"
+    "x-stainless-runtime-version,x-stainless-timeout"
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/models"])
+async def test_the_official_client_may_call_from_a_page(
+    serving: Any, engine: FakeEngine, path: str
+) -> None:
+    asks = ASKS | {"Access-Control-Request-Headers": CLIENT_HEADERS}
+    options = {"api_keys": ("key",), "cors_allow_origins": ("https://a.example",)}
+    async with serving(engine, **options) as client:
+        answer = await client.options(path, headers=asks)
+    assert answer.status_code == 200, answer.text
+    allowed = answer.headers["access-control-allow-headers"].split(",")
+    assert {*CLIENT_HEADERS.split(",")} <= {name.strip().lower() for name in allowed}
+    assert answer.headers["access-control-allow-origin"] == "https://a.example"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "status"),
+    [
+        (None, "x-tenant-id", 400),
+        (None, "authorization, X-Tenant-Id", 400),
+        (None, "X-Stainless-New", 200),
+        (None, "accept", 200),
+        (("content-type",), "x-stainless-lang", 400),
+        (("X-Own",), "x-own,content-type", 200),
+        (("x-own",), "x-own-2", 400),
+        (("*",), "x-anything", 200),
+    ],
+)
+async def test_headers_that_pages_may_send(
+    serving: Any, engine: FakeEngine, allowed: tuple[str, ...] | None, asked: str, status: int
+) -> None:
+    options: dict[str, Any] = {"cors_allow_origins": ("*",)}
+    options |= {} if allowed is None else {"cors_allow_headers": allowed}
+    async with serving(engine, **options) as client:
+        answer = await client.options(
+            "/v1/completions", headers=ASKS | {"Access-Control-Request-Headers": asked}
+        )
+    assert answer.status_code == status
+    told = answer.headers.get("access-control-allow-headers")
+    assert told == (asked if status == 200 else None)
+
+
 async def test_no_site_may_call_by_default(serving: Any, engine: FakeEngine) -> None:
     async with serving(engine) as client:
         assert (await client.options("/v1/completions", headers=ASKS)).status_code == 405
