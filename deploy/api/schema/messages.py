@@ -18,8 +18,8 @@ MAX_PARTS = 1024
 MAX_SHOWN = 64
 MAX_CALLS_PER_MESSAGE = 128
 
-# What servers add to an assistant's message, and the values that say nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {"audio": (None,), "annotations": (None, [])}
+# What servers add to an assistant's message, with the value that says nothing beside null.
+NEUTRAL: dict[str, Any] = {"annotations": []}
 _PART_KEYS = {"text": "text", "refusal": "refusal"}
 
 
@@ -92,7 +92,7 @@ class ChatMessage(StrictModel):
         return {
             key: item
             for key, item in value.items()
-            if not (key in NEUTRAL and any(item == neutral for neutral in NEUTRAL[key]))
+            if key not in NEUTRAL or item != NEUTRAL[key]
         }
 
     @field_validator("content", mode="before")

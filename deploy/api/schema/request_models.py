@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from json import decoder, scanner
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import (
@@ -37,7 +37,9 @@ HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def allow_null(schema: dict[str, Any]) -> None:
-    """Every optional property may be null, in place."""
+    """Every optional property may be null, and so may one that nobody knows; in place."""
+    if schema.get("additionalProperties") is False:
+        schema["additionalProperties"] = NULL
     required = schema.get("required", ())
     for name, value_schema in schema.get("properties", {}).items():
         if name not in required and not _takes_null(value_schema):
@@ -71,7 +73,8 @@ def _takes_null(schema: Mapping[str, Any]) -> bool:
 class StrictModel(BaseModel):
     """A JSON object without coercion: "1" is no number, 1.0 no whole number, true neither.
 
-    null is as good as leaving a field out: servers and clients write it where nothing is meant.
+    null is as good as leaving an optional field out, also one that nobody knows: clients write all
+    fields of what a server answered, with null where it had none.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -81,9 +84,9 @@ class StrictModel(BaseModel):
     def _drop_null(cls, data: Any) -> Any:
         if not isinstance(data, dict) or None not in data.values():
             return data
-        dropped = _not_nullable(cls)
+        required = _required(cls)
         return {
-            name: value for name, value in data.items() if value is not None or name not in dropped
+            name: value for name, value in data.items() if value is not None or name in required
         }
 
     @classmethod
@@ -96,14 +99,10 @@ class StrictModel(BaseModel):
 
 
 @cache
-def _not_nullable(model: type[BaseModel]) -> frozenset[str]:
-    """Optional fields whose type has no null of its own, by their names in JSON."""
+def _required(model: type[BaseModel]) -> frozenset[str]:
+    """Names of the required fields in JSON."""
     return frozenset(
-        field.alias or name
-        for name, field in model.model_fields.items()
-        if not field.is_required()
-        and field.annotation is not Any
-        and type(None) not in get_args(field.annotation)
+        field.alias or name for name, field in model.model_fields.items() if field.is_required()
     )
 
 
