@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from ...core.errors import RequestError
+from .lark import lark_choice, lark_regex
 
 FIELD = "structured_outputs"
 # Longest message of llguidance that is passed on.
@@ -116,7 +117,7 @@ def _grammar(kind: str, value: str) -> str:
         case "choice":
             return LLMatcher.grammar_from_lark(_choice(_json(value, "choice")))
         case "regex":
-            return LLMatcher.grammar_from_regex(value)
+            return LLMatcher.grammar_from_lark(f"start: {lark_regex(value)}")
         case "grammar":
             return LLMatcher.grammar_from_lark(value)
     raise AssertionError(kind)
@@ -139,4 +140,4 @@ def _schema(text: str) -> dict[str, Any]:
 def _choice(texts: object) -> str:
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise RequestError(FIELD, "choice: must be a list of texts")
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return f"start: {lark_choice(texts)}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....core.errors import RequestError
 from ....core.request.constraint import StructuredOutput
+from ....models.text.lark import lark_choice, lark_regex, lark_text
 from ..schema.tools import FunctionDefinition
 from .argument_schema import argument_schema
 from .call_syntax import MAX_FORCED_CALLS, CallSyntax
@@ -17,7 +18,6 @@ from .reasoning import THINK_CLOSE, THINK_OPEN
 # As json.dumps spaces it, which models have seen most; any spaces would let weak models write
 # nothing else.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_SLASH = re.compile(r"(?<!\\)/")
 # Kinds of forms that can follow reasoning; a grammar of the client's own starts where it starts.
 WRAPPED_KINDS = ("json_object", "json", "choice", "regex")
 
@@ -65,7 +65,7 @@ def thinking_rules(special_ids: Mapping[str, int], *, has_begun: bool) -> str:
     """
     close = special_ids.get(THINK_CLOSE)
     if close is None:
-        thought = f"thought[suffix={json.dumps(THINK_CLOSE)}]: /(.|\\n)*/"
+        thought = f"thought[suffix={lark_text(THINK_CLOSE)}]: /(.|\\n)*/"
     else:
         thought = f"thought: /(.|\\n)*/ <[{close}]>"
     begin = "" if has_begun else _literal(THINK_OPEN, special_ids) + " "
@@ -84,10 +84,9 @@ def form_rules(output: StructuredOutput) -> str | None:
         case "json":
             return f"form: %json {json.dumps(_json(output))}"
         case "regex":
-            return "form: /" + _SLASH.sub(r"\\/", output.value) + "/"
+            return f"form: {lark_regex(output.value)}"
         case "choice":
-            texts = _json(output)
-            return "form: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            return f"form: {lark_choice(_json(output))}"
         case "grammar":
             return None
 
@@ -97,10 +96,10 @@ def _literal(text: str, special_ids: Mapping[str, int]) -> str:
     if not text:
         return ""
     if not special_ids:
-        return json.dumps(text)
+        return lark_text(text)
     parts = re.split("(" + "|".join(map(re.escape, special_ids)) + ")", text)
     return " ".join(
-        f"<[{special_ids[part]}]>" if part in special_ids else json.dumps(part)
+        f"<[{special_ids[part]}]>" if part in special_ids else lark_text(part)
         for part in parts
         if part
     )

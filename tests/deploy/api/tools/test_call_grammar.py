@@ -146,7 +146,9 @@ def test_thoughts_before_calls() -> None:
         (StructuredOutput(kind="json", value=json.dumps(SCHEMA)), '{"b":true}', '{"b":1}'),
         (StructuredOutput(kind="json_object"), '{"x":1}', "[1]"),
         (StructuredOutput(kind="regex", value="a/[0-9]+"), "a/12", "a12"),
+        (StructuredOutput(kind="regex", value=r"a\\/b"), r"a\/b", "a/b"),
         (StructuredOutput(kind="choice", value='["yes", "no"]'), "no", "nope"),
+        (StructuredOutput(kind="choice", value='["a\x7fb", "no"]'), "a\x7fb", "ab"),
     ],
 )
 def test_thoughts_before_a_form_and_calls_beside_it(
