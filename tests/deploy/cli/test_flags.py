@@ -30,8 +30,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GROUPS = {"serve": (ENGINE, SERVER), "bench": (BENCH, ENGINE), "lossless": (LOSSLESS, ENGINE)}
 # What a command asks for beside the flag under test.
 NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["demo"]}
@@ -323,34 +321,3 @@ def test_the_command_is_a_module(module: str) -> None:
     command = [sys.executable, "-m", module, "--version"]
     run = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert run.stdout.decode() == f"draftline {__version__}\n"
-
-
-def flags_by_command() -> dict[str, set[str]]:
-    pending, found = [("draftline", typer.main.get_command(app))], {}
-    while pending:
-        name, command = pending.pop()
-        parameters: list[Any] = command.get_params(typer.Context(command))
-        found[name] = {
-            flag
-            for one in parameters
-            if not getattr(one, "hidden", False)
-            for flag in (*one.opts, *one.secondary_opts)
-        }
-        children = getattr(command, "commands", {}).items()
-        pending += [(f"{name} {child}", part) for child, part in children]
-    return found
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_name_flags_that_exist(page: Path) -> None:
-    """Those of commands that begin with `draftline`, in blocks and in lines, as their help does."""
-    known = flags_by_command()
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in re.findall(r"(?:^|`)(draftline [a-z][^\n`]*)", text, re.MULTILINE):
-        words = line.split("#")[0].split()
-        command = next(
-            (name for name in (" ".join(words[:3]), " ".join(words[:2])) if name in known), None
-        )
-        assert command is not None, line
-        flags = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
-        assert flags <= known[command], line
