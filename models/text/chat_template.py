@@ -6,7 +6,7 @@ import inspect
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FrameType
@@ -46,6 +46,14 @@ class ChatOptions:
     continue_final: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
+
+
+class CallArguments(dict[str, Any]):
+    """The arguments of a call in a message; `text` is their JSON as the client sent it."""
+
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        super().__init__(arguments)
+        self.text = text
 
 
 class ChatTemplate:
@@ -99,7 +107,7 @@ class ChatTemplate:
         self._check_variables(options.variables)
         try:
             with _deadline(timeout_s):
-                return self._render(messages, options)
+                return self._render_either(messages, options)
         except TEMPLATE_ERRORS as error:
             reason = str(error)[:MAX_ERROR_CHARS] or type(error).__name__
             raise RequestError("messages", f"the chat template refuses them: {reason}") from error
@@ -107,6 +115,20 @@ class ChatTemplate:
             raise RequestError(
                 "messages", f"the chat template ran longer than {timeout_s:g} s"
             ) from None
+
+    def _render_either(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
+        """With the arguments of calls as objects, or as texts for templates that add texts to them.
+
+        Nothing tells which of the two a template wants but that it fails.
+        """
+        try:
+            return self._render(messages, options)
+        except TEMPLATE_ERRORS:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            with suppress(*TEMPLATE_ERRORS):
+                return self._render([_with_texts(message) for message in messages], options)
+            raise
 
     def _render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
         given = {"chat_template": options.template} if options.template is not None else {}
@@ -132,6 +154,17 @@ def _known_role(message: Mapping[str, Any], source: str) -> dict[str, Any]:
     if message["role"] == "developer" and "developer" not in source:
         return {**message, "role": "system"}
     return dict(message)
+
+
+def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as the client sent them."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        arguments = function["arguments"]
+        text = arguments.text if isinstance(arguments, CallArguments) else arguments
+        calls.append({**call, "function": {**function, "arguments": text}})
+    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 class _TooLong(BaseException):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ....models.text.chat_template import CallArguments
 from .request_models import StrictModel
 
 MAX_PARTS = 1024
@@ -44,12 +45,16 @@ class CalledFunction(StrictModel):
 
     def for_template(self) -> dict[str, Any]:
         """Templates write the arguments as JSON themselves; what is no object stays a text."""
+        text = self.arguments or "{}"
         try:
-            arguments = json.loads(self.arguments or "{}")
+            arguments = json.loads(text)
         except (ValueError, RecursionError):
             arguments = None
         is_object = isinstance(arguments, dict)
-        return {"name": self.name, "arguments": arguments if is_object else self.arguments}
+        return {
+            "name": self.name,
+            "arguments": CallArguments(arguments, text) if is_object else self.arguments,
+        }
 
 
 class ToolCall(StrictModel):
@@ -90,9 +95,7 @@ class ChatMessage(StrictModel):
         if not isinstance(value, Mapping):
             return value
         return {
-            key: item
-            for key, item in value.items()
-            if key not in NEUTRAL or item != NEUTRAL[key]
+            key: item for key, item in value.items() if key not in NEUTRAL or item != NEUTRAL[key]
         }
 
     @field_validator("content", mode="before")

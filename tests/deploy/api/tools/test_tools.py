@@ -141,6 +141,36 @@ async def test_the_clients_own_loop(serving: Serving, family: str) -> None:
             assert '!weather{"city": "Oslo"}!time{}\n<tool>rain\n<tool>rain\n' in prompt_of(engine)
 
 
+SENT = '{"city":  "Oslo", "n": 1.50}'
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("'(' + a + ')'", f"({SENT})"),
+        ("a.rstrip('}') + ', ' + '}'", SENT[:-1] + ", }"),
+        ("a[1:] + ''", SENT[1:]),
+        ("a | tojson", '{"city": "Oslo", "n": 1.5}'),
+        ("a.city + (a['n'] | string)", "Oslo1.5"),
+        ("a if a is string else a | tojson", '{"city": "Oslo", "n": 1.5}'),
+    ],
+)
+async def test_arguments_are_what_the_template_takes(
+    serving: Serving, written: str, expected: str
+) -> None:
+    """An object, or else the client's own text."""
+    template = (
+        "{% if tools %}<tool_call>{% endif %}{% for m in messages %}"
+        "{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
+        "!{{ " + written + " }}!{% endfor %}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "f", "arguments": SENT}}
+    turns: Any = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    async with official(serving, "Fine.", template) as (client, engine):
+        await client.chat.completions.create(model="tiny", messages=turns)
+        assert prompt_of(engine) == f"!{expected}!"
+
+
 async def test_a_plain_second_turn(serving: Serving) -> None:
     async with official(serving, "Fine.") as (client, engine):
         first = await client.chat.completions.create(model="tiny", messages=ASK)
