@@ -9,6 +9,7 @@ process that runs it starts quickly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from llguidance import LLTokenizer
@@ -45,9 +46,10 @@ class GrammarVocabulary:
     def __call__(self, text: str) -> list[int]:
         """Ids of a piece of an answer, as the model would write it."""
         ids = self._backend.encode(text, add_special_tokens=False).ids
-        known = [self.tokens[index] for index in ids if index < len(self.tokens)]
-        if len(known) == len(ids) and b"".join(known) == text.encode():
-            return ids
+        # Ids beyond the head write nothing.
+        with suppress(IndexError):
+            if b"".join(map(self.tokens.__getitem__, ids)) == text.encode():
+                return ids
         return [] if self.greedy is None else self.greedy.greedy_tokenize(text)
 
 
