@@ -106,8 +106,10 @@ class Committing:
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, advance, tokens, sources, log_probs, trees=verified)
 
-    def commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
-        """Take the token that the last prompt chunk predicts."""
+    def commit_chunk(self, chunk: PromptChunk, chosen: Chosen | None) -> None:
+        """Take the token that the last prompt chunk predicts; None: nothing of the chunk."""
+        if chosen is None:
+            return
         state = chunk.state
         self._scheduler.share(state, chunk.end)
         if state.has_ended or not chunk.wants_token:

@@ -18,6 +18,7 @@ from .drafting.tree_fit import TreeFit
 from .errors import (
     Contained,
     DraftlineError,
+    NotFinite,
     RequestError,
     RequestSuspected,
     StageLost,
@@ -44,6 +45,7 @@ from .step.in_flight import BuiltStep, Flights, StepDeadline, StepInFlight, Step
 from .step.outputs import TreeOutput
 from .step.trace import StepTrace
 from .step.tree_steps import NO_TREE_STEPS, TreeSteps
+from .steps import StepOutput
 from .verify.rules import COUPLED
 from .verify.walk import Walk, walks_along
 
@@ -110,6 +112,8 @@ class EngineCore:
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
+        # Requests that ended since the target's logits were NaN or infinite.
+        self.num_not_finite = 0
         self.ended = EndedRequests()
 
     @property
@@ -295,7 +299,10 @@ class EngineCore:
         try:
             output = in_flight.answer.result()
             self.streaming.note_answer(in_flight, output.stage_spans)
+            apart = self._set_apart(in_flight, output)
             results = in_flight.read(output)
+            if apart:
+                results = results.without(apart, in_flight)
         except StageLost:
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
@@ -307,6 +314,29 @@ class EngineCore:
         if in_flight.traced is not None:
             in_flight.traced.answered(output)
         return results
+
+    def _set_apart(self, in_flight: StepInFlight, output: StepOutput) -> list[RequestState]:
+        """Requests with rows whose logits are NaN or infinite, of which this step's answers do not
+        count.
+
+        Nodes of drafts, and KV of others, may be what is wrong: a request that has any computes its
+        KV again without them. Any other ends.
+        """
+        found = in_flight.not_finite(output)
+        for state, num_nodes in found:
+            if state.has_ended:
+                continue
+            has_shared = state.keys is not None and bool(state.num_cached_tokens)
+            self._scheduler.set_apart(state)
+            if num_nodes or has_shared:
+                # Otherwise it has given up its KV since, and computes it again anyway.
+                if state.blocks:
+                    self._scheduler.start_over(state)
+                continue
+            self.num_not_finite += 1
+            logger.error("event=logits_not_finite request_id=%s", state.request_id)
+            self._fail(state, NotFinite())
+        return [state for state, _ in found]
 
     async def _wait(self) -> None:
         """Wait for the first event. Raises `StageLost` where the oldest step has no answer in time.

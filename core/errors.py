@@ -106,6 +106,13 @@ class RequestFailed(DraftlineError):
     """A fault of draftline's own ended one request; the others go on."""
 
 
+class NotFinite(RequestFailed):
+    """The target's logits after a request's text are NaN or infinite; the request ends."""
+
+    def __init__(self, message: str = "the model's logits for this request are not finite") -> None:
+        super().__init__(message)
+
+
 class DeviceLost(StageLost):
     """A stage's device failed for good; its process must end, and a new one take its place.
 

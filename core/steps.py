@@ -358,6 +358,8 @@ class StepOutput:
     features              float32 [rows, width]  hidden states of the target, of the requests whose
                           features are wanted, one behind the other, in the order of positions
     head_drafts           of each of the step's head tasks
+    not_finite            int32 [n]  places in `logits_rows` whose logits are NaN, infinite, or all
+                          minus infinity; None: of none. What is answered to them means nothing
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced
     """
@@ -374,6 +376,7 @@ class StepOutput:
     decoded: Int32 | None = None
     features: Float32 | None = None
     head_drafts: tuple[HeadDrafts, ...] = ()
+    not_finite: Int32 | None = None
     stage_spans: tuple[Span, ...] = ()
 
 

@@ -31,30 +31,47 @@ from ..kernels.sampling.tables import SamplingScratch, SamplingTables
 def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
     """The target token of each row, int32 [rows], on the device of `logits` [rows, vocabulary].
 
+    -1 after a row that has NaN, infinity, or minus infinity alone.
+
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
     top_k, top_p, min_p, typical_p, each on the distribution that the former leaves. Gives the
     tokens of `core/sampling/choose.py`.
     """
-    chosen = _argmax(logits)
+    chosen = _best(logits)
     if sampling.temperature.any():
         sampled = np.flatnonzero(sampling.temperature)
         rows = torch.from_numpy(sampled).to(logits.device)
         part = logits if len(sampled) == len(logits) else logits[rows]
-        scaled = process_rows(part.float(), sampling, sampled)
+        part, is_bad = part.float(), chosen[rows] < 0
+        if part.device.type != "cpu" or is_bad.any():
+            # Filters count what they keep: of NaN nothing.
+            part = part.masked_fill(is_bad[:, None], 0.0)
+        scaled = process_rows(part, sampling, sampled)
         columns = (
             torch.from_numpy(values[sampled]).to(logits.device)[:, None]
             for values in (sampling.seed, sampling.position)
         )
-        chosen[rows] = _noisy_argmax(scaled, *columns).to(torch.int32)
+        tokens = _noisy_argmax(scaled, *columns).to(torch.int32)
+        chosen[rows] = tokens.masked_fill(is_bad, -1)
     return chosen
 
 
-def _argmax(logits: Tensor) -> Tensor:
+def _best(logits: Tensor) -> Tensor:
+    """The best token of each row, int32 [rows]; -1 where its logit is no finite number.
+
+    NaN is the best of all to both libraries, so that no other logit need be looked at.
+    """
     if logits.device.type == "cpu":
         # numpy's is vectorised: ten times faster than torch's.
-        return torch.from_numpy(logits.float().numpy().argmax(axis=-1).astype(np.int32))
-    return logits.argmax(dim=-1).to(torch.int32)
+        values = logits.float().numpy()
+        best = values.argmax(axis=-1)
+        is_finite = np.isfinite(values[np.arange(len(values)), best])
+        if not is_finite.all():
+            best[~is_finite] = -1
+        return torch.from_numpy(best.astype(np.int32))
+    most, best = logits.max(dim=-1)
+    return best.to(torch.int32).masked_fill_(~most.isfinite(), -1)
 
 
 def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
@@ -98,7 +115,10 @@ class Sampler(Protocol):
         ...
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """The target token of each row, int32 [rows] on the device: `core/sampling/choose.py`."""
+        """The target token of each row, int32 [rows] on the device: `core/sampling/choose.py`.
+
+        -1 after a row that has NaN, infinity, or minus infinity alone.
+        """
         ...
 
     def log_softmax(self, logits: Tensor) -> Tensor:

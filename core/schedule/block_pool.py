@@ -82,6 +82,16 @@ class BlockPool:
             self._keys[block] = key
             self._by_key[key] = block
 
+    def unregister(self, keys: Sequence[bytes]) -> None:
+        """Share the blocks of these keys with nobody new, where there are any."""
+        for key in keys:
+            block = self._by_key.pop(key, None)
+            if block is not None:
+                del self._keys[block]
+                if block in self._idle:
+                    del self._idle[block]
+                    self._free.append(block)
+
     def free(self, blocks: Sequence[int]) -> None:
         """Give blocks back, in the order of their positions; each must be held."""
         # The last first, so that of one prefix the end is evicted before the beginning.

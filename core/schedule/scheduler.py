@@ -342,6 +342,17 @@ class Scheduler:
             self._pool.register(state.blocks[state.num_shared], key)
             state.num_shared += 1
 
+    def set_apart(self, state: RequestState) -> None:
+        """Share no KV with a request any more: what it has computed may be wrong, and so may what
+        it had of others. It takes no drafts from now on."""
+        if state.keys is not None:
+            self._pool.unregister(state.keys.upto(state.token_ids, len(state.token_ids)))
+        state.keys, state.max_nodes = None, 0
+
+    def start_over(self, state: RequestState) -> None:
+        """Have a request that runs compute all of its KV again."""
+        self._preempt(state)
+
     def forget_kv(self) -> None:
         """All KV is lost: whoever ran waits, and computes it again."""
         for state in list(self.running.values()):

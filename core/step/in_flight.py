@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ..proposals import Drafted, FeatureRows
 from ..request.chosen import Chosen
 from ..request.request import RequestState
@@ -45,7 +47,7 @@ class StepResults(NamedTuple):
     verified  the same by the rows of the step's trees: those of slices begin below the root
     trees   what else was answered to each tree
     judged  the trees as they were drafted, whose roots these paths follow
-    chunks  what was chosen after each prompt chunk
+    chunks  what was chosen after each prompt chunk; None: what was answered does not count
     features  of the requests whose drafters asked for them
     drafted by heads of the last stage, for the next step
     """
@@ -55,9 +57,25 @@ class StepResults(NamedTuple):
     verified: Paths
     trees: Sequence[TreeOutput]
     judged: TreeBatch
-    chunks: Sequence[Chosen]
+    chunks: Sequence[Chosen | None]
     features: Sequence[FeatureRows]
     drafted: Sequence[Drafted]
+
+    def without(self, states: Sequence[RequestState], step: StepInFlight) -> StepResults:
+        """These without what was answered to some of the step's requests."""
+        ids = {state.request_id for state in states}
+        places = [place for place, own in enumerate(step.trees.states) if own in states]
+        chunks = zip(step.chunks, self.chunks, strict=True)
+        return self._replace(
+            paths=self.paths.without(places),
+            verified=self.verified.without(places),
+            chunks=[None if chunk.state in states else chosen for chunk, chosen in chunks],
+            features=[rows for rows in self.features if rows.request_id not in ids],
+            drafted=[
+                own._replace(proposals=tuple(one for one in own.proposals if one[0] not in ids))
+                for own in self.drafted
+            ],
+        )
 
     @property
     def ahead_s(self) -> float:
@@ -114,6 +132,26 @@ class StepInFlight:
         if math.isinf(limit_s):
             return None
         return max(0.0, max(self.sent_at, answered_at) + limit_s - now)
+
+    def not_finite(self, output: StepOutput) -> list[tuple[RequestState, int]]:
+        """Requests of which some rows have logits that are NaN or infinite, and how many nodes
+        each had in the step."""
+        has_bad_scores = len(output.scores) > 0 and bool(np.isnan(output.scores).any())
+        if output.not_finite is None and not has_bad_scores:
+            return []
+        bad = np.empty(0, dtype=np.int32) if output.not_finite is None else output.not_finite
+        nodes = [*self.trees.trees.sizes.tolist(), *(0 for _ in self.chunks)]
+        rows = [1 + count for count in nodes[: len(self.trees.states)]]
+        rows += [int(chunk.wants_token) for chunk in self.chunks]
+        places = set(np.searchsorted(np.cumsum(rows), bad, side="right").tolist())
+        first = 0
+        for place, chunk in enumerate(self.chunks, len(self.trees.states)):
+            if chunk.state.prompt_log_probs is not None:
+                end = first + chunk.num_scored
+                if np.isnan(output.scores[first:end]).any():
+                    places.add(place)
+                first = end
+        return [(self.states[place], nodes[place]) for place in sorted(places)]
 
     def read(self, output: StepOutput) -> StepResults:
         """The answer, cut into those of the trees and the chunks."""

@@ -17,6 +17,7 @@ from ...cluster.engine.engine_time import REAL_TIME, EngineTime
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.links.pool import AnyLink
 from ...core.errors import RequestError, shortened
+from ...core.progress import Progress, unseen
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule
@@ -51,6 +52,7 @@ class Replica:
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
         usage_log: str | None = None,
+        progress: Progress = unseen,
     ) -> None:
         """What is not said by `config`.
 
@@ -62,11 +64,12 @@ class Replica:
         max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
                           8 MiB
         usage_log         file or redis:// URL for a record of each request that ends
+        progress          shows how far the weights of stages in this process are
         """
         self.config = config
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
-        self._placement = Placement(config, keeper)
+        self._placement = Placement(config, keeper, progress)
         make_pipeline = self._placement.make_pipeline
         self._make_pipeline: MakePipeline = (
             make_pipeline if pipelines is None else pipelines(make_pipeline)
@@ -81,8 +84,7 @@ class Replica:
             on_failure=on_failure,
         )
         self._assembly: Assembly | None = None
-        model = config.served_model_name or config.model
-        self._usage = None if usage_log is None else UsageLog(usage_log, model)
+        self._usage = None if usage_log is None else UsageLog(usage_log, config.name)
         self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
         self._rate = FinishRate()
         self._shadow = Shadow(
@@ -122,6 +124,7 @@ class Replica:
             kv_usage=scheduler.kv_usage,
             num_steps=core.num_steps,
             num_preemptions=scheduler.num_preemptions,
+            num_not_finite=core.num_not_finite,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             wasted_by_source=dict(core.ended.wasted_by_source),

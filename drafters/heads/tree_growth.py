@@ -153,7 +153,8 @@ class TreeGrowth:
             np.array(positions, dtype=np.int64),
             np.array(counts, dtype=np.int32),
         )
-        targets = self._sampler.choose(logits, sampling)
+        # A head's logits may be anything: its drafts are checked.
+        targets = self._sampler.choose(logits, sampling).clamp(min=0)
         log_probs = self._sampler.log_softmax(logits)
         best = log_probs.topk(min(max(job.num_top for job in jobs), self._vocab_size), dim=-1)
         chosen = log_probs.gather(-1, targets.long()[:, None])

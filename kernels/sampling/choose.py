@@ -46,7 +46,8 @@ BISECT = EXACT | {"num_warps": 16}
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """Store each row's token in `out`, int32 [rows]: that of `core/sampling/choose.py`.
+    """Store each row's token in `out`, int32 [rows]: that of `core/sampling/choose.py`; -1 where
+    the best logit is no finite number.
 
     `logits` [rows, vocabulary] of any float type; `scratch` is overwritten.
     """

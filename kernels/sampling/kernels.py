@@ -58,11 +58,17 @@ def find_bests(
     logits, bests, best_ids, histogram, sums, num_gathered, stride_row, vocab_size,
     LEN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each chunk, and its lowest token; clears what filters add up."""
+    """The largest logit of each chunk, and its lowest token; clears what filters add up.
+
+    Of a chunk that holds NaN it is infinity.
+    """
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     token_ids = chunk * LEN + tl.arange(0, LEN)
     values = load_logits(logits, row, stride_row, token_ids, vocab_size)
+    # NaN as infinity: a row has no token with either, and maxima would leave it out.
+    is_nan = values != values  # noqa: PLR0124 - true of NaN alone
+    values = tl.where(is_nan, float("inf"), values)
     best = tl.max(values, axis=0)
     at = row * tl.num_programs(1) + chunk
     tl.store(bests + at, best)
@@ -121,17 +127,20 @@ def find_winners(
 def pick_tokens(
     bests, best_ids, winners, winner_ids, temperatures, out, num_chunks, CHUNKS: tl.constexpr
 ):
-    """Each row's token, of the bests or winners of its chunks; 0 where there is none."""
+    """Each row's token, of the bests or winners of its chunks; -1 where its best logit is no finite
+    number."""
     row = tl.program_id(0)
     chunk = tl.arange(0, CHUNKS)
     at = row * num_chunks + chunk
     mask = chunk < num_chunks
+    most = tl.load(bests + at, mask=mask, other=float("-inf"))
+    is_bad = tl.abs(tl.max(most, axis=0)) == float("inf")
     if tl.load(temperatures + row) == 0:
-        scores = tl.load(bests + at, mask=mask, other=float("-inf"))
+        scores = most
         token_ids = tl.load(best_ids + at, mask=mask, other=NO_TOKEN)
     else:
         scores = tl.load(winners + at, mask=mask, other=float("-inf"))
         token_ids = tl.load(winner_ids + at, mask=mask, other=NO_TOKEN)
     best = tl.max(scores, axis=0)
     token = tl.min(tl.where(scores == best, token_ids, NO_TOKEN), axis=0)
-    tl.store(out + row, tl.where(token == NO_TOKEN, 0, token))
+    tl.store(out + row, tl.where(is_bad | (token == NO_TOKEN), -1, token))

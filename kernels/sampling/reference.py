@@ -77,26 +77,31 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose.choose_tokens`.
+    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose.choose_tokens`;
+    -1 where the best logit is no finite number.
 
     `logits` [rows, vocabulary] of any float type count as float32. `scratch` is not used.
     """
     del scratch
     rows = slice(tables.launch_rows)
     logits = logits[rows]
-    out[rows] = logits.argmax(dim=-1)
+    most, out[rows] = logits.max(dim=-1)
     is_sampled = tables.temperatures[rows] > 0
+    is_finite = most.isfinite()
     if not tables.samples:
+        out[rows].masked_fill_(~is_finite, -1)
         return
 
     def column(values: Tensor) -> Tensor:
         return values[rows][is_sampled][:, None]
 
-    scaled = shifted(logits[is_sampled].float(), column(tables.temperatures))
+    known = logits[is_sampled].float().masked_fill(~is_finite[is_sampled][:, None], 0.0)
+    scaled = shifted(known, column(tables.temperatures))
     if tables.filters:
         scaled = keep_top(scaled, column(tables.top_k), column(tables.top_p))
     scaled = scaled.masked_fill(scaled < column(tables.floors), -torch.inf)
     out[rows][is_sampled] = noisy_argmax(scaled, column(tables.keys)).to(torch.int32)
+    out[rows].masked_fill_(~is_finite, -1)
 
 
 def shifted(logits: Tensor, temperatures: Tensor) -> Tensor:

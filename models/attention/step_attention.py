@@ -164,12 +164,15 @@ class _Group:
         self.real_rows = None if len(real) == len(flat_ids) else torch.from_numpy(real).to(device)
 
     def _padded(self, rows: list[Int64], width: int) -> Int64:
-        """The rows under one another, each with zeros behind it up to `width`."""
+        """The rows under one another, each with its own first number behind it up to `width`.
+
+        Another request's slot may hold NaN, which a probability of zero does not hide.
+        """
         if len(rows) == 1:
             return rows[0][None]
-        out = np.zeros((len(rows), width), dtype=np.int64)
+        out = np.empty((len(rows), width), dtype=np.int64)
         for line, row in zip(out, rows, strict=True):
-            line[: len(row)] = row
+            line[: len(row)], line[len(row) :] = row, row[0]
         return out
 
     def attend(

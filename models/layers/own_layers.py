@@ -147,7 +147,8 @@ class OwnLayers:
         said: Tensor | None = None,
     ) -> Int32:
         """Tokens after `tokens`, int32 [rows], and behind one another: int32 [passes, rows], or
-        fewer once all rows have come to one of their `end_ids`, int32 [rows, n].
+        fewer once all rows have come to one of their `end_ids`, int32 [rows, n]; or those before
+        one with logits that are not finite. If that is the first, it is told, with -1 for these.
 
         Within `attending`, of a step of a row a request, whose `sampling` is unfiltered.
 

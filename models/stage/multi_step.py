@@ -49,8 +49,8 @@ class MultiStepDecoder:
         tables: Mapping[str | None, Rotation],
         said: Tensor | None = None,
     ) -> StepOutput:
-        """The tokens of `step.num_decode_steps` passes, or of fewer that end all answers; within
-        `attending`.
+        """The tokens of `step.num_decode_steps` passes, or of fewer: that end all answers, or that
+        come before one whose logits are not finite; within `attending`.
 
         Each is the token that a step of its own would have chosen: the positions of the noise rise
         with those of the rows, and the KV of all rows but the last stands in its place when this
@@ -69,12 +69,17 @@ class MultiStepDecoder:
             )  # fmt: skip
         else:
             decoded = self._pass_by_pass(step, slots, positions, tables, said)
+        # After a row that is not finite nothing is decoded.
+        not_finite = np.flatnonzero(decoded[0] < 0).astype(np.int32)
+        if len(not_finite):
+            decoded = np.maximum(decoded, np.int32(0))
         return StepOutput(
             step.step_id,
             decoded[0],
             np.empty((0, step.probe_top_k), dtype=np.int32),
             np.empty(0, dtype=np.float32),
             decoded=np.ascontiguousarray(decoded.T),
+            not_finite=not_finite if len(not_finite) else None,
         )
 
     def _pass_by_pass(
@@ -99,6 +104,8 @@ class MultiStepDecoder:
                 said[index] = hidden
             logits = self._own.logits(hidden, self._softcap)
             tokens = decoded[index] = self._sampler.choose(logits, sampling).numpy()
+            if (tokens < 0).any():
+                return decoded[: max(index, 1)]
             has_ended |= (tokens[:, None] == step.end_ids).any(axis=1)
             if has_ended.all():
                 break

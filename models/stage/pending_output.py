@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.arrays import Int32
+from ...core.arrays import Float32, Int32
 from ...core.steps import HeadDrafts, StepInput, StepOutput, TopTokens, VerificationResult
 from ...core.verify.accepted_rows import accepted_rows
 from ..device import HostCopy, to_device
@@ -51,9 +51,12 @@ def launch_answer(
         return logits[to_device(np.searchsorted(rows, wanted), logits.device)]
 
     target_logits = logits_of(step.logits_rows)
-    targets, results = _chosen(step, target_logits, sampler)
+    marked, results = _chosen(step, target_logits, sampler)
+    # What is asked of the rows beside needs a token of each.
+    needs_tokens = step.with_log_probs or bool(step.feature_requests) or heads is not None
+    targets = marked.clamp(min=0) if needs_tokens else marked
     parts = {
-        "target_tokens": targets,
+        "target_tokens": marked,
         "probe_ids": _probed(logits_of(step.probe_rows), step.probe_top_k),
         **_scored(step, logits_of(step.scored_rows), sampler),
         **_told(step, target_logits, targets, sampler),
@@ -69,10 +72,14 @@ def launch_answer(
 
     def wait() -> StepOutput:
         arrays = dict(zip(parts, (tensor.numpy() for tensor in copy.wait()), strict=True))
+        tokens, log_probs = arrays["target_tokens"], arrays.get("log_probs")
+        not_finite = _not_finite(tokens, log_probs)
+        if not_finite is not None:
+            tokens = np.maximum(tokens, np.int32(0))
         return StepOutput(
-            step.step_id, arrays["target_tokens"], arrays["probe_ids"],
+            step.step_id, tokens, arrays["probe_ids"],
             arrays.get("scores", np.empty(0, dtype=np.float32)),
-            log_probs=arrays.get("log_probs"), entropies=arrays.get("entropies"),
+            log_probs=log_probs, not_finite=not_finite, entropies=arrays.get("entropies"),
             verification_results=results, features=arrays.get("features"), head_drafts=drafts,
             top=_top_tokens("top", arrays), scored_top=_top_tokens("scored_top", arrays),
         )  # fmt: skip
@@ -80,20 +87,35 @@ def launch_answer(
     return wait
 
 
+def _not_finite(marked: Int32, log_probs: Float32 | None) -> Int32 | None:
+    """`StepOutput.not_finite`, of tokens int32 [rows] as `_chosen` marks them."""
+    is_bad = marked < 0
+    if log_probs is not None:
+        # A mask may hide from the choice what is wrong with the row.
+        is_bad |= np.isnan(log_probs)
+    return np.flatnonzero(is_bad).astype(np.int32) if is_bad.any() else None
+
+
 def _chosen(
     step: StepInput, logits: Tensor, sampler: Sampler
 ) -> tuple[Tensor, tuple[VerificationResult, ...] | None]:
-    """The target of each row, int32 [rows], and what a rule decides where there is one."""
+    """The target of each row, int32 [rows], -1 after one that is not finite; and what a rule
+    decides where there is one."""
     if not len(logits):
         return torch.empty(0, dtype=torch.int32, device=logits.device), None
     edited = sampler.edit(logits, step.edits)
     targets = sampler.choose(edited, step.sampling)
     if step.verification is None:
         return targets, None
+    is_bad = targets < 0
+    if is_bad.any():
+        # No distribution, for which a rule would raise: whatever it decides, its request ends.
+        edited = edited.masked_fill(is_bad[:, None], 0.0)
     results = verification_results(edited, step.sampling, step.verification)
     # So that log-probabilities are those of what is committed.
     committed = with_verification_results(targets.cpu().numpy(), step.verification, results)
-    return to_device(committed, logits.device).to(torch.int32), results
+    told = to_device(committed, logits.device).to(torch.int32)
+    return told.masked_fill(is_bad, -1), results
 
 
 def _told(step: StepInput, logits: Tensor, targets: Tensor, sampler: Sampler) -> dict[str, Tensor]:

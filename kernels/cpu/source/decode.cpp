@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -39,20 +40,24 @@ struct Head {
 struct Sampling {
   const at::Tensor &temperatures, &seeds, &positions;
 
-  // Logits [rows, vocabulary] are overwritten; `ahead` is the number of the pass.
-  void choose(at::Tensor& logits, int64_t ahead, int32_t* tokens) const {
+  // Logits [rows, vocabulary] are overwritten; `ahead` is the number of the pass. Whether all rows
+  // are finite: the best of others is NaN or infinite, and their token -1.
+  bool choose(at::Tensor& logits, int64_t ahead, int32_t* tokens) const {
     const int64_t size = logits.size(1);
+    bool finite = true;
     for (int64_t row = 0; row < logits.size(0); ++row) {
       float* own = logits.data_ptr<float>() + row * size;
       const float temperature = temperatures.const_data_ptr<float>()[row];
       const int64_t best = argmax(own, size);
-      tokens[row] = best;
-      if (temperature == 0) continue;
+      tokens[row] = std::isfinite(own[best]) ? best : -1;
+      finite = finite && tokens[row] >= 0;
+      if (temperature == 0 || tokens[row] < 0) continue;
       const float most = own[best];
       for (int64_t i = 0; i < size; ++i) own[i] = (own[i] - most) / temperature;
       tokens[row] = noisy_argmax(own, size, seeds.const_data_ptr<int64_t>()[row],
                                  positions.const_data_ptr<int64_t>()[row] + ahead);
     }
+    return finite;
   }
 };
 
@@ -91,7 +96,7 @@ struct Ends {
 };
 
 // `slots` and `positions` [passes, rows] are of the rows of each pass; the first are those of the
-// thread's step. Gives int32 [passes, rows], or fewer passes once all answers have ended. `said`
+// thread's step. Gives int32 [passes, rows], or fewer passes once all answers have ended or logits are not finite. `said`
 // [passes, rows, hidden] is filled with the last layer's states, where they are wanted.
 at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Tensor& positions,
                   const at::Tensor& table, const at::Tensor& norm, double eps,
@@ -129,7 +134,8 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
     }
     at::Tensor logits = head.logits(last);
     int32_t* chosen = out.data_ptr<int32_t>() + pass * rows;
-    sampling.choose(logits, pass, chosen);
+    // A pass that is not finite is the first of a step, which tells of it.
+    if (!sampling.choose(logits, pass, chosen)) return out.slice(0, 0, std::max<int64_t>(pass, 1));
     if (ends.take(chosen)) return out.slice(0, 0, pass + 1);
     tokens = chosen;
   }

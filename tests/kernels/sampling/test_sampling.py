@@ -293,3 +293,21 @@ def test_tables_take_no_typical_p() -> None:
     sampling = replace(rows_of(1), typical_p=np.array([0.5], dtype=np.float32))
     with pytest.raises(AssertionError):
         SamplingTables(1, 9, DEVICE).refill(sampling)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.01}])
+def test_rows_that_are_not_finite_have_no_token(name: str, filters: dict[str, float]) -> None:
+    """NaN or infinity anywhere, or minus infinity throughout; in any part of the vocabulary."""
+    whole = np.random.default_rng(5).normal(size=(8, 600)).astype(np.float32)
+    whole[6, :599] = -np.inf
+    logits, sound = whole.copy(), np.array([0, 6, 7])
+    logits[1, 7], logits[2, 599], logits[3], logits[4, 300] = np.nan, np.nan, np.nan, np.inf
+    logits[5] = -np.inf
+    for temperature in (0.0, 0.8):
+        sampling = rows_of(8, temperature=temperature, **filters)
+        # Devices do not mind; where kernels are interpreted, numpy warns.
+        with np.errstate(all="ignore"):
+            found = chosen(name, logits, sampling)
+        assert (found[1:6] == -1).all()
+        assert np.array_equal(found[sound], core.choose_tokens(whole, sampling)[sound])

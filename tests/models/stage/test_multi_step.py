@@ -121,3 +121,40 @@ def test_torchs_operators_decode_one(tmp_path: Path) -> None:
     options = StageOptions(compile="off")
     stage = load_stage(tmp_path, LayerSpan(0, layers, layers), 60, BLOCK_SIZE, options=options)
     assert not stage.decodes_several
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("top_k", [0, 50])
+def test_a_pass_that_is_not_finite_is_told_with_the_step_that_begins_with_it(
+    temperature: float, top_k: int, tmp_path: Path
+) -> None:
+    """By the operator, and pass by pass where tokens are filtered."""
+    stage = prompted_stage(save_tiny_model("qwen2", tmp_path), "qwen2")
+    last = np.array([prompt[-1] for prompt in PROMPTS], dtype=np.int32)
+
+    def decoded(tokens: Int32, num_before: int) -> StepOutput:
+        step = decoding_step(tokens, num_before, temperature)
+        sampling = replace(step.sampling, top_k=step.sampling.top_k + np.int32(top_k))
+        step = replace(step, sampling=sampling, num_decode_steps=COUNT, end_ids=NO_ENDS)
+        output = stage.run(step)
+        assert isinstance(output, StepOutput)
+        assert output.decoded is not None
+        return output
+
+    whole = decoded(last, 0).decoded
+    assert whole is not None
+    # The last of the first request's tokens that comes no earlier in any text.
+    said = whole[0].tolist()
+    bad = next(i for i in range(1, COUNT) if said[i] not in {*said[:i], *whole[1:, : i + 1].flat})
+    embed = stage._part.embed
+    assert isinstance(embed, torch.nn.Embedding)
+    embed.weight.data[said[bad]] = torch.nan
+    output = decoded(last, 0)
+    assert output.not_finite is None
+    assert np.array_equal(output.decoded, whole[:, : bad + 1])
+    output = decoded(whole[:, bad].copy(), bad + 1)
+    assert output.not_finite is not None
+    assert output.not_finite.tolist() == [0]
+    assert output.decoded is not None
+    assert output.decoded.shape == (3, 1)
+    assert np.array_equal(output.decoded[1:], whole[1:, bad + 1 : bad + 2])
