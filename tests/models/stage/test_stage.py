@@ -261,3 +261,21 @@ def test_positions_beyond_the_rotary_table_grow_it(llama: Target) -> None:
     run(stage, make_step([request.chunk(tokens[:250], 0)]))
     ours = stage.logits(make_step([request.chunk(tokens[250:], 250)]), None, np.arange(50))
     assert_same(ours.numpy(), llama.expected(*tokens)[250:])
+
+
+def test_kv_of_others_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
+    """Requests of unlike lengths are padded to one shape; nothing of the padding is another's."""
+    stage = load_stage(
+        save_tiny_model("llama", tmp_path), LayerSpan(0, 4, 4), NUM_BLOCKS, BLOCK_SIZE
+    )
+    requests = [PagedRequest([5, 6, 7, 8, 9, 10]), PagedRequest([15, 16, 17, 18, 19, 20])]
+    chunks = [request.chunk(TOKENS[: 9 + 4 * i], 0) for i, request in enumerate(requests)]
+    step = make_step(chunks)
+    rows = np.arange(len(step.token_ids))
+    expected = stage.logits(step, None, rows)
+    stage.reset()
+    own = np.concatenate([np.array(request.blocks) for request in requests])
+    others = np.setdiff1d(np.arange(NUM_BLOCKS), own)
+    slots = (others[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
+    stage.kv.data[:, slots] = torch.nan
+    assert torch.equal(stage.logits(step, None, rows), expected)
