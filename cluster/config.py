@@ -145,7 +145,11 @@ class EngineConfig(Settings):
         super().__init__(**values)
 
     model: str = Field("demo", description="folder or hub id of the target; demo: the bundled one")
-    served_model_name: str | None = Field(None, description="name in the API; default: model")
+    served_model_name: str | None = Field(
+        None,
+        description="name in the API; default: model, or the last part of its path where that is a "
+        "folder, whose path requests may name, too",
+    )
     backend: Backend = Field("local", description="stages in this process, or Ray actors")
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=8)] = Field(
         1, description="stages that the target's layers are cut into"
@@ -350,6 +354,11 @@ class EngineConfig(Settings):
         return self
 
     @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.served_model_name or _folder_name(self.model) or self.model
+
+    @property
     def told_drafters(self) -> tuple[DrafterConfig, ...]:
         """The drafters with what `acceptance` asks of them: models declare what they draw from."""
         if self.acceptance == "coupled":
@@ -360,6 +369,15 @@ class EngineConfig(Settings):
             else drafter
             for drafter in self.drafters
         )
+
+
+def _folder_name(model: str) -> str:
+    """The last part of a folder's path; of a hub id or a bundled name, nothing."""
+    # The API may run where the folder is not.
+    path = Path(model).expanduser()
+    if not model.startswith((".", "~", "/")) and not path.is_dir():
+        return ""
+    return path.resolve().name if path.name in {"", ".."} else path.name
 
 
 def _drafter(index: int, item: Any) -> DrafterConfig:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ...core.engine import EngineCore
 from ...core.errors import ConfigError
+from ...core.progress import Progress, unseen
 from ...core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, load_choice
@@ -88,11 +89,6 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
     device = choose_device(config.device, has_gpu=has_gpu)
     num_stages = config.pipeline_parallel_size
     spans = partition_layers(info.path, num_stages)
-    if info.composite_type is not None:
-        logger.warning(
-            "event=text_part_served model=%s model_type=%s serves=%s: no images, no audio",
-            info.path.name, info.composite_type, info.model_type,
-        )  # fmt: skip
     features = plan_features(config, info, spans, device)
     specs = tuple(
         StageSpec(
@@ -117,9 +113,9 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
     return ModelPlan(config, info, max_model_len, specs)
 
 
-def local_pipeline(specs: Sequence[StageSpec]) -> Pipeline:
+def local_pipeline(specs: Sequence[StageSpec], progress: Progress = unseen) -> Pipeline:
     """All stages in this process. Raises `CheckpointError`."""
-    return LocalPipeline([spec.build() for spec in specs])
+    return LocalPipeline([spec.build(progress) for spec in specs])
 
 
 class Assembly:
@@ -174,6 +170,12 @@ class Assembly:
             step_timeout_s=config.step_timeout_s,
             streaming=config.streaming,
         )
+        info = plan.info
+        if info.composite_type is not None:
+            logger.warning(
+                "event=text_part_served model=%s model_type=%s serves=%s: no images, no audio",
+                info.path.name, info.composite_type, info.model_type,
+            )  # fmt: skip
         if config.acceptance in LOSSY:
             logger.warning(
                 "acceptance=%s is lossy: answers do not have the target's distribution",

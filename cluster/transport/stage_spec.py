@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...core.errors import place_of
+from ...core.progress import Progress, unseen
 from ...core.steps import StepInput, StepOutput
 from .stage_failure import stage_failure
 
@@ -101,8 +102,8 @@ class StageSpec:
         """Whether its device computes by itself, while the host goes on."""
         return self.device != "cpu"
 
-    def build(self) -> StageRunner:
-        """Load the stage with its heads.
+    def build(self, progress: Progress = unseen) -> StageRunner:
+        """Load the stage with its heads; `progress` shows how far its weights are.
 
         Raises `CheckpointError`; `ConfigError` where it cannot be compiled.
         """
@@ -124,6 +125,7 @@ class StageSpec:
             options=self.options,
             make_heads=make_heads,
             load_projections=_load_projections,
+            progress=progress,
         )
 
 

@@ -36,6 +36,7 @@ from .rates.gate import Gate, gate_of
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.bodies import Bodies
 from .routes.live_page import FILES, add_live_page
+from .routes.live_page import PATH as LIVE_PAGE
 from .routes.not_served import no_such_route
 from .routes.openapi import describe
 from .routes.served_models import ModelSource, ServedModels
@@ -235,6 +236,13 @@ def _add_operator_routes(
 
 
 def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: ServerConfig) -> None:
+    @app.head("/", include_in_schema=False)
+    @app.get("/")
+    async def root() -> dict[str, str]:
+        """What this server has, for whoever opens its address; no key is needed."""
+        page = {"ui": LIVE_PAGE} if config.live_page else {}
+        return {"server": "draftline", "api": "/v1", **page}
+
     @app.get("/server_info")
     async def info(request: Request) -> dict[str, Any]:
         """Versions and settings, without secrets, for the operator."""

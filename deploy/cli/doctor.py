@@ -167,7 +167,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _services() -> Iterator[Finding]:
-    from .serve.local_server import free_port  # noqa: PLC0415
+    from .serve.listening import free_port  # noqa: PLC0415
 
     redis = shutil.which("redis-server")
     text = redis or "not found; retrieval stores in folders work without it"

@@ -20,12 +20,11 @@ def run_generate(settings: Mapping[str, Any], prompt: str, params: SamplingParam
     """Stream the continuation to stdout, statistics to stderr. Raises `DraftlineError`."""
     quiet_libraries()
     args = build_serve_args({**settings, "backend": "local"})
-    asyncio.run(_generate(AsyncEngine(args.engine), prompt, params))
+    asyncio.run(_generate(AsyncEngine(args.engine, progress=progress), prompt, params))
 
 
 async def _generate(engine: AsyncEngine, prompt: str, params: SamplingParams) -> None:
-    with progress("starting", total=1, unit="engines"):
-        await engine.start()
+    await engine.start()
     last: Delta | None = None
     begin = time.perf_counter()
     try:

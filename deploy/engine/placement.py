@@ -19,6 +19,7 @@ from ...cluster.links.tls_files import drafter_tls
 from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError, DrafterError, DraftlineError
+from ...core.progress import Progress, unseen
 from ...core.proposals import FeatureLayers
 from ...drafters.heads.stage_drafts import StageDrafts
 
@@ -37,10 +38,18 @@ RESTART_TIMEOUT_S = 65.0
 class Placement:
     """Starts what an engine's settings ask for, and ends it at `close`."""
 
-    def __init__(self, config: EngineConfig, keeper: KeeperClient | None = None) -> None:
-        """`keeper` lends stages and drafters that outlive this engine; without one none do."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        keeper: KeeperClient | None = None,
+        progress: Progress = unseen,
+    ) -> None:
+        """`keeper` lends stages and drafters that outlive this engine; without one none do.
+        `progress` shows how far the weights of stages in this process are.
+        """
         self._config = config
         self._keeper = keeper
+        self._progress = progress
         # Shown to the drafter servers that are started here, and known to nobody else.
         self._token = new_token()
         self._bundles = _bundles(config) if config.backend == "ray" else None
@@ -52,7 +61,7 @@ class Placement:
     def make_pipeline(self, specs: Sequence[StageSpec]) -> Pipeline:
         """A pipeline over these stages, not started. Raises `CheckpointError`."""
         if self._config.backend == "local":
-            return local_pipeline(specs)
+            return local_pipeline(specs, self._progress)
         # Ray takes seconds to import, which local engines need not wait for.
         from ...actors.kept_actors import KeptStages, OwnKeeper  # noqa: PLC0415
         from ...cluster.pipeline.ray_pipeline import RayPipeline  # noqa: PLC0415

@@ -139,8 +139,10 @@ class EngineReplica:
         set_up_logs(logging.WARNING, log_format)
         # The ingress and the driver never load the engine's code.
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
+        from ..api.start_notes import engine_notes, log_notes  # noqa: PLC0415
         from ..engine.engine import AsyncEngine  # noqa: PLC0415
 
+        log_notes(config.name, engine_notes(config))
         if warning := priority_warning(os.nice(0)):
             logger.warning(warning)
         replica_id = serve.get_replica_context().replica_id.unique_id
@@ -260,7 +262,10 @@ class Ingress:
         # The replicas of the engine do without it, which takes seconds to import.
         from ..api.app import create_models_app  # noqa: PLC0415
         from ..api.routes.served_models import ModelSource  # noqa: PLC0415
+        from ..api.start_notes import log_notes, server_notes  # noqa: PLC0415
 
+        for model in self._app.models:
+            log_notes(model.model_name, server_notes(model))
         sources = [
             ModelSource(
                 name=model.model_name,

@@ -34,7 +34,6 @@ ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
 # The server's application on Ray Serve.
 APP_NAME = "draftline"
-DEMO_FILE = Path(__file__).parents[1] / "demo.yaml"
 # What drafts where nobody says what: they need no training and are not asked where they do not pay.
 DEFAULT_DRAFTERS = ({"kind": "suffix"}, {"kind": "prompt_lookup"})
 
@@ -235,7 +234,7 @@ class ServeArgs:
     @property
     def model_name(self) -> str:
         """The model's name in the API."""
-        return self.engine.served_model_name or self.engine.model
+        return self.engine.name
 
 
 def read_settings(file: Path | str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class TenantWatch:
             self._complain(str(error))
             return
         if self.is_known or self._complaint:
-            logger.warning(
+            logger.info(
                 "event=tenants_changed store=%s tenants=%d", self._store.where, len(tenants)
             )
         self._version, self.is_known, self._complaint = version, True, ""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ...core.errors import CheckpointError, ConfigError
+from ...core.progress import Progress, unseen
 from ..attention.backend import NAME as ATTENTION
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
@@ -40,13 +41,15 @@ from .int8_linear import NONE, check_quantization, check_rounded, is_quantized, 
 logger = logging.getLogger(__name__)
 
 HEAD_WEIGHT = "lm_head.weight"
+MILLION = 1e6
 Projection = Callable[[Tensor], Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_tensors(
+def load_tensors(  # noqa: PLR0913 - most are keywords
     model: PreTrainedModel, span: LayerSpan, files: WeightFiles,
     dtype: torch.dtype, device: torch.device, *, quantization: str = NONE,
+    progress: Progress = unseen,
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device.
 
@@ -65,15 +68,19 @@ def load_tensors(
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
     loaded, num_rounded = {}, 0
-    tensors = files.read(sorted(set(source_of.values())))
-    for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
-        _check_tensor(name, tensor, parameters[name], files)
-        placed = tensor.to(device, dtype)
-        is_rounded = quantization != NONE and is_quantized(model, name)
-        if is_rounded and put_quantized(model, name, placed, quantization):
-            num_rounded += 1
-        else:
-            loaded[name] = nn.Parameter(placed, requires_grad=False)
+    sources = sorted(set(source_of.values()))
+    tensors = files.read(sources)
+    size = sum(parameters[name].numel() for name in sources)
+    with progress("loading weights", total=size / MILLION, unit="million") as work:
+        for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
+            _check_tensor(name, tensor, parameters[name], files)
+            placed = tensor.to(device, dtype)
+            is_rounded = quantization != NONE and is_quantized(model, name)
+            if is_rounded and put_quantized(model, name, placed, quantization):
+                num_rounded += 1
+            else:
+                loaded[name] = nn.Parameter(placed, requires_grad=False)
+            work.advance(tensor.numel() / MILLION)
     check_rounded(num_rounded, quantization, str(files.folder))
     if model.config.tie_word_embeddings:
         _tie_equal(loaded, model, files.folder)
@@ -180,9 +187,9 @@ class ModelSlice:
         return getattr(self.config, name) if hasattr(type(self.config), name) else None
 
 
-def load_slice(
+def load_slice(  # noqa: PLR0913 - one parameter a setting
     model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
-    quantization: str = "none", *, fused: bool = False,
+    quantization: str = "none", *, fused: bool = False, progress: Progress = unseen,
 ) -> ModelSlice:  # fmt: skip
     """Load a stage's modules; with `fused`, those of `fused_modules.py` where it knows them.
 
@@ -205,7 +212,10 @@ def load_slice(
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     _check_causal(whole, folder)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
-    load_tensors(whole, span, files, DTYPES[dtype], torch.device(device), quantization=quantization)
+    load_tensors(
+        whole, span, files, DTYPES[dtype], torch.device(device),
+        quantization=quantization, progress=progress,
+    )  # fmt: skip
     scales = read_kv_scales(
         files, whole.base_model_prefix, span.first, span.last, num_kv_heads(config)
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
+from ...core.progress import Progress, unseen
 from ...core.steps import StepInput, StepOutput
 from ...kernels.dispatch import Machine
 from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
@@ -45,6 +46,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     dtype: str = "float32", *, device: str = "cpu",
     attention: str = "auto", options: StageOptions | None = None,
     make_heads: MakeHeads | None = None, load_projections: LoadProjections | None = None,
+    progress: Progress = unseen,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
@@ -62,7 +64,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         options = invariant_options(options, Machine.of(device))
     is_compiled = options.compile == "on"
     fused = uses_fused_modules(device, options.attention) and not is_compiled
-    part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
+    part = load_slice(
+        model_path, span, dtype, device, options.quantization, fused=fused, progress=progress
+    )
     part = with_pruned_head(part, options.output)
     taps = _taps(part, options, span, load_projections)
     if is_compiled:

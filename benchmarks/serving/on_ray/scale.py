@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ....deploy.cli.serve.local_server import free_port
+from ....deploy.cli.serve.listening import free_port
 from ....deploy.ray_serve.runtime import START_ATTEMPTS, quiet_libraries
 from ....deploy.settings.settings import APP_NAME, ServerConfig
 from ....measure.records.record import machine

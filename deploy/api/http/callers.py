@@ -21,7 +21,7 @@ from ...settings.tenants import TenantConfig, require_distinct
 from ..errors import RETRY_AFTER_S, ApiError
 
 # Load balancers and Kubernetes probes come without a key.
-OPEN_PATHS = frozenset({"/health", "/ping", "/readyz", "/livez"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/readyz", "/livez"})
 TENANT_HEADER = "x-tenant-id"
 
 
@@ -90,15 +90,16 @@ class Caller:
                 f"{self.min_priority} to {MAX_PRIORITY}: requests of a lower one go first",
             )
 
-    def may_use(self, model: str) -> bool:
-        """Whether it may use a model."""
-        return self.limits is None or self.limits.models is None or model in self.limits.models
+    def may_use(self, names: Collection[str]) -> bool:
+        """Whether it may use the model of these names."""
+        allowed = None if self.limits is None else self.limits.models
+        return allowed is None or not set(names).isdisjoint(allowed)
 
-    def check_model(self, model: str) -> None:
-        """Raise `ApiError` 403 for a model that this caller may not use."""
-        if not self.may_use(model):
+    def check_model(self, name: str, names: Collection[str]) -> None:
+        """Raise `ApiError` 403 for a model, of these names, that this caller may not use."""
+        if not self.may_use(names):
             assert self.limits is not None
-            raise _forbidden("model", model, self.limits.models or ())
+            raise _forbidden("model", name, self.limits.models or ())
 
     def context(self, max_model_len: int) -> int:
         """Most tokens of its requests, of those that the model allows."""

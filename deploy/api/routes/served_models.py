@@ -35,13 +35,19 @@ class ModelSource:
 
 
 class ServedModel:
-    """A model by its name, as clients see it."""
+    """A model by its name, as clients see it.
+
+    names  that requests and tenants' settings may call it by: where it was given none, as other
+           servers, what its setting `model` says, too
+    """
 
     def __init__(self, source: ModelSource) -> None:
         engine = source.settings
         drafters = () if engine is None else engine.drafters
         self.source = source
         self.name = source.name
+        has_own = engine is None or engine.served_model_name is not None
+        self.names = {self.name} if has_own else {self.name, engine.model}
         # Whether a drafter may ask for the chats that prompts were made of.
         self.reads_chat = engine is not None and any(
             may_read_chat(drafter, engine.model) for drafter in drafters
@@ -71,6 +77,8 @@ class ServedModels:
         self._by_name: Mapping[str, ServedModel] = {
             source.name: ServedModel(source) for source in sources
         }
+        others = {name: model for model in self.all for name in model.names}
+        self._by_any_name = others | self._by_name
 
     @property
     def all(self) -> list[ServedModel]:
@@ -79,7 +87,7 @@ class ServedModels:
 
     def usable(self, caller: Caller) -> list[ServedModel]:
         """Those that a caller may use."""
-        return [model for model in self._by_name.values() if caller.may_use(model.name)]
+        return [model for model in self._by_name.values() if caller.may_use(model.names)]
 
     def find(self, asked: str | None, caller: Caller) -> ServedModel:
         """The model of a request; of one that names none, the only one there is.
@@ -91,14 +99,14 @@ class ServedModels:
             raise bad_request(
                 "model", f"is missing; this server has several: {self._known(caller)}"
             )
-        model = next(iter(self._by_name.values())) if asked is None else self._by_name.get(asked)
+        model = self.all[0] if asked is None else self._by_any_name.get(asked)
         if model is None:
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
                 f"model: {shortened(asked)} is not served here; known: {self._known(caller)}",
                 param="model",
             )
-        caller.check_model(model.name)
+        caller.check_model(model.name, model.names)
         return model
 
     def _known(self, caller: Caller) -> str:

@@ -11,15 +11,9 @@ from ....cluster.engine.assembly import plan_model
 from ....core.errors import ConfigError
 from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
-from ...settings.settings import (
-    DEMO_FILE,
-    ServeArgs,
-    build_serve_args,
-    merge_settings,
-    read_settings,
-)
+from ...settings.settings import ServeArgs, build_serve_args
 from ..serve.command import base_url, describe, with_port
-from ..serve.local_server import free_port
+from ..serve.listening import free_port
 from .client import DemoClient, DemoRun, DemoSampling, Piece
 from .comparison import Comparison
 from .held_out_prompts import HeldOutPrompt, held_out_prompts
@@ -41,8 +35,10 @@ def run_demo(job: DemoJob) -> int:
         raise ConfigError("svg", f"folder {job.svg.parent} does not exist")
     quiet_libraries()
     screen = Screen()
-    settings = merge_settings(read_settings(DEMO_FILE), {"backend": "ray", "server": {"port": 0}})
-    args = build_serve_args(settings)
+    # The parts of a cluster: two stages, and the default drafters (docs/decisions.md).
+    args = build_serve_args(
+        {"model": "demo", "pipeline_parallel_size": 2, "backend": "ray", "server": {"port": 0}}
+    )
     plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
     screen.line(describe(args))
     results = _serve_and_compare(with_port(args, free_port(args.server)), screen, job)

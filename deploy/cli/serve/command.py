@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+import socket
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -16,10 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from .... import __version__
-from ....cluster.engine.assembly import plan_model
 from ....core.errors import ConfigError
-from ...api.engine_client import LocalEngineClient
-from ...engine.placement import stages_have_gpu
 from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
 from ...ray_serve.end_limit import exits_within
@@ -27,12 +25,16 @@ from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
 from ...tenants.store import check_tenant_store
-from .local_server import Shutdown, bind, free_port, serve_local
+from ..progress import progress
+from .listening import bind
 
 # From the end of Ray to that of the process.
 EXIT_S = 10.0
 
-EXAMPLE_PROMPT = "def read_json(path):\n    "
+# One that reads well of the bundled model, too.
+EXAMPLE = {
+    "prompt": "def load_config(path):", "max_tokens": 36, "temperature": 0.5, "seed": 4
+}  # fmt: skip
 
 
 def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Console) -> None:
@@ -45,18 +47,35 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     check_tenant_store(args.server)
     # Only digests are needed from here on; child processes must not inherit the keys.
     os.environ.pop(KEY_VARIABLE, None)
-    # Mistakes in the settings must show before anything is started.
+    # Before anything is loaded, or fetched.
+    with bind(args.server) as listener:
+        bound = with_port(args, listener.getsockname()[1])
+        _introduce(bound, console)
+        if bound.engine.backend == "ray":
+            # Ray Serve's proxy listens.
+            listener.close()
+            _serve_on_ray(bound, ray_address, console)
+            # Ray has threads that the interpreter waits for.
+            exits_within(EXIT_S)
+        elif bound.server.api_processes:
+            _serve_split(bound, listener, console)
+        else:
+            _serve_here(bound, listener, console)
+    console.print("stopped")
+
+
+def _introduce(args: ServeArgs, console: Console) -> None:
+    """Say what is started. Raises `DraftlineError` for mistakes in the settings, which must show
+    before that."""
+    # They take seconds to import, which a port that is taken need not wait for.
+    from ....cluster.engine.assembly import plan_model  # noqa: PLC0415
+    from ...api.start_notes import engine_notes, server_notes  # noqa: PLC0415
+    from ...engine.placement import stages_have_gpu  # noqa: PLC0415
+
     plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
     console.print(describe(args))
-    if args.engine.backend == "ray":
-        _serve_on_ray(args, ray_address, console)
-        # Ray has threads that the interpreter waits for.
-        exits_within(EXIT_S)
-    elif args.server.api_processes:
-        _serve_split(args, console)
-    else:
-        _serve_here(args, console)
-    console.print("stopped")
+    for note in (*engine_notes(args.engine), *server_notes(args)):
+        console.print(note, markup=False)
 
 
 def describe(args: ServeArgs) -> str:
@@ -79,7 +98,7 @@ def base_url(args: ServeArgs) -> str:
 
 def curl_line(args: ServeArgs) -> str:
     """A command that works as it is printed, but for the key: terminals are logged and shared."""
-    body = {"model": args.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
+    body = {"model": args.model_name, **EXAMPLE}
     parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
     if args.server.has_keys:
         parts += ["-H", "Authorization: Bearer KEY"]
@@ -91,42 +110,39 @@ def with_port(args: ServeArgs, port: int) -> ServeArgs:
     return replace(args, server=args.server.model_copy(update={"port": port}))
 
 
-def _serve_here(args: ServeArgs, console: Console) -> None:
+def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> None:
     # Each takes a second to import, which the other backend need not wait for.
     from ...api.app import create_app  # noqa: PLC0415
+    from ...api.engine_client import LocalEngineClient  # noqa: PLC0415
     from ...api.http.connections import ConnectionLimits  # noqa: PLC0415
     from ...api.http.middleware import Drain  # noqa: PLC0415
     from ...engine.engine import AsyncEngine  # noqa: PLC0415
+    from .local_server import Shutdown, serve_local  # noqa: PLC0415
 
-    with bind(args.server) as listener:
-        bound = with_port(args, listener.getsockname()[1])
-        failure: Future[str] = Future()
-        engine = AsyncEngine(
-            args.engine,
-            max_unread_bytes=args.server.max_unread_bytes,
-            on_failure=failure.set_result,
-            usage_log=args.server.usage_log,
-        )
-        engine_client = LocalEngineClient(engine)
-        shutdown = Shutdown(
-            drain=Drain(),
-            timeout_s=bound.server.drain_timeout_s,
-            end_rest=engine_client.close,
-            on_drain=lambda count: _print_draining(count, bound, console),
-            failure=failure,
-        )
-        app = create_app(
-            engine_client,
-            bound.server,
-            bound.model_name,
-            drain=shutdown.drain,
-            engine=bound.engine,
-        )
-        limits = ConnectionLimits.of(bound.server)
-        serve_local(app, listener, limits, lambda: _print_ready(bound, console), shutdown)
+    failure: Future[str] = Future()
+    engine = AsyncEngine(
+        args.engine,
+        max_unread_bytes=args.server.max_unread_bytes,
+        on_failure=failure.set_result,
+        usage_log=args.server.usage_log,
+        progress=progress,
+    )
+    engine_client = LocalEngineClient(engine)
+    shutdown = Shutdown(
+        drain=Drain(),
+        timeout_s=args.server.drain_timeout_s,
+        end_rest=engine_client.close,
+        on_drain=lambda count: _print_draining(count, args, console),
+        failure=failure,
+    )
+    app = create_app(
+        engine_client, args.server, args.model_name, drain=shutdown.drain, engine=args.engine
+    )
+    limits = ConnectionLimits.of(args.server)
+    serve_local(app, listener, limits, lambda: _print_ready(args, console), shutdown)
 
 
-def _serve_split(args: ServeArgs, console: Console) -> None:
+def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> None:
     # Each takes a second to import, which the other ways of serving need not wait for.
     from ...api.http.metrics import ServerMetrics  # noqa: PLC0415
     from ...engine.engine import AsyncEngine  # noqa: PLC0415
@@ -134,23 +150,24 @@ def _serve_split(args: ServeArgs, console: Console) -> None:
     from .api_process import packed_settings  # noqa: PLC0415
     from .split_server import SplitServer, serve_split  # noqa: PLC0415
 
-    with bind(args.server) as listener:
-        bound = with_port(args, listener.getsockname()[1])
-        failure: Future[str] = Future()
-        parts = SplitServer(
-            engine=AsyncEngine(
-                args.engine, on_failure=failure.set_result, usage_log=args.server.usage_log
-            ),
-            failure=failure,
-            metrics=ServerMetrics(bound.model_name),
-            listener=listener,
-            setup=Setup(packed_settings(bound), logging.getLogger().getEffectiveLevel()),
-            count=bound.server.api_processes,
-            on_ready=lambda: _print_ready(bound, console),
-            on_drain=lambda count: _print_draining(count, bound, console),
-            drain_s=bound.server.drain_timeout_s,
-        )
-        serve_split(parts)
+    failure: Future[str] = Future()
+    parts = SplitServer(
+        engine=AsyncEngine(
+            args.engine,
+            on_failure=failure.set_result,
+            usage_log=args.server.usage_log,
+            progress=progress,
+        ),
+        failure=failure,
+        metrics=ServerMetrics(args.model_name),
+        listener=listener,
+        setup=Setup(packed_settings(args), logging.getLogger().getEffectiveLevel()),
+        count=args.server.api_processes,
+        on_ready=lambda: _print_ready(args, console),
+        on_drain=lambda count: _print_draining(count, args, console),
+        drain_s=args.server.drain_timeout_s,
+    )
+    serve_split(parts)
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:
@@ -161,11 +178,10 @@ def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) ->
                 f"drafters[{index}].drafter_pool",
                 f"{pool!r} is not under pools; or --ray-address names a cluster that has it",
             )
-    bound = with_port(args, free_port(args.server))
     console.print("starting Ray and the stages (about half a minute on a small machine)")
     # A signal ends the start, too, wherever it stands.
-    with suppress(KeyboardInterrupt), serve_on_ray(bound, ray_address):
-        _print_ready(bound, console)
+    with suppress(KeyboardInterrupt), serve_on_ray(args, ray_address):
+        _print_ready(args, console)
         threading.Event().wait()
 
 
@@ -176,5 +192,6 @@ def _print_draining(count: int, args: ServeArgs, console: Console) -> None:
 
 
 def _print_ready(args: ServeArgs, console: Console) -> None:
-    console.print(f"ready: {base_url(args)}/v1 (ctrl-c stops it); try")
+    page = f" and, for a browser, {base_url(args)}/ui" if args.server.live_page else ""
+    console.print(f"ready: {base_url(args)}/v1{page} (ctrl-c stops it); try")
     console.print(curl_line(args), markup=False)

@@ -20,19 +20,15 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from ....cluster.loop_calls import spare_collector
-from ....core.errors import ConfigError, EngineFailed
+from ....core.errors import EngineFailed
 from ...api.http.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
 from ...api.http.middleware import Drain
-from ...settings.settings import ServerConfig
+from .listening import BACKLOG, listen
 
 logger = logging.getLogger(__name__)
 
 # Time for what is left once requests were ended, such as sending their errors.
 SHUTDOWN_TIMEOUT_S = 3
-# What the system keeps for a client that does not read; left alone, it grows to megabytes each.
-SEND_BUFFER_BYTES = 256 * 1024
-# Connections that the system keeps until they are taken.
-BACKLOG = 2048
 # Of files and sockets that are no client's connections: stages, drafters, logs.
 OTHER_FILES = 512
 
@@ -52,39 +48,6 @@ class Shutdown:
     end_rest: Callable[[], Awaitable[None]]
     on_drain: Callable[[int], None]
     failure: Future[str] = field(default_factory=Future)
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A bound socket; port 0 gets one from the system.
-
-    Raises `ConfigError` if the address cannot be had.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        # asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it,
-        # every answer waits for the client's delayed acknowledgement of the headers, 40 ms.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    except socket.gaierror as error:
-        raise ConfigError("server.host", f"{config.host!r}: {error.strerror}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            "server.port", f"cannot listen on {config.host}:{config.port}: {error.strerror}"
-        ) from error
-    return listener
-
-
-def free_port(config: ServerConfig) -> int:
-    """The configured port if it can be had, or one of the system's choice for 0."""
-    with bind(config) as listener:
-        return listener.getsockname()[1]
 
 
 def allow_connections(number: int) -> None:
@@ -181,7 +144,7 @@ async def _serve(
     # Run here and not by uvicorn, which would print the traceback of a failed start.
     async with app.router.lifespan_context(app):
         # From here on connections are kept until uvicorn takes them.
-        listener.listen(BACKLOG)
+        listen(listener)
         spare_collector()
         on_ready()
         stopping = asyncio.create_task(_stop(server, shutdown))

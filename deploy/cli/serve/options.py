@@ -11,7 +11,6 @@ from ....cluster.config import EngineConfig
 from ....core.errors import ConfigError
 from ...settings.exposure import KEY_FLAG, KEY_VARIABLE
 from ...settings.settings import (
-    DEMO_FILE,
     ServerConfig,
     merge_settings,
     parse_json,
@@ -94,13 +93,11 @@ def _from_vllm(data: Mapping[str, Any]) -> dict[str, Any]:
 def command_settings(
     flags: dict[str, Any], config: Path | None, speculative_config: str | None
 ) -> dict[str, Any]:
-    """Settings of the file under those of the flags; the demo's where neither names a model.
+    """Settings of the file under those of the flags.
 
     Raises `ConfigError`.
     """
     settings = read_settings(config) if config is not None else {}
-    if settings.get("model") is None and flags.get("model") is None:
-        settings = read_settings(DEMO_FILE) | settings
     if speculative_config is not None:
         settings |= read_speculative_config(speculative_config)
     return merge_settings(settings, flags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import torch
 from draftline import __version__
@@ -63,7 +65,7 @@ def test_every_flag_has_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "no/such/model"], "model folder no/such/model does not exist"),
+        (["serve", "no/such/model", "--port", "0"], "model folder no/such/model does not exist"),
         (["serve", "--config", "none.yaml"], "config: cannot read none.yaml"),
         (["serve", "--speculative-config", "{"], "speculative-config: not valid JSON"),
         (["serve", "--host", "0.0.0.0"], "server.host: '0.0.0.0' is reached from other"),
@@ -261,6 +263,35 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.net
 @pytest.mark.timeout(600)
+def test_what_serve_prints_is_true_and_reads_well() -> None:
+    with served_model("demo") as served:
+        root = served.url.removesuffix("/v1")
+        assert served.lines == [
+            f"draftline {__version__} · model demo · 1 stage · drafters suffix, prompt_lookup · "
+            "local\n",
+            "demo is a toy for trying draftline out: what it writes looks like Python and means "
+            "little\n",
+            "1 stage, the default; pipeline_parallel_size cuts models too large for one device\n",
+            "tools: how this model calls them is not known from its chat template, so requests "
+            "with tool_choice: auto get 400; name it with tool_call_parser (mistral, hermes, "
+            "llama3_json)\n",
+            f"ready: {served.url} and, for a browser, {root}/ui (ctrl-c stops it); try\n",
+        ]
+        assert httpx.get(root).json() == {"server": "draftline", "api": "/v1", "ui": "/ui"}
+        assert "<html" in httpx.get(f"{root}/ui").text
+        command, url, *options = shlex.split(served.curl)
+        assert (command, url) == ("curl", f"{served.url}/completions")
+        assert options[:3] == ["-H", "Content-Type: application/json", "-d"]
+        answer = httpx.post(url, content=options[3], timeout=60).json()
+        # The first line was `"""Read a JSON JSON JSON JSON`.
+        lines = [line for line in answer["choices"][0]["text"].splitlines() if line.strip()]
+        assert len(lines) >= 3
+        words = " ".join(lines).split()
+        assert all(words.count(word) <= 3 for word in words), words
+
+
+@pytest.mark.net
+@pytest.mark.timeout(600)
 def test_serve_until_sigterm(checkpoint: Path) -> None:
     """The official client works against `draftline serve`; SIGTERM ends it cleanly.
 
@@ -269,6 +300,7 @@ def test_serve_until_sigterm(checkpoint: Path) -> None:
     arguments = [str(checkpoint), "--served-model-name", "tiny", "-pp", "2"]
     arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
     with served_model(*arguments) as served:
+        # What is started, that calls of tools are not known, the address.
         assert len(served.lines) <= 3
         check_client(served.url, "secret")
         command_line = Path(f"/proc/{served.process.pid}/cmdline").read_bytes().split(b"\0")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import draftline
 import pytest
 import torch
 import yaml
@@ -22,7 +23,6 @@ from draftline.deploy.ray_serve.deployment_plan import (
 )
 from draftline.deploy.ray_serve.runtime import PROXY_READY_CHECK, RAY_ENVIRONMENT
 from draftline.deploy.settings.settings import (
-    DEMO_FILE,
     build_serve_args,
     merge_settings,
     read_settings,
@@ -33,6 +33,31 @@ from draftline.models.stage.graph_runner import GraphOptions
 from draftline.models.stage.options import StageOptions
 from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
+
+DEPLOY = Path(draftline.__file__).parent / "deploy"
+
+
+def test_a_model_is_named_by_the_last_part_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "Small-1B").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "models")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = {
+        # A folder need not be where the API runs.
+        "/elsewhere/Small-1B": "Small-1B", "/elsewhere/Small-1B/": "Small-1B",
+        str(tmp_path / "models" / "Small-1B"): "Small-1B", "Small-1B": "Small-1B",
+        "./Small-1B": "Small-1B", "../models/Small-1B/": "Small-1B", ".": "models",
+        "..": tmp_path.name, "~/models/Small-1B": "Small-1B", "~": tmp_path.name,
+        # Names of a hub and of the bundled models.
+        "org/Small-1B": "org/Small-1B", "demo": "demo",
+    }  # fmt: skip
+    assert {model: EngineConfig(model=model).name for model in names} == names
+    monkeypatch.chdir(tmp_path)
+    # A folder that a hub's name would mean comes first, as where it is loaded.
+    assert EngineConfig(model="models/Small-1B").name == "Small-1B"
+    given = EngineConfig(model="/elsewhere/Small-1B", served_model_name="own")
+    assert given.name == "own"
 
 
 def test_defaults() -> None:
@@ -193,7 +218,7 @@ def test_who_says_nothing_of_drafters_gets_the_default_ones() -> None:
 def test_bundled_applications_wait_for_proxies_as_the_command_does(name: str) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    file = yaml.safe_load(DEMO_FILE.with_name(name).read_text())
+    file = yaml.safe_load((DEPLOY / name).read_text())
     options = ServeDeploySchema.model_validate(file).controller_options
     assert options is not None
     assert options.runtime_env == {"env_vars": PROXY_READY_CHECK}
@@ -201,13 +226,11 @@ def test_bundled_applications_wait_for_proxies_as_the_command_does(name: str) ->
 
 
 def test_bundled_files_are_valid() -> None:
-    demo = build_serve_args(read_settings(DEMO_FILE))
-    assert demo.engine.pipeline_parallel_size == 2
-    served = yaml.safe_load(DEMO_FILE.with_name("serve.yaml").read_text())
+    served = yaml.safe_load((DEPLOY / "serve.yaml").read_text())
     (application,) = served["applications"]
     assert application["import_path"] == "draftline.deploy.ray_serve.serve_app:build_app"
     assert build_serve_args(application["args"]).engine.backend == "ray"
-    several = yaml.safe_load(DEMO_FILE.with_name("models.yaml").read_text())["applications"]
+    several = yaml.safe_load((DEPLOY / "models.yaml").read_text())["applications"]
     models = build_app_args(several[0]["args"]).models
     assert [model.model_name for model in models] == ["demo", "demo-small"]
 

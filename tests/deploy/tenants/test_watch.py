@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_changes_count_without_a_restart(
     serving: Any, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     store = open_tenant_store(str(path))
     first = create_tenant(store, "acme", {"learn": False})
     assert first is not None
@@ -78,6 +80,10 @@ async def test_changes_count_without_a_restart(
         revoke_key(store, "acme", None)
         await until(client, second.text, 401)
     assert "last good state stays" in caplog.text
+    # What an operator did is no warning.
+    changes = [one.levelname for one in caplog.records if "tenants_changed" in one.message]
+    assert changes
+    assert set(changes) == {"INFO"}
     assert "neither YAML nor JSON" in caplog.text
     assert second.text not in caplog.text
 

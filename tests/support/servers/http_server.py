@@ -14,7 +14,8 @@ import uvicorn
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.connections import ConnectionLimits, ConnectionPool
-from draftline.deploy.cli.serve.local_server import bind, server_config
+from draftline.deploy.cli.serve.listening import bind
+from draftline.deploy.cli.serve.local_server import server_config
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine
 

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import ray
-from draftline.deploy.cli.serve.local_server import free_port
+from draftline.deploy.cli.serve.listening import free_port
 from draftline.deploy.ray_serve.runtime import RAY_ENVIRONMENT
 from draftline.deploy.settings.settings import ServerConfig
 from ray.cluster_utils import Cluster

@@ -9,18 +9,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 
 COMMAND = (sys.executable, "-c", "from draftline.deploy.cli.main import main; main()")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The server's process, what it printed until it was ready, and its URL, ending in `/v1`."""
+    """The server's process, what it printed until it was ready, its URL, ending in `/v1`, and the
+    command that it offers."""
 
     process: subprocess.Popen[str]
     lines: list[str]
     url: str
+    curl: str
 
 
 @contextmanager
@@ -35,9 +36,14 @@ def served_model(*arguments: str) -> Iterator[ServedModel]:
     ) as process:
         assert process.stdout is not None
         try:
-            lines = list(takewhile(lambda line: not line.startswith("curl "), process.stdout))
+            lines: list[str] = []
+            for line in process.stdout:
+                lines.append(line)
+                if line.startswith("curl "):
+                    break
+            *lines, curl = lines
             found = re.search(r"ready: (http://\S+/v1)", lines[-1])
             assert found, lines
-            yield ServedModel(process, lines, found[1])
+            yield ServedModel(process, lines, found[1], curl)
         finally:
             process.kill()

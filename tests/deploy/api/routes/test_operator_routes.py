@@ -43,6 +43,18 @@ async def openapi_paths(serving: Any, engine: FakeEngine) -> dict[str, Any]:
         return (await client.get("/openapi.json")).json()["paths"]
 
 
+@pytest.mark.parametrize(("has_page", "page"), [(True, {"ui": "/ui"}), (False, {})])
+async def test_the_root_names_the_api_and_the_page_without_a_key(
+    serving: Any, engine: FakeEngine, has_page: bool, page: dict[str, str]
+) -> None:
+    async with serving(engine, api_keys=("key",), live_page=has_page) as client:
+        answer = await client.get("/")
+        assert answer.json() == {"server": "draftline", "api": "/v1", **page}
+        assert (await client.head("/")).status_code == 200
+        if has_page:
+            assert (await client.get(page["ui"])).status_code == 200
+
+
 async def test_models(client: httpx.AsyncClient) -> None:
     cards = (await client.get("/v1/models")).json()
     assert cards["object"] == "list"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.metrics import JointMetrics, ServerMetrics
 from draftline.deploy.api.routes.served_models import ModelSource
 from draftline.deploy.settings.settings import ServerConfig
+from draftline.deploy.settings.tenants import TenantConfig
 from prometheus_client.parser import text_string_to_metric_families
 from support.fakes.fake_engine import FakeEngine
 
@@ -71,6 +73,52 @@ async def test_the_named_model_answers(
         assert (answer.status_code, answer.json()["model"]) == (200, NAMES[index])
         asked = [bool(engine.calls) for engine in engines]
         assert asked == [index == 0, index == 1]
+
+
+async def test_a_folder_is_named_by_its_last_part_or_its_path(tmp_path: Path) -> None:
+    folders = [tmp_path / "small", tmp_path / "large"]
+    named = EngineConfig(model=str(folders[1]), served_model_name="own")
+    config = ServerConfig(
+        api_keys=("operator",),
+        tenants=(
+            TenantConfig(name="a", key_sha256=(digest("a"),), models=(str(folders[0]),)),
+            TenantConfig(name="b", key_sha256=(digest("b"),), models=("small",)),
+            TenantConfig(name="c", key_sha256=(digest("c"),), models=("own",)),
+        ),
+    )
+    sources = [
+        ModelSource(
+            name=settings.name,
+            engine_client=LocalEngineClient(FakeEngine()),  # pyright: ignore[reportArgumentType]
+            config=config,
+            metrics=ServerMetrics(settings.name),
+            settings=settings,
+        )
+        for settings in (EngineConfig(model=str(folders[0])), named)
+    ]
+    app = create_models_app(sources, config, JointMetrics([one.metrics for one in sources]))  # pyright: ignore[reportArgumentType]
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+
+        async def status(name: str, caller: str) -> tuple[int, str | None]:
+            body = {**BODY, "model": name}
+            answer = await client.post("/v1/completions", json=body, headers=key(caller))
+            return answer.status_code, answer.json().get("model")
+
+        listed = (await client.get("/v1/models", headers=key("operator"))).json()["data"]
+        assert [card["id"] for card in listed] == ["small", "own"]
+        for caller in ("operator", "a", "b"):
+            for name in ("small", str(folders[0])):
+                assert await status(name, caller) == (200, "small")
+        assert await status("own", "operator") == (200, "own")
+        # A name that was given is the only one.
+        assert await status(str(folders[1]), "operator") == (404, None)
+        assert await status("large", "operator") == (404, None)
+        assert await status(str(folders[0]), "c") == (403, None)
+        assert await status("own", "a") == (403, None)
 
 
 async def test_all_models_are_listed(engines: tuple[FakeEngine, FakeEngine]) -> None:

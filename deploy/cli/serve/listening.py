@@ -1,0 +1,57 @@
+"""The address that a server listens on, had before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+
+from ....core.errors import ConfigError
+from ...settings.settings import ServerConfig
+
+# What the system keeps for a client that does not read; left alone, it grows to megabytes each.
+SEND_BUFFER_BYTES = 256 * 1024
+# Connections that the system keeps until they are taken.
+BACKLOG = 2048
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket, which does not listen yet (`listen`); port 0 gets one from the system.
+
+    Raises `ConfigError` if the address cannot be had.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it,
+        # every answer waits for the client's delayed acknowledgement of the headers, 40 ms.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except socket.gaierror as error:
+        raise ConfigError("server.host", f"{config.host!r}: {error.strerror}") from error
+    try:
+        # Connections of a server that has just ended do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.bind(address)
+        # Two sockets that both have it on, and do not listen yet, get the same address: one of two
+        # servers that load at the same time would hear of the other when it is ready.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            "server.port", f"cannot listen on {config.host}:{config.port}: {error.strerror}"
+        ) from error
+    return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Have the system keep connections from now on, until they are taken."""
+    # Connections inherit it, so that the next server need not wait for what is left of them.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.listen(BACKLOG)
+
+
+def free_port(config: ServerConfig) -> int:
+    """The configured port if it can be had, or one of the system's choice for 0."""
+    with bind(config) as listener:
+        return listener.getsockname()[1]
