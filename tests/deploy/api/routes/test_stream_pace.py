@@ -22,6 +22,7 @@ from draftline.core.request.output import (
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.generation.stream_pace import Pace
 from draftline.deploy.settings.settings import ServerConfig
+from draftline.models.text.token_bytes import TokenBytes
 from draftline.models.text.tokenizer import TextStream
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +83,9 @@ def paced(
     engine: FakeEngine, tokens: int | None, seconds: float | None
 ) -> AsyncGenerator[Delta, None]:
     deltas = engine.stream([1], SamplingParams(), RequestOptions(), request_id="r")
-    return Pace(tokens=tokens, seconds=seconds).paced(deltas, TextStream(TOKENIZER, [1]))
+    return Pace(tokens=tokens, seconds=seconds).paced(
+        deltas, TextStream(TokenBytes(TOKENIZER), [1])
+    )
 
 
 def assert_same_answer(left: Sequence[Delta], came: Sequence[Delta]) -> None:
@@ -279,7 +282,7 @@ async def test_a_real_engine_says_the_same_at_a_pace(checkpoint: Path, stop: str
         )
         prompt = list(b"abcabcabc")
         plain = await engine.generate(prompt, params)
-        text = TextStream(engine.tokenizer, prompt)
+        text = TextStream(TokenBytes(engine.tokenizer), prompt)
         stream = Pace(tokens=4, seconds=None).paced(engine.stream(prompt, params), text)
         left = [delta async for delta in stream]
     finally:
