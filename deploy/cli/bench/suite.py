@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fnmatch import filter as filter_names
 from typing import Any
 
-from ....cluster.config import DrafterConfig
+from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.errors import ConfigError
 from ....measure.clients.setting import TARGET_ONLY, Setting
 from .head_rows import HeadRows, bundled_heads, read_heads
@@ -57,7 +57,7 @@ def with_suite(
         raise ConfigError(
             "suite", "brings its own drafters and engines: leave out --base-url and --drafters"
         )
-    is_bundled = settings.get("model") == "demo"
+    is_bundled = settings.get("model", EngineConfig.model_fields["model"].default) == "demo"
     store = job.store or ("demo" if is_bundled else None)
     engine_settings = ENGINE_SETTINGS
     if job.suite == "heads":
