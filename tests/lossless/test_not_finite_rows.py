@@ -151,5 +151,5 @@ async def test_whatever_is_wanted_beside(folder: Path) -> None:
             assert answer.status_code == 500, fields
             good = await post(client, GOOD_PROMPTS[0], **fields)
             assert good.status_code == 200, good.text
-        # Of the last one both answers.
-        assert await counted(client) == len(wanted) + 1
+        # Of the last one the second answer may be cancelled before it comes to this.
+        assert await counted(client) in {len(wanted), len(wanted) + 1}
