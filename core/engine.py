@@ -121,6 +121,11 @@ class EngineCore:
         """Whether `step` has anything to do."""
         return bool(self._states or self._in_flight)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._states)
+
     def add(self, request: Request, stop: StopRule) -> None:
         """Queue a request; from now on its sink gets its deltas, and the error if it fails.
 

@@ -96,8 +96,9 @@ class Parts:
     async def start(self) -> None:
         """Nothing to load."""
 
-    async def recover(self) -> None:
+    async def recover(self) -> tuple[int, ...]:
         """Nothing is lost."""
+        return ()
 
     async def stop(self) -> None:
         """Nothing to free."""

@@ -202,10 +202,11 @@ class Assembly:
     def _step_s(self, num_rows: int) -> float:
         return float(self.budget.cost.seconds(1, num_rows))
 
-    async def recover(self) -> None:
-        """Replace what of the pipeline is lost. Drafters stay connected."""
-        await self.pipeline.restart()
+    async def recover(self) -> tuple[int, ...]:
+        """Replace what of the pipeline is lost; these stages. Drafters stay connected."""
+        replaced = await self.pipeline.restart()
         self.core.use_pipeline(self.pipeline)
+        return replaced
 
     async def stop(self) -> None:
         """Stop drafters and stages."""

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
@@ -66,8 +66,8 @@ class EngineParts(Protocol):
         """Load everything."""
         ...
 
-    async def recover(self) -> None:
-        """Replace a lost pipeline by a new one; requests wait for it."""
+    async def recover(self) -> Sequence[int]:
+        """Replace what of the pipeline is lost; these stages. Requests wait for it."""
         ...
 
     async def stop(self) -> None:
@@ -102,6 +102,8 @@ class EngineThread:
         self._wake = asyncio.Event()
         self._closing = False
         self._recoveries: deque[float] = deque()
+        # How often lost stages were replaced.
+        self.num_recoveries = 0
         self._lock = threading.Lock()
         self._calls: set[Future[Any]] = set()
         # Requests that are to be queued before the next step.
@@ -296,22 +298,27 @@ class EngineThread:
             await asyncio.sleep(0)
 
     async def _recover(self, parts: EngineParts, error: StageLost) -> None:
-        logger.error("event=stage_lost error=%r", str(error))
+        logger.info("event=stage_lost reason=%r", str(error))
         self._refusal = StageLost("the engine is recovering from a lost stage; try again")
         self._health = "recovering"
         self._require_few_recoveries(error)
         began = self._clock()
         try:
-            await asyncio.wait_for(parts.recover(), self._recovery_timeout_s)
+            replaced = await asyncio.wait_for(parts.recover(), self._recovery_timeout_s)
         except TimeoutError:
             raise StageLost(
                 f"the stages did not come back within {self._recovery_timeout_s:g} s "
-                "(recovery_timeout_s)"
+                f"(recovery_timeout_s) after a loss: {error}"
             ) from error
         self._refusal = None
         self._health = "ready"
-        count = len(self._recoveries)
-        logger.warning("event=stage_recovered count=%d seconds=%.1f", count, self._clock() - began)
+        self.num_recoveries += 1
+        # The one line of a loss that requests outlived; what cannot go on is logged by `_fail`.
+        logger.warning(
+            "event=stage_replaced stage=%s reason=%r seconds=%.1f requests=%d",
+            ",".join(map(str, replaced)) or "none",
+            str(error), self._clock() - began, parts.core.num_requests,
+        )  # fmt: skip
 
     def _require_few_recoveries(self, error: StageLost) -> None:
         now = self._clock()

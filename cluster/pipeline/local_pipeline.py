@@ -109,7 +109,7 @@ class LocalPipeline:
         else:
             steps.answer(sequence, result)
 
-    async def restart(self) -> None:
+    async def restart(self) -> tuple[int, ...]:
         """See `Pipeline`; the stages stay. Raises `DeviceLost` where one is lost."""
         await self._end_threads()
         if self._device_lost is not None:
@@ -117,6 +117,7 @@ class LocalPipeline:
         for stage in self._stages:
             stage.reset()
         await self.start()
+        return ()
 
     async def close(self) -> None:
         """See `Pipeline`; it cannot be started again.

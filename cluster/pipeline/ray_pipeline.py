@@ -154,15 +154,17 @@ class RayPipeline:
         async with self._lifecycle:
             await self._close("the pipeline was closed")
 
-    async def restart(self) -> None:
+    async def restart(self) -> tuple[int, ...]:
         """See `Pipeline`: stages that live keep their processes and weights."""
         async with self._lifecycle:
+            before = dict(self._stages)
             can_stay = self._transport is not None and self._transport.leaves_stages_idle
             await self._disconnect("the pipeline is restarted")
             if not can_stay or not ray.is_initialized():
                 await self._close("the pipeline is restarted")
             await self._settle_all()
             await self._start_in_time()
+            return tuple(i for i, stage in self._stages.items() if before.get(i) != stage)
 
     async def _start_in_time(self) -> None:
         try:
@@ -226,7 +228,7 @@ class RayPipeline:
             busy = [index for index, is_idle in zip(busy, idle, strict=True) if not is_idle]
             busy = [index for index in busy if index in self._stages]
         for index in busy:
-            logger.warning("event=stage_dropped stage=%d reason=busy", index)
+            logger.info("event=stage_dropped stage=%d reason=busy", index)
             await self._drop(index)
 
     async def _settle(self, index: int, seconds: float) -> bool:
@@ -235,7 +237,7 @@ class RayPipeline:
         try:
             return await asyncio.wait_for(settling, seconds + ANSWER_SLACK_S)
         except (TimeoutError, RayError) as error:
-            logger.warning("event=stage_dropped stage=%d reason=%s", index, type(error).__name__)
+            logger.info("event=stage_dropped stage=%d reason=%s", index, type(error).__name__)
             if isinstance(error, TimeoutError):
                 self._end_process(index)
             await self._drop(index)

@@ -215,7 +215,9 @@ class DistributedStage:
             return
         is_device = isinstance(error, DeviceLost)
         event = "device_lost" if is_device else event
-        logger.warning("event=%s stage=%d reason=%r", event, self._index, str(error))
+        # The coordinator tells of a neighbour, once for all stages.
+        level = logging.WARNING if is_device else logging.INFO
+        logger.log(level, "event=%s stage=%d reason=%r", event, self._index, str(error))
         with contextlib.suppress(ConnectionError):  # the coordinator gave up before
             self._answers.send(encode_result(0, error))
         if is_device:

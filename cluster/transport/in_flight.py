@@ -56,7 +56,7 @@ class InFlightSteps:
         """Fail every unanswered step with an error of this kind; the first reason stays."""
         if self.lost.is_set():
             return
-        logger.warning("event=stage_lost in_flight=%d reason=%r", len(self._futures), reason)
+        logger.info("event=stage_lost in_flight=%d reason=%r", len(self._futures), reason)
         self.end(reason, kind)
 
     def end(self, reason: str, kind: type[StageLost] = StageLost) -> None:

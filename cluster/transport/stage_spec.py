@@ -181,8 +181,9 @@ class Pipeline(Protocol):
         """
         ...
 
-    async def restart(self) -> None:
-        """End unanswered steps and replace what is lost, with empty KV caches.
+    async def restart(self) -> tuple[int, ...]:
+        """End unanswered steps and replace what is lost, with empty KV caches; the stages that were
+        replaced.
 
         Raises `StageLost` if it does not come up, and leaves nothing running then; `DeviceLost`
         where only another process can go on.

@@ -125,6 +125,7 @@ class Replica:
             num_steps=core.num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_not_finite=core.num_not_finite,
+            num_recoveries=self._thread.num_recoveries,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             wasted_by_source=dict(core.ended.wasted_by_source),

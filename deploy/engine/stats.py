@@ -33,6 +33,7 @@ class EngineStats:
     by_tenant            what ended requests took, by the tenants' labels
     streaming            what went through the stages in slices
     shadow               requests that were repeated without drafts
+    num_recoveries       how often lost stages were replaced, and requests went on
     num_not_finite       requests that ended since the target's logits were NaN or infinite
     usage_dropped        usage records that could not be written
     step_times           how long steps took, from one's submission, or the answer before it, to its
@@ -55,6 +56,7 @@ class EngineStats:
     by_tenant: Mapping[str, TenantTotals] = field(default_factory=dict)
     usage_dropped: int = 0
     num_not_finite: int = 0
+    num_recoveries: int = 0
 
 
 class FinishRate:

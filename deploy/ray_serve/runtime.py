@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ RAY_ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "1",
+    # `draftline serve` has printed them.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": r"event\W+start_note",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",
@@ -60,11 +63,14 @@ def quiet_libraries() -> None:
 
 
 @contextmanager
-def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
+def serve_on_ray(
+    args: ServeArgs, address: str | None = None, *, with_logs: bool = False
+) -> Iterator[None]:
     """Deploys the application and its pools, and keeps them for as long as the context lasts.
 
     `address` names a running cluster (`auto`: the one of this machine); None starts one here, which
-    ends with the context. Raises `ConfigError` and what deploying raises.
+    ends with the context. `with_logs`: what all its processes log is printed here. Raises
+    `ConfigError` and what deploying raises.
     """
     quiet_libraries()
     # Ray takes seconds to import, which `draftline --help` must not wait for.
@@ -79,7 +85,7 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
     controller_options = {"runtime_env": {"env_vars": PROXY_READY_CHECK}} if address else None
     is_deployed = False
     try:
-        _start_ray(args, address)
+        _start_ray(args, address, with_logs=with_logs)
         serve.start(
             proxy_location="HeadOnly",
             http_options=http_options(args.server),
@@ -170,9 +176,11 @@ def _delete(name: str) -> None:
         logger.warning("event=delete_failed application=%s reason=%r", name, _reason(error))
 
 
-def _start_ray(args: ServeArgs, address: str | None) -> None:
+def _start_ray(args: ServeArgs, address: str | None, *, with_logs: bool) -> None:
     import ray  # noqa: PLC0415
 
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     options: dict[str, Any] = {"address": address}
     if address is None:
         options = {
@@ -183,7 +191,7 @@ def _start_ray(args: ServeArgs, address: str | None) -> None:
         }
     for attempt in range(START_ATTEMPTS):
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            ray.init(log_to_driver=with_logs, logging_level=logging.ERROR, **options)
             break
         except Exception as error:  # Ray itself raises no narrower class
             ray.shutdown()

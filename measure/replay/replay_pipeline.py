@@ -100,8 +100,9 @@ class ReplayPipeline:
         answer.set_result(self._answer(step))
         return answer
 
-    async def restart(self) -> None:
+    async def restart(self) -> tuple[int, ...]:
         """Do nothing: there is nothing to lose."""
+        return ()
 
     async def close(self) -> None:
         """Do nothing: there is nothing to end."""

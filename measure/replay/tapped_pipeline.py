@@ -44,9 +44,9 @@ class PassingPipeline:
         """Send a step; the awaitable is its result."""
         return self._pipeline.submit(step)
 
-    async def restart(self) -> None:
+    async def restart(self) -> tuple[int, ...]:
         """Restart the pipeline."""
-        await self._pipeline.restart()
+        return await self._pipeline.restart()
 
     async def close(self) -> None:
         """Close the pipeline."""

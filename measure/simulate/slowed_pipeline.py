@@ -60,10 +60,11 @@ class SlowedPipeline:
     async def start(self) -> None:
         """See `Pipeline`; the stages are built already."""
 
-    async def restart(self) -> None:
+    async def restart(self) -> tuple[int, ...]:
         """See `Pipeline`; the stages stay."""
         for stage in self._stages:
             stage.reset()
+        return ()
 
     async def close(self) -> None:
         """See `Pipeline`."""

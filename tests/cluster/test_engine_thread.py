@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -64,18 +64,20 @@ class Parts:
         self.core = self.bench.core
         self.recovering: Callable[[], object] = lambda: None
         self.num_recoveries = 0
+        self.replaced: Sequence[int] = (0,)
         self.stopped = False
 
     async def start(self) -> None:
         pass
 
-    async def recover(self) -> None:
+    async def recover(self) -> Sequence[int]:
         self.num_recoveries += 1
         result = self.recovering()
         if asyncio.iscoroutine(result):
             await result
         self.target.error = None
         self.core.use_pipeline(FakeTarget(VOCAB, 4))
+        return self.replaced
 
     async def stop(self) -> None:
         self.stopped = True
@@ -227,6 +229,8 @@ def test_an_engine_that_does_not_come_back_fails(
     assert isinstance(running.last("a"), EngineFailed)
     until(lambda: running.failures != [])
     assert reason in running.failures[0]
+    # Nothing else tells why.
+    assert "stage 0 is dead" in caplog.text or recovering is _raise
     assert "tenant" not in caplog.text
     running.thread.close()
     assert running.parts.stopped
@@ -245,6 +249,35 @@ def test_recoveries_count_for_an_hour() -> None:
     with pytest.raises(StageLost, match="within an hour"):
         thread._require_few_recoveries(StageLost("once more"))
     thread.close()
+
+
+@pytest.mark.parametrize(("replaced", "told"), [((0,), "0"), ((0, 2), "0,2"), ((), "none")])
+def test_a_stage_that_is_replaced_is_one_line_and_counted(
+    replaced: Sequence[int], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    running = Running(clock=lambda: now[0])
+    assert running.thread.num_recoveries == 0
+    running.parts.replaced = replaced
+
+    def take() -> None:
+        now[0] += 4.5
+
+    running.parts.recovering = take
+    running.add("a", LONG)
+    running.add("b", LONG)
+    until(lambda: len(running.heard["a"]) > 3)
+    running.parts.target.error = StageLost("stage 0 is dead: it's gone")
+    until(lambda: running.thread.num_recoveries == 1)
+    assert isinstance(running.last("a"), Delta)
+    assert isinstance(running.last("b"), Delta)
+    running.thread.close()
+    [said] = [one for one in caplog.records if one.name.startswith("draftline")]
+    assert said.levelname == "WARNING"
+    assert said.message == (
+        f'event=stage_replaced stage={told} reason="stage 0 is dead: it\'s gone" seconds=4.5 '
+        "requests=2"
+    )
 
 
 def test_a_lost_device_of_this_process_is_not_recovered_from(running: Running) -> None:

@@ -46,8 +46,9 @@ class ServedModel:
         drafters = () if engine is None else engine.drafters
         self.source = source
         self.name = source.name
-        has_own = engine is None or engine.served_model_name is not None
-        self.names = {self.name} if has_own else {self.name, engine.model}
+        self.names = {self.name}
+        if engine is not None and engine.served_model_name is None:
+            self.names.add(engine.model)
         # Whether a drafter may ask for the chats that prompts were made of.
         self.reads_chat = engine is not None and any(
             may_read_chat(drafter, engine.model) for drafter in drafters

@@ -22,6 +22,7 @@ from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
 from ...ray_serve.end_limit import exits_within
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
+from ...ray_serve.worker_deaths import short_reports
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
 from ...tenants.store import check_tenant_store
@@ -180,7 +181,11 @@ def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) ->
             )
     console.print("starting Ray and the stages (about half a minute on a small machine)")
     # A signal ends the start, too, wherever it stands.
-    with suppress(KeyboardInterrupt), serve_on_ray(args, ray_address):
+    with (
+        suppress(KeyboardInterrupt),
+        short_reports(),
+        serve_on_ray(args, ray_address, with_logs=True),
+    ):
         _print_ready(args, console)
         threading.Event().wait()
 

@@ -49,7 +49,7 @@ async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
     async with asyncio.timeout(TEARDOWN_S):
         await pipeline.close()
     assert await no_actors_left()
-    await pipeline.restart()
+    assert await pipeline.restart() == (0, 1)
     # New stages have no past.
     assert (await pipeline.submit(fake_step(0))).target_tokens.tolist() == fresh
     closing = pipeline.submit(fake_step(1, token=SLOW_TOKEN))
@@ -85,7 +85,7 @@ async def test_a_restart_keeps_the_stage_that_lives_and_replaces_the_other(
     before = await pids_of(pipeline)
     os.kill(before[victim], number)
     waiting = asyncio.ensure_future(pipeline.submit(fake_step(1)))
-    await pipeline.restart()
+    assert await pipeline.restart() == (victim,)
     with pytest.raises(StageLost):
         await waiting
     after = await pids_of(pipeline)

@@ -59,7 +59,7 @@ class WorkerPipeline:
             future.set_exception(answer)
         return future
 
-    async def restart(self) -> None:
+    async def restart(self) -> tuple[int, ...]:
         """See `Pipeline`."""
         victim = self.num_restarts % len(self._specs)
         self.num_restarts += 1
@@ -69,6 +69,7 @@ class WorkerPipeline:
         # As a new process with the same weights: it was told nothing.
         self._workers[victim] = self._worker(victim, self._workers[victim]._stage)
         await self.start()
+        return (victim,)
 
     async def close(self) -> None:
         """See `Pipeline`."""

@@ -87,6 +87,7 @@ def test_engine_totals() -> None:
     found = families(ServerMetrics("tiny"), [engine_stats(num_steps=17)])
     assert value(found, "draftline:engine_steps_total", engine="0") == 17
     assert value(found, "vllm:num_preemptions_total") == 4
+    assert value(found, "draftline:stage_recoveries_total") == 19
     assert value(found, "vllm:prefix_cache_queries_total") == 100
     assert value(found, "vllm:prefix_cache_hits_total") == 64
     assert value(found, "draftline:spec_decode_num_wasted_tokens_total", source="spectra") == 11
