@@ -72,12 +72,12 @@ def test_streams_end_whole_after_sigterm(served: ServedModel) -> None:
     assert streams_through_sigterm(served, KEY) == WHOLE
     assert served.process.stdout is not None
     printed = served.process.stdout.read().splitlines()
-    assert printed.pop() == "stopped"
+    assert printed.pop() == "stopped", printed
     # Ray tells of each process that was killed, in few words.
     deaths = [line for line in printed if line.startswith("(raylet)")]
     assert all(re.fullmatch(r"\(raylet\) process \d+ died: .{1,200}", line) for line in deaths)
     # Of the stage there is one line of ours, and nothing else of any process.
     [line] = [line for line in printed if "stage" in line]
-    found = re.search(r"event=stage_replaced stage=[01] reason='.+' seconds=[\d.]+ requests=1$", line)
-    assert found, line
+    said = r"event=stage_replaced stage=[01] reason='.+' seconds=[\d.]+ requests=1$"
+    assert re.search(said, line), line
     assert served.process.wait(60) == 0

@@ -319,6 +319,21 @@ def test_only_what_takes_less_makes_one_superfluous_that_is_hardly_known(
     assert (choices[0, 0] != 0) == is_asked
 
 
+def test_one_that_never_pays_is_asked_for_long_by_the_engine_once_not_by_each_request() -> None:
+    cost = DraftCost(0.001, 0.002, 0.0)
+    simulation = Simulation({"never": Guess(lambda _one: 0.0, cost=cost)})
+    asked = []
+    for index in range(40):
+        while simulation.decoded.get(f"r{index}", 0) < 120:
+            simulation.round([f"r{index}"])
+        simulation.budget.forget(f"r{index}")
+        asked.append(simulation.num_asked.get(("never", f"r{index}"), 0))
+    # Twelve tokens of 10 ms are 40 times the 3 ms that it takes; of the steps 0.998 each are left.
+    assert 40 <= asked[0] <= 42
+    # Then it is tried, for its share of the time.
+    assert 0 < sum(asked[1:]) * 0.003 <= EXPLORED_SHARE * 39 * 120 * 0.010
+
+
 def test_each_request_has_the_drafters_that_pay_for_it() -> None:
     cost = DraftCost(0.0, 0.001, 0.0)
     simulation = Simulation({"some": Guess(lambda one: 0.8 * (one == "good"), cost=cost)})
