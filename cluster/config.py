@@ -12,7 +12,7 @@ from ..core.request.sampling_params import StreamingMode
 from .checked_settings import Settings
 
 Backend = Literal["local", "ray"]
-Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
+Acceptance = Literal["coupled", "rejection", "typical"]
 NodeBudgetKind = Literal["adaptive", "full", "ordered"]
 DrafterTransport = Literal["inproc", "grpc"]
 TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
@@ -273,8 +273,7 @@ class EngineConfig(Settings):
     acceptance: Acceptance = Field(
         "coupled",
         description="how drafts are accepted. coupled: answers do not depend on them at all; "
-        "rejection, block, traversal, k_seq: answers have the target's distribution; typical: "
-        "lossy, they have not",
+        "rejection: answers have the target's distribution; typical: lossy, they have not",
     )
     shadow_rate: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0,

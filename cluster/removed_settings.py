@@ -10,7 +10,13 @@ from collections.abc import Mapping
 # Keys, of any section.
 REMOVED_KEYS: Mapping[str, str] = {}
 # Values of a key.
-REMOVED_VALUES: Mapping[tuple[str, str], str] = {}
+REMOVED_VALUES: Mapping[tuple[str, str], str] = {
+    **{("acceptance", rule): "use rejection" for rule in ("block", "traversal", "k_seq")},
+    **{
+        ("draws", kind): "leave draws out: auto draws without replacement"
+        for kind in ("with_replacement", "without_replacement")
+    },
+}
 
 
 def advice(key: str, value: object = None) -> str | None:

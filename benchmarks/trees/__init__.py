@@ -1,4 +1,4 @@
 """Trees of a small model: rules that decide about them, and their sizes and shapes.
 
-Start with `rules.py`.
+Start with `sizes.py`.
 """

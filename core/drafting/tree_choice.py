@@ -20,7 +20,7 @@ from ..streaming.slices import TreeSlice
 from ..tree.merge import merge_all
 from ..tree.tree import empty_trees
 from ..verify.candidates import candidates_of, no_candidates
-from ..verify.rules import COUPLED, rule_for
+from ..verify.rules import COUPLED
 
 
 class TreeChoice:
@@ -154,8 +154,7 @@ class TreeChoice:
         """
         wishes = {}
         for place, part in enumerate(drafted.parts()):
-            rule = rule_for(self._acceptance, part.proposals)
-            candidates = candidates_of(rule, part.tree, part.proposals, part.max_nodes)
+            candidates = candidates_of(self._acceptance, part.tree, part.proposals, part.max_nodes)
             wishes[place] = replace(self._wishes(part.proposals), candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
 
@@ -186,7 +185,7 @@ class TreeChoice:
 def bare_wishes(acceptance: str, form: UInt32 | None) -> TreeWishes:
     """What a root alone has beside it. `form`: what is allowed after it, and perhaps more."""
     is_coupled = acceptance == COUPLED
-    candidates = None if is_coupled else no_candidates(rule_for(acceptance, ()))
+    candidates = None if is_coupled else no_candidates(acceptance)
     return TreeWishes(candidates=candidates, form=None if form is None else form[:1])
 
 

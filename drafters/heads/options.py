@@ -10,7 +10,7 @@ from pathlib import Path
 from ...core.errors import ConfigError
 from ..model.expansion import BestFirstExpansion, DynamicExpansion, Expansion, StaticExpansion
 from ..model.options import DEVICES, DTYPES, FASTEST, FULL, SEQUOIA
-from ..model.tree_draws import DRAWS, NO_DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from ..model.tree_draws import DRAWS, NO_DRAWS
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
 from ..tree_shape import TreeShape, read_acceptance, read_tree_shape, shape_of_widths
 
@@ -39,8 +39,8 @@ class HeadOptions:
     distribution_size  k > 0: with a temperature, the nodes of chains and static trees are drawn
                 from the distribution of the k most probable tokens, which is declared, as
                 acceptance rules other than `coupled` need it
-    draws       of siblings: with_replacement (as SpecInfer) or without_replacement (as Sequoia);
-                none: they are the most probable tokens; auto: without_replacement
+    draws       of siblings in such trees: auto: without replacement (as Sequoia); none: they are
+                the most probable tokens
     weighs_confidence  of heads that say how sure they are of each draft (DSpark): nodes are worth
                 their probability times that, except drawn ones
     min_confidence  of such heads: no nodes behind one where it is less; 0: as many as the tree has
@@ -76,13 +76,6 @@ class HeadOptions:
         require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
-        if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
-            if self.tree in CHOSEN:
-                raise ConfigError(
-                    "draws", f"are of chains and static trees, and tree is {self.tree}"
-                )
-            if not self.distribution_size:
-                raise ConfigError("draws", "need distribution_size, which tokens are drawn among")
         require_one_of("tree_size", self.tree_size, (FASTEST, FULL))
         if self.tree == SEQUOIA:
             _ = self.acceptance

@@ -16,7 +16,7 @@ from ...models.sampling import choose_sampler
 from ..model.options import SEQUOIA
 from ..model.stopping.depth import PayingDepth
 from ..model.text_distribution import TextDistribution, draft_rng, stacked
-from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
+from ..model.tree_draws import TreeDraws
 from ..model.tree_job import TreeJob
 from ..model.vocabulary.strategy import SameVocabulary
 from .measured_shapes import MeasuredShapes
@@ -133,7 +133,6 @@ class TreeGrowth:
         return TreeDraws(
             min(options.distribution_size, self._vocab_size),
             distribution.temperature,
-            options.draws == WITH_REPLACEMENT,
             draft_rng(self._name, distribution.seed, length),
         )
 

@@ -42,7 +42,7 @@ from .stopping.chain_length import ChainLength
 from .stopping.draft_costs import DraftCosts, DraftRounds
 from .stopping.rules import SVIP
 from .text_distribution import draft_rng, stacked
-from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
+from .tree_draws import NO_DRAWS, TreeDraws
 from .tree_job import TreeJob
 from .tree_step import build_tree_step
 from .vocabulary.choice import choose_vocabulary
@@ -340,12 +340,7 @@ class ModelDrafter:
     def _tree_draws(self, end: TextEnd, rng: np.random.Generator | None) -> TreeDraws | None:
         if rng is None or self._options.draws == NO_DRAWS or self._options.tree == "dynamic":
             return None
-        return TreeDraws(
-            self._distribution_size(end),
-            end.distribution.temperature,
-            self._options.draws == WITH_REPLACEMENT,
-            rng,
-        )
+        return TreeDraws(self._distribution_size(end), end.distribution.temperature, rng)
 
     def _pass(self, step: StepInput) -> StepOutput:
         output = self._stage.run(step, None)

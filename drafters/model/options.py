@@ -14,7 +14,7 @@ from .sequoia import SequoiaShapes
 from .stopping.chain_length import stop_rule
 from .stopping.draft_costs import DraftCosts
 from .stopping.rules import Stopping
-from .tree_draws import AUTO, DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from .tree_draws import AUTO, DRAWS
 from .vocabulary.names import CHAT_AUTO, VOCABULARIES, VOCABULARY_AUTO
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -46,11 +46,10 @@ class ModelOptions:
                           with penalties, biases or token lists get chains
     tree_size             of sequoia: fastest, the nodes and levels that bring most tokens a second;
                           or full, the most probable ones of as many as are allowed
-    draws                 of a static tree, with a temperature: siblings are drawn from the
-                          distribution of the `distribution_size` most probable tokens,
-                          with_replacement (as SpecInfer) or without_replacement (as Sequoia), and
-                          declared; none: they are the most probable tokens; auto: draws without
-                          replacement if there is a `distribution_size`
+    draws                 auto: with a temperature and a `distribution_size`, the siblings of a
+                          static tree are draws without replacement from the distribution of the
+                          `distribution_size` most probable tokens, which is declared (as Sequoia);
+                          none: they are the most probable tokens
     top_k                 children of a node and width of a level in a dynamic tree
     num_tokens            most tokens of the chain, levels of a tree; with slem as many draws as
                           write so many of the target's
@@ -122,11 +121,6 @@ class ModelOptions:
         require_one_of("compile", self.compile, COMPILES)
         require_switches(self, "ahead", "enforce_eager", "prefix_cache")
         self.expansions()
-        if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
-            if self.tree in ("chain", "dynamic"):
-                raise ConfigError("draws", f"are of static trees, and tree is {self.tree}")
-            if not self.distribution_size:
-                raise ConfigError("draws", "need distribution_size, which tokens are drawn among")
         require_fraction("confidence_threshold", self.confidence_threshold)
         self.stop_rule(DraftCosts())
         for field in ("num_blocks", "block_size", "prefill_chunk"):

@@ -1,8 +1,7 @@
 """Siblings of a tree that are drawn from the model's distribution, which is declared.
 
-SpecInfer draws with replacement (Miao et al., arXiv 2305.09781), Sequoia without (Chen et al.,
-arXiv 2402.12374). The order of the tests is that of the draws. See docs/algorithms/drafters.md,
-"Model trees".
+Draws are without replacement, as Sequoia's (Chen et al., arXiv 2402.12374). The order of the tests
+is that of the draws. See docs/algorithms/drafters.md, "Model trees".
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from ...core.steps import StepOutput
 from .text_distribution import DraftDistribution, draw_index, weights_of
 
 AUTO, NO_DRAWS = "auto", "none"
-WITH_REPLACEMENT, WITHOUT_REPLACEMENT = "with_replacement", "without_replacement"
-DRAWS = (AUTO, NO_DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
+DRAWS = (AUTO, NO_DRAWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,6 @@ class TreeDraws:
 
     size: int
     temperature: float
-    is_replaced: bool
     rng: np.random.Generator
 
     def candidates(self, output: StepOutput, row: int, count: int) -> list[DrawnToken]:
@@ -44,8 +41,7 @@ class TreeDraws:
                     int(ids[index]), float(np.log(probs[index])), DraftDistribution(ids, probs)
                 )
             )
-            if not self.is_replaced:
-                weights[index] = 0.0
+            weights[index] = 0.0
         return drawn
 
 

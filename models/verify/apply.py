@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.arrays import Int32
-from ...core.steps import SamplingRows, TreeCandidates, Verification, VerificationResult
-from ...core.verify.rules import SeededRng
+from ...core.steps import SamplingRows, Verification, VerificationResult
+from ...core.verify.rules import REJECTION, SeededRng
 from ..sampling import process_rows
-from .block_verification import verify_block
-from .k_seq import verify_k_seq
 from .rejection import verify_rejections
-from .traversal import verify_traversal
 from .typical import verify_typical
-
-TorchRule = Callable[[Tensor, TreeCandidates, SeededRng], VerificationResult]
-
-# Of `RULES`, tree by tree; `rejection` decides about all trees at once.
-TORCH_RULES: Mapping[str, TorchRule] = {
-    "block": verify_block,
-    "traversal": verify_traversal,
-    "k_seq": verify_k_seq,
-    "typical": verify_typical,
-}
 
 
 def verification_results(
@@ -39,22 +26,13 @@ def verification_results(
     """
     num_rows = sum(1 + tree.num_nodes for tree in verification.trees)
     distributions = target_distributions(logits[:num_rows], sampling)
-    if all(tree.rule == "rejection" for tree in verification.trees):
+    if all(tree.rule == REJECTION for tree in verification.trees):
         return verify_rejections(distributions, verification)
-    return _one_by_one(distributions, verification)
-
-
-def _one_by_one(
-    distributions: Tensor, verification: Verification
-) -> tuple[VerificationResult, ...]:
     results, first = [], 0
     parts = zip(verification.trees, verification.seeds, verification.positions, strict=True)
     for tree, seed, position in parts:
         of_tree = distributions[first : first + 1 + tree.num_nodes]
-        if tree.rule == "rejection":
-            results += verify_rejections(of_tree, Verification((tree,), (seed,), (position,)))
-        else:
-            results.append(TORCH_RULES[tree.rule](of_tree, tree, SeededRng(seed, position)))
+        results.append(verify_typical(of_tree, tree, SeededRng(seed, position)))
         first += 1 + tree.num_nodes
     return tuple(results)
 

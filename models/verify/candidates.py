@@ -1,10 +1,9 @@
-"""Distributions of candidates, and draws from them: `core/verify/candidates.py` in torch."""
+"""Distributions of candidates, and draws from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -25,12 +24,6 @@ class CandidateDistributions:
 
     ids: Tensor
     probs: Tensor
-
-    @classmethod
-    def of(cls, tree: TreeCandidates, device: torch.device) -> Self:
-        """Distributions of one tree's candidates, on `device`."""
-        ids, probs = cut_distributions([tree])
-        return cls(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device))
 
     def whole(self, indices: Tensor | slice, vocab_size: int) -> Tensor:
         """float64 [n, vocabulary]: the distributions of the candidates at `indices`."""
@@ -62,7 +55,7 @@ def cut_distributions(trees: Sequence[TreeCandidates]) -> tuple[Int64, Float64]:
 
 def draw(distributions: Tensor, uniforms: Tensor) -> Tensor:
     """A token of each distribution, int64 [distributions], with uniforms float64 [distributions,
-    1]; as `SeededRng.draw`.
+    1]. Rounding never chooses a token behind the last possible one.
     """
     sums = distributions.cumsum(dim=1)
     token = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)[:, 0]

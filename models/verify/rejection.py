@@ -1,4 +1,9 @@
-"""Sequential residual verification of all trees of a step: `core/verify/rejection.py` in torch."""
+"""Sequential residual verification of all trees of a step.
+
+Candidates are tested one by one, each with its own distribution. One rule for Leviathan's and
+Chen's chains, SPECTRA's greedy and sample verification, SpecInfer's multi-step sampling and
+Sequoia's draws without replacement. See docs/algorithms/verification.md, "Rejection".
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,9 @@ from .candidates import CandidateDistributions, cut_distributions, draw, normali
 def verify_rejections(
     distributions: Tensor, verification: Verification
 ) -> tuple[VerificationResult, ...]:
-    """The verification result of each tree, that of `verify_rejection` with the same uniforms.
+    """A path and a token of each tree, with exactly the target's distribution.
+
+    A candidate is accepted with min(1, r(x) / q(x)); r begins as p and loses q with each refusal.
 
     distributions  float64 [rows, vocabulary]: of each tree's root and nodes, tree by tree; stays
                    unchanged

@@ -20,7 +20,6 @@ from draftline.models.text.tokenizer import load_tokenizer
 from scipy.stats import chi2
 from transformers import AutoModelForCausalLM
 
-RULES = ("rejection", "block", "traversal", "k_seq")
 PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    print("
 TOP_K, TEMPERATURE = 3, 1.3
 NUM_TOKENS = 3
@@ -120,27 +119,11 @@ def draw(acceptance: str, drafters: Sequence[DrafterConfig]) -> list[RequestOutp
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("acceptance", "mix"),
-    [
-        *((rule, "model") for rule in RULES),
-        ("rejection", "head"),
-        ("traversal", "head"),
-        ("traversal", "head tree"),
-        ("rejection", "mixed"),
-        ("rejection", "two models"),
-        ("traversal", "cascade"),
-        # A rule knows a drafter by its probabilities alone, and has them of others above.
-        pytest.param("k_seq", "head", marks=pytest.mark.full),
-        pytest.param("block", "head", marks=pytest.mark.full),
-        pytest.param("rejection", "head tree", marks=pytest.mark.full),
-        pytest.param("block", "cascade", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("mix", ["model", "head", "head tree", "mixed", "two models", "cascade"])
 def test_answers_have_the_target_s_distribution(
-    acceptance: str, mix: str, distribution: dict[tuple[int, ...], float]
+    mix: str, distribution: dict[tuple[int, ...], float]
 ) -> None:
-    outputs = draw(acceptance, DRAFTERS[mix])
+    outputs = draw("rejection", DRAFTERS[mix])
     assert p_value(outputs, distribution) > LEAST_P
     accepted = Counter[str]()
     for output in outputs:
@@ -149,30 +132,15 @@ def test_answers_have_the_target_s_distribution(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("model", "acceptance", "draws"),
-    [
-        ("demo-drafter", "rejection", "with_replacement"),
-        ("demo-drafter", "rejection", "without_replacement"),
-        ("demo-drafter", "traversal", "without_replacement"),
-        ("demo-drafter", "k_seq", "with_replacement"),
-        ("demo-griffin", "traversal", "without_replacement"),
-        pytest.param("demo-griffin", "rejection", "without_replacement", marks=pytest.mark.full),
-        pytest.param("demo-griffin", "k_seq", "with_replacement", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("model", ["demo-drafter", "demo-griffin"])
 def test_trees_of_draws_keep_the_target_s_distribution(
-    model: str,
-    acceptance: str,
-    draws: str,
-    distribution: dict[tuple[int, ...], float],
-    tmp_path: Path,
+    model: str, distribution: dict[tuple[int, ...], float], tmp_path: Path
 ) -> None:
     tree = tmp_path / "tree.json"
     tree.write_text('{"widths": [3, 2]}')
     kind = "head" if model == "demo-griffin" else "model"
-    drafter = DrafterConfig(kind=kind, name="drawn", model=model, tree=str(tree), draws=draws)
-    outputs = draw(acceptance, (drafter,))
+    drafter = DrafterConfig(kind=kind, name="drawn", model=model, tree=str(tree))
+    outputs = draw("rejection", (drafter,))
     assert p_value(outputs, distribution) > LEAST_P
     assert sum(output.metrics.accepted_by_source.get("drawn", 0) for output in outputs) > 50
 
@@ -186,7 +154,7 @@ def test_typical_acceptance_has_another_distribution(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("acceptance", [*RULES, "typical"])
+@pytest.mark.parametrize("acceptance", ["rejection", "typical"])
 def test_greedy_answers_are_the_target_s_own(acceptance: str) -> None:
     """Typical acceptance, too: a distribution of one token has no entropy."""
     params = SamplingParams(max_tokens=24, temperature=0.0)

@@ -21,9 +21,7 @@ GOODPUT = "goodput"
 # Rows that a rule other than `coupled` decides about: the rule, and which of `_RULED` drafts.
 RULES: Mapping[str, tuple[str, str]] = {
     "chain, rejection": ("rejection", "drawn-chain"),
-    "chain, block": ("block", "drawn-chain"),
     "tree of draws, rejection": ("rejection", "drawn-tree"),
-    "tree of draws, traversal": ("traversal", "drawn-tree"),
     "tree of most probable, rejection": ("rejection", "probable-tree"),
 }
 

@@ -8,20 +8,13 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Float64
 from draftline.core.steps import VerificationResult
-from draftline.core.verify.candidates import Candidate, Rng
-from draftline.core.verify.rejection import verify_rejection
 from support.inputs.drafts import Draft, Draw, drawn_tree, iid, swor, top
 from support.inputs.enumeration import Branch, Distributions, Text, deviation, random_distributions
+from support.inputs.plain_rules import Candidate, Rng, verify_rejection
 
 # What an exact rule stays below is 1e-12; least deviation that a control must show.
 SEEN = 1e-3
 Candidates = list[tuple[int, Float64 | None]]
-
-
-def rejection(
-    distributions: Float64, children: list[list[Candidate]], rng: Rng
-) -> VerificationResult:
-    return verify_rejection(distributions, children, rng)
 
 
 def top_with_distribution(q: Distributions, count: int) -> Draw:
@@ -121,7 +114,7 @@ def worst(
 def test_a_wrong_distribution_is_seen(name: str) -> None:
     def run(p: Distributions, q: Distributions, other: Distributions) -> Callable[[Branch], Text]:
         draw = ONE_STEP[name](q, other)
-        return lambda rng: drawn_tree(rng, [draw]).verify(rejection, p, rng)
+        return lambda rng: drawn_tree(rng, [draw]).verify(verify_rejection, p, rng)
 
     assert worst(1, run) > SEEN
 
@@ -133,7 +126,7 @@ def test_a_draw_that_is_dropped_before_the_chain_ends_is_seen() -> None:
             draft = Draft()
             if q[()][token] >= 0.3:
                 draft.add(draft.add(-1, token, q[()]), rng.draw(q[token,]), q[token,])
-            return draft.verify(rejection, p, rng)
+            return draft.verify(verify_rejection, p, rng)
 
         return chain
 
@@ -157,7 +150,7 @@ def test_pruning_a_sampled_tree_by_value_needs_the_one_hot_rule(is_one_hot: bool
                     if one.node in best and node - 1 in node_of:
                         declared = None if is_one_hot else one.distribution
                         node_of[one.node] = draft.add(node_of[node - 1], one.token, declared)
-            return draft.verify(rejection, p, rng)
+            return draft.verify(verify_rejection, p, rng)
 
         return pruned
 
@@ -192,7 +185,7 @@ def test_one_number_for_two_uniforms_is_seen() -> None:
     def run(p: Distributions, q: Distributions, _: Distributions) -> Callable[[Branch], Text]:
         def chain(rng: Branch) -> Text:
             draft = drawn_tree(rng, [iid(q, 1), iid(q, 1)])
-            return draft.verify(rejection, p, SharedUniform(rng))
+            return draft.verify(verify_rejection, p, SharedUniform(rng))
 
         return chain
 

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from draftline.core.arrays import Float64
-from draftline.core.steps import VerificationResult
-from draftline.core.verify.block_verification import verify_block
-from draftline.core.verify.candidates import Candidate, Rng
-from draftline.core.verify.k_seq import verify_k_seq
-from draftline.core.verify.rejection import verify_rejection
-from draftline.core.verify.traversal import verify_traversal
-from draftline.core.verify.typical import verify_typical
 from support.inputs.drafts import Draft, Draw, Rule, both, drawn_tree, iid, swor, top, without
 from support.inputs.enumeration import (
     Distributions,
@@ -22,21 +13,12 @@ from support.inputs.enumeration import (
     outcomes,
     random_distributions,
 )
+from support.inputs.plain_rules import Rng, verify_rejection, verify_typical
 
 EXACT = 1e-12
 
 
-def rejection(
-    distributions: Float64, children: list[list[Candidate]], rng: Rng
-) -> VerificationResult:
-    return verify_rejection(distributions, children, rng)
-
-
-def block(distributions: Float64, children: list[list[Candidate]], rng: Rng) -> VerificationResult:
-    return verify_block(distributions, [one for candidates in children for one in candidates], rng)
-
-
-def one_step(target: Distributions, draw: Draw, rule: Rule = rejection) -> float:
+def one_step(target: Distributions, draw: Draw, rule: Rule = verify_rejection) -> float:
     """Total variation of a step over one level of candidates."""
     return deviation(lambda rng: drawn_tree(rng, [draw]).verify(rule, target, rng), target, 1)
 
@@ -148,48 +130,6 @@ def distribution(*weights: float) -> Distributions:
 def test_distributions_at_the_border(target: Distributions, drafter: Distributions) -> None:
     for draw in (iid(drafter, 3), swor(drafter, 3), top(drafter, 3)):
         assert one_step(target, draw) < EXACT
-    for rule in (rejection, verify_k_seq):
-        assert one_step(target, iid(drafter, 3), rule) < EXACT
-    assert one_step(target, iid(drafter, 1), block) < EXACT
-    assert one_step(target, swor(drafter, 2), verify_traversal) < EXACT
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_k_seq_is_exact(count: int) -> None:
-    for target, drafter, _ in cases(5, 10, 4, 0):
-        assert one_step(target, iid(drafter, count), verify_k_seq) < EXACT
-    for target, drafter, _ in cases(6, 1, 3, 2):
-        draws = [iid(drafter, count), iid(drafter, 1)]
-        found = deviation(
-            lambda rng, p=target, d=draws: drawn_tree(rng, d).verify(verify_k_seq, p, rng),
-            target,
-            3,
-        )
-        assert found < EXACT
-
-
-def accepted(target: Distributions, draws: list[Draw], rule: Rule) -> float:
-    """Tokens that a step commits, on average."""
-    return sum(
-        weight * len(text)
-        for weight, text in outcomes(lambda rng: drawn_tree(rng, draws).verify(rule, target, rng))
-    )
-
-
-def test_block_verification_is_exact_and_never_shorter() -> None:
-    gains = []
-    for target, drafter, _ in cases(7, 6, 3, 3, alpha=1.0):
-        draws = [iid(drafter, 1)] * 3
-        for rule in (rejection, block):
-            found = deviation(
-                lambda rng, p=target, d=draws, r=rule: drawn_tree(rng, d).verify(r, p, rng),
-                target,
-                4,
-            )
-            assert found < EXACT
-        gains.append(accepted(target, draws, block) - accepted(target, draws, rejection))
-    assert min(gains) > -EXACT
-    assert max(gains) > 0.01
 
 
 SHAPES = {
@@ -203,35 +143,15 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_trees_from_the_top_and_from_the_leaves(shape: str) -> None:
+def test_trees_of_several_levels(shape: str) -> None:
     for target, drafter, _ in cases(8, 2, 3, 2):
         draws = SHAPES[shape](drafter)
-        for rule in (rejection, verify_traversal):
-            if rule is verify_traversal:
-                trees = partial(separate_tree, draws=draws)
-            else:
-                trees = partial(drawn_tree, draws=draws)
-            found = deviation(
-                lambda rng, p=target, t=trees, r=rule: t(rng).verify(r, p, rng), target, 3
-            )
-            assert found < EXACT, rule
-
-
-def separate_tree(rng: Rng, draws: list[Draw]) -> Draft:
-    """`drawn_tree`, in which equal tokens have nodes and subtrees of their own."""
-    draft = Draft()
-    level = [-1]
-    for draw in draws:
-        below = []
-        for node in level:
-            for token, declared in draw(rng, draft.texts[node + 1]):
-                child = len(draft.texts) - 1
-                draft.texts.append((*draft.texts[node + 1], token))
-                draft.children.append([])
-                draft.children[node + 1].append(Candidate(child, token, declared))
-                below.append(child)
-        level = below
-    return draft
+        found = deviation(
+            lambda rng, p=target, d=draws: drawn_tree(rng, d).verify(verify_rejection, p, rng),
+            target,
+            3,
+        )
+        assert found < EXACT
 
 
 def test_only_the_likelier_of_two_drawn_siblings_may_be_expanded() -> None:
@@ -244,11 +164,10 @@ def test_only_the_likelier_of_two_drawn_siblings_may_be_expanded() -> None:
                 draft.add(best.node, token, declared)
             return draft
 
-        for rule in (rejection, verify_traversal):
-            found = deviation(
-                lambda rng, p=target, r=rule, t=tree: t(rng).verify(r, p, rng), target, 3
-            )
-            assert found < EXACT
+        found = deviation(
+            lambda rng, p=target, t=tree: t(rng).verify(verify_rejection, p, rng), target, 3
+        )
+        assert found < EXACT
 
 
 def test_a_drawn_token_may_be_included_and_end_the_chain() -> None:
@@ -262,7 +181,7 @@ def test_a_drawn_token_may_be_included_and_end_the_chain() -> None:
             return draft
 
         found = deviation(
-            lambda rng, p=target, t=chain: t(rng).verify(rejection, p, rng), target, 3
+            lambda rng, p=target, t=chain: t(rng).verify(verify_rejection, p, rng), target, 3
         )
         assert found < EXACT
 

@@ -12,10 +12,10 @@ from draftline.core.errors import ProtocolError
 from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.steps import TreeCandidates
 from draftline.core.tree.merge import merge
-from draftline.core.verify.candidates import Rng, candidates_of, children_of
-from draftline.core.verify.rules import SeededRng, rule_for
+from draftline.core.verify.candidates import candidates_of
 from support.inputs.enumerated_steps import Propose, committed
 from support.inputs.enumeration import Distributions, Text, deviation, random_distributions
+from support.inputs.plain_rules import ReferenceRng, Rng, children_of
 
 VOCAB = 3
 EXACT = 1e-12
@@ -98,9 +98,8 @@ def fixed(*tokens: int) -> Propose:
     return lambda _rng: chain_proposal("fixed", np.array(tokens, dtype=np.int32))
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
 @pytest.mark.parametrize("max_nodes", [0, 1, 2, 3, 4, 9])
-def test_a_merged_and_cut_tree_keeps_the_target_s_distribution(rule: str, max_nodes: int) -> None:
+def test_a_merged_and_cut_tree_keeps_the_target_s_distribution(max_nodes: int) -> None:
     rng = np.random.default_rng(max_nodes)
     target = random_distributions(rng, VOCAB, 3)
     first, second = dyadic_distributions(rng, 2), dyadic_distributions(rng, 2)
@@ -111,29 +110,27 @@ def test_a_merged_and_cut_tree_keeps_the_target_s_distribution(rule: str, max_no
         [drawn("a", first, 2), drawn("b", second, 2)],
         [drawn("a", first, 1), fixed(2), drawn("b", second, 2)],
     ):
-        assert deviation(committed(target, drafters, max_nodes, rule), target, 3) < EXACT
+        assert deviation(committed(target, drafters, max_nodes, "rejection"), target, 3) < EXACT
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
 @pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize(
     ("widths", "max_nodes"), [((2,), 9), ((3,), 2), ((2, 1), 9), ((1, 2), 9), ((2, 2), 4)]
 )
 def test_trees_of_draws_keep_the_target_s_distribution(
-    rule: str, is_replaced: bool, widths: tuple[int, ...], max_nodes: int
+    is_replaced: bool, widths: tuple[int, ...], max_nodes: int
 ) -> None:
     rng = np.random.default_rng(sum(widths) + max_nodes)
     target = random_distributions(rng, VOCAB, 3)
     tree = grown("a", dyadic_distributions(rng, 2), widths, is_replaced=is_replaced)
-    assert deviation(committed(target, [tree], max_nodes, rule), target, 3) < EXACT
-    both = committed(target, [fixed(0), tree], max_nodes, rule)
+    assert deviation(committed(target, [tree], max_nodes, "rejection"), target, 3) < EXACT
+    both = committed(target, [fixed(0), tree], max_nodes, "rejection")
     if widths in {(2,), (2, 1)}:
         assert deviation(both, target, 3) < EXACT
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
 @pytest.mark.parametrize("max_nodes", [3, 9])
-def test_trees_of_two_models_keep_the_target_s_distribution(rule: str, max_nodes: int) -> None:
+def test_trees_of_two_models_keep_the_target_s_distribution(max_nodes: int) -> None:
     """SpecInfer's merge: every node is a candidate of each drafter that drew it."""
     rng = np.random.default_rng(max_nodes)
     target = random_distributions(rng, VOCAB, 3)
@@ -141,43 +138,7 @@ def test_trees_of_two_models_keep_the_target_s_distribution(rule: str, max_nodes
         grown("a", dyadic_distributions(rng, 2), (2,), is_replaced=False),
         grown("b", dyadic_distributions(rng, 2), (2,), is_replaced=True),
     ]
-    assert deviation(committed(target, both, max_nodes, rule), target, 2) < EXACT
-
-
-def cascaded(first: Propose, second: Distributions | None) -> Propose:
-    """A chain that goes on behind another drafter's: by draws, or by what copies text."""
-
-    def propose(rng: Rng) -> Proposal:
-        begun = first(rng)
-        assert begun.distributions is not None
-        text = tuple(begun.tokens.tolist())
-        probs = np.zeros((len(text) + 1, VOCAB), dtype=np.float32)
-        probs[:-1] = begun.distributions.probs
-        if second is None:
-            # Of a text that it does not know nothing follows.
-            token = {0: 2, 1: 1}.get(text[-1])
-            if token is None:
-                return begun
-        else:
-            token = rng.draw(second[text])
-            probs[-1] = second[text]
-        chain = chain_proposal("cascade", np.array([*text, token], dtype=np.int32))
-        ids = np.tile(np.arange(VOCAB, dtype=np.int32), (len(probs), 1))
-        return replace(chain, distributions=DraftDistributions(ids, probs))
-
-    return propose
-
-
-@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
-@pytest.mark.parametrize("is_drawn", [False, True])
-def test_a_cascade_s_chain_keeps_the_target_s_distribution(rule: str, is_drawn: bool) -> None:
-    rng = np.random.default_rng(7)
-    target = random_distributions(rng, VOCAB, 3)
-    first, second = dyadic_distributions(rng, 2), dyadic_distributions(rng, 2)
-    chain = cascaded(drawn("a", first, 1), second if is_drawn else None)
-    chosen = rule_for(rule, [chain(SeededRng(1, 2))])
-    assert chosen == rule or (rule == "k_seq" and chosen == "rejection" and not is_drawn)
-    assert deviation(committed(target, [chain], 9, rule), target, 3) < EXACT
+    assert deviation(committed(target, both, max_nodes, "rejection"), target, 2) < EXACT
 
 
 def test_a_node_that_declares_another_drafter_s_distribution_is_seen() -> None:
@@ -206,32 +167,16 @@ def lied(chain: Propose, distribution: np.ndarray) -> Propose:
     return propose
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
 @pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("widths", [(1, 1), (2, 1)])
 def test_trees_deeper_than_what_is_left_of_an_answer_keep_the_target_s_distribution(
-    rule: str, is_replaced: bool, widths: tuple[int, ...]
+    is_replaced: bool, widths: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(sum(widths))
     target = random_distributions(rng, VOCAB, 3)
     tree = grown("a", dyadic_distributions(rng, 2), widths, is_replaced=is_replaced)
-    run = committed(target, [tree], 9, rule, max_depth=1)
+    run = committed(target, [tree], 9, "rejection", max_depth=1)
     assert deviation(run, target, 2) < EXACT
-
-
-def test_which_rule_decides_about_a_tree() -> None:
-    """k_seq needs draws of one distribution, traversal a node for each candidate."""
-    rng = np.random.default_rng(3)
-    distributions = dyadic_distributions(rng, 2)
-    distributions[()] = np.array([0.25, 0.25, 0.5])
-    replaced = grown("a", distributions, (2, 2), is_replaced=True)(SeededRng(1, 2))
-    not_replaced = grown("a", distributions, (2, 2), is_replaced=False)(SeededRng(1, 2))
-    assert [rule_for(rule, [replaced]) for rule in ("traversal", "k_seq", "block")] == [
-        "rejection", "k_seq", "rejection",
-    ]  # fmt: skip
-    assert [rule_for(rule, [not_replaced]) for rule in ("traversal", "k_seq", "block")] == [
-        "traversal", "rejection", "rejection",
-    ]  # fmt: skip
 
 
 def by_value(tree: Propose, distributions: Distributions) -> Propose:
@@ -263,15 +208,8 @@ def told(tree: Propose, first: int) -> Propose:
     return propose
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("sorted by value", "rejection"),
-        ("sorted by value", "k_seq"),
-        ("without replacement, not renormalised", "rejection"),
-    ],
-)
-def test_wrong_trees_of_draws_are_seen(name: str, rule: str) -> None:
+@pytest.mark.parametrize("name", ["sorted by value", "without replacement, not renormalised"])
+def test_wrong_trees_of_draws_are_seen(name: str) -> None:
     found = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -281,13 +219,11 @@ def test_wrong_trees_of_draws_are_seen(name: str, rule: str) -> None:
             tree = by_value(pair, distributions)
         else:
             tree = told(grown("a", distributions, (2,), is_replaced=False), 0)
-        assert rule_for(rule, [tree(SeededRng(1, 2))]) == rule
-        found.append(deviation(committed(target, [tree], 9, rule), target, 2))
+        found.append(deviation(committed(target, [tree], 9, "rejection"), target, 2))
     assert max(found) > 1e-2
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
-def test_a_tree_that_was_cut_by_value_is_seen(rule: str) -> None:
+def test_a_tree_that_was_cut_by_value_is_seen() -> None:
     rng = np.random.default_rng(8)
     target, distributions = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
     tree = grown("a", distributions, (2,), is_replaced=False)
@@ -304,8 +240,7 @@ def test_a_tree_that_was_cut_by_value_is_seen(rule: str) -> None:
             distributions=declared.rows(kept),
         )  # fmt: skip
 
-    assert rule_for(rule, [likelier(SeededRng(1, 2))]) == rule
-    assert deviation(committed(target, [likelier], 9, rule), target, 2) > 1e-3
+    assert deviation(committed(target, [likelier], 9, "rejection"), target, 2) > 1e-3
 
 
 def test_a_cut_that_looks_at_the_drawn_token_is_seen() -> None:
@@ -346,16 +281,6 @@ def test_candidates_by_hand() -> None:
     assert candidates_of("rejection", tree, found, 1).nodes.tolist() == [0]
 
 
-def test_a_rule_that_cannot_decide_leaves_it_to_rejection() -> None:
-    rng = np.random.default_rng(0)
-    chain = drawn("a", dyadic_distributions(rng, 2), 2)(SeededRng(1, 2))
-    hot = chain_proposal("b", np.array([1], dtype=np.int32))
-    for rule in ("block", "traversal", "k_seq"):
-        assert rule_for(rule, [chain]) == rule
-        assert rule_for(rule, [chain, hot]) == rule_for(rule, [hot]) == "rejection"
-    assert rule_for("typical", [chain, hot]) == "typical"
-
-
 @pytest.mark.parametrize(
     ("ids", "probs"),
     [
@@ -380,10 +305,10 @@ def test_impossible_distributions_are_refused(
 
 def test_chances_are_fair_and_repeat() -> None:
     distribution = np.array([0.0, 0.3, 0.0, 0.7, 0.0])
-    draws = [SeededRng(seed, 7).draw(distribution) for seed in range(4000)]
+    draws = [ReferenceRng(seed, 7).draw(distribution) for seed in range(4000)]
     assert set(draws) == {1, 3}
     # Three standard errors.
     assert abs(np.mean([draw == 1 for draw in draws]) - 0.3) < 3 * np.sqrt(0.21 / 4000)
-    uniforms = [SeededRng(3, position).accepts(0.25) for position in range(4000)]
+    uniforms = [ReferenceRng(3, position).accepts(0.25) for position in range(4000)]
     assert abs(np.mean(uniforms) - 0.25) < 3 * np.sqrt(0.1875 / 4000)
-    assert SeededRng(5, 6).draw(distribution) == SeededRng(5, 6).draw(distribution)
+    assert ReferenceRng(5, 6).draw(distribution) == ReferenceRng(5, 6).draw(distribution)

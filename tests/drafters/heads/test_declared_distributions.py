@@ -7,14 +7,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from draftline.core.arrays import Float32, Float64
 from draftline.core.proposals import DraftRequest, FeatureRows, Proposal, Query
-from draftline.core.verify.rules import rule_for
 from draftline.drafters.heads import tree_growth
 from draftline.drafters.heads.drafter import load_head_drafter
 from draftline.drafters.heads.options import HeadOptions
@@ -33,15 +31,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 VOCAB = 3
 EXACT = 1e-12
 TEXT = np.array([0, 2, 1, 1, 0, 2], dtype=np.int32)
-RULES = ("rejection", "block", "traversal", "k_seq")
 
-
-# A tree's options, its widths, and the rule that is made for it.
-TREES: dict[str, tuple[dict[str, Any], list[int], str]] = {
-    "chain": ({}, [1, 1], "block"),
-    "not replaced": ({"draws": "without_replacement"}, [2, 1], "traversal"),
-    "replaced": ({"draws": "with_replacement"}, [2, 1], "k_seq"),
-}
+TREES = {"chain": [1, 1], "siblings": [2, 1]}
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +111,16 @@ def one_of(proposals: list[tuple[float, Proposal]]) -> Propose:
 def test_texts_with_a_heads_draws_are_the_targets(
     folder: Path, target: ModelInfo, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    options, widths, own_rule = TREES[name]
+    widths = TREES[name]
     shape = tmp_path / "tree.json"
     shape.write_text(json.dumps({"widths": widths}))
-    chosen = HeadOptions(tree=str(shape), distribution_size=VOCAB, **options)
+    chosen = HeadOptions(tree=str(shape), distribution_size=VOCAB)
     proposals = every_proposal(folder, target, monkeypatch, chosen)
     assert len(proposals) > 3
-    assert rule_for(own_rule, [proposals[0][1]]) == own_rule
     rng = np.random.default_rng(len(widths))
     wanted = random_distributions(rng, VOCAB, 3)
-    for rule in RULES:
-        run = committed(wanted, [one_of(proposals)], 8, rule)
-        assert deviation(run, wanted, 3) < EXACT, rule
+    run = committed(wanted, [one_of(proposals)], 8, "rejection")
+    assert deviation(run, wanted, 3) < EXACT
 
 
 def test_a_head_that_declares_another_distribution_is_seen(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draftline.cluster.config import DrafterConfig
 from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest, Proposal, Query
@@ -34,21 +35,17 @@ def output() -> Any:
     return SimpleNamespace(top=TopTokens(ids, log_probs))
 
 
-def draws(*, is_replaced: bool, temperature: float = 1.0, seed: int = 0) -> TreeDraws:
-    return TreeDraws(3, temperature, is_replaced, np.random.default_rng(seed))
+def draws(temperature: float = 1.0, seed: int = 0) -> TreeDraws:
+    return TreeDraws(3, temperature, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_pairs_come_as_often_as_is_declared(is_replaced: bool) -> None:
-    source, count = draws(is_replaced=is_replaced), 6000
+def test_pairs_come_as_often_as_is_declared() -> None:
+    source, count = draws(), 6000
     found = Counter(
         tuple(one.token - 7 for one in source.candidates(output(), 0, 2)) for _ in range(count)
     )
-    if is_replaced:
-        expected = {(a, b): PROBS[a] * PROBS[b] for a in range(3) for b in range(3)}
-    else:
-        pairs = permutations(range(3), 2)
-        expected = {(a, b): PROBS[a] * PROBS[b] / (1 - PROBS[a]) for a, b in pairs}
+    pairs = permutations(range(3), 2)
+    expected = {(a, b): PROBS[a] * PROBS[b] / (1 - PROBS[a]) for a, b in pairs}
     assert found.keys() == expected.keys()
     statistic = sum(
         (found[pair] - count * share) ** 2 / (count * share) for pair, share in expected.items()
@@ -57,7 +54,7 @@ def test_pairs_come_as_often_as_is_declared(is_replaced: bool) -> None:
 
 
 def test_a_draw_declares_what_those_before_it_left() -> None:
-    first, second, third = draws(is_replaced=False, temperature=0.5).candidates(output(), 0, 9)
+    first, second, third = draws(temperature=0.5).candidates(output(), 0, 9)
     squares = PROBS**2 / (PROBS**2).sum()
     assert first.distribution.probs == pytest.approx(squares)
     left = np.where(first.distribution.ids == first.token, 0.0, squares)
@@ -89,27 +86,23 @@ def proposed(
     return proposal
 
 
-@pytest.mark.parametrize("kind", ["with_replacement", "without_replacement"])
-def test_a_tree_has_the_shape_whatever_was_drawn(checkpoint: Path, tree: str, kind: str) -> None:
-    found = proposed(checkpoint, tree, draws=kind)
+def test_a_tree_has_the_shape_whatever_was_drawn(checkpoint: Path, tree: str) -> None:
+    found = proposed(checkpoint, tree)
     assert found.parents.tolist() == [ROOT, ROOT, 0, 0, 0, 1, 1, 1]
     assert found.distributions is not None
     found.distributions.check(found.tokens, VOCAB_SIZE)
     for siblings in ([0, 1], [2, 3, 4], [5, 6, 7]):
         rows = found.distributions.probs[siblings]
         tokens = found.tokens[siblings].tolist()
-        if kind == "with_replacement":
-            assert (rows == rows[0]).all()
-        else:
-            assert len(set(tokens)) == len(tokens)
-            gone = found.distributions.ids[siblings[1]] == tokens[0]
-            assert not rows[1:, gone].any()
-    cut = proposed(checkpoint, tree, max_nodes=4, draws=kind)
+        assert len(set(tokens)) == len(tokens)
+        gone = found.distributions.ids[siblings[1]] == tokens[0]
+        assert not rows[1:, gone].any()
+    cut = proposed(checkpoint, tree, max_nodes=4)
     assert cut.tokens.tolist() == found.tokens[:4].tolist(), "the first ones, not the best"
 
 
 def test_without_a_temperature_nothing_is_drawn(checkpoint: Path, tree: str) -> None:
-    found = proposed(checkpoint, tree, temperature=0.0, draws="without_replacement")
+    found = proposed(checkpoint, tree, temperature=0.0)
     assert found.distributions is None
     assert len(found.tokens) == 8
 
@@ -121,19 +114,8 @@ def test_trees_are_drawn_where_there_is_a_distribution(
     assert (proposed(checkpoint, tree, draws=draws).distributions is not None) is is_drawn
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draws": "some"}, "draws"),
-        ({"draws": "with_replacement", "distribution_size": 8}, "are of static trees"),
-        ({"draws": "with_replacement", "distribution_size": 8, "tree": "dynamic"}, "of static"),
-    ],
-)
-def test_draws_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ModelOptions(**options)
-
-
-def test_draws_need_a_distribution(tree: str) -> None:
-    with pytest.raises(ConfigError, match="need distribution_size"):
-        ModelOptions(tree=tree, draws="with_replacement")
+def test_draws_of_another_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match="draws"):
+        ModelOptions(draws="some")
+    with pytest.raises(ConfigError, match="leave draws out"):
+        DrafterConfig(kind="model", draws="with_replacement")

@@ -9,11 +9,11 @@ from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.proposals import Proposal
 from draftline.core.steps import TreeCandidates, Verification
 from draftline.core.tree.merge import merge
-from draftline.core.verify.candidates import candidates_of, children_of, no_candidates
-from draftline.core.verify.rules import RULES, SeededRng
+from draftline.core.verify.candidates import candidates_of, no_candidates
 from draftline.models.verify.rejection import verify_rejections
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inputs.plain_rules import ReferenceRng, children_of, verify_rejection
 
 VOCAB = 6
 
@@ -41,7 +41,7 @@ def random_tree(rng: np.random.Generator) -> TreeCandidates:
 
 @settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_every_verification_result_is_that_of_the_numpy_rule(num_trees: int, seed: int) -> None:
+def test_every_verification_result_is_that_of_the_plain_rule(num_trees: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     trees = tuple(random_tree(rng) for _ in range(num_trees))
     seeds = tuple(rng.integers(0, 2**62, num_trees).tolist())
@@ -57,9 +57,8 @@ def test_every_verification_result_is_that_of_the_numpy_rule(num_trees: int, see
     for tree, size, verification_result, place in zip(
         trees, sizes, found, range(num_trees), strict=True
     ):
-        rng = SeededRng(seeds[place], positions[place])
-        rule = RULES["rejection"]
-        assert verification_result == rule(
+        rng = ReferenceRng(seeds[place], positions[place])
+        assert verification_result == verify_rejection(
             distributions[first : first + size], children_of(tree, VOCAB), rng
         )
         first += size

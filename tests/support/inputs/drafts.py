@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from draftline.core.arrays import Float64
-from draftline.core.steps import VerificationResult
-from draftline.core.verify.candidates import Candidate, Rng
 from support.inputs.enumeration import Distributions, Text
+from support.inputs.plain_rules import Candidate, Rng, Rule
 
 # Draws the candidates after a text: their tokens and declared distributions, in the order of their
 # tests.
 Draw = Callable[[Rng, Text], list[tuple[int, Float64 | None]]]
-Rule = Callable[[Float64, list[list[Candidate]], Rng], VerificationResult]
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ import numpy as np
 from draftline.core.proposals import Proposal
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
-from draftline.core.verify.candidates import Rng, candidates_of, children_of
-from draftline.core.verify.rules import RULES, rule_for
+from draftline.core.verify.candidates import candidates_of
 
 from .enumeration import Distributions, Text
+from .plain_rules import RULES, Rng, children_of
 
 MAX_DEPTH = 2
 Propose = Callable[[Rng], Proposal]
@@ -41,11 +41,10 @@ def committed(
     def run(rng: Rng) -> Text:
         proposals = [propose(rng) for propose in drafters]
         tree = merge(proposals, max_nodes, max_depth)
-        chosen = rule_for(rule, proposals)
-        candidates = candidates_of(chosen, tree, proposals, max_nodes if room is None else room)
+        candidates = candidates_of(rule, tree, proposals, max_nodes if room is None else room)
         texts = texts_of(tree)
         table = np.array([target[text] for text in texts])
-        path, token = RULES[chosen](table, children_of(candidates, vocab), rng)
+        path, token = RULES[rule](table, children_of(candidates, vocab), rng)
         return (*(texts[path[-1] + 1] if path else ()), token)
 
     return run

@@ -7,12 +7,11 @@ import pytest
 from draftline.core.arrays import Float64
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest
-from draftline.core.verify.candidates import Candidate
-from draftline.core.verify.rejection import verify_rejection
 from draftline.drafters.model.text_distribution import DraftDistribution
 from draftline.drafters.model.vocabulary.mapped import IntersectionVocabulary, UnionVocabulary
 from draftline.drafters.model.vocabulary.overlap import map_vocabularies
 from support.inputs.enumeration import Branch, outcomes
+from support.inputs.plain_rules import Candidate, verify_rejection
 from support.tools.tiny_tokenizers import letters
 
 # Shared are a, b and the ends; the target alone has ab, the drafter alone has x and bx.

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT, Float64
 from draftline.core.errors import ConfigError
-from draftline.core.verify.candidates import Candidate
-from draftline.core.verify.rejection import verify_rejection
 from draftline.drafters.coupled_rank import CoupledChoice
 from draftline.drafters.model.vocabulary.prefix_code import (
     FirstTokens,
@@ -22,6 +20,7 @@ from draftline.drafters.model.vocabulary.prefix_code import (
 from draftline.drafters.model.vocabulary.retokenizer import Retokenizer
 from draftline.drafters.model.vocabulary.written import WrittenText
 from support.inputs.enumeration import Branch, outcomes
+from support.inputs.plain_rules import Candidate, verify_rejection
 from support.tools.tiny_tokenizers import letters, single_bytes, unigram, vocabulary
 
 DRAFT = letters("a", "b")
