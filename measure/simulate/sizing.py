@@ -16,7 +16,7 @@ from .devices import GIB
 # Beside what is read and computed: of each stage, as bundled profiles assume it; of the host's work
 # for a step, so that 8B on one H100 takes the 6.3 ms a token that SGLang's documentation has; of a
 # message between two processes, beside the link's own time
-# (`benchmarks/results/stage_transport-2026-11-21.json`, a step of one stage).
+# (`benchmarks/results/stage_transport.json`, a step of one stage).
 PASS_S, HOST_S, MESSAGE_S = 0.3e-3, 0.7e-3, 0.3e-3
 # What a GPU's memory holds beside weights and KV: libraries, graphs, a step's activations.
 WORK_BYTES = 2 * GIB

@@ -1,4 +1,0 @@
-"""Small models as drafters, by themselves.
-
-Start with `weights.py`.
-"""
