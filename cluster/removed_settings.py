@@ -9,6 +9,14 @@ from collections.abc import Mapping
 
 # Keys, of any section.
 REMOVED_KEYS: Mapping[str, str] = {}
+# Flags by their command, of those that were no settings (`deploy/cli/main.py` refuses them).
+REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
+    ("doctor", "--sizes"): "the table is in docs/sizing.md",
+    ("doctor", "--stages"): "docs/sizing.md has what to expect, and draftline bench measures it",
+    ("doctor", "--context"): "docs/sizing.md has what to expect, and draftline bench measures it",
+    ("doctor", "--redis-env"): "draftline corpus stats --store URL says whether Redis is reached",
+    ("doctor", "--address"): "run it on a node of the cluster, or set RAY_ADDRESS",
+}
 # Values of a key.
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     **{("acceptance", rule): "use rejection" for rule in ("block", "traversal", "k_seq")},

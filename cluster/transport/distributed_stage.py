@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ...models.device import HostCopy
-from .hidden_link import Backend, HiddenLink, open_group
+from .hidden_link import Backend, HiddenLink, open_group, serve_store
 from .messages import FrameSender, StepReader, encode_result, receive_frame
 from .stage_failure import end_process
 from .stage_spans import Spans, run_traced
@@ -140,16 +140,7 @@ class DistributedStage:
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous on this address only; returns the port."""
-        listener = socket.create_server((host, 0))
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            host,
-            port,
-            is_master=True,
-            timeout=RENDEZVOUS_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store, port = serve_store(host, RENDEZVOUS_TIMEOUT)
         return port
 
     def meet(self, row: StageRow) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
 from collections import deque
@@ -186,18 +187,39 @@ def _nothing_came(timeout: timedelta) -> RuntimeError:
     return RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
 
 
+def serve_store(host: str, timeout: timedelta) -> tuple[TCPStore, int]:
+    """The rendezvous of a group, served on this address only, and its port."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
 def open_group(
-    backend: Backend, store: TCPStore, index: int, num_stages: int, own_host: str
+    backend: Backend,
+    store: TCPStore,
+    index: int,
+    num_stages: int,
+    own_host: str,
+    *,
+    timeout: timedelta = LINK_TIMEOUT,
 ) -> Any:
     """The process group of all stages; waits for them."""
     if backend == "nccl":
         nccl: Any = torch.distributed.ProcessGroupNCCL
         options = nccl.Options()
-        options._timeout = LINK_TIMEOUT  # noqa: SLF001
+        options._timeout = timeout  # noqa: SLF001
         return nccl(store, index, num_stages, options)
     gloo: Any = ProcessGroupGloo
     # Without a device of its own gloo would take whatever address the host name resolves to.
     options = gloo._Options()  # noqa: SLF001
     options._devices = [gloo.create_device(hostname=own_host)]  # noqa: SLF001
-    options._timeout = LINK_TIMEOUT  # noqa: SLF001
+    options._timeout = timeout  # noqa: SLF001
     return gloo(store, index, num_stages, options)

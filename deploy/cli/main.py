@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 
 from ... import __version__
-from ...core.errors import DraftlineError, EngineFailed
+from ...cluster.removed_settings import REMOVED_FLAGS
+from ...core.errors import ConfigError, DraftlineError, EngineFailed
 from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
 from .corpus.command import corpus_app
@@ -198,7 +199,7 @@ def trace(
 
 
 @app.command()
-def doctor(  # noqa: PLR0913 - one parameter a flag
+def doctor(
     *,
     drafter: Annotated[
         str | None,
@@ -215,40 +216,16 @@ def doctor(  # noqa: PLR0913 - one parameter a flag
         bool,
         typer.Option(
             "--cluster",
-            help="Check all nodes of a Ray cluster instead, measure the links between them, and "
-            "say what to expect and what to set.",
+            help="Check the nodes of this machine's Ray cluster instead: whether they reach one "
+            "another, their GPUs, and how long hidden states take between them.",
         ),
-    ] = False,
-    address: Annotated[
-        str, typer.Option(help="The cluster; auto: the one of this machine.")
-    ] = "auto",
-    redis_env: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with a Redis URL that all nodes shall reach."),
-    ] = None,
-    stages: Annotated[
-        int | None, typer.Option(min=1, help="Predict for so many. Default: as few as have room.")
-    ] = None,
-    context: Annotated[
-        int, typer.Option(min=1, help="Tokens of a request to predict for, prompt and answer.")
-    ] = 2048,
-    sizes: Annotated[
-        bool, typer.Option("--sizes", help="Print the table of the sizing guide instead.")
     ] = False,
 ) -> None:
     """Check this machine: versions, devices, services, models, and what would be picked."""
-    if sizes:
-        from .cluster_doctor.command import run_sizes
-
-        run_sizes(console)
-        return
     if cluster:
-        from .cluster_doctor.command import ClusterQuestion, run_cluster_doctor
+        from .cluster_checks import run_cluster_doctor
 
-        question = ClusterQuestion(
-            address=address, model=model, redis_env=redis_env, stages=stages, context=context
-        )
-        sys.exit(run_cluster_doctor(console, question))
+        sys.exit(run_cluster_doctor(console))
     from .doctor import run_doctor, run_drafter_doctor
 
     sys.exit(run_drafter_doctor(console, drafter, model) if drafter else run_doctor(console, model))
@@ -265,11 +242,20 @@ def _hide_keys() -> None:
         os.execv(sys.executable, [sys.executable, *arguments[1:]])
 
 
+def _refuse_removed(arguments: Sequence[str]) -> None:
+    """Raise `ConfigError` for a flag that a command once had, with what to use in its place."""
+    names = {argument.partition("=")[0] for argument in arguments}
+    for (command, flag), instead in REMOVED_FLAGS.items():
+        if command in arguments and flag in names:
+            raise ConfigError(flag, f"was removed; {instead}")
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit code 2."""
     if sys.argv[1:2] == ["serve"]:
         _hide_keys()
     try:
+        _refuse_removed(sys.argv[1:])
         app()
     except DraftlineError as error:
         sys.stderr.write(f"error: {error}\n")

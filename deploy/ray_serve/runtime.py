@@ -95,7 +95,7 @@ def serve_on_ray(
         try:
             _deploy(args, logs)
         except RuntimeError as error:
-            raise DraftlineError(f"Ray Serve could not deploy: {_reason(error)}") from error
+            raise DraftlineError(f"Ray Serve could not deploy: {reason_of(error)}") from error
         is_deployed = True
         yield
     finally:
@@ -162,7 +162,7 @@ def _drain(timeout_s: float) -> None:
     except KeyboardInterrupt:
         logger.info("event=drain_interrupted")
     except (RayError, RayServeException, TimeoutError) as error:
-        logger.warning("event=drain_failed reason=%r", _reason(error))
+        logger.warning("event=drain_failed reason=%r", reason_of(error))
 
 
 def _delete(name: str) -> None:
@@ -173,7 +173,7 @@ def _delete(name: str) -> None:
     try:
         serve.delete(name)
     except (RayError, TimeoutError) as error:
-        logger.warning("event=delete_failed application=%s reason=%r", name, _reason(error))
+        logger.warning("event=delete_failed application=%s reason=%r", name, reason_of(error))
 
 
 def _start_ray(args: ServeArgs, address: str | None, *, with_logs: bool) -> None:
@@ -196,8 +196,8 @@ def _start_ray(args: ServeArgs, address: str | None, *, with_logs: bool) -> None
         except Exception as error:  # Ray itself raises no narrower class
             ray.shutdown()
             if attempt + 1 == START_ATTEMPTS:
-                raise DraftlineError(f"Ray did not start: {_reason(error)}") from error
-            logger.warning("event=ray_start_failed reason=%r", _reason(error))
+                raise DraftlineError(f"Ray did not start: {reason_of(error)}") from error
+            logger.warning("event=ray_start_failed reason=%r", reason_of(error))
     _interrupt_on_sigterm()
 
 
@@ -210,7 +210,7 @@ def _num_cpus(args: ServeArgs) -> int:
     return max(os.cpu_count() or 1, math.ceil(needed))
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """The line of a nested message that names the cause: the last one that is not blank."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -23,15 +23,13 @@ class WeightMemory:
 
     stored_as      for people: `plain`, or the quantisation, its bits and groups
     stored_bytes   of the checkpoint's files
-    is_tied        whether the output head is the embedding; a stored head counts as one of its own
-    num_weights    all of them
+    num_weights    all of them; an output head that is stored counts as one of its own
     num_linear     those that `quantization: int8` keeps in a byte
     num_scales     that it keeps beside
     """
 
     stored_as: str
     stored_bytes: int
-    is_tied: bool
     num_weights: int
     num_linear: int
     num_scales: int
@@ -54,14 +52,12 @@ def read_weight_memory(model: str | Path) -> WeightMemory:
     with init_empty_weights():
         whole: Any = AutoModelForCausalLM.from_config(config)
     parameters = dict(whole.named_parameters(remove_duplicate=False))
-    is_tied = config.tie_word_embeddings and not files.has_head
-    if is_tied:
+    if config.tie_word_embeddings and not files.has_head:
         parameters.pop("lm_head.weight", None)
     linear = [weight for name, weight in parameters.items() if is_quantized(whole, name)]
     return WeightMemory(
         stored_as="plain" if quantization is None else quantization.description,
         stored_bytes=files.num_bytes,
-        is_tied=is_tied,
         num_weights=sum(parameter.numel() for parameter in parameters.values()),
         num_linear=sum(weight.numel() for weight in linear),
         num_scales=sum(len(weight) for weight in linear),

@@ -78,7 +78,7 @@ ONLY_READ = {
     "draftline serve": "a server for each would take minutes; those of start.md are run",
     "draftline bench": "takes minutes as printed; start.md's is run, others small in test_bench.py",
     "draftline lossless": "takes a minute as printed; start.md's is run",
-    "draftline doctor --cluster": "needs a cluster; tests/deploy/cli/cluster_doctor runs it",
+    "draftline doctor --cluster": "needs a cluster; test_cluster_checks.py runs it",
     "draftline train": "takes hours as printed; test_train.py runs it small",
     "draftline trace": "needs a trace; test_trace.py draws one",
     "draftline corpus add more.parquet": "needs pyarrow, an extra",

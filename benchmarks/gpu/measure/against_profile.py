@@ -4,8 +4,7 @@
 
 Prints a Markdown table of measured and computed times, by the rows of a step and the text that they
 see. The steps are those of `python -m draftline.benchmarks.gpu`, of an 8B and of 20 layers of a
-70B; the computed times are those that `draftline doctor --sizes` and simulations build on. Needs
-no GPU.
+70B; the computed times are those of the bundled profiles, that simulations build on. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from typing import Annotated, Any
 import typer
 
 from ....core.errors import ConfigError
-from ....measure.simulate.cost_profile import CostProfile
-from ....measure.simulate.devices import device_type
-from ....measure.simulate.sizing import Link, profile_of
-from ....measure.simulate.sizing_table import TARGETS
+from ....measure.simulate.cost_profile import CostProfile, read_cost_profile
 from ..plan import FULL_PLAN, StepCase
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "gpu.json"
-LINK = Link(latency_s=0.0, bandwidth=1e18)
-LAYERS_OF_70B = 80
+# Of the second, a stage is what is measured: 20 of 80 layers.
+OF_8B, OF_70B = "8b-h100", "70b-4-h200"
+# The profile that has a GPU's data sheet, by what its driver calls it.
+GPUS = {"NVIDIA H100 80GB HBM3": OF_8B, "NVIDIA H200": OF_70B}
 CASES = {case.name: case for plan in (FULL_PLAN.whole, FULL_PLAN.part) for case in plan.cases}
 COLUMNS = ("step", "rows", "measured, ms", "computed, ms", "measured / computed")
 
@@ -58,18 +56,17 @@ class Step:
 def compared(results: dict[str, Any]) -> list[Step]:
     """All steps of a file that `benchmarks.gpu` wrote, in its order.
 
-    Raises `ConfigError` where the GPU is not one of which a data sheet is known.
+    Raises `ConfigError` where no bundled profile is of the GPU.
     """
     name = results["device"]["name"]
-    kind = device_type(name)
-    if kind is None:
-        raise ConfigError("results", f"no data sheet of {name} is known here")
-    part = FULL_PLAN.part
-    num_stages = LAYERS_OF_70B // (part.span.last - part.span.first)
-    of_8b = profile_of(TARGETS[0], kind.device, 1, LINK)
+    if name not in GPUS:
+        raise ConfigError("results", f"no bundled profile is of {name}")
     # Measured alone, a stage hands nothing on.
-    of_70b = profile_of(TARGETS[2], kind.device, num_stages, LINK).model_copy(update={"hop_s": 0.0})
-    profiles = {FULL_PLAN.whole.name: of_8b, part.name: of_70b}
+    changes = {"device": read_cost_profile(GPUS[name]).device, "hop_s": 0.0, "row_bytes": 0.0}
+    profiles = {
+        group.name: read_cost_profile(profile).model_copy(update=changes)
+        for group, profile in ((FULL_PLAN.whole, OF_8B), (FULL_PLAN.part, OF_70B))
+    }
     return [
         _step(figure, profiles[figure["group"]])
         for figure in results["figures"]

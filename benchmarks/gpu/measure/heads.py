@@ -1,6 +1,6 @@
 """Trees of trained heads in the shapes of the target, of random weights: what a draft takes.
 
-`draftline doctor` and simulations count what a head's passes read. What comes on top of that, the
+Simulations count what a head's passes read. What comes on top of that, the
 launches of a pass and the look at its candidates on the host, is the difference to the floor here.
 """
 

@@ -213,7 +213,6 @@ def test_memory_counts_a_stored_head(tmp_path: Path) -> None:
     tied = read_weight_memory(folder)
     edit_tensors(folder, lambda t: t.update({"lm_head.weight": torch.ones(VOCAB_SIZE, 32)}))
     stored = read_weight_memory(folder)
-    assert (tied.is_tied, stored.is_tied) == (True, False)
     assert stored.num_weights == tied.num_weights + VOCAB_SIZE * 32
 
 
