@@ -299,7 +299,9 @@ class EngineConfig(Settings):
         "and prompt_lookup, a script none",
     )
     trace_steps: Path | None = Field(
-        None, description="file that gets one JSON line a step; what it held is lost"
+        None,
+        description="file that gets Chrome trace events of each step, for ui.perfetto.dev; what it "
+        "held is lost",
     )
     trace_steps_max_mb: Annotated[int, Field(ge=1)] = Field(
         256, description="most 10^6 bytes of the trace; the newest steps are kept"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Keys, of any section.
-REMOVED_KEYS: Mapping[str, str] = {}
+# Keys, of any section, and commands.
+REMOVED_KEYS: Mapping[str, str] = {
+    "trace": "open the file of --trace-steps in ui.perfetto.dev",
+}
 # Flags by their command, of those that were no settings (`deploy/cli/main.py` refuses them).
 REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
     ("doctor", "--sizes"): "the table is in docs/sizing.md",

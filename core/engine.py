@@ -187,6 +187,8 @@ class EngineCore:
             self._admit()
             await self._draft()
             if self._has_room:
+                if self._trace is not None:
+                    self._trace.building()
                 draft_batch, trees = await self._merge()
                 if (built := self._build(trees)) is not None:
                     self._submit(built, draft_batch)
@@ -221,12 +223,12 @@ class EngineCore:
         """
         if self._asking is not None:
             return
-        if self._trace is not None:
-            self._trace.planning()
         decoding = ()
         if len(self._in_flight) < self._pipeline.max_in_flight:
             decoding = self._scheduler.decoding(self._forms.late(), self.streaming.may_follow)
         if decoding:
+            if self._trace is not None:
+                self._trace.asking()
             self._asking = self._drafting.start(decoding)
             # Drafters of this process alone have answered after one turn of the loop.
             await asyncio.sleep(0)
@@ -303,6 +305,8 @@ class EngineCore:
         """What the step's answer means; None if the step failed."""
         try:
             output = in_flight.answer.result()
+            if in_flight.traced is not None:
+                in_flight.traced.answered(output)
             self.streaming.note_answer(in_flight, output.stage_spans)
             apart = self._set_apart(in_flight, output)
             results = in_flight.read(output)
@@ -316,8 +320,6 @@ class EngineCore:
                 self._fail(state, as_request_failure(error, state.request_id))
             return None
         self._in_flight.land()
-        if in_flight.traced is not None:
-            in_flight.traced.answered(output)
         return results
 
     def _set_apart(self, in_flight: StepInFlight, output: StepOutput) -> list[RequestState]:

@@ -22,31 +22,27 @@ from rich.console import Console
 from rich.table import Table
 
 from ...cluster.config import DrafterConfig, EngineConfig
-from ...cluster.engine.trace_file import read_trace
 from ...cluster.links.pool import AnyLink
 from ...core.arrays import Span
 from ...core.request.sampling_params import SamplingParams
-from ...core.step.trace import StepRecord
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
-from ...deploy.cli.trace.plot import draw_trace
-from ...deploy.cli.trace.summary import summarise
 from ...deploy.engine.engine import AsyncEngine
 from ...deploy.ray_serve.runtime import quiet_libraries
 from ...measure.records.record import machine
-from ...measure.simulate.apart_link import ApartLink, DraftSpan
+from ...measure.simulate.apart_link import ApartLink
 from ...measure.simulate.cost_profile import CostProfile
 from ...measure.simulate.draft_times import DraftTimes
 from ...measure.simulate.simulation import Simulation
+from ..step_events import read_rows
 
 # What drafts, by the name that the results have for it.
+DEMO_DRAFTER = "demo-drafter"
 DRAFTERS: Mapping[str, DrafterConfig] = {
-    "demo-drafter": DrafterConfig(kind="model", model="demo-drafter", num_tokens=4),
+    DEMO_DRAFTER: DrafterConfig(kind="model", model="demo-drafter", num_tokens=4),
     "demo in int8": DrafterConfig(kind="model", model="demo", weights="int8", num_tokens=4),
 }
 RESULTS = Path(__file__).parents[1] / "results"
 STAGES, STEP_S, DRAFT_S = 4, 0.030, 0.003
-# Steps of the picture.
-DRAWN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +59,10 @@ class Case:
     outcomes: int
 
 
-# That of the picture.
-DRAWN_CASE = Case(drafter="demo-drafter", together=1, temperature=0.0, outcomes=32)
-
-
 def every_case(drafter: str) -> Iterator[Case]:
     """One request at a time behind ever more outcomes; four together, whose steps overlap."""
     counts = {1: (0, 1, 4, 16, 32, 64), 4: (0, 16)}
-    if drafter != DRAWN_CASE.drafter:
+    if drafter != DEMO_DRAFTER:
         # It agrees, so that few outcomes are probable.
         counts = {1: (0, 1, 4)}
     for together, every in counts.items():
@@ -119,9 +111,7 @@ def profile() -> CostProfile:
     )  # fmt: skip
 
 
-async def run(
-    case: Case, prompts: Sequence[str], max_tokens: int, trace: Path
-) -> tuple[Found, list[StepRecord], list[DraftSpan]]:
+async def run(case: Case, prompts: Sequence[str], max_tokens: int, trace: Path) -> Found:
     """Answer all prompts, `together` at once."""
     simulation = Simulation(profile())
     apart: list[ApartLink] = []
@@ -162,23 +152,24 @@ async def run(
         [stats] = engine.stats().drafters
     finally:
         await engine.close()
-    records = [record for record in read_trace(trace) if record.requests]
+    rows = read_rows(trace)
+    commits = [one for one in rows["host"] if one.name == "commit" and one.args["requests"]]
+    asks = [one for one in rows["host"] if one.name == "ask"]
+    stages = (row for name, row in rows.items() if name.startswith("stage "))
+    busy = merged([one.span for row in stages for one in row if one.name != "prompt"])
     drafts = apart[0].spans
-    busy = merged([span for record in records for span in record.stages])
-    worked = sum(end - begin for begin, end in (draft.span for draft in drafts))
-    tokens = sum(record.tokens for record in records)
-    seconds = records[-1].committed_at - records[0].planned_at
-    found = Found(
+    worked = sum(end - begin for begin, end in drafts)
+    tokens = sum(commit.args["tokens"] for commit in commits)
+    return Found(
         case=case,
-        hidden=sum(overlap(draft.span, busy) for draft in drafts) / worked,
-        wait_ms=1e3 * sum(record.draft_wait_s for record in records) / tokens,
+        hidden=sum(overlap(draft, busy) for draft in drafts) / worked,
+        wait_ms=1e-3 * sum(ask.args["waited_us"] for ask in asks) / tokens,
         draft_ms=1e3 * worked / tokens,
-        tau=tokens / sum(record.requests for record in records),
-        tokens_s=tokens / seconds,
+        tau=tokens / sum(commit.args["requests"] for commit in commits),
+        tokens_s=tokens / (commits[-1].span[1] - asks[0].span[0]),
         ahead=stats.ahead,
         ahead_used=stats.ahead_used,
     )
-    return found, records, drafts
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
@@ -195,19 +186,6 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 def overlap(span: Span, busy: Sequence[Span]) -> float:
     """Seconds of a span within any of these."""
     return sum(max(0.0, min(span[1], end) - max(span[0], begin)) for begin, end in busy)
-
-
-def draw(records: Sequence[StepRecord], drafts: Sequence[DraftSpan], png: Path) -> None:
-    """The time line of some steps in the middle."""
-    middle = len(records) // 2
-    shown = records[middle : middle + DRAWN]
-    begin, end = shown[0].planned_at, shown[-1].committed_at
-    inside = [draft for draft in drafts if begin <= draft.span[0] and draft.span[1] <= end]
-    lanes = {
-        "drafting": [draft.span for draft in inside if not draft.is_ahead],
-        "drafting ahead": [draft.span for draft in inside if draft.is_ahead],
-    }
-    draw_trace(shown, summarise(shown), png, lanes)
 
 
 def left_of_waiting(one: Found, found: Sequence[Found]) -> float:
@@ -235,14 +213,11 @@ def show(found: Sequence[Found], console: Console) -> None:
 
 def main(
     *,
-    drafter: Annotated[str, typer.Option(help=f"One of {', '.join(DRAFTERS)}.")] = (
-        DRAWN_CASE.drafter
-    ),
+    drafter: Annotated[str, typer.Option(help=f"One of {', '.join(DRAFTERS)}.")] = (DEMO_DRAFTER),
     num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 48,
     output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS
     / "hidden_share.json",
-    plot: Annotated[Path | None, typer.Option(help="PNG of the time line.")] = None,
 ) -> None:
     """Measure, print, write in place of what the results have of this drafter."""
     quiet_libraries()
@@ -252,11 +227,8 @@ def main(
     results: list[Found] = []
     with tempfile.TemporaryDirectory() as folder:
         for index, case in enumerate(cases):
-            trace = Path(folder) / f"{index}.jsonl"
-            found, records, drafts = asyncio.run(run(case, prompts, max_tokens, trace))
-            results.append(found)
-            if plot is not None and case == DRAWN_CASE:
-                draw(records, drafts, plot)
+            trace = Path(folder) / f"{index}.json"
+            results.append(asyncio.run(run(case, prompts, max_tokens, trace)))
     show(results, console)
     console.print(machine().line())
     content = json.loads(output.read_text("utf-8")) if output.exists() else {}

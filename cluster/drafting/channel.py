@@ -59,6 +59,7 @@ class DrafterChannel:
     texts        all open requests; the owner keeps it up to date before it calls
     on_progress  called after every event of a drafter that is not local
     replays      features that it lacks are computed again for it
+    on_answer    called with what each answer took, seconds, and for how many requests it has drafts
     """
 
     def __init__(  # noqa: PLR0913 - one parameter a part
@@ -71,6 +72,7 @@ class DrafterChannel:
         rng: random.Random,
         on_progress: Callable[[], None],
         replays: bool = False,
+        on_answer: Callable[[float, int], None] | None = None,
     ) -> None:
         self.link = link
         self.is_up = False
@@ -83,6 +85,7 @@ class DrafterChannel:
         self._limits = limits
         self._clock = clock
         self._on_progress = on_progress
+        self._on_answer = on_answer
         self._backlog = DrafterBacklog(
             link.name, limits.max_backlog, keeps_answers=link.keeps_answers, replays=replays
         )
@@ -277,6 +280,8 @@ class DrafterChannel:
         if seconds is not None:
             self._seconds += seconds
         self._record_cost(message, seconds)
+        if self._on_answer is not None:
+            self._on_answer(self._clock() - self._sent_at, len(message.asked))
         if message.queries:
             now = self._clock()
             late, opened = now > message.deadline, bool(message.opens)

@@ -18,6 +18,7 @@ from ...core.proposals import (
     Query,
     StepCommit,
 )
+from ...core.step.trace import StepTrace
 from ..links.link import DrafterLink
 from ..links.pool import AnyLink, DrafterPool
 from .arrived import AnyQuery
@@ -46,6 +47,7 @@ class DrafterHub:
     clock, rng  seconds that never go back; jitter of reconnections
     origins     what is said of heads that do not belong to the model, by name
     replaying   names of those for which features that they lack are computed again
+    trace       has a row for each drafter that messages go to
     """
 
     def __init__(  # noqa: PLR0913 - one parameter a setting
@@ -58,6 +60,7 @@ class DrafterHub:
         rng: random.Random | None = None,
         origins: Mapping[str, str] | None = None,
         replaying: Collection[str] = (),
+        trace: StepTrace | None = None,
     ) -> None:
         assert len({link.name for link in links}) == len(links), "two drafters of one name"
         self._texts: dict[str, CommittedText] = {}
@@ -67,6 +70,7 @@ class DrafterHub:
         self._is_done: Callable[[], bool] = lambda: True
         self._limits, self._rng = limits, rng or random.Random()
         self._replaying = frozenset(replaying)
+        self._trace = trace
         self._channels = [
             self._pooled(link) if isinstance(link, DrafterPool) else self._channel(link)
             for link in links
@@ -90,6 +94,8 @@ class DrafterHub:
         texts: Mapping[str, CommittedText] | None = None,
         on_progress: Callable[[], None] | None = None,
     ) -> DrafterChannel:
+        # A head of the last stage has its events in the stage's row.
+        trace = self._trace if link.ahead is None else None
         return DrafterChannel(
             link,
             self._texts if texts is None else texts,
@@ -98,6 +104,7 @@ class DrafterHub:
             rng=self._rng,
             on_progress=on_progress or self._on_progress,
             replays=link.name in self._replaying,
+            on_answer=None if trace is None else trace.drafter(link.name),
         )
 
     def _pooled(self, pool: DrafterPool) -> PooledChannel:

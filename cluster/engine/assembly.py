@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ...core.engine import EngineCore
 from ...core.errors import ConfigError
@@ -132,6 +133,9 @@ class Assembly:
         self._plan = plan
         self._clock = engine_time.clock
         self._trace_file = _trace_file(config)
+        trace = None
+        if self._trace_file is not None:
+            trace = StepTrace(engine_time.wall_clock, self._trace_file)
         self.hub = DrafterHub(
             links,
             DrafterLimits(vocab_size=plan.info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
@@ -139,6 +143,7 @@ class Assembly:
             clock=self._clock,
             origins=head_origins(config),
             replaying=replaying_heads(config),
+            trace=trace,
         )
         self.pipeline = make_pipeline(plan.specs)
         # Stages that size their caches themselves are heard when they have started.
@@ -156,9 +161,6 @@ class Assembly:
             _scheduler_limits(config, self.pipeline.max_in_flight),
             PrefillShare(config.prefill_share, self._step_s, self.pipeline.num_stages),
         )
-        trace = None
-        if self._trace_file is not None:
-            trace = StepTrace(engine_time.wall_clock, self._trace_file.write)
         self.core = EngineCore(
             self.pipeline,
             self.hub,
@@ -231,7 +233,8 @@ def _scheduler_limits(config: EngineConfig, num_groups: int) -> SchedulerLimits:
 def _trace_file(config: EngineConfig) -> TraceFile | None:
     if config.trace_steps is None:
         return None
-    return TraceFile(config.trace_steps, config.trace_steps_max_mb * 1_000_000)
+    engine = f"draftline {Path(config.model).name}"
+    return TraceFile(config.trace_steps, config.trace_steps_max_mb * 1_000_000, engine)
 
 
 def _num_blocks(config: EngineConfig, device: str) -> int | None:

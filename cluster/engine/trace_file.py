@@ -1,127 +1,131 @@
-"""The file of `--trace-steps`: one JSON line a step, and beside it the part that came before.
+"""The file of `--trace-steps`: Chrome trace events, for ui.perfetto.dev and chrome://tracing.
 
-When the file holds half of what the trace may take, it is renamed to FILE.1, over the one that was
-there, and a new one is begun: the newest steps are always kept.
+Beside it stands the part that came before: when the file holds half of what the trace may take, it
+is renamed to FILE.1, over the one that was there, and a new one is begun. So the newest steps are
+always kept.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.step.trace import SliceCounts, StepRecord
+from ...core.step.trace import TraceEvent
 
 logger = logging.getLogger(__name__)
 
-FIELDS = tuple(field.name for field in fields(StepRecord))
+BETWEEN = b",\n"
+# Of a part that is full or closed; viewers do without that of one whose process was killed.
+END = b"\n]\n"
 
 
 class TraceFile:
-    """Writes records as they come; each line is in the file when `write` returns.
+    """Writes the events of one engine as they come; implements `TraceSink`.
 
-    Both parts together take at most `max_bytes`. Raises `ConfigError` if the file cannot be
-    written. What the parts held before is lost. A disk that fills up later ends the trace and
-    nothing else.
+    They are in the file when `write` returns. Both parts together take at most `max_bytes`. Raises
+    `ConfigError` if the file cannot be written. What the parts held before is lost. A disk that
+    fills up later ends the trace and nothing else.
+
+    engine  its name
     """
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, engine: str) -> None:
         self._path = path
         self._max_part_bytes = max_bytes // 2
-        self._part_bytes = 0
-        self._file: TextIO | None = None
+        self._pid = os.getpid()
+        # The first lines of every part: of the engine, and of each row, whose number is its place.
+        self._names = [self._named("process_name", engine)]
+        self._num_named = self._num_bytes = 0
+        self._file: FileIO | None = None
         self._is_over = False
         try:
-            # Opened for good with the first record: an engine that does not start closes nothing.
-            path.write_text("")
-            # A part of an earlier run would be read with this one's.
+            # Opened for good with the first events: an engine that does not start closes nothing.
+            path.write_bytes(b"[]\n")
+            # A part of an earlier run would be taken for one of this run.
             older_part(path).unlink(missing_ok=True)
         except OSError as error:
             where, reason = error.filename, error.strerror
             raise ConfigError("trace_steps", f"cannot write {where}: {reason}") from error
 
-    def write(self, record: StepRecord) -> None:
-        """Append a record; ignored after `close`."""
+    def row(self, name: str) -> int:
+        """See `TraceSink`."""
+        row = len(self._names)
+        self._names.append(self._named("thread_name", name, tid=row))
+        return row
+
+    def write(self, events: Sequence[TraceEvent]) -> None:
+        """See `TraceSink`; ignored after `close`."""
         if self._is_over:
             return
-        # `asdict` would copy every value.
-        values = {name: getattr(record, name) for name in FIELDS}
-        line = json.dumps(values, separators=(",", ":")) + "\n"
+        lines = [self._complete(event) for event in events]
+        num_bytes = len(END) + sum(len(BETWEEN) + len(line) for line in lines)
         try:
-            # JSON escapes what is not ASCII: a character is a byte.
-            self._part_for(len(line)).write(line)
+            file = self._file
+            if file is None or self._num_bytes + num_bytes > self._max_part_bytes:
+                file = self._next_part()
+            # Rows may have come since the part was begun.
+            named = self._names[self._num_named :]
+            self._put(file, b"".join(BETWEEN + line for line in (*named, *lines)))
+            self._num_named = len(self._names)
         except OSError as error:
             logger.error("event=trace_ended reason=%r", error.strerror)
             self.close()
 
-    def _part_for(self, num_bytes: int) -> TextIO:
-        """The file, with room for so many bytes more."""
-        if self._file is not None and self._part_bytes + num_bytes > self._max_part_bytes:
-            self._file.close()
-            self._file = None
+    def _next_part(self) -> FileIO:
+        if self._file is not None:
+            self._end_part()
             self._path.replace(older_part(self._path))
-            self._part_bytes = 0
-        if self._file is None:
-            # A line is written at once: one system call a step, and a crash loses nothing.
-            self._file = self._path.open("a", buffering=1, encoding="utf-8")
-        self._part_bytes += num_bytes
-        return self._file
+        self._file = file = FileIO(self._path, "w")
+        self._num_named, self._num_bytes = 1, 0
+        self._put(file, b"[\n" + self._names[0])
+        return file
+
+    def _end_part(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with file:
+                file.write(END)
+
+    def _put(self, file: FileIO, content: bytes) -> None:
+        """One system call: a process that is killed has written all of it or nothing."""
+        if file.write(content) < len(content):
+            file.seek(self._num_bytes)
+            file.truncate()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._num_bytes += len(content)
 
     def close(self) -> None:
         """Close the file; twice is once."""
         self._is_over = True
-        file, self._file = self._file, None
-        if file is not None:
-            # What could not be written was told already.
-            with suppress(OSError):
-                file.close()
+        # What could not be written was told already.
+        with suppress(OSError):
+            self._end_part()
+
+    def _complete(self, event: TraceEvent) -> bytes:
+        begin, end = round(1e6 * event.begin), round(1e6 * event.end)
+        return _line(
+            {
+                "name": event.name, "ph": "X", "ts": begin, "dur": end - begin,
+                "pid": self._pid, "tid": event.row, "args": event.args,
+            }
+        )  # fmt: skip
+
+    def _named(self, kind: str, name: str, **thread: int) -> bytes:
+        return _line({"name": kind, "ph": "M", "pid": self._pid, **thread, "args": {"name": name}})
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode("ascii")
 
 
 def older_part(path: Path) -> Path:
-    """Path of the part with the steps before those of the file, once it was full."""
+    """Path of the part with the events before those of the file, once it was full."""
     return path.with_name(f"{path.name}.1")
-
-
-def read_trace(path: Path) -> list[StepRecord]:
-    """The records of a file and of its older part, if there is one, in the order of their steps.
-
-    Raises `ConfigError` naming the line.
-    """
-    records = _read_part(path)
-    older = older_part(path)
-    if older.exists():
-        records += _read_part(older)
-    # A server that is writing may have renamed what was just read: the same steps come twice.
-    by_step = {record.step: record for record in records}
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def _read_part(path: Path) -> list[StepRecord]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return list(_records(path, file))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise ConfigError("trace", f"cannot read {path}: {reason}") from error
-
-
-def _records(path: Path, lines: TextIO) -> Iterator[StepRecord]:
-    for number, line in enumerate(lines, start=1):
-        # The last line of a server that is writing, or was killed, may not be whole.
-        if not line.endswith("\n"):
-            return
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError:
-            values = None
-        if not isinstance(values, dict) or values.keys() != set(FIELDS):
-            raise ConfigError("trace", f"{path}, line {number}: not a step of --trace-steps")
-        values["stages"] = tuple((begin, end) for begin, end in values["stages"])
-        values["drafters"] = tuple(values["drafters"])
-        values["slices"] = tuple(SliceCounts(*counts) for counts in values["slices"])
-        yield StepRecord(**values)

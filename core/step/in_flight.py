@@ -159,8 +159,6 @@ class StepInFlight:
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
-        if self.traced is not None:
-            self.traced.landed()
         answers = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
         judged, outputs = self.trees.drafted, answers.of_trees(self.trees)

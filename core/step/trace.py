@@ -1,86 +1,93 @@
-"""What each step held and when; for `--trace-steps`."""
+"""When the engine, its stages and its drafters did what; for `--trace-steps`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from ..arrays import Span
 from ..steps import StepInput, StepOutput
 from .ask_plan import DraftBatch
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeSteps
 
 
-class SliceCounts(NamedTuple):
-    """See `StepRecord.slices`."""
+class TraceEvent(NamedTuple):
+    """Something that took a while.
 
-    request: int
-    nodes: int
-    killed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One answered step. Times are wall-clock seconds since the epoch.
-
-    planned_at       planning began; the drafters are asked right after it
-    drafters         who was asked
-    draft_wait_s     how long they were waited for
-    submitted_at     it went to the pipeline
-    answered_at      the engine took its answer
-    committed_at     its tokens were in their requests
-    rows             of the step: roots, nodes, probe rows and prompt rows
-    prompt_rows      of these, how many belong to prompts
-    requests         that verified a tree, be it empty
-    tree_nodes       nodes of all trees; nodes_by_source says who proposed them first
-    accepted_nodes   of these, how many were committed; likewise by source
-    tokens           committed to requests that verified a tree
-    first_tokens     tokens that prompts asked for
-    slices           of each request whose tree went out in slices: its number of arrival, nodes of
-                     the slice, and how many of them the text had left before the answer came
-    stages           when each stage began and ended its work, by the clock of its own host
+    row         of `TraceSink.row`
+    begin, end  wall-clock seconds since the epoch
+    args        what is said of it, as JSON would have it
     """
 
-    step: int
-    planned_at: float
-    drafters: tuple[str, ...]
-    draft_wait_s: float
-    submitted_at: float
-    answered_at: float
-    committed_at: float
-    rows: int
-    prompt_rows: int
-    requests: int
-    tree_nodes: int
-    accepted_nodes: int
-    tokens: int
-    first_tokens: int
-    nodes_by_source: Mapping[str, int]
-    accepted_by_source: Mapping[str, int]
-    slices: tuple[SliceCounts, ...]
-    stages: tuple[Span, ...]
+    row: int
+    name: str
+    begin: float
+    end: float
+    args: Mapping[str, Any]
+
+
+class TraceSink(Protocol):
+    """Keeps the events of one engine."""
+
+    def row(self, name: str) -> int:
+        """A new row of this name, for events that lie one inside the other or apart."""
+        ...
+
+    def write(self, events: Sequence[TraceEvent]) -> None:
+        """Keep these. Must not raise, and should return soon: the engine waits for it."""
+        ...
 
 
 class StepTrace:
-    """Hands a record of each answered step of an engine to `write`.
+    """Writes the events of an engine: a row for the host, one a stage and one a drafter.
+
+    Of each step the host asks the drafters (`ask`: planning and waiting), merges their drafts and
+    builds it (`build`), and takes its answer into the requests (`commit`). Other steps are built
+    and committed while drafters are asked. A stage's events are named by what the step holds
+    (`kind_of`).
 
     clock  wall-clock seconds, as the stages take theirs (`StepOutput.stage_spans`)
-    write  must not raise, and should return soon: the engine waits for it
     """
 
-    __slots__ = ("_planned_at", "clock", "write")
+    __slots__ = ("_asked_at", "_built_at", "_stages", "clock", "host", "sink")
 
-    def __init__(self, clock: Callable[[], float], write: Callable[[StepRecord], None]) -> None:
+    def __init__(self, clock: Callable[[], float], sink: TraceSink) -> None:
         self.clock = clock
-        self.write = write
-        self._planned_at = 0.0
+        self.sink = sink
+        self.host = sink.row("host")
+        self._stages: list[int] = []
+        self._asked_at = self._built_at = 0.0
 
-    def planning(self) -> None:
-        """The planning of the next step begins."""
-        self._planned_at = self.clock()
+    def stage(self, index: int) -> int:
+        """The row of a stage."""
+        while len(self._stages) <= index:
+            self._stages.append(self.sink.row(f"stage {len(self._stages)}"))
+        return self._stages[index]
+
+    def drafter(self, name: str) -> Callable[[float, int], None]:
+        """A row for one that has a message on its way at a time; to be called with each answer:
+        the seconds since its message, and for how many requests it has drafts."""
+        row, last_end = self.sink.row(name), 0.0
+
+        def answered(seconds: float, num_requests: int) -> None:
+            nonlocal last_end
+            end = self.clock()
+            # The seconds are another clock's: events of one row must not overlap.
+            begin, last_end = max(end - seconds, last_end), end
+            kind = "draft" if num_requests else "observe"
+            self.sink.write([TraceEvent(row, kind, begin, end, {"requests": num_requests})])
+
+        return answered
+
+    def asking(self) -> None:
+        """The planning of the next step begins, and drafters are asked."""
+        self._asked_at = self.clock()
+
+    def building(self) -> None:
+        """The next step is built from what the drafters said."""
+        self._built_at = self.clock()
 
     def submitting(
         self,
@@ -89,76 +96,93 @@ class StepTrace:
         chunks: Sequence[PromptChunk],
         draft_batch: DraftBatch | None,
     ) -> TracedStep:
-        """A step is about to be submitted."""
-        return TracedStep(self, self._planned_at, step, trees, chunks, draft_batch)
+        """A step is about to be submitted; `draft_batch` is None where nobody could be asked."""
+        times = _Times(self._asked_at, self._built_at, self.clock())
+        return TracedStep(self, times, step, trees, chunks, draft_batch)
+
+
+class _Times(NamedTuple):
+    asked_at: float
+    built_at: float
+    submitted_at: float
 
 
 class TracedStep:
-    """One step on its way. A step that fails leaves no record."""
+    """One step on its way. A step that fails leaves no events."""
 
-    __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_planned_at", "_slices",
-                 "_spans", "_step", "_submitted_at", "_trace", "_trees")  # fmt: skip
+    __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_output", "_step",
+                 "_times", "_trace", "_trees")  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - made by `StepTrace.submitting` alone
         self,
         trace: StepTrace,
-        planned_at: float,
+        times: _Times,
         step: StepInput,
         trees: TreeSteps,
         chunks: Sequence[PromptChunk],
         draft_batch: DraftBatch | None,
     ) -> None:
         self._trace = trace
+        self._times = times
         self._step = step
         self._trees = trees
         self._chunks = chunks
         self._draft_batch = draft_batch
-        self._planned_at = planned_at
-        self._submitted_at = trace.clock()
-
-    def landed(self) -> None:
-        """Its answer is there, and no tree has moved for it."""
-        self._slices = tuple(
-            SliceCounts(self._trees.states[place].order[1], len(part.nodes), part.num_killed)
-            for place, part in self._trees.slices.items()
-        )
 
     def answered(self, output: StepOutput) -> None:
-        """Its answer is read; nothing of it is in the requests yet."""
+        """Its answer is there; nothing of it is in the requests yet."""
         self._answered_at = self._trace.clock()
-        self._spans = output.stage_spans
+        self._output = output
         self._before = self._totals()
 
     def committed(self) -> None:
-        """Its tokens are in the requests: the record is complete."""
-        committed_at = self._trace.clock()
-        totals = self._totals()
+        """Its tokens are in the requests."""
+        self._trace.sink.write([*self._host_events(), *self._stage_events()])
+
+    def _host_events(self) -> Iterator[TraceEvent]:
+        host, step_id = self._trace.host, self._step.step_id
+        asked_at, built_at, submitted_at = self._times
+        if self._draft_batch is not None:
+            asked = {
+                "step": step_id,
+                "drafters": {n: len(ids) for n, ids in self._draft_batch.plan.by_drafter.items()},
+                "waited_us": round(1e6 * self._draft_batch.seconds),
+            }
+            yield TraceEvent(host, "ask", asked_at, built_at, asked)
         nodes = Counter[str]()
         for counts in self._trees.trees.count_sources():
             nodes.update(counts)
-        accepted = totals.accepted - self._before.accepted
-        draft_batch = self._draft_batch
-        record = StepRecord(
-            step=self._step.step_id,
-            planned_at=self._planned_at,
-            drafters=tuple(sorted(draft_batch.plan.by_drafter)) if draft_batch else (),
-            draft_wait_s=draft_batch.seconds if draft_batch else 0.0,
-            submitted_at=self._submitted_at,
-            answered_at=self._answered_at,
-            committed_at=committed_at,
-            rows=len(self._step.token_ids),
-            prompt_rows=sum(chunk.end - chunk.start for chunk in self._chunks),
-            requests=len(self._trees),
-            tree_nodes=nodes.total(),
-            accepted_nodes=accepted.total(),
-            tokens=totals.tokens - self._before.tokens,
-            first_tokens=totals.first_tokens - self._before.first_tokens,
-            nodes_by_source=dict(nodes),
-            accepted_by_source=dict(accepted),
-            slices=self._slices,
-            stages=self._spans,
-        )
-        self._trace.write(record)
+        built = {
+            "step": step_id,
+            "rows": len(self._step.token_ids),
+            "prompt_rows": sum(chunk.end - chunk.start for chunk in self._chunks),
+            "requests": len(self._trees),
+            "nodes": dict(nodes),
+        }
+        yield TraceEvent(host, "build", built_at, submitted_at, built)
+        totals, before = self._totals(), self._before
+        committed = {
+            "step": step_id,
+            "requests": len(self._trees),
+            "tokens": totals.tokens - before.tokens,
+            "first_tokens": totals.first_tokens - before.first_tokens,
+            "accepted": dict(totals.accepted - before.accepted),
+        }
+        yield TraceEvent(host, "commit", self._answered_at, self._trace.clock(), committed)
+
+    def _stage_events(self) -> Iterator[TraceEvent]:
+        name, args = kind_of(self._trees, self._chunks), {"step": self._step.step_id}
+        spans = self._output.stage_spans
+        for index, (begin, end) in enumerate(spans):
+            yield TraceEvent(self._trace.stage(index), name, begin, end, args)
+        if not spans:
+            return
+        # Heads draft at the end of the last stage, one after the other.
+        row, (first, last) = self._trace.stage(len(spans) - 1), spans[-1]
+        for drafts in reversed(self._output.head_drafts):
+            begin = max(first, last - drafts.seconds)
+            yield TraceEvent(row, drafts.source, begin, last, args)
+            last = begin
 
     def _totals(self) -> _Totals:
         accepted: Counter[str] = Counter()
@@ -173,8 +197,22 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Totals:
-    """What the requests of a step have got so far."""
+    """What the requests of a step have got so far.
+
+    tokens        of those that verify a tree, be it empty
+    first_tokens  of those whose prompts the step computes
+    accepted      nodes that were committed, by who proposed them first
+    """
 
     tokens: int
     first_tokens: int
     accepted: Counter[str]
+
+
+def kind_of(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> str:
+    """Whether a step holds prompt rows, trees, slices of trees, or prompt rows and trees."""
+    if not len(trees):
+        return "prompt"
+    if chunks:
+        return "mixed"
+    return "slice" if trees.slices else "tree"

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ... import __version__
-from ...cluster.removed_settings import REMOVED_FLAGS
+from ...cluster.removed_settings import REMOVED_FLAGS, advice
 from ...core.errors import ConfigError, DraftlineError, EngineFailed
 from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
@@ -173,33 +173,7 @@ def dashboard(
 
 
 @app.command()
-def trace(
-    file: Annotated[
-        Path, typer.Argument(help="What serve --trace-steps wrote; FILE.1 is read, too.")
-    ],
-    *,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="PNG of the steps' timeline.")
-    ] = None,
-    from_step: Annotated[int | None, typer.Option(help="First step. Default: the first.")] = None,
-    to_step: Annotated[int | None, typer.Option(help="Last step. Default: the last.")] = None,
-    request: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Also draw each flight of this request, counted from 0 as they arrived, whose "
-            "tree went through the stages in slices.",
-        ),
-    ] = None,
-) -> None:
-    """Summarise a step trace, and draw it: who worked on what, and where it waited."""
-    from .trace.command import run_trace
-
-    run_trace(file, output, (from_step, to_step), console, request)
-
-
-@app.command()
-def doctor(
+def doctor(  # noqa: PLR0913 - one parameter a flag
     *,
     drafter: Annotated[
         str | None,
@@ -243,11 +217,14 @@ def _hide_keys() -> None:
 
 
 def _refuse_removed(arguments: Sequence[str]) -> None:
-    """Raise `ConfigError` for a flag that a command once had, with what to use in its place."""
-    names = {argument.partition("=")[0] for argument in arguments}
-    for (command, flag), instead in REMOVED_FLAGS.items():
-        if command in arguments and flag in names:
-            raise ConfigError(flag, f"was removed; {instead}")
+    """Raise `ConfigError` for a command or a flag that left, with what to use in its place."""
+    command = arguments[0] if arguments else ""
+    if (removed := advice(command)) is not None:
+        raise ConfigError(command, removed)
+    for argument in arguments[1:]:
+        flag = argument.partition("=")[0]
+        if (command, flag) in REMOVED_FLAGS:
+            raise ConfigError(flag, f"was removed; {REMOVED_FLAGS[command, flag]}")
 
 
 def main() -> None:

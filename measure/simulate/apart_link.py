@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...cluster.links.link import DrafterMessage, DraftSeconds
 from ...cluster.links.pool import AnyLink
@@ -13,20 +13,12 @@ from .host_clock import HostClock
 from .slowed_link import Answer, SlowedLink
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSpan:
-    """When a drafter worked, seconds of the simulation; whether behind what the target may say."""
-
-    span: Span
-    is_ahead: bool
-
-
 class ApartLink(SlowedLink):
     """Drafts in this process and at once; the answer comes when the profile's drafter would have
     given it, and the engine goes on meanwhile. What is hurried is drafted again, of as many passes
     as the profile's drafter would have begun.
 
-    spans  of the drafts so far
+    spans  when it worked at drafts so far, seconds of the simulation
     """
 
     def __init__(
@@ -45,7 +37,7 @@ class ApartLink(SlowedLink):
         self._sent_at = 0.0
         # Of the last answer, were it not hurried.
         self._num_passes, self._total_s = 0, 0.0
-        self.spans: list[DraftSpan] = []
+        self.spans: list[Span] = []
 
     @property
     def is_local(self) -> bool:
@@ -62,7 +54,7 @@ class ApartLink(SlowedLink):
         self._message, self._sent_at = message, self._host_clock()
         answer = self._drafted(message)
         if answer is not None:
-            self._answer_later(message, answer)
+            self._answer_later(answer)
 
     def hurry(self) -> None:
         """See `DrafterLink`."""
@@ -80,7 +72,7 @@ class ApartLink(SlowedLink):
             again = replace(self._message, closes=(), opens=(), commits=(), last_commits=())
             answer = self._drafted(again, lambda: next(left, None) is None)
             if answer is not None:
-                self._answer_later(again, answer)
+                self._answer_later(answer)
 
     def disconnect(self) -> None:
         """See `DrafterLink`."""
@@ -88,14 +80,14 @@ class ApartLink(SlowedLink):
             self._timer.cancel()
         super().disconnect()
 
-    def _answer_later(self, message: DrafterMessage, answer: Answer) -> None:
+    def _answer_later(self, answer: Answer) -> None:
         """Pass the answer on when the profile's drafter, at work since `_sent_at`, has it."""
         assert self._events is not None
         self._num_passes = self._passes_so_far - self._passes_before
         self._total_s = self._draft_s(answer.proposals)
         ready_at = max(self._sent_at + self._total_s, self._host_clock())
         if answer.proposals:
-            self.spans.append(DraftSpan((self._sent_at, ready_at), bool(message.ahead)))
+            self.spans.append((self._sent_at, ready_at))
         seconds = DraftSeconds(propose_s=self._total_s)
         self._timer = asyncio.get_running_loop().call_at(
             ready_at, self._events.answered, answer.proposals, answer.report, seconds

@@ -30,8 +30,8 @@ from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
 COMMANDS = (
-    "serve", "generate", "demo", "doctor", "corpus", "train", "bench", "lossless", "trace",
-    "tenant", "dashboard",
+    "serve", "generate", "demo", "doctor", "corpus", "train", "bench", "lossless", "tenant",
+    "dashboard",
 )  # fmt: skip
 runner = CliRunner()
 
@@ -65,6 +65,7 @@ def test_every_flag_has_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["trace", "x.json"], "trace: was removed; open the file of --trace-steps in ui."),
         (["serve", "no/such/model", "--port", "0"], "model folder no/such/model does not exist"),
         (["serve", "--config", "none.yaml"], "config: cannot read none.yaml"),
         (["serve", "--speculative-config", "{"], "speculative-config: not valid JSON"),

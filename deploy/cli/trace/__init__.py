@@ -1,4 +1,0 @@
-"""`draftline trace`: what a trace file says, as a table and a picture.
-
-Start with `command.py`.
-"""
