@@ -18,7 +18,7 @@ DrafterTransport = Literal["inproc", "grpc"]
 TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
 # A kind of drafter that reads states of the target.
-HEAD, CASCADE = "head", "cascade"
+HEAD = "head"
 # Tokens that such a drafter and models draw among where they must declare their distribution.
 DISTRIBUTION_SIZE = 64
 
@@ -34,7 +34,7 @@ class DrafterConfig(Settings):
 
     kind: str = Field(
         description="prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval, "
-        "model, cascade or head"
+        "model or head"
     )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
     transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
@@ -366,7 +366,7 @@ class EngineConfig(Settings):
             return self.drafters
         return tuple(
             DrafterConfig(**{"distribution_size": DISTRIBUTION_SIZE, **drafter.model_dump()})
-            if drafter.kind in {"model", HEAD, CASCADE}
+            if drafter.kind in {"model", HEAD}
             else drafter
             for drafter in self.drafters
         )

@@ -51,25 +51,19 @@ DRAFTERS: dict[str, DrafterConfig] = {
     "model": DrafterConfig(kind="model", model="demo-drafter"),
     "head": DrafterConfig(kind="head", model="demo-griffin"),
 }
-# Small models of other tokenizers, two at once, and drafters made of drafters.
+# Small models of other tokenizers, and three at once.
 OF_MODELS: dict[str, DrafterConfig] = {
     "tli": _other("tli", tree="dynamic"),
     "slem": _other("slem"),
     "slrs": DrafterConfig(kind="model", name="slrs", model="demo-drafter-bytes", vocabulary="slrs"),
     "union": _other("union"),
-    "cascade": DrafterConfig(
-        kind="cascade",
-        drafters=[{"kind": "model", "model": "demo-drafter"}, {"kind": "anpd"}],
-        horizontal=[3, 4],
-        vertical=[2],
-    ),
 }
 MIXES: dict[str, tuple[str, ...]] = {
     "none": (),
     **{name: (name,) for name in DRAFTERS},
     "all": tuple(DRAFTERS),
     **{name: (name,) for name in OF_MODELS},
-    "models": ("model", "tli", "slem", "cascade"),
+    "models": ("model", "tli", "slem"),
 }
 PLAIN = RequestOptions(speculative=False)
 SAMPLED = (

@@ -20,13 +20,12 @@ from ...drafters.spectra.options import PAPER as SPECTRA_PAPER
 from ...drafters.spectra.options import SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
-from ..config import CASCADE, HEAD, DrafterConfig, EngineConfig
+from ..config import HEAD, DrafterConfig, EngineConfig
 from ..links.tokens import read_token
-from .drafter_options import cascade_members, drafter_options, with_lengths
+from .drafter_options import drafter_options
 from .head_features import HEAD_KEYS, head_folder
 
 if TYPE_CHECKING:
-    from ...drafters.cascade.options import CascadeOptions
     from ...drafters.heads.options import HeadOptions
     from ...drafters.model.options import ModelOptions
     from ...models.load.model_info import ModelInfo
@@ -140,48 +139,6 @@ def _may_use_gpu(recipe: _Recipe) -> bool:
     return recipe.transport == "grpc" and engine.gpus_per_drafter > 0
 
 
-def _cascade_options() -> type:
-    from ...drafters.cascade.options import CascadeOptions  # noqa: PLC0415
-
-    return CascadeOptions
-
-
-def _cascade(recipe: _Recipe) -> Drafter:
-    from ...drafters.cascade.drafter import CascadeDrafter  # noqa: PLC0415
-    from ...drafters.cascade.helper import Helper  # noqa: PLC0415
-    from ...drafters.model.drafter import ModelDrafter  # noqa: PLC0415
-
-    configs = cascade_members(recipe.config)
-    options: CascadeOptions = recipe.options
-    lengths, guesses = options.lengths(len(configs)), options.guesses(len(configs))
-    drafters: list[Drafter] = []
-    for index, config in enumerate(configs):
-        field = f"drafters[{index}]"
-        if guesses[index] and config.kind != "model":
-            raise ConfigError("vertical", f"{field} is no model, which alone checks guesses")
-        most = max(lengths[index], guesses[index - 1] if index else 0)
-        drafter = _member(with_lengths(config, most, options.distribution_size), field, recipe)
-        is_model = isinstance(drafter, ModelDrafter)
-        if is_model and (index or guesses[index]) and not drafter.has_target_tokens:
-            raise ConfigError(
-                f"{field}.vocabulary",
-                "must be the served model's: others neither take guesses nor go on behind tokens",
-            )
-        drafters.append(drafter)
-    for drafter, guesser, count in zip(drafters, drafters[1:], guesses, strict=False):
-        if count and isinstance(drafter, ModelDrafter):
-            drafter.helper = Helper(guesser, count)
-    return CascadeDrafter(recipe.name, drafters, lengths)
-
-
-def _member(config: DrafterConfig, field: str, recipe: _Recipe) -> Drafter:
-    """A drafter of a cascade. Raises `ConfigError` naming it, `CheckpointError`."""
-    try:
-        return build_drafter(config, recipe.engine)
-    except ConfigError as error:
-        raise ConfigError(f"{field}.{error.field}", error.message) from error
-
-
 def _head_options() -> type:
     from ...drafters.heads.options import HeadOptions  # noqa: PLC0415
 
@@ -249,7 +206,6 @@ KINDS: Mapping[str, _Kind] = {
     "suffix": _plain(SuffixOptions, SuffixDrafter),
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
-    CASCADE: _Kind(_cascade_options, _cascade, ("drafters",)),
     HEAD: _Kind(_head_options, _head, HEAD_KEYS),
     "retrieval": _Kind(
         lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off"), REST_PAPER

@@ -6,8 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-from ...cluster.config import CASCADE, DrafterConfig, EngineConfig
-from ...cluster.drafting.drafter_options import cascade_members
+from ...cluster.config import DrafterConfig, EngineConfig
 from ...core.errors import CheckpointError
 from ...models.load.bundled import BUNDLED_NAMES
 from ...models.load.model_info import ModelInfo, read_model_info
@@ -66,9 +65,6 @@ def _may_learn(server: ServerConfig) -> bool:
 
 def _vocabulary(drafter: DrafterConfig, target: ModelInfo) -> Iterator[str]:
     """How a small model of another tokenizer drafts, where its settings say which model it is."""
-    if drafter.kind == CASCADE:
-        for member in cascade_members(drafter):
-            yield from _vocabulary(member, target)
     model = drafter.options.get("model")
     if drafter.kind != "model" or not isinstance(model, str):
         return

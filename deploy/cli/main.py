@@ -173,7 +173,7 @@ def dashboard(
 
 
 @app.command()
-def doctor(  # noqa: PLR0913 - one parameter a flag
+def doctor(
     *,
     drafter: Annotated[
         str | None,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
 from ...core.arrays import ROOT, Int32
-from ...core.proposals import Query
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.step.layout import kv_slots
@@ -43,8 +41,6 @@ class ChainJob:
                        none is, and the request's own noise chooses
     tree               what is grown from the first draw's most probable tokens, in place of a chain
     heard              the noise of what draws become in the target's tokens, where they are none
-    hints              what the next draws may be, at the end of `pending`: while they are right,
-                       one pass makes several draws
     drawn              tokens drawn; all but the last have been fed when nothing is pending but it
     fed                the same as the drafter's own tokens
     """
@@ -67,13 +63,7 @@ class ChainJob:
     best: list[int] = field(default_factory=list)
     distributions: list[DraftDistribution] = field(default_factory=list)
     heard: HeardNoise | None = None
-    hints: list[int] = field(default_factory=list)
     stopped: bool = False
-
-    @property
-    def num_draws(self) -> int:
-        """Rows that a token is drawn after, once all that is pending is fed."""
-        return len(self.hints) + 1
 
     @property
     def is_done(self) -> bool:
@@ -98,36 +88,8 @@ class ChainJob:
         self.position += count
         return not self.pending
 
-    def hint(self, hints: Sequence[int]) -> None:
-        """Feed these with what is pending, for they may be what is drawn next."""
-        self.hints = list(hints)
-        self.pending += self.hints
-
-    def drop_hints(self) -> None:
-        """Feed only what is known: draws need the rows of all hints in one pass."""
-        del self.pending[len(self.pending) - len(self.hints) :]
-        self.hints = []
-
-    def take(self, output: StepOutput, row: int) -> int:
-        """Draw by the rows from `row` on of a pass, the next one as long as a hint was right.
-
-        Returns how many rows it has there, whatever was drawn.
-        A draw is what it would be without hints: each is made after what was drawn before it.
-        """
-        hints, self.hints = self.hints, []
-        self.position -= len(hints)
-        for index in range(len(hints) + 1):
-            self._draw_after(output, row + index)
-            if index == len(hints) or self.pending != [hints[index]]:
-                break
-            self.position += 1
-            if self.is_done:
-                break
-        if self.tree is not None:
-            self.tree.take(output, row)
-        return len(hints) + 1
-
-    def _draw_after(self, output: StepOutput, row: int) -> None:
+    def take(self, output: StepOutput, row: int) -> None:
+        """Draw a token by a row of a pass."""
         assert output.log_probs is not None, "the stage did not answer with log-probabilities"
         entropy = 0.0 if output.entropies is None else float(output.entropies[row])
         if self.distribution_size and self.tree is None:
@@ -137,6 +99,8 @@ class ChainJob:
         else:
             log_prob = min(float(output.log_probs[row]), 0.0)
             self.draw(int(output.target_tokens[row]), Drawn(log_prob, entropy))
+        if self.tree is not None:
+            self.tree.take(output, row)
 
     def draw(self, token: int, drawn: Drawn) -> None:
         """Append a token, to be fed next unless the chain ends with it.
@@ -193,22 +157,6 @@ def chain_nodes(job: ChainJob, num_rivals: int, max_nodes: int) -> DraftNodes:
     )
 
 
-class HintSource(Protocol):
-    """Guesses what chains will draw."""
-
-    def hint(self, queries: Sequence[Query], jobs: Sequence[ChainJob]) -> None:
-        """Give each chain that goes on the guesses of its next draws; one a query, in order."""
-        ...
-
-
-def take_hints(
-    source: HintSource | None, queries: Sequence[Query], jobs: Sequence[ChainJob]
-) -> None:
-    """Ask a source for its guesses, if there is one."""
-    if source is not None:
-        source.hint(queries, jobs)
-
-
 @dataclass(frozen=True, slots=True)
 class ChainBatch:
     """Jobs with how many of their pending tokens go in one step."""
@@ -234,8 +182,6 @@ def next_batch(jobs: Sequence[ChainJob], max_rows: int) -> ChainBatch:
     for job in sorted(jobs, key=lambda job: len(job.pending)):
         if room == 0:
             break
-        if len(job.pending) > room:
-            job.drop_hints()
         count = min(room, len(job.pending))
         chosen.append(job)
         counts.append(count)
@@ -255,9 +201,7 @@ def build_step(
     tables = block_tables([job.blocks for job in jobs])
     owners = np.arange(len(jobs), dtype=np.int32).repeat(counts)
     drawing = [jobs[index] for index in batch.drawing]
-    ends = [starts[index + 1] for index in batch.drawing]
-    firsts = [end - job.num_draws for end, job in zip(ends, drawing, strict=True)]
-    spans = zip(firsts, ends, strict=True)
+    rows = _int32([starts[index + 1] - 1 for index in batch.drawing])
     wants_best = [job.with_best and not job.drawn for job in drawing]
     tokens = [token for job, n in zip(jobs, counts, strict=True) for token in job.pending[:n]]
     return StepInput(
@@ -270,9 +214,9 @@ def build_step(
         context_lens=_int32([job.position for job in jobs]),
         block_tables=tables,
         trees=(None,) * len(jobs),
-        logits_rows=_int32([row for first, end in spans for row in range(first, end)]),
+        logits_rows=rows,
         sampling=_sampling(drawing),
-        probe_rows=_int32(firsts)[np.array(wants_best, dtype=np.bool_)],
+        probe_rows=rows[np.array(wants_best, dtype=np.bool_)],
         probe_top_k=top_k,
         scored_rows=_int32([]),
         scored_tokens=_int32([]),
@@ -284,31 +228,19 @@ def build_step(
 
 
 def _sampling(jobs: Sequence[ChainJob]) -> SamplingRows:
-    """Sampling parameters of each draw, its noise included: where logits agree, drafts do."""
-    draws = list(_draws(jobs))
+    """Sampling parameters of each request, its noise included: where logits agree, drafts do."""
+    distributions = [job.distribution for job in jobs]
     return sampling_rows(
-        [distribution.temperature for distribution, _ in draws],
-        [distribution.logits_params for distribution, _ in draws],
-        [distribution.seed for distribution, _ in draws],
-        np.array([position for _, position in draws], dtype=np.int64),
+        [distribution.temperature for distribution in distributions],
+        [distribution.logits_params for distribution in distributions],
+        [distribution.seed for distribution in distributions],
+        np.array([job.next_position + len(job.drawn) for job in jobs], dtype=np.int64),
     )
 
 
 def _edits(jobs: Sequence[ChainJob]) -> tuple[LogitEdits, ...]:
-    every = [distribution.edits(row) for row, (distribution, _) in enumerate(_draws(jobs))]
+    every = [job.distribution.edits(row) for row, job in enumerate(jobs)]
     return tuple(edits for edits in every if edits is not None)
-
-
-def _draws(jobs: Sequence[ChainJob]) -> Iterator[tuple[TextDistribution, int]]:
-    """How each draw of a pass is made, and its position as noise counts, if the hints before it are
-    right."""
-    for job in jobs:
-        distribution, position = job.distribution, job.next_position + len(job.drawn)
-        yield distribution, position
-        for index, token in enumerate(job.hints, 1):
-            distribution = distribution.copy()
-            distribution.append([token])
-            yield distribution, position + index
 
 
 def _int32(values: Sequence[int]) -> Int32:

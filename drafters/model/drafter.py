@@ -26,15 +26,7 @@ from ...models.stage.options import StageOptions
 from ..open_requests import OpenRequests
 from .ahead.drafts import DraftsAhead
 from .cached_text import CachedText, TextEnd
-from .chain_job import (
-    ChainBatch,
-    ChainJob,
-    HintSource,
-    build_step,
-    chain_nodes,
-    next_batch,
-    take_hints,
-)
+from .chain_job import ChainBatch, ChainJob, build_step, chain_nodes, next_batch
 from .expansion import Expansion
 from .options import AUTO_WEIGHTS, MAX_TOKENS, ModelOptions
 from .prefix_cache import PrefixCache
@@ -129,8 +121,6 @@ class ModelDrafter:
         self._name = name
         self._options = options or ModelOptions()
         self.clock = clock
-        # Who guesses what will be drawn; it is told of requests by whoever sets it.
-        self.helper: HintSource | None = None
         self.num_passes = 0  # see `PassCounter`
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
         self._cache = PrefixCache(
@@ -206,7 +196,6 @@ class ModelDrafter:
         active = [job for job in jobs if not job.is_done]
         depth = self._costs.depth()
         while depth.goes_on(active) and (deadline is None or start < deadline):
-            take_hints(self.helper, queries, jobs)
             batch = next_batch(active, self._options.prefill_chunk)
             self._run(batch)
             active = [job for job in active if not job.is_done]
@@ -356,12 +345,11 @@ class ModelDrafter:
         )
         for job, count in zip(batch.jobs, batch.counts, strict=True):
             job.feed(count)
-        best, row = iter(output.probe_ids.tolist()), 0
-        for job in batch.jobs:
-            if not job.pending:
-                if job.with_best and not job.drawn:
-                    job.best = next(best)
-                row += job.take(output, row)
+        best = iter(output.probe_ids.tolist())
+        for row, job in enumerate(job for job in batch.jobs if not job.pending):
+            if job.with_best and not job.drawn:
+                job.best = next(best)
+            job.take(output, row)
 
     def _grow(self, jobs: Sequence[TreeJob]) -> list[TreeJob]:
         """One level more of each tree; those that have another one."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cluster.config import CASCADE, HEAD, DrafterConfig
+from ...cluster.config import HEAD, DrafterConfig
 from ...cluster.drafting.head_features import head_folder
 from ...core.arrays import ROOT
 from ...core.proposals import Proposal
@@ -58,7 +58,7 @@ class DraftTimes:
 def times_of(
     drafter: DrafterConfig, profile: CostProfile, vocab_size: int, small_model: str = SMALL_MODEL
 ) -> DraftTimes:
-    """What a profile says of a drafter; of a cascade its models count.
+    """What a profile says of a drafter.
 
     vocab_size   of the target
     small_model  the profile's entry for small models
@@ -67,7 +67,7 @@ def times_of(
     if drafter.kind == HEAD:
         token_map = str(drafter.options.get("token_map") or "")
         return head_times(head_folder(drafter), token_map, profile, vocab_size)
-    is_model = drafter.kind in {CASCADE, SMALL_MODEL}
+    is_model = drafter.kind == SMALL_MODEL
     return DraftTimes(profile, small_model if is_model else drafter.kind)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import draftline
 import pytest
 from draftline.cluster.config import DrafterConfig
-from draftline.drafters.cascade.options import CascadeOptions
 from draftline.drafters.heads.options import HeadOptions
 from draftline.drafters.model.options import ModelOptions
 from draftline.drafters.ngram.anpd import AnpdOptions
@@ -33,7 +32,6 @@ OPTIONS = {
     "Token Recycling": TokenRecyclingOptions,
     "Retrieval": RetrievalOptions,
     "Model drafter": ModelOptions,
-    "Cascade": CascadeOptions,
     "Head drafter": HeadOptions,
 }
 WORDS = {"True": "on", "False": "off", "()": "none"}

@@ -17,7 +17,6 @@ FORGETFUL = {
 }  # fmt: skip
 # They keep n-grams of text: what was assumed is a part of some where it is committed.
 N_GRAMS = ["prompt_lookup", "spectra", "anpd", "suffix"]
-LEARNING = [*N_GRAMS, "cascade"]
 # Tokens of the longest n-gram that one of those keeps, and one of the text's end may begin.
 LONGEST = 8
 
@@ -57,7 +56,7 @@ def test_a_path_is_gone_on_from_as_from_text(
     behind.open(request("r", text, len(text), temperature))
     whole.open(request("r", text + path, len(text), temperature))
     one, other = ask(behind, text, path), ask(whole, text + path)
-    if name in LEARNING:
+    if name in N_GRAMS:
         begun = {*text[-LONGEST + 1 :], *path[:-1]}
         said = {path[-1], *one.tokens.tolist(), *other.tokens.tolist()}
         assert same(one, other) or begun & said

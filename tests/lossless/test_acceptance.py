@@ -40,15 +40,6 @@ DRAFTERS = {
             num_tokens=2,
         ),
     ),
-    "cascade": (
-        DrafterConfig(
-            kind="cascade",
-            name="model",
-            horizontal=[1, 2],
-            vertical=[1],
-            drafters=[{"kind": "model", "model": "demo-drafter"}, {"kind": "anpd"}],
-        ),
-    ),
     "mixed": (
         DrafterConfig(kind="prompt_lookup"),
         DrafterConfig(kind="model", model="demo-drafter", num_tokens=3),
@@ -119,7 +110,7 @@ def draw(acceptance: str, drafters: Sequence[DrafterConfig]) -> list[RequestOutp
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mix", ["model", "head", "head tree", "mixed", "two models", "cascade"])
+@pytest.mark.parametrize("mix", ["model", "head", "head tree", "mixed", "two models"])
 def test_answers_have_the_target_s_distribution(
     mix: str, distribution: dict[tuple[int, ...], float]
 ) -> None:

@@ -45,8 +45,8 @@ OWN_ROLES = (
 # A request that takes longer ends with an error; a client waits somewhat longer for that.
 REQUEST_TIMEOUT_S = 150.0
 DEADLINE_S = REQUEST_TIMEOUT_S + 30.0
-# Small models of the target's tokenizer, of others' and in a cascade; the first in processes of
-# their own, which go on while the target computes.
+# Small models of the target's tokenizer and of others; the first in processes of their own,
+# which go on while the target computes.
 OTHER = {"kind": "model", "model": "demo-drafter-other-vocab"}
 MODEL_DRAFTERS: Sequence[Mapping[str, Any]] = (
     {"kind": "model", "model": "demo-drafter", "transport": "grpc", "servers": 2, "ahead": True},
@@ -54,10 +54,6 @@ MODEL_DRAFTERS: Sequence[Mapping[str, Any]] = (
     {**OTHER, "name": "slem", "vocabulary": "slem"},
     {**OTHER, "name": "union", "vocabulary": "union"},
     {"kind": "model", "name": "slrs", "model": "demo-drafter-bytes", "vocabulary": "slrs"},
-    {
-        "kind": "cascade", "drafters": [{"kind": "model", "model": "demo-drafter"},
-        {"kind": "anpd"}], "horizontal": [3, 4], "vertical": [2],
-    },
 )  # fmt: skip
 # Limits that are counted, and that nobody meets.
 LIMITS: Mapping[str, Any] = {

@@ -171,7 +171,7 @@ class BenchJob:
     small_model: Annotated[
         str | None,
         Field(
-            description="of a cost profile: its entry whose times small models and cascades take, "
+            description="of a cost profile: its entry whose times small models take, "
             "such as model-0.5b of 8b-h100; default: model"
         ),
     ] = None

@@ -14,8 +14,6 @@ from ....cluster.config import DrafterConfig
 from ....measure.clients.setting import Setting
 
 TREE_NODES, DEPTH, TOP_K = 32, 6, 6
-# Of a cascade: tokens that the model writes before one that copies goes on, and its guesses.
-FIRST, BEHIND, GUESSES = 3, 8, 3
 AHEAD = "ahead"
 GOODPUT = "goodput"
 # Rows that a rule other than `coupled` decides about: the rule, and which of `_RULED` drafts.
@@ -52,8 +50,6 @@ class ModelRows:
             yield self._model(f"{vocabulary}-tree", self.other, vocabulary=vocabulary, **_DYNAMIC)
         yield self._model("union-chain", self.other, vocabulary="union")
         yield self._model("slrs", self.alphabet, vocabulary="slrs")
-        yield self._cascade("vertical", self.same, [DEPTH, 0], [GUESSES])
-        yield self._cascade("horizontal", self.same, [FIRST, BEHIND], [])
         yield self._model("full-tree", self.same, **_STATIC)
         if self.is_sampled:
             yield self._model("drawn-chain", self.same)
@@ -74,8 +70,6 @@ class ModelRows:
         yield Setting("same tree + TLI tree", ("same-tree", "tli-tree"))
         yield Setting("same tree + SLEM tree", ("same-tree", "slem-tree"))
         yield Setting("TLI tree + SLEM tree", ("tli-tree", "slem-tree"))
-        yield Setting("cascade, vertical", ("vertical",))
-        yield Setting("cascade, horizontal", ("horizontal",))
         if self.is_timed:
             yield Setting("same chain, ahead", (AHEAD,))
         yield Setting("static tree, coupled", ("full-tree",))
@@ -91,15 +85,6 @@ class ModelRows:
     def _model(self, name: str, model: str, **options: Any) -> DrafterConfig:
         given = {"max_nodes": TREE_NODES, "num_tokens": DEPTH, **self._own, **options}
         return DrafterConfig(kind="model", name=name, model=model, **given)
-
-    def _cascade(
-        self, name: str, model: str, horizontal: list[int], vertical: list[int]
-    ) -> DrafterConfig:
-        members = [{"kind": "model", "model": model, **self._own}, {"kind": "anpd"}]
-        return DrafterConfig(
-            kind="cascade", name=name, max_nodes=TREE_NODES, drafters=members,
-            horizontal=horizontal, vertical=vertical,
-        )  # fmt: skip
 
 
 # EAGLE-2's tree, and the static one of the highest expected acceptance, as large as is allowed:

@@ -6,7 +6,7 @@ spectra  the rows of SPECTRA's Tables 1 and 2, and their recent peers (Le et al.
          them (`suite_rows.py`), then the same rows with draftline's own defaults; a third profile
          goes from the papers' CORE, ANPD, Lookahead and REST to ours, one option after the other
 heads    trained heads beside each other and beside what needs no training (`head_rows.py`)
-model-drafters  small models: of the target's tokenizer and others, together, in cascades, and under
+model-drafters  small models: of the target's tokenizer and others, together, and under
          each rule of acceptance (`model_rows.py`)
 """
 

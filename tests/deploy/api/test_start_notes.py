@@ -100,9 +100,6 @@ def test_drafters_of_another_tokenizer() -> None:
     )
     [note] = about("tokenizer", drafters=[{**other, "vocabulary": "tli", "name": "small"}])
     assert note.startswith("drafter small has another tokenizer than the model: vocabulary tli; ")
-    members = [other, {"kind": "anpd"}]
-    [note] = about("tokenizer", drafters=[{"kind": "cascade", "drafters": members}])
-    assert note.startswith("drafter cascade.0 has another tokenizer ")
 
 
 @pytest.mark.parametrize("model", ["demo-drafter", "no/such/model"])

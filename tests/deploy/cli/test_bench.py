@@ -294,13 +294,13 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
 def test_rows_of_a_suite_are_chosen_by_name() -> None:
     arguments = ["bench", "demo", "--suite", "model-drafters", "--num-prompts", "1"]
     arguments += ["--max-tokens", "4", "--rounds", "1", "--no-warm-up", "--suite-rows"]
-    result = runner.invoke(cli.app, [*arguments, "cascade, vertical; same chain"])
+    result = runner.invoke(cli.app, [*arguments, "static tree, coupled; same chain"])
     assert result.exit_code == 0, result.output
-    assert "rounds of: target, same chain, cascade, vertical\n" in result.output
-    result = runner.invoke(cli.app, [*arguments, "*, vertical;same ch*n"])
-    assert "rounds of: target, same chain, cascade, vertical\n" in result.output
-    result = runner.invoke(cli.app, [*arguments, "cascade"])
-    assert "suite-rows: no row 'cascade'; there are: target; same chain" in str(result.exception)
+    assert "rounds of: target, same chain, static tree, coupled\n" in result.output
+    result = runner.invoke(cli.app, [*arguments, "*, coupled;same ch*n"])
+    assert "rounds of: target, same chain, static tree, coupled\n" in result.output
+    result = runner.invoke(cli.app, [*arguments, "same"])
+    assert "suite-rows: no row 'same'; there are: target; same chain" in str(result.exception)
 
 
 @pytest.mark.timeout(300)
@@ -309,7 +309,7 @@ def test_rows_of_a_suite_are_chosen_by_name() -> None:
     [
         (
             ["--temperature", "1"],
-            {"TLI tree", "SLEM chain", "union chain", "SLRS", "cascade, vertical"},
+            {"TLI tree", "SLEM chain", "union chain", "SLRS"},
             {*RULES},
         ),
         (["--cost-profile", "8b-h100", "--suite-rows", "same *"], set(), {"same chain, ahead"}),

@@ -53,6 +53,20 @@ def test_learns_what_is_committed() -> None:
     assert drafter.propose([Query("r", 4, 4)])[0].tokens.tolist() == [2, 3, 1, 2]
 
 
+def test_what_is_assumed_is_not_counted() -> None:
+    drafter = opened([1, 2, 3, 1, 2, 3, 1, 2])
+
+    def behind(*path: int) -> list[int]:
+        return drafter.propose([Query("r", 8, 3, path or None)])[0].tokens.tolist()
+
+    assert behind() == [3, 1, 2]
+    assert behind(3) == [1, 2, 3]
+    # Behind a token that the text does not have nothing is known; behind one more it is again.
+    assert behind(8) == []
+    assert behind(8, 2) == [3, 1, 2]
+    assert behind() == [3, 1, 2]
+
+
 def test_the_window_bounds_memory() -> None:
     text = np.random.default_rng(1).integers(0, 50, size=3000).tolist()
     small, large = opened(text, window=256), opened(text)

@@ -8,8 +8,6 @@ import numpy as np
 from draftline.core.arrays import Int32
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Commit, DraftRequest, Proposal, TopNextTokens
-from draftline.drafters.cascade.drafter import CascadeDrafter
-from draftline.drafters.cascade.helper import Helper
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
 from draftline.drafters.ngram.anpd import AnpdDrafter, AnpdOptions
@@ -31,13 +29,6 @@ INFO = ModelInfo(Path(), "fake", VOCAB, 8, 1, 1, 8, 4096, (), None)
 def model_drafter() -> Drafter:
     stage: Any = FakeModelStage(VOCAB, block_size=4)
     return ModelDrafter(stage, INFO, options=ModelOptions(block_size=4, branch=1, prefill_chunk=5))
-
-
-def cascade() -> Drafter:
-    model: Any = model_drafter()
-    bottom = AnpdDrafter()
-    model.helper = Helper(bottom, 2)
-    return CascadeDrafter("cascade", [model, bottom], [3, 4])
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -69,7 +60,6 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     ),
     "retrieval": lambda: RetrievalDrafter(CountingLookup(VOCAB)),
     "model": model_drafter,
-    "cascade": cascade,
 }
 
 

@@ -103,20 +103,17 @@ async def test_nothing_goes_along_where_no_drafter_can_ask_for_it(drafter: dict[
 
 
 def test_who_may_ask_for_a_chat() -> None:
-    member = {**OTHER, "vocabulary": "slem"}
     asking = [
         OTHER,
-        {"kind": "cascade", "drafters": [member]},
         # Its server knows its options, or this machine has no such folder.
         {"kind": "model", "transport": "grpc", "address": "there:1"},
         {"kind": "model", "model": "/nowhere"},
         {"kind": "model", "transport": "grpc", "drafter_pool": "there"},
-        {"kind": "cascade", "transport": "grpc", "drafter_pool": "there"},
     ]
     silent = [
         {"kind": "prompt_lookup"},
         {"kind": "suffix", "transport": "grpc", "address": "there:1"},
-        {"kind": "cascade", "drafters": [{"kind": "model", "model": "demo-drafter"}]},
+        {"kind": "model", "model": "demo-drafter"},
         {**OTHER, "chat_template": "target"},
     ]
     assert all(may_read_chat(DrafterConfig(**one), "demo") for one in asking)
