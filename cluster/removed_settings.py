@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 # Keys, of any section, and commands.
 REMOVED_KEYS: Mapping[str, str] = {
+    "ahead": "use tree: dynamic or sequoia, which bring more in the same time",
+    "ahead_outcomes": "it was of ahead, which left, too",
     "trace": "open the file of --trace-steps in ui.perfetto.dev",
 }
 # Flags by their command, of those that were no settings (`deploy/cli/main.py` refuses them).

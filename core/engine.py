@@ -90,9 +90,7 @@ class EngineCore:
         # Only a coupled walk needs nothing of a node but the target's token after it.
         mode: StreamingMode = streaming if acceptance == COUPLED else "off"
         self.streaming = Streaming(scheduler, budget, clock, mode)
-        self._drafting = Drafting(
-            drafters, scheduler, budget, clock, acceptance, streaming=self.streaming
-        )
+        self._drafting = Drafting(drafters, scheduler, budget, clock, streaming=self.streaming)
         self._choice = TreeChoice(scheduler, budget, clock, acceptance, streaming=self.streaming)
         self._fit = TreeFit(scheduler, budget, acceptance)
         self._tally = DraftTally()
@@ -235,8 +233,6 @@ class EngineCore:
             self._asking.answer.add_done_callback(self._wakeup.notify)
         elif self._in_flight:
             self._wakeup.notify_in(self.streaming.pace.take_delay())
-            newest = self._in_flight.newest
-            self._drafting.go_ahead(newest.trees, newest.draft_batch)
 
     @property
     def _has_room(self) -> bool:

@@ -10,7 +10,6 @@ import numpy as np
 
 from .arrays import Float32, Int32
 from .proposals import (
-    AheadQuery,
     Commit,
     DraftCost,
     Drafted,
@@ -194,24 +193,6 @@ class AheadDrafter(Protocol):
 
 
 @runtime_checkable
-class AssumingDrafter(Protocol):
-    """A drafter that may go on behind a tree that the target computes still."""
-
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether it is to be asked so."""
-        ...
-
-    def propose_ahead(
-        self, queries: Sequence[AheadQuery], is_over: Callable[[], bool]
-    ) -> Sequence[Proposal]:
-        """One proposal a query, in order: what it has when `is_over`, which it asks before each
-        pass. Changes no later proposal. Raises `DrafterError` as `Drafter.propose`.
-        """
-        ...
-
-
-@runtime_checkable
 class ChatReader(Protocol):
     """A drafter that may read prompts through a chat template of its own."""
 
@@ -329,15 +310,4 @@ class ProposalSource(Protocol):
     @property
     def remote(self) -> frozenset[str]:
         """Names of the drafters of other processes, which `exchange` waits for."""
-        ...
-
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether any drafter drafts behind a tree while the target computes it."""
-        ...
-
-    def draft_ahead(
-        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
-    ) -> None:
-        """Ask those for such drafts that were `asked` for these requests last."""
         ...

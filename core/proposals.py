@@ -236,25 +236,6 @@ class Query(NamedTuple):
     token_s: float = 0.0
 
 
-class AheadQuery(NamedTuple):
-    """Asks what may be proposed next, while the target computes a tree behind a request's first
-    `committed_len` tokens.
-
-    The answer is one forest behind these tokens: paths that the target may say, each of nodes of
-    the tree and then of a token that the tree does not have there, and drafts behind these. What
-    the committed tokens leave of it is the next draft.
-
-    max_nodes        of each draft
-    tokens, parents  int32 [n] of the tree, as in `Proposal`
-    """
-
-    request_id: str
-    committed_len: int
-    max_nodes: int
-    tokens: Int32
-    parents: Int32
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TopNextTokens:
     """What the target found most probable after the rows of a request's tree.

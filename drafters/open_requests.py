@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.arrays import Int32, Int64
 from ..core.errors import DrafterError
-from ..core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
+from ..core.proposals import Commit, DraftRequest, Proposal, Query
 
 
 class Tracked(Protocol):
@@ -65,7 +65,7 @@ class OpenRequests(Generic[S]):
             raise DrafterError(f"{self._source}: request {request_id} opened without a token")
         self._states[request_id] = state
 
-    def of_query(self, query: Query | AheadQuery) -> S:
+    def of_query(self, query: Query) -> S:
         """The state of a query's request.
 
         Raises `DrafterError` for an unknown request or another length.

@@ -3,14 +3,14 @@
     python -m draftline.benchmarks.model_drafters.tables
 
 Reads `models-bundled-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
-`models-bundled-TEMPERATURE-PROFILE.json`, `models-acceptance.json` and `hidden_share.json`, as many
-as are there, and replaces the tables between two marks in docs/results.md.
+`models-bundled-TEMPERATURE-PROFILE.json`, and `models-acceptance.json`, as many as are there, and
+replaces the tables between two marks in docs/results.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +35,7 @@ SUITE = "models"
 
 
 def tables(folder: Path) -> str:
-    """tau; acceptance by depth, expected and measured; simulated speeds; hidden shares."""
+    """tau; acceptance by depth, expected and measured; simulated speeds."""
     real = read_columns(folder, suite=SUITE)
     parts = [table("tau", real, tau_cell)] if real else []
     parts += [depth_table(name, content) for name, content in real.items()]
@@ -48,9 +48,6 @@ def tables(folder: Path) -> str:
             known = read_cost_profile(profile)
             parts.append(table(f"simulated speed: {known.name}", simulated, speed_cell))
             parts.append(_simulated(simulated))
-    hidden = folder / "hidden_share.json"
-    if hidden.exists():
-        parts.append(_hidden(json.loads(hidden.read_text("utf-8"))))
     return "\n\n".join(parts) or "Not measured yet."
 
 
@@ -85,31 +82,6 @@ def _first_share(content: Mapping[str, Any], name: str) -> str:
         return "-"
     lengths = content["settings"][name]["all_rounds"]["counts"]["lengths"]
     return f"{sum(lengths[1:]) / sum(lengths):.2f}"
-
-
-def _hidden(content: Mapping[str, Any]) -> str:
-    return markdown_table(
-        ["drafter", "requests at once", "T", "outcomes drafted behind", "hidden",
-         "waited, ms a token", "of what it waits without", "drafted, ms a token", "tau", "tokens/s",
-         "guessed"],
-        [*_hidden_lines(content)],
-    )  # fmt: skip
-
-
-def _hidden_lines(content: Mapping[str, Any]) -> Iterator[list[str]]:
-    every = [one for run in content.values() for one in run["cases"]]
-    waited = {tuple(one["case"].values()): one["wait_ms"] for one in every}
-    for one in every:
-        case = one["case"]
-        is_ahead = case["outcomes"] > 0
-        without = waited[tuple((case | {"outcomes": 0}).values())]
-        used = f"{one['ahead_used']} of {one['ahead']}" if is_ahead else ""
-        yield [
-            case["drafter"], str(case["together"]), f"{case['temperature']:g}",
-            str(case["outcomes"] or "off"), f"{one['hidden']:.0%}", f"{one['wait_ms']:.1f}",
-            f"{one['wait_ms'] / without:.0%}" if is_ahead else "", f"{one['draft_ms']:.1f}",
-            f"{one['tau']:.2f}", f"{one['tokens_s']:.0f}", used,
-        ]  # fmt: skip
 
 
 def main(

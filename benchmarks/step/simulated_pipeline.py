@@ -31,7 +31,6 @@ from ...core.arrays import ROOT
 from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
 from ...core.proposals import (
-    AheadQuery,
     DraftCost,
     Drafted,
     DraftRequest,
@@ -143,13 +142,7 @@ class CountingDrafters:
     def missing_features(self, request_id: str, length: int) -> None:
         """Nobody wants any."""
 
-    drafts_ahead = False
     remote: frozenset[str] = frozenset()
-
-    def draft_ahead(
-        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
-    ) -> None:
-        """Nobody does."""
 
     stage_heads: tuple[str, ...] = ()
 

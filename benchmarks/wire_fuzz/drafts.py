@@ -9,7 +9,6 @@ from ...core.chat_turns import ChatTurn
 from ...core.draft_distributions import DraftDistributions
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
-    AheadQuery,
     Commit,
     DraftRequest,
     FeatureRows,
@@ -48,7 +47,6 @@ STEPS = (
         [Query("one", 24, 8), Query("two", 3, 4)], 0.0, [COMMIT], FEATURES,
     ),
     ANSWERED,
-    DrafterMessage(10, (), (), (), (), 0.0, ahead=[AheadQuery("one", 26, 8, TOKENS[:4], PARENTS)]),
 )  # fmt: skip
 LOG_PROBS = np.array([-0.1, -0.5, -1.0, -2.0], dtype=np.float32)
 PROPOSALS = [

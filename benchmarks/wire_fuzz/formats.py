@@ -77,9 +77,9 @@ def formats() -> list[Format]:
 
 
 def _drafters() -> list[Format]:
-    hello = wire.Greeting("engine", None, drafts_ahead=True, reads_chat=True)
+    hello = wire.Greeting("engine", None, reads_chat=True)
     steps = [wire.encode_step(step, 0.05, MAX_BYTES, with_chat=True) for step in STEPS]
-    parts = [*steps, wire.encode_more_features(FEATURES, MAX_BYTES), wire.encode_hurry()]
+    parts = [*steps, wire.encode_more_features(FEATURES, MAX_BYTES)]
     report = DrafterReport(10**6, {"texts": 3})
     answers = [
         wire.encode_answer(ANSWERED, PROPOSALS, MAX_BYTES, report, DraftSeconds(0.1, 0.2, 0.3)),

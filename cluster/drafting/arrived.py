@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import ProtocolError
-from ...core.proposals import AheadQuery, Probe, Proposal, Query
+from ...core.proposals import Probe, Proposal, Query
 from ...core.tree.merge import cut, reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from .backlog import CommittedText
-
-AnyQuery = TypeVar("AnyQuery", Query, AheadQuery)
 
 
 class ArrivedProposals:
@@ -25,22 +23,15 @@ class ArrivedProposals:
     drafter's own.
     """
 
-    __slots__ = (
-        "_arrivals", "num_ahead", "num_ahead_used", "num_dropped", "num_late", "num_late_used",
-        "num_used",
-    )  # fmt: skip
+    __slots__ = ("_arrivals", "num_dropped", "num_late", "num_late_used", "num_used")
 
     def __init__(self) -> None:
         # By request id: the query that was answered, the text it was about, the answers to all
         # queries and the place of its own: of a batch, only what is taken is made an object of.
-        self._arrivals: dict[
-            str, tuple[Query | AheadQuery, CommittedText, Sequence[Proposal], int]
-        ] = {}
+        self._arrivals: dict[str, tuple[Query, CommittedText, Sequence[Proposal], int]] = {}
         self.num_used = 0
         self.num_late = 0
         self.num_late_used = 0
-        self.num_ahead = 0
-        self.num_ahead_used = 0
         self.num_dropped = 0
 
     def counts(self) -> dict[str, Any]:
@@ -50,16 +41,10 @@ class ArrivedProposals:
             "late": self.num_late,
             "late_used": self.num_late_used,
             "dropped": self.num_dropped,
-            "ahead": self.num_ahead,
-            "ahead_used": self.num_ahead_used,
         }
 
     def put(
-        self,
-        query: Query | AheadQuery,
-        text: CommittedText,
-        proposals: Sequence[Proposal],
-        place: int,
+        self, query: Query, text: CommittedText, proposals: Sequence[Proposal], place: int
     ) -> None:
         """Keep the answer at `place` to a query; it replaces an older one that was not used."""
         if query.request_id in self._arrivals:
@@ -69,29 +54,6 @@ class ArrivedProposals:
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request."""
         self._arrivals.pop(request_id, None)
-
-    def settle(self, query: Query) -> bool:
-        """Whether something drafted ahead waits that goes on from the query's text and path.
-
-        It then waits as an answer to the query; what was guessed wrongly is dropped. Behind a path
-        that is only assumed no guess is known to be right or wrong: it stays.
-        """
-        arrival = self._arrivals.get(query.request_id)
-        if arrival is None or query.assumed or not isinstance(arrival[0], AheadQuery):
-            return False
-        answered, text, proposals, place = arrival
-        path = _path_between(answered, text, query)
-        if _is_above(path, answered):
-            return False
-        self.num_ahead += 1
-        left = _below(path, answered, proposals[place])
-        if left is None or left.is_empty:
-            self.num_dropped += 1
-            del self._arrivals[query.request_id]
-            return False
-        self.num_ahead_used += 1
-        self._arrivals[query.request_id] = (query, text, [left], 0)
-        return True
 
     def take(self, query: Query) -> Proposal | None:
         """The proposal for exactly the query's text and path, at most `max_nodes` long; None if
@@ -103,8 +65,6 @@ class ArrivedProposals:
         if arrival is None:
             return None
         answered, text, proposals, place = arrival
-        if query.assumed and isinstance(answered, AheadQuery):
-            return None
         is_late = not _is_answer(answered, query)
         path = _path_between(answered, text, query) if is_late else []
         if is_late and _is_above(path, answered):
@@ -122,16 +82,13 @@ class ArrivedProposals:
         return cut(proposal, query.max_nodes)
 
 
-def _is_answer(answered: Query | AheadQuery, query: Query) -> bool:
+def _is_answer(answered: Query, query: Query) -> bool:
     """Whether exactly this was asked."""
-    return (
-        isinstance(answered, Query)
-        and answered.committed_len == query.committed_len
-        and (answered.assumed or ()) == (query.assumed or ())
-    )
+    is_same_text = answered.committed_len == query.committed_len
+    return is_same_text and (answered.assumed or ()) == (query.assumed or ())
 
 
-def _path_between(answered: Query | AheadQuery, text: CommittedText, query: Query) -> list[int]:
+def _path_between(answered: Query, text: CommittedText, query: Query) -> list[int]:
     """Tokens from the text that an earlier query was about to the end of this one's path."""
     path = list(query.assumed or ())
     if answered.committed_len == query.committed_len:
@@ -139,18 +96,15 @@ def _path_between(answered: Query | AheadQuery, text: CommittedText, query: Quer
     return [*text.tokens(answered.committed_len, query.committed_len).tolist(), *path]
 
 
-def _is_above(path: list[int], answered: Query | AheadQuery) -> bool:
-    """Whether an answer stands below the end of this path: one that was drafted ahead does where
-    the target has said nothing since."""
-    if isinstance(answered, AheadQuery):
-        return not path
+def _is_above(path: list[int], answered: Query) -> bool:
+    """Whether an answer stands below the end of this path."""
     assumed = answered.assumed or ()
     return len(path) < len(assumed) and assumed[: len(path)] == tuple(path)
 
 
-def _below(path: list[int], answered: Query | AheadQuery, proposal: Proposal) -> Proposal | None:
+def _below(path: list[int], answered: Query, proposal: Proposal) -> Proposal | None:
     """What is left of an answer behind this path, which began where its query's text ended."""
-    assumed = (answered.assumed or ()) if isinstance(answered, Query) else ()
+    assumed = answered.assumed or ()
     if tuple(path[: len(assumed)]) != assumed:
         # It stands elsewhere; what it wishes to know may be told of any tree.
         return cut(proposal, 0) if proposal.num_top_next_tokens else None

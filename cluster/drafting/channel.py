@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from ...core.errors import DrafterError
 from ...core.proposals import (
     MAX_ASSUMED_TOKENS,
-    AheadQuery,
     DraftCost,
     Drafted,
     FeatureRows,
@@ -22,7 +21,7 @@ from ...core.proposals import (
 )
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
-from .arrived import AnswerCheck, AnyQuery, ArrivedProposals
+from .arrived import AnswerCheck, ArrivedProposals
 from .backlog import CommittedText, DrafterBacklog
 from .drafter_cost import AnswerTimes, CostMeter
 from .stats import DrafterStats
@@ -98,9 +97,6 @@ class DrafterChannel:
         self._message_texts: list[CommittedText] = []
         self._sent_at = 0.0
         self._queries: Sequence[Query] = ()
-        # Queries that something drafted ahead, on its way still, may answer.
-        self._hoped: list[Query] = []
-        self._is_hurried = False
         self._budget_s = 0.0
         self._num_messages = self._num_asked = self._num_errors = self._num_connects = 0
         self._seconds = DraftSeconds()
@@ -118,7 +114,7 @@ class DrafterChannel:
     def silent_s(self) -> float:
         """For how long a message that opens nothing owes drafts that are wanted now."""
         message = self._message
-        if message is None or message.opens or not (message.queries or self._is_hurried):
+        if message is None or message.opens or not message.queries:
             return 0.0
         return self._clock() - self._sent_at
 
@@ -133,7 +129,6 @@ class DrafterChannel:
         self._arrived.forget(request_id)
         # The id may be opened again, with another text, before these leave.
         self._queries = [query for query in self._queries if query.request_id != request_id]
-        self._hoped = [query for query in self._hoped if query.request_id != request_id]
         if self.link.ahead is not None:
             self.link.ahead.close(request_id)
         if self.is_up:
@@ -169,45 +164,12 @@ class DrafterChannel:
     def queue(self, queries: Sequence[Query], budget_s: float) -> bool:
         """Keep the queries of a step for the next message; they replace those of earlier steps.
 
-        Whether any is sent or answered still: what was drafted ahead, and fits, is not asked again.
+        Whether there are any.
         """
-        self._hoped = []
         queries = [query for query in queries if len(query.assumed or ()) <= self._longest_path]
-        if self.link.drafts_ahead and queries:
-            queries = self._not_ahead(queries)
         self._queries, self._budget_s = queries, budget_s
-        self.is_awaited = bool(self._hoped) and self._is_in_time()
-        is_asked = bool(queries or self._hoped)
-        if is_asked and self._message is not None and self._message.ahead and not self._is_hurried:
-            # The answer is wanted from now on.
-            self._is_hurried, self._sent_at = True, self._clock()
-            self.link.hurry()
-        return is_asked
-
-    def draft_ahead(self, queries: Sequence[AheadQuery]) -> None:
-        """Ask what may come next, if the drafter has nothing else to do."""
-        if self.link.drafts_ahead and self._message is None and not self._queries:
-            self._flush(queries)
-
-    def _not_ahead(self, queries: Sequence[Query]) -> list[Query]:
-        """The queries that nothing drafted ahead answers; what is on its way may still."""
-        coming = {query.request_id for query in (self._message.ahead if self._message else ())}
-        left: list[Query] = []
-        num_settled = 0
-        for query in queries:
-            if self._arrived.settle(query):
-                num_settled += 1
-            elif query.assumed:
-                # Behind a step in flight it guesses, which serves whatever the target says.
-                continue
-            elif query.request_id in coming:
-                self._hoped.append(query)
-            else:
-                left.append(query)
-        if num_settled:
-            # The engine waited for none of them.
-            self._meter.record((), num_settled, 0.0, None)
-        return left
+        self.is_awaited = False
+        return bool(queries)
 
     def send(self) -> None:
         """Send what is queued, now or when the drafter has answered or is connected again.
@@ -217,7 +179,7 @@ class DrafterChannel:
         now = self._clock()
         if not self.is_up:
             self.connect(now)
-        elif self._is_owed() and now - self._sent_at > self._limits.answer_timeout_s:
+        elif self._message is not None and now - self._sent_at > self._limits.answer_timeout_s:
             self.link.unanswered()
             self.failed(DrafterError("no answer in time"))
         self._flush()
@@ -269,7 +231,7 @@ class DrafterChannel:
         message, self._message = self._message, None
         assert message is not None, "an answer to nothing"
         try:
-            self._check(proposals, len(message.asked), self.link.name)
+            self._check(proposals, len(message.queries), self.link.name)
         except Exception as error:
             # An in-process drafter may return anything, and its use then raise anything.
             logger.debug("drafter=%s event=bad_answer", self.link.name, exc_info=True)
@@ -286,7 +248,6 @@ class DrafterChannel:
             now = self._clock()
             late, opened = now > message.deadline, bool(message.opens)
             self.times.record(now - self._sent_at, is_overdue=late, opened=opened)
-        if message.asked:
             self.is_awaited = False
             self._keep(message, proposals)
         if not self.link.is_local:
@@ -294,20 +255,16 @@ class DrafterChannel:
             self._on_progress()
 
     def _keep(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
-        asked = zip(message.asked, self._message_texts, strict=True)
+        asked = zip(message.queries, self._message_texts, strict=True)
         for place, (query, text) in enumerate(asked):
             if self._texts.get(query.request_id) is text:
                 self._arrived.put(query, text, proposals, place)
-        if self._hoped:
-            # What turned out to be guessed wrongly is asked for after all.
-            hoped, self._hoped = self._hoped, []
-            self._queries = [*self._queries, *self._not_ahead(hoped)]
 
     def failed(self, error: DrafterError) -> None:
         """Disconnect; the breaker says when to try again."""
         self._num_errors += 1
         self.is_up = self.is_awaited = self.is_connecting = False
-        self._message, self._hoped = None, []
+        self._message = None
         self.link.disconnect()
         delay = self._breaker.fail(self._clock())
         self._failures.log("failed", f"retry_in_s={delay:.2f} {error}")
@@ -316,7 +273,7 @@ class DrafterChannel:
     def retire(self) -> None:
         """Disconnect, so that the drafter forgets all requests; it is not asked any more."""
         self.is_up = self.is_awaited = self.is_connecting = False
-        self._message, self._queries, self._hoped = None, (), []
+        self._message, self._queries = None, ()
         self._backlog.reset()
         self.link.disconnect()
         if self.link.ahead is not None:
@@ -356,39 +313,34 @@ class DrafterChannel:
         if not (self.link.is_local and self._texts):
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def _flush(self, ahead: Sequence[AheadQuery] = ()) -> None:
-        """Send what is queued, or is asked `ahead` where no query is, if it may be sent now."""
+    def _flush(self) -> None:
+        """Send what is queued, if it may be sent now."""
         if not self.is_up or self._message is not None:
             return
         texts = self._texts
-        queries, ahead = self._current(self._queries), self._current(ahead)
-        self._queries, self._is_hurried = (), False
-        if not queries and not ahead and not self._backlog:
+        queries = self._current(self._queries)
+        self._queries = ()
+        if not queries and not self._backlog:
             return
         self._sent_at = now = self._clock()
         self._num_messages += 1
         self._num_asked += bool(queries)
-        asked = [query.request_id for query in queries or ahead]
+        asked = [query.request_id for query in queries]
         closes, opens, commits, last = self._backlog.take(texts, asked)
         message = DrafterMessage(
             self._num_messages, closes, opens, commits, queries, now + self._budget_s, last,
-            self._backlog.take_features(asked), ahead,
+            self._backlog.take_features(asked),
         )  # fmt: skip
         self._message = message
         self._message_texts = [texts[request_id] for request_id in asked]
         self.is_awaited = bool(queries) and self._is_in_time()
         self.link.send(message)
 
-    def _is_owed(self) -> bool:
-        """Whether an answer is on its way that is not only drafted ahead."""
-        message = self._message
-        return message is not None and (not message.ahead or self._is_hurried)
-
     def _is_in_time(self) -> bool:
         """Whether to wait for it: proposals of one slower than the budget are used re-rooted."""
         return self.times.mean_s <= self._budget_s or self._num_asked % PATIENCE == 0
 
-    def _current(self, queries: Sequence[AnyQuery]) -> list[AnyQuery]:
+    def _current(self, queries: Sequence[Query]) -> list[Query]:
         # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
         most, texts = self.link.max_nodes, self._texts
         return [
@@ -398,7 +350,7 @@ class DrafterChannel:
         ]
 
     def _record_cost(self, message: DrafterMessage, seconds: DraftSeconds | None) -> None:
-        # Heads of the last stage draft in its time; nobody waits for what is drafted ahead.
-        if self.link.ahead is None and not message.ahead:
+        # Heads of the last stage draft in its time.
+        if self.link.ahead is None:
             took_s = self._clock() - self._sent_at
             self._meter.record(message.opens, len(message.queries), took_s, seconds)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...core.proposals import (
-    AheadQuery,
     DraftCost,
     Drafted,
     DraftRequest,
@@ -21,7 +20,6 @@ from ...core.proposals import (
 from ...core.step.trace import StepTrace
 from ..links.link import DrafterLink
 from ..links.pool import AnyLink, DrafterPool
-from .arrived import AnyQuery
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
 from .head_watch import HeadWatch
@@ -213,21 +211,6 @@ class DrafterHub:
         """Names of the drafters of other processes, which steps wait for."""
         return frozenset(channel.link.name for channel in self._remote)
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether any drafter drafts behind a tree while the target computes it."""
-        return any(channel.link.drafts_ahead for channel in self._remote)
-
-    def draft_ahead(
-        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
-    ) -> None:
-        """Ask those what may come next that were `asked` for these requests last, and have nothing
-        else to do. Where they guess what the target says, they need not be asked for it.
-        """
-        for channel in self._remote:
-            if channel.link.drafts_ahead and (own := _wanted(channel, queries, asked)):
-                channel.draft_ahead(own)
-
     def costs(self) -> dict[str, DraftCost]:
         """Seconds that each drafter takes, by name; 0 before it has answered.
 
@@ -339,9 +322,9 @@ class DrafterHub:
 
 def _wanted(
     channel: Channel,
-    queries: Sequence[AnyQuery],
+    queries: Sequence[Query],
     asked: Mapping[str, Collection[str]] | None,
-) -> Sequence[AnyQuery]:
+) -> Sequence[Query]:
     """The queries that a drafter is asked."""
     if asked is None:
         return queries

@@ -11,7 +11,6 @@ from typing import Any
 
 from ...core.interfaces import PrefixCounts
 from ...core.proposals import (
-    AheadQuery,
     DraftCost,
     Drafted,
     FeatureRows,
@@ -22,7 +21,6 @@ from ...core.proposals import (
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink
 from ..links.pool import DrafterPool, MemberFinder
-from .arrived import AnyQuery
 from .backlog import CommittedText
 from .channel import DrafterChannel
 from .stats import DrafterStats
@@ -196,13 +194,6 @@ class PooledChannel:
         # Where no server is up, `send` connects.
         return any(asked) or (bool(queries) and not self.is_up)
 
-    def draft_ahead(self, queries: Sequence[AheadQuery]) -> None:
-        """Ask what may come next; see `DrafterChannel.draft_ahead`."""
-        for member in self._members.values():
-            own = self._own(member, queries)
-            if own:
-                member.channel.draft_ahead(own)
-
     def send(self) -> None:
         """Send what is queued; see `DrafterChannel.send`."""
         for member in self._members.values():
@@ -245,7 +236,7 @@ class PooledChannel:
             if well and member.texts and not member.channel.is_up:
                 self._move_all(member, well)
 
-    def _own(self, member: Member, queries: Sequence[AnyQuery]) -> list[AnyQuery]:
+    def _own(self, member: Member, queries: Sequence[Query]) -> list[Query]:
         return [query for query in queries if query.request_id in member.texts]
 
     def _well(self, now: float) -> list[Member]:

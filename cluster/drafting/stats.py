@@ -21,9 +21,6 @@ class DrafterStats:
     late           came after their step's deadline
     late_used      of these, how many still fitted the text
     dropped        late ones that fit the text no more, or were replaced by a newer one
-    ahead          answers about a tree that was computed still, which were there when the text
-                   was known
-    ahead_used     of these, how many had guessed it
     errors         failures of any kind: raised, broke the contract, never answered, lost
     reconnects     connections after the first
     memory_bytes   what it takes now for requests and learned texts; 0 before it has told
@@ -45,8 +42,6 @@ class DrafterStats:
     late: int
     late_used: int
     dropped: int
-    ahead: int = 0
-    ahead_used: int = 0
     errors: int
     reconnects: int
     latency_sum_s: float

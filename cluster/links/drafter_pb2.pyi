@@ -25,18 +25,16 @@ class FeatureLayers(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "name", "features", "drafts_ahead", "reads_chat")
+    __slots__ = ("protocol_version", "name", "features", "reads_chat")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     READS_CHAT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     features: FeatureLayers
-    drafts_ahead: bool
     reads_chat: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., features: _Optional[_Union[FeatureLayers, _Mapping]] = ..., drafts_ahead: _Optional[bool] = ..., reads_chat: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., features: _Optional[_Union[FeatureLayers, _Mapping]] = ..., reads_chat: _Optional[bool] = ...) -> None: ...
 
 class LogitsParams(_message.Message):
     __slots__ = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "min_tokens")
@@ -153,22 +151,8 @@ class Query(_message.Message):
     token_s: float
     def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., assumed: _Optional[_Union[Array, _Mapping]] = ..., step_s: _Optional[float] = ..., token_s: _Optional[float] = ...) -> None: ...
 
-class AheadQuery(_message.Message):
-    __slots__ = ("request_id", "committed_len", "max_nodes", "tokens", "parents")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
-    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    committed_len: int
-    max_nodes: int
-    tokens: Array
-    parents: Array
-    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
-
 class Step(_message.Message):
-    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits", "features", "ahead")
+    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits", "features")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
@@ -177,7 +161,6 @@ class Step(_message.Message):
     BUDGET_S_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     closes: _containers.RepeatedScalarFieldContainer[str]
     opens: _containers.RepeatedCompositeFieldContainer[DraftRequest]
@@ -186,12 +169,7 @@ class Step(_message.Message):
     budget_s: float
     last_commits: _containers.RepeatedCompositeFieldContainer[Commit]
     features: _containers.RepeatedCompositeFieldContainer[Features]
-    ahead: _containers.RepeatedCompositeFieldContainer[AheadQuery]
-    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ..., last_commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., ahead: _Optional[_Iterable[_Union[AheadQuery, _Mapping]]] = ...) -> None: ...
-
-class Hurry(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ..., last_commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ...) -> None: ...
 
 class MoreFeatures(_message.Message):
     __slots__ = ("features",)
@@ -275,16 +253,14 @@ class Answer(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ..., open_s: _Optional[float] = ..., observe_s: _Optional[float] = ..., propose_s: _Optional[float] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., is_draining: _Optional[bool] = ..., num_others: _Optional[int] = ...) -> None: ...
 
 class ToDrafter(_message.Message):
-    __slots__ = ("hello", "step", "more_features", "hurry")
+    __slots__ = ("hello", "step", "more_features")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MORE_FEATURES_FIELD_NUMBER: _ClassVar[int]
-    HURRY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
     more_features: MoreFeatures
-    hurry: Hurry
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., more_features: _Optional[_Union[MoreFeatures, _Mapping]] = ..., hurry: _Optional[_Union[Hurry, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., more_features: _Optional[_Union[MoreFeatures, _Mapping]] = ...) -> None: ...
 
 class FromDrafter(_message.Message):
     __slots__ = ("hello", "answer")

@@ -35,7 +35,6 @@ from .wire import (
     decode_answer,
     decode_hello,
     encode_hello,
-    encode_hurry,
     encode_more_features,
     encode_step,
 )
@@ -101,7 +100,6 @@ class GrpcLink:
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
         self.reads_features = features is not None
-        self.drafts_ahead = False
         self._reads_chat = False
         self._features = features
         # As the server that it is connected to reads them.
@@ -137,10 +135,6 @@ class GrpcLink:
             return
         self._message = message
         self._outbox.put_nowait(parts)
-
-    def hurry(self) -> None:
-        """See `DrafterLink`; the server ends for whatever comes."""
-        self._outbox.put_nowait((encode_hurry(),))
 
     def unanswered(self) -> None:
         """See `DrafterLink`; after too many in a row the next connection is to a new server."""
@@ -228,7 +222,6 @@ class GrpcLink:
             raise
         self._silence.connected()
         self._columns = self._columns_for(server.features)
-        self.drafts_ahead = server.drafts_ahead
         self._reads_chat = server.reads_chat
 
     def _columns_for(self, read: FeatureLayers | None) -> FeatureColumns | None:
@@ -267,8 +260,8 @@ class GrpcLink:
 
 
 def _outbox() -> asyncio.Queue[Iterable[bytes]]:
-    """Where messages wait for the stream: one, and before and behind it that one is wanted now."""
-    return asyncio.Queue(maxsize=3)
+    """Where a message waits for the stream."""
+    return asyncio.Queue(maxsize=1)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

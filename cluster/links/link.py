@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from ...core.errors import DrafterError, ProtocolError
+from ...core.errors import DrafterError
 from ...core.interfaces import (
     AheadDrafter,
-    AssumingDrafter,
     CachingDrafter,
     ChatReader,
     Drafter,
@@ -23,7 +22,6 @@ from ...core.interfaces import (
     PrefixCounts,
 )
 from ...core.proposals import (
-    AheadQuery,
     Commit,
     DraftRequest,
     FeatureLayers,
@@ -39,7 +37,7 @@ REPORT_EVERY = 32
 # Of a link that is given no limit of its own: that of the settings.
 MAX_NODES = 256
 logger = logging.getLogger(__name__)
-NamedT = TypeVar("NamedT", Commit, Query, AheadQuery, FeatureRows)
+NamedT = TypeVar("NamedT", Commit, Query, FeatureRows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +50,6 @@ class DrafterMessage:
     deadline  seconds of the hub's clock; proposals after it are late but not lost
     features  of the requests that are asked for; it hears of them before the commits. A link cuts
               from what is handed out what its drafter reads
-    ahead     asked in place of queries, about trees that the target computes still: the drafter
-              ends with what it has as soon as anything else waits for it
     """
 
     sequence: int
@@ -64,12 +60,6 @@ class DrafterMessage:
     deadline: float
     last_commits: Sequence[Commit] = ()
     features: Sequence[FeatureRows] = ()
-    ahead: Sequence[AheadQuery] = ()
-
-    @property
-    def asked(self) -> Sequence[Query | AheadQuery]:
-        """What is answered by a proposal each."""
-        return self.queries or self.ahead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,21 +167,12 @@ class DrafterLink(Protocol):
         """The drafter, if it stands for a head of the last stage."""
         ...
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether it drafts ahead, beside the engine; known when connected."""
-        ...
-
     def connect(self, events: LinkEvents) -> None:
         """Begin to connect; `ready` or `failed` follows."""
         ...
 
     def send(self, message: DrafterMessage) -> None:
         """Send after `ready` and after the former answer; `answered` or `failed` follows."""
-        ...
-
-    def hurry(self) -> None:
-        """What the message on its way asks ahead is wanted now, as far as it is there; once."""
         ...
 
     def unanswered(self) -> None:
@@ -213,11 +194,6 @@ class DrafterLink(Protocol):
 def features_read(drafter: Drafter) -> FeatureLayers | None:
     """What a drafter reads of the target's states; None: nothing."""
     return drafter.feature_layers if isinstance(drafter, FeatureDrafter) else None
-
-
-def drafts_ahead(drafter: Drafter) -> bool:
-    """Whether a drafter drafts behind trees that the target computes still."""
-    return isinstance(drafter, AssumingDrafter) and drafter.drafts_ahead
 
 
 def reads_chat(drafter: Drafter) -> bool:
@@ -260,13 +236,8 @@ class DrafterSession:
         prefix = drafter.prefix_counts if isinstance(drafter, CachingDrafter) else PrefixCounts()
         return DrafterReport(drafter.memory_bytes, self.learning_counts, prefix)
 
-    def run(
-        self, message: DrafterMessage, is_over: Callable[[], bool] = lambda: False
-    ) -> tuple[Sequence[Proposal], DraftSeconds]:
-        """Do what one message says; also how long that took. Raises what the drafter raises.
-
-        is_over  whether drafting ahead shall end
-        """
+    def run(self, message: DrafterMessage) -> tuple[Sequence[Proposal], DraftSeconds]:
+        """Do what one message says; also how long that took. Raises what the drafter raises."""
         drafter, clock = self._drafter, self._clock
         start = clock()
         if message.last_commits:
@@ -284,21 +255,9 @@ class DrafterSession:
         if message.commits:
             drafter.observe([self._named(commit) for commit in message.commits])
         observed = clock()
-        proposals = self._proposals(message, is_over)
+        queries = [self._named(query) for query in message.queries]
+        proposals = drafter.propose(queries, message.deadline) if queries else []
         return proposals, DraftSeconds(opened - start, observed - opened, clock() - observed)
-
-    def _proposals(
-        self, message: DrafterMessage, is_over: Callable[[], bool]
-    ) -> Sequence[Proposal]:
-        drafter = self._drafter
-        if message.queries:
-            queries = [self._named(query) for query in message.queries]
-            return drafter.propose(queries, message.deadline)
-        if not message.ahead:
-            return []
-        if not isinstance(drafter, AssumingDrafter):
-            raise ProtocolError(f"{drafter.name} drafts nothing ahead")
-        return drafter.propose_ahead([self._named(query) for query in message.ahead], is_over)
 
     def close(self) -> None:
         """Close every request. What the drafter raises is logged: it is given up anyway."""
@@ -327,8 +286,6 @@ class InprocLink:
     )  # fmt: skip
 
     is_local = True
-    # It would hold up the engine.
-    drafts_ahead = False
 
     def __init__(
         self,
@@ -364,15 +321,15 @@ class InprocLink:
         self._events = events
         events.ready()
 
-    def send(self, message: DrafterMessage, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Run the drafter and report before returning. `is_over`: see `DrafterSession.run`."""
+    def send(self, message: DrafterMessage) -> None:
+        """Run the drafter and report before returning."""
         events = self._events
         assert events is not None, "send before connect"
         if message.features and self._columns is not None:
             own = [self._columns.of(rows) for rows in message.features]
             message = replace(message, features=own)
         try:
-            proposals, seconds = self._session.run(message, is_over)
+            proposals, seconds = self._session.run(message)
             report = self._session.report() if is_report_due(message) else None
         except Exception as error:
             # The hub logs what `failed` tells it, and counts what comes again.
@@ -380,9 +337,6 @@ class InprocLink:
             events.failed(DrafterError(f"it raised {failure_reason(error)}"))
             return
         events.answered(proposals, report, seconds)
-
-    def hurry(self) -> None:
-        """Does not happen, as `unanswered`."""
 
     def unanswered(self) -> None:
         """Does not happen: `send` answers before it returns."""

@@ -42,10 +42,5 @@ class DrafterPool:
     is_local = False
     ahead = None
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether any of its servers drafts behind trees in flight."""
-        return any(link.drafts_ahead for link in self.links.values())
-
 
 AnyLink = DrafterLink | DrafterPool

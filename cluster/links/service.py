@@ -8,10 +8,9 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
 
 import grpc
 
@@ -25,7 +24,6 @@ from .features import MAX_FEATURE_BYTES, feature_bytes
 from .link import (
     DrafterMessage,
     DrafterSession,
-    drafts_ahead,
     features_read,
     is_report_due,
     reads_chat,
@@ -39,7 +37,6 @@ from .wire import (
     encode_answer,
     encode_error,
     encode_hello,
-    is_ahead,
 )
 from .work import Work, WorkMeter
 
@@ -79,14 +76,6 @@ class FeatureInbox:
         return replace(message, features=rows) if rows else message
 
 
-class _Arrival(NamedTuple):
-    """A message, by a number of its own; `gives_way`: it only asks ahead."""
-
-    number: int
-    data: bytes
-    gives_way: bool
-
-
 class DrafterService:
     """The gRPC face of a drafter. One worker thread runs the drafter, for all connections.
 
@@ -109,8 +98,6 @@ class DrafterService:
         self._numbers = itertools.count()
         self._sessions: set[DrafterSession] = set()
         self._is_draining = False
-        # Messages that arrived and are not begun, but for those that ask ahead.
-        self._waiting: set[int] = set()
         self._meter = WorkMeter(clock)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
 
@@ -156,17 +143,22 @@ class DrafterService:
         read = features_read(self._drafter)
         inbox = FeatureInbox(read)
         self._sessions.add(session)
+        loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
-            greeting = Greeting(
-                self._drafter.name, read, drafts_ahead(self._drafter), reads_chat(self._drafter)
-            )
+            greeting = Greeting(self._drafter.name, read, reads_chat(self._drafter))
             yield encode_hello(greeting, pb.FromDrafter)
-            async with contextlib.aclosing(self._arrivals(requests)) as arrivals:
-                async for arrival in arrivals:
-                    answer = await self._work(session, inbox, arrival)
-                    if answer is not None:
-                        yield answer
+            # The next message is read after this one is answered: gRPC holds the sender back.
+            async for data in requests:
+                self._meter.enter()
+                try:
+                    answer = await loop.run_in_executor(
+                        self._worker, self._answer, session, inbox, data
+                    )
+                finally:
+                    self._meter.leave()
+                if answer is not None:
+                    yield answer
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
@@ -176,72 +168,18 @@ class DrafterService:
                 # In the worker, which may still be at this session's last message.
                 self._worker.submit(session.close)
 
-    async def _work(
-        self, session: DrafterSession, inbox: FeatureInbox, arrival: _Arrival
-    ) -> bytes | None:
-        """`_answer` in the worker; what gives way to all others counts as no work."""
-        answer = asyncio.get_running_loop().run_in_executor(
-            self._worker, self._answer, session, inbox, arrival
-        )
-        if arrival.gives_way:
-            return await answer
-        self._meter.enter()
-        try:
-            return await answer
-        finally:
-            self._meter.leave()
-
-    async def _arrivals(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[_Arrival, None]:
-        """Messages of a connection.
-
-        One is read while that before it is at work, so that drafting ahead can end for it; then
-        gRPC holds the sender back.
-        """
-        own: set[int] = set()
-
-        async def read() -> _Arrival | None:
-            data = await anext(requests, None)
-            if data is None:
-                return None
-            gives_way = drafts_ahead(self._drafter) and is_ahead(data)
-            arrival = _Arrival(next(self._numbers), data, gives_way)
-            if not gives_way:
-                own.add(arrival.number)
-                self._waiting.add(arrival.number)
-            return arrival
-
-        coming = asyncio.create_task(read())
-        try:
-            while True:
-                arrival = await coming
-                if arrival is None:
-                    return
-                coming = asyncio.create_task(read())
-                yield arrival
-                own.discard(arrival.number)
-        finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-            # What was not begun will not be.
-            self._waiting -= own
-
-    def _answer(
-        self, session: DrafterSession, inbox: FeatureInbox, arrival: _Arrival
-    ) -> bytes | None:
+    def _answer(self, session: DrafterSession, inbox: FeatureInbox, data: bytes) -> bytes | None:
         """Do what one message says; features before one wait, and have no answer.
 
         Raises `ProtocolError` if it is no message.
         """
-        self._waiting.discard(arrival.number)
-        part = decode_part(arrival.data, self._clock())
-        if part is None:
-            return None
+        part = decode_part(data, self._clock())
         if not isinstance(part, DrafterMessage):
             inbox.add(part)
             return None
         message = inbox.put_into(part)
         try:
-            proposals, seconds = session.run(message, lambda: bool(self._waiting))
+            proposals, seconds = session.run(message)
             report = session.report() if is_report_due(message) else None
             return encode_answer(
                 message,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from ...core.arrays import PackedArray, pack, unpack
@@ -17,11 +18,13 @@ from ...core.errors import DrafterError, ProtocolError, RequestError
 from ...core.interfaces import PrefixCounts
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
+    MAX_ASSUMED_TOKENS,
     Commit,
     DraftRequest,
     FeatureLayers,
     FeatureRows,
     Proposal,
+    Query,
 )
 from . import drafter_pb2 as pb
 from .features import from_bfloat16, to_bfloat16
@@ -35,7 +38,6 @@ from .wire_proposals import (
     encode_proposal,
     encode_top_next_tokens,
 )
-from .wire_queries import decode_ahead, decode_query, encode_ahead, encode_query
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
 PROTOCOL_VERSION = 3
@@ -53,19 +55,17 @@ NUMBERS = (
 
 
 class Greeting(NamedTuple):
-    """What a side says of itself: its name, what its drafter reads of the target's states, whether
-    it drafts ahead, and whether it asks for chats."""
+    """What a side says of itself: its name, what its drafter reads of the target's states, and
+    whether it asks for chats."""
 
     name: str
     features: FeatureLayers | None = None
-    drafts_ahead: bool = False
     reads_chat: bool = False
 
 
 def encode_hello(greeting: Greeting, kind: type[Message]) -> bytes:
     """The first message of either side."""
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION, name=greeting.name)
-    hello.drafts_ahead = greeting.drafts_ahead
     hello.reads_chat = greeting.reads_chat
     if greeting.features is not None:
         hello.features.layers.extend(greeting.features.layers)
@@ -86,9 +86,7 @@ def decode_hello(data: bytes, kind: type[Message]) -> Greeting:
         )
     features = message.hello.features
     layers = FeatureLayers(tuple(features.layers), features.width) if features.layers else None
-    return Greeting(
-        message.hello.name, layers, message.hello.drafts_ahead, message.hello.reads_chat
-    )
+    return Greeting(message.hello.name, layers, message.hello.reads_chat)
 
 
 def encode_step(
@@ -115,9 +113,7 @@ def encode_step(
     step.last_commits.extend(map(_encode_commit, message.last_commits))
     step.features.extend(map(_encode_features, message.features))
     for query in message.queries:
-        encode_query(step.queries.add(), query)
-    for ahead in message.ahead:
-        encode_ahead(step.ahead.add(), ahead)
+        _encode_query(step.queries.add(), query)
     return _within(pb.ToDrafter(step=step).SerializeToString(), max_bytes)
 
 
@@ -127,25 +123,9 @@ def encode_more_features(rows: Sequence[FeatureRows], max_bytes: int) -> bytes:
     return _within(pb.ToDrafter(more_features=more).SerializeToString(), max_bytes)
 
 
-def encode_hurry() -> bytes:
-    """Asks for what is drafted ahead, as far as it is there."""
-    return pb.ToDrafter(hurry=pb.Hurry()).SerializeToString()
-
-
-def is_ahead(data: bytes) -> bool:
-    """Whether a message to a drafter only asks ahead, so that all others go before it."""
-    try:
-        return bool(_parse(data, pb.ToDrafter).step.ahead)
-    except ProtocolError:
-        return False
-
-
-def decode_part(data: bytes, now: float) -> DrafterMessage | list[FeatureRows] | None:
-    """A message to a drafter, or features that go before it; `now` as in `decode_step`. None:
-    nothing but that it came counts."""
+def decode_part(data: bytes, now: float) -> DrafterMessage | list[FeatureRows]:
+    """A message to a drafter, or features that go before it; `now` as in `decode_step`."""
     message = _parse(data, pb.ToDrafter)
-    if message.WhichOneof("body") == "hurry":
-        return None
     if message.WhichOneof("body") == "more_features":
         return [_decode_features(features) for features in message.more_features.features]
     if message.WhichOneof("body") != "step":
@@ -162,18 +142,15 @@ def decode_step(data: bytes, now: float) -> DrafterMessage:
 
 
 def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
-    if step.queries and step.ahead:
-        raise ProtocolError("wire: a step that asks ahead has no queries")
     return DrafterMessage(
         step.sequence,
         tuple(step.closes),
         tuple(_decode_request(request) for request in step.opens),
         [_decode_commit(commit) for commit in step.commits],
-        [decode_query(query) for query in step.queries],
+        [_decode_query(query) for query in step.queries],
         now + step.budget_s,
         [_decode_commit(commit) for commit in step.last_commits],
         [_decode_features(features) for features in step.features],
-        [decode_ahead(query) for query in step.ahead],
     )
 
 
@@ -197,7 +174,7 @@ def encode_answer(  # noqa: PLR0913 - most are keywords with defaults
         answer.open_s = seconds.open_s
         answer.observe_s = seconds.observe_s
         answer.propose_s = seconds.propose_s
-    for query, proposal in zip(message.asked, proposals, strict=True):
+    for query, proposal in zip(message.queries, proposals, strict=True):
         encode_proposal(answer.proposals.add(request_id=query.request_id), proposal)
     return _within(pb.FromDrafter(answer=answer).SerializeToString(), max_bytes)
 
@@ -231,7 +208,7 @@ def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
     if parsed.answer.error:
         raise DrafterError(f"its server reports: {parsed.answer.error}")
     proposals = parsed.answer.proposals
-    asked = [query.request_id for query in message.asked]
+    asked = [query.request_id for query in message.queries]
     if len(proposals) != len(asked):
         raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
     if [proposal.request_id for proposal in proposals] != asked:
@@ -321,6 +298,43 @@ def _decode_logits_params(message: pb.LogitsParams) -> LogitsParams:
         )
     except RequestError as error:
         raise ProtocolError(f"wire: {error}") from error
+
+
+def _encode_query(added: pb.Query, query: Query) -> None:
+    """Fill in a query's message. Raises `ProtocolError` for too long a path."""
+    added.request_id = query.request_id
+    added.committed_len = query.committed_len
+    added.max_nodes = query.max_nodes
+    added.step_s, added.token_s = query.step_s, query.token_s
+    if query.assumed is not None:
+        _check_path(len(query.assumed))
+        path = np.array(query.assumed, dtype=np.int32)
+        added.assumed.CopyFrom(encode_array(path, INT32))
+
+
+def _decode_query(query: pb.Query) -> Query:
+    """A query. Raises `ProtocolError`."""
+    assumed = None
+    if query.HasField("assumed"):
+        _check_path(max(query.assumed.shape, default=0))
+        path = decode_array(query.assumed, "query.assumed")
+        if path.min(initial=0) < 0:
+            raise ProtocolError("wire: query.assumed: a token id is negative")
+        assumed = tuple(path.tolist())
+    if not 0.0 <= query.step_s < math.inf:
+        raise ProtocolError(f"wire: a step takes no {query.step_s} seconds")
+    if not 0.0 <= query.token_s < math.inf:
+        raise ProtocolError(f"wire: a token saves no {query.token_s} seconds")
+    return Query(
+        query.request_id, query.committed_len, query.max_nodes, assumed, query.step_s, query.token_s
+    )
+
+
+def _check_path(count: int) -> None:
+    if count > MAX_ASSUMED_TOKENS:
+        raise ProtocolError(
+            f"wire: query.assumed: a path of {count} tokens; at most {MAX_ASSUMED_TOKENS}"
+        )
 
 
 def _decode_commit(commit: pb.Commit) -> Commit:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from ..interfaces import ProposalSource
 from ..proposals import (
-    AheadQuery,
     DraftCost,
     Drafted,
     FeatureRows,
@@ -26,7 +25,6 @@ from ..schedule.streaming import Streaming, max_depth
 from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
 from ..step.prompt_chunk import PromptChunk
 from ..step.tree_steps import TreeSteps
-from ..verify.rules import COUPLED
 from .tree_choice import want_tokens_alone
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -44,8 +42,7 @@ class Drafting:
     """Speaks with the drafters for all requests, as the budget says."""
 
     __slots__ = (
-        "_acceptance", "_ahead_of", "_budget", "_clock", "_commits", "_drafters", "_scheduler",
-        "_streaming", "level_tokens",
+        "_budget", "_clock", "_commits", "_drafters", "_scheduler", "_streaming", "level_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -54,11 +51,9 @@ class Drafting:
         scheduler: Scheduler,
         budget: NodeBudget,
         clock: Callable[[], float],
-        acceptance: str = COUPLED,
         *,
         streaming: Streaming | None = None,
     ) -> None:
-        self._acceptance = acceptance
         self._streaming = streaming or Streaming(scheduler, budget, clock)
         self._drafters = drafters
         self._scheduler = scheduler
@@ -68,8 +63,6 @@ class Drafting:
         # Of heads of the last stage, as of the last plan that told them to draft: what a further
         # level takes, in tokens that would save as much.
         self.level_tokens: dict[str, float] = {}
-        # The last step whose answer drafters were asked to guess.
-        self._ahead_of: TreeSteps | None = None
 
     def open(self, state: RequestState) -> None:
         """Begin a request with the drafters, if it wants them and has not begun.
@@ -238,36 +231,9 @@ class Drafting:
 
     def _query(self, state: RequestState, most: int) -> Query | None:
         """What drafters may be asked for a request; None where no draft is of use."""
-        size = _most_nodes(state, most)
+        # What is left of the answer bounds the tree's depth (`merge`), not its width.
+        size = min(most, state.max_nodes) if max_depth(state) > 0 else 0
         return self._streaming.query(state, size) if size > 0 else None
-
-    def go_ahead(self, trees: TreeSteps, draft_batch: DraftBatch | None) -> None:
-        """Let drafters that have nothing else to do go on behind a step that is computed.
-
-        Each is told the trees, and guesses where the target will leave them. Not under acceptance
-        rules that look at how a draft was drawn.
-        """
-        is_new = draft_batch is not None and self._ahead_of is not trees
-        if draft_batch is None or not is_new or not self._drafters.drafts_ahead:
-            return
-        self._ahead_of = trees
-        asked = draft_batch.plan.by_drafter
-        if not asked or self._acceptance != COUPLED:
-            return
-        most = self._scheduler.nodes_each(len(trees.states))
-        queries = []
-        for state, tree in zip(trees.states, trees.trees, strict=True):
-            # The target says a token at least before what is verified next.
-            size = _most_nodes(state, most, 1)
-            if size > 0 and not state.has_ended:
-                committed_len = len(state.token_ids)
-                # What earlier steps hold of a streamed tree is on its way, too.
-                sent = tree if state.stream is None else state.stream.sent()
-                queries.append(
-                    AheadQuery(state.request_id, committed_len, size, sent.tokens, sent.parents)
-                )
-        if queries:
-            self._drafters.draft_ahead(queries, asked)
 
     def _order(
         self, states: Sequence[RequestState], plan: AskPlan, sizes: Mapping[str, int] = NO_SIZES
@@ -318,9 +284,3 @@ def _asked_of(asked: Mapping[str, Sequence[str]], queries: Sequence[Query]) -> l
     """Those that somebody is asked."""
     ids = set[str]().union(*asked.values())
     return [query for query in queries if query.request_id in ids]
-
-
-def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:
-    """Nodes of a tree that begins `num_ahead` tokens behind the text; 0 where none is of use."""
-    # What is left of the answer bounds the tree's depth (`merge`), not its width.
-    return min(most, state.max_nodes) if max_depth(state) > num_ahead else 0

@@ -223,11 +223,6 @@ class Flights:
         return self._steps[0]
 
     @property
-    def newest(self) -> StepInFlight:
-        """The one that was sent last."""
-        return self._steps[-1]
-
-    @property
     def answered(self) -> StepInFlight | None:
         """The oldest, if its answer is there."""
         return self._steps[0] if self._steps and self._steps[0].answer.done() else None

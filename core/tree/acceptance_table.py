@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Float32, Float64
+from ..arrays import Float64
 from ..compiled import compiled
 
 # Lower ends of the bins of a drafter's own log-probability; 0 means that it knows none.
@@ -62,11 +62,6 @@ class AcceptanceTable:
         source_id = self.source_id(source)
         return float(estimate(self.counts, source_id, log_prob, depth, rank))
 
-    def estimates(self, source: str, log_probs: Float32, depth: int) -> Float64:
-        """float64 [n]: likewise of the children of one parent, float32 [n] in order of ranks."""
-        source_id = self.source_id(source)
-        return estimates(self.counts, source_id, log_probs, depth)
-
     def record(
         self, source: str, log_prob: float, depth: int, rank: int, *, accepted: bool
     ) -> None:
@@ -106,15 +101,6 @@ def estimate(counts: Float64, source: int, log_prob: float, depth: int, rank: in
     mean_told = (own[TOLD] + PRIOR_NODES * told) / (own[JUDGED] + PRIOR_NODES)
     mean = (own[ACCEPTED] + PRIOR_NODES * ratio * mean_told) / (own[JUDGED] + PRIOR_NODES)
     return min(mean * told / mean_told, MOST_LIKELY)
-
-
-@compiled
-def estimates(counts: Float64, source: int, log_probs: Float32, depth: int) -> Float64:
-    """float64 [n]: `estimate` of each rank."""
-    found = np.empty(len(log_probs))
-    for rank, log_prob in enumerate(log_probs):
-        found[rank] = estimate(counts, source, log_prob, depth, rank)
-    return found
 
 
 @compiled

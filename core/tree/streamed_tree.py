@@ -133,11 +133,6 @@ class StreamedTree(Generic[A]):
             self._alive = _subtrees(self.root.children.values())
         return self._alive
 
-    def sent(self) -> TokenTree:
-        """All of it that was sent, below its root; without the drafters' names."""
-        nodes = [node for node in self.alive() if node.place is not None]
-        return token_tree(nodes, self.root.position, ())
-
     def graft(self, tree: TokenTree, at: StreamedNode[A]) -> None:
         """Add what was drafted behind a node that is alive, or is the root."""
         self._alive = None

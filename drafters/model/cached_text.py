@@ -162,14 +162,14 @@ class CachedText:
         choice = CoupledChoice(distribution.temperature, self.seed, length)
         return TextEnd(text, num_kept, position, choice, distribution)
 
-    def rewind(self, end: TextEnd | None = None) -> int:
+    def rewind(self, end: TextEnd) -> int:
         """Position of the first token to feed: the last one of the text, and of what is assumed to
         follow it, is fed again if need be.
 
         Its row draws the next token. What the cache holds beyond it will be overwritten: where
         the text's own last tokens change with what is assumed, these too.
         """
-        num_kept, added = (len(self.tokens), []) if end is None else (end.num_kept, end.added)
+        num_kept, added = end.num_kept, end.added
         self.forget_behind(num_kept)
         agreed = num_equal(self._drawn, added) if self.cached_len == num_kept else 0
         self._drawn = added[:agreed]
@@ -189,11 +189,6 @@ class CachedText:
             self.cached_len = min(job.position, end.num_kept)
             drawn = [*end.added, *job.fed] if end.num_kept == len(self.tokens) else []
             self._drawn = drawn[: max(0, job.position - end.num_kept)]
-
-    def keep_ahead(self, path: Sequence[int]) -> None:
-        """Note that all of the text is cached, and that these tokens stand behind it."""
-        self.cached_len = len(self.tokens)
-        self._drawn = list(path)
 
     def take_prefix(self, blocks: list[int], block_size: int) -> None:
         """Begin with blocks that hold the first tokens already."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ...core.interfaces import PrefixCounts
-from ...core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
+from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.steps import StepInput, StepOutput
 from ...models.device import choose_device, choose_dtype
 from ...models.hosted.any_stage import AnyStage, load_any_stage
@@ -24,7 +24,6 @@ from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
 from ..open_requests import OpenRequests
-from .ahead.drafts import DraftsAhead
 from .cached_text import CachedText, TextEnd
 from .chain_job import ChainBatch, ChainJob, build_step, chain_nodes, next_batch
 from .expansion import Expansion
@@ -35,8 +34,7 @@ from .stopping.draft_costs import DraftCosts, DraftRounds
 from .stopping.rules import SVIP
 from .text_distribution import draft_rng, stacked
 from .tree_draws import NO_DRAWS, TreeDraws
-from .tree_job import TreeJob
-from .tree_step import build_tree_step
+from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
 from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.names import SLRS, check_tree
@@ -77,7 +75,7 @@ def load_model_drafter(
         ),
         dtype=choose_dtype(options.dtype, device, info.dtype),
         device=device,
-        with_trees=options.tree != "chain" or chosen.name == SLRS or options.ahead,
+        with_trees=options.tree != "chain" or chosen.name == SLRS,
     )
     return ModelDrafter(stage, info, name, options, vocabulary=chosen.vocabulary)
 
@@ -131,10 +129,6 @@ class ModelDrafter:
         self._stop_rule = self._options.stop_rule(self._costs)
         self._sequoia = self._options.sequoia_shapes(self._costs)
         self._expansions = self._options.expansions(self._sequoia)
-        self._ahead = DraftsAhead(
-            self._options, self._vocabulary, self._cache, run=self._pass,
-            max_context_len=info.max_context_len, expansions=self._expansions,
-        )  # fmt: skip
         self._rounds = DraftRounds()
         # Of each request in the last proposals, on average.
         self._num_nodes = 0.0
@@ -143,16 +137,6 @@ class ModelDrafter:
     def name(self) -> str:
         """The `source` of the proposals."""
         return self._name
-
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether it drafts behind trees in flight: one whose tokens are the target's may."""
-        return self._options.ahead and self.has_target_tokens
-
-    @property
-    def has_target_tokens(self) -> bool:
-        """Whether its tokens are the target's: it may then be asked behind others'."""
-        return isinstance(self._vocabulary, SameVocabulary)
 
     @property
     def reads_chat(self) -> bool:
@@ -220,19 +204,10 @@ class ModelDrafter:
                 state.proposed = proposal.tokens, proposal.parents
         return proposals
 
-    def propose_ahead(
-        self, queries: Sequence[AheadQuery], is_over: Callable[[], bool]
-    ) -> list[Proposal]:
-        """Drafts behind the likeliest outcomes of each query's tree; see `AssumingDrafter`."""
-        self._rounds.asked_ahead(queries)
-        asked = [(query, self._requests.of_query(query)) for query in queries]
-        return self._ahead.propose(self._name, asked, is_over)
-
     def observe(self, commits: Sequence[Commit]) -> None:
         """Follow the committed tokens; keeps the KV of drawn tokens that were accepted."""
         for commit in commits:
             state = self._requests.of_commit(commit)
-            self._ahead.observe(commit)
             if self._sequoia is not None and state.proposed is not None:
                 self._sequoia.judge(*state.proposed, commit.tokens.tolist())
             state.extend(commit.tokens)
@@ -240,7 +215,6 @@ class ModelDrafter:
 
     def close(self, request_id: str) -> None:
         """Forget a request and free its KV blocks; an unknown id is ignored."""
-        self._ahead.forget(request_id)
         state = self._requests.drop(request_id)
         if state is not None:
             self._cache.release(state)
@@ -356,8 +330,7 @@ class ModelDrafter:
         active = [job for job in jobs if job.expansion.frontier]
         if not active:
             return []
-        parts = [job.part(self._options.block_size) for job in active]
-        output = self._pass(build_tree_step(parts, max(job.num_top for job in active)))
+        output = self._pass(build_tree_step(active, self._options.block_size))
         first = 0
         for job in active:
             count = len(job.expansion.frontier)

@@ -57,9 +57,6 @@ class ModelOptions:
                           stand beside the chain's first
     stop                  when a draft ends before that (`drafters/model/stopping/`): constant,
                           heuristic, confidence, svip, schedule or goodput
-    ahead                 it drafts behind the likeliest outcomes of a step that the target computes
-                          still; of drafters with a process of their own, and `coupled`
-    ahead_outcomes        how many outcomes of a request it drafts behind, in one pass a level
     distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
                           most probable tokens, which is declared, as acceptance rules other than
                           `coupled` need it
@@ -88,8 +85,6 @@ class ModelOptions:
     branch: int = 0
     distribution_size: int = 0
     stop: str = "constant"
-    ahead: bool = False
-    ahead_outcomes: int = 32
     confidence_threshold: float = 0.4
     schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
@@ -109,7 +104,6 @@ class ModelOptions:
         require_whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
-        require_whole("ahead_outcomes", self.ahead_outcomes, 1, 256)
         require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_one_of("tree_size", self.tree_size, (FASTEST, FULL))
         if self.tree_size != FASTEST and self.tree != SEQUOIA:
@@ -119,7 +113,7 @@ class ModelOptions:
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("compile", self.compile, COMPILES)
-        require_switches(self, "ahead", "enforce_eager", "prefix_cache")
+        require_switches(self, "enforce_eager", "prefix_cache")
         self.expansions()
         require_fraction("confidence_threshold", self.confidence_threshold)
         self.stop_rule(DraftCosts())

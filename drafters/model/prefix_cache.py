@@ -69,17 +69,6 @@ class PrefixCache:
             return False
         return True
 
-    def has_room(self, text: CachedText, num_fed: int) -> bool:
-        """Whether a text that has blocks can have more for so many tokens behind it."""
-        needed = self._pool.blocks_for(len(text.tokens) + num_fed)
-        return bool(text.blocks) and needed - len(text.blocks) <= self._pool.num_free
-
-    def trim(self, text: CachedText, num_fed: int) -> None:
-        """Give back the blocks that are not for the text and so many tokens behind it."""
-        needed = self._pool.blocks_for(len(text.tokens) + num_fed)
-        self._pool.free(text.blocks[needed:])
-        del text.blocks[needed:]
-
     def register(self, text: CachedText) -> None:
         """Let others share what is cached of the text from now on.
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 
 import numpy as np
 
 from ...core.arrays import ROOT, Bool, Float32, Int32
+from ...core.sampling.rows import sampling_rows
+from ...core.step.builder import block_tables
 from ...core.step.layout import kv_slots
-from ...core.steps import StepOutput, TreeRows
+from ...core.steps import StepInput, StepOutput, TreeRows
 from ...core.tree.kernels import pack
-from ..coupled_rank import CoupledChoice
+from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution
 from .tree_draws import TreeDraws
-from .tree_step import TreePart, ranked_tokens
 from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.strategy import DraftVocabulary
 
@@ -126,15 +128,23 @@ class TreeJob:
 
         What the model itself would choose is always among them, however unlikely it was.
         """
+        assert output.top is not None
         count = self.expansion.num_candidates
+        tokens = output.top.ids[row, : self.num_top]
+        log_probs = output.top.log_probs[row, : len(tokens)]
         if self.heard is not None:
-            assert output.top is not None
-            tokens = output.top.ids[row, : self.num_top]
-            log_probs = output.top.log_probs[row, : len(tokens)]
             return self.heard.rank(self._path(node), tokens, log_probs, count)
-        position = self.next_position + self.expansion.depth(node)
-        choice = CoupledChoice(self.distribution.temperature, self.distribution.seed, position)
-        return ranked_tokens(output, row, self.num_top, choice, count)
+        assert output.log_probs is not None
+        chosen = output.target_tokens[row]
+        if chosen not in tokens:
+            tokens = np.append(tokens, chosen)
+            log_probs = np.append(log_probs, output.log_probs[row])
+        siblings = np.full(len(tokens), ROOT, dtype=np.int32)
+        choice = CoupledChoice(
+            self.distribution.temperature, self.distribution.seed, self.noise_position(node)
+        )
+        tokens, _, given = rank_coupled(tokens, siblings, log_probs, choice, count)
+        return tokens, given
 
     def _path(self, node: int) -> list[int]:
         path: list[int] = []
@@ -147,17 +157,9 @@ class TreeJob:
         """Note that the frontier's KV has been written."""
         self.fed.extend(self.expansion.frontier)
 
-    def part(self, block_size: int) -> TreePart:
-        """The frontier as a part of the next pass."""
-        expansion = self.expansion
-        return TreePart(
-            [self.vocabulary.fed(expansion.tokens[node]) for node in expansion.frontier],
-            self._rows(block_size),
-            self.text_len,
-            self.blocks,
-            self.distribution,
-            [self.next_position + expansion.depth(node) for node in expansion.frontier],
-        )
+    def noise_position(self, node: int) -> int:
+        """Position of what follows a node as its noise counts."""
+        return self.next_position + self.expansion.depth(node)
 
     def mask(self) -> Bool:
         """bool [frontier, fed + frontier]: a node sees its ancestors and itself."""
@@ -171,7 +173,8 @@ class TreeJob:
                 ancestor = self.expansion.parents[ancestor]
         return mask
 
-    def _rows(self, block_size: int) -> TreeRows:
+    def rows(self, block_size: int) -> TreeRows:
+        """What the frontier sees of itself and of the nodes that were fed before."""
         nodes = [*self.fed, *self.expansion.frontier]
         places = np.arange(self.text_len, self.text_len + len(nodes), dtype=np.int32)
         table = np.array([self.blocks], dtype=np.int32)
@@ -182,3 +185,48 @@ class TreeJob:
             # The root stands at the text's last position.
             positions=np.array(depths, dtype=np.int32) + np.int32(self.text_len - 1),
         )
+
+
+def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
+    """The step that feeds the frontiers of all jobs."""
+    frontiers = [job.expansion.frontier for job in jobs]
+    counts = [len(frontier) for frontier in frontiers]
+    trees = [job.rows(block_size) for job in jobs]
+    pairs = list(zip(trees, counts, strict=True))
+    distributions = [job.distribution for job in jobs]
+    tokens = [
+        job.vocabulary.fed(job.expansion.tokens[node])
+        for job, frontier in zip(jobs, frontiers, strict=True)
+        for node in frontier
+    ]
+    noise_positions = [
+        job.noise_position(node)
+        for job, frontier in zip(jobs, frontiers, strict=True)
+        for node in frontier
+    ]
+    no_rows = np.empty(0, dtype=np.int32)
+    return StepInput(
+        step_id=0,
+        moves=np.empty((0, 2), dtype=np.int32),
+        token_ids=np.array(tokens, dtype=np.int32),
+        positions=np.concatenate([tree.positions[-count:] for tree, count in pairs]),
+        slots=np.concatenate([tree.slots[-count:] for tree, count in pairs]),
+        request_starts=np.array([0, *accumulate(counts)], dtype=np.int32),
+        context_lens=np.array([job.text_len for job in jobs], dtype=np.int32),
+        block_tables=block_tables([job.blocks for job in jobs]),
+        trees=tuple(trees),
+        logits_rows=np.arange(len(tokens), dtype=np.int32),
+        sampling=sampling_rows(
+            [distribution.temperature for distribution in distributions],
+            [distribution.logits_params for distribution in distributions],
+            [distribution.seed for distribution in distributions],
+            np.array(noise_positions, dtype=np.int64),
+            np.array(counts, dtype=np.int32),
+        ),
+        probe_rows=no_rows,
+        probe_top_k=0,
+        scored_rows=no_rows,
+        scored_tokens=no_rows,
+        with_log_probs=True,
+        num_top=max(job.num_top for job in jobs),
+    )

@@ -11,7 +11,6 @@ from ...cluster.engine.engine_time import EngineTime
 from ...cluster.links.pool import AnyLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError
-from .apart_link import ApartLink
 from .cost_profile import SMALL_MODEL, CostProfile
 from .draft_times import times_of
 from .host_clock import HostClock, HostLoop
@@ -58,11 +57,9 @@ class Simulation:
         Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
         """
         pairs = zip(drafters, links, strict=True)
-        return [self._slowed(drafter, vocab_size, link) for drafter, link in pairs]
-
-    def _slowed(self, drafter: DrafterConfig, vocab_size: int, link: AnyLink) -> SlowedLink:
-        """A drafter that would draft ahead has a device of its own."""
-        times = times_of(drafter, self.profile, vocab_size, self._small_model)
-        if drafter.options.get("ahead"):
-            return ApartLink(link, times, self.clock, drafts_ahead=True)
-        return SlowedLink(link, times, self.clock)
+        return [
+            SlowedLink(
+                link, times_of(drafter, self.profile, vocab_size, self._small_model), self.clock
+            )
+            for drafter, link in pairs
+        ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,11 +89,6 @@ class SlowedLink:
         """See `DrafterLink`."""
         return self._link.ahead
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """See `DrafterLink`."""
-        return self._link.drafts_ahead
-
     def connect(self, events: LinkEvents) -> None:
         """See `DrafterLink`."""
         self._events = events
@@ -115,21 +110,15 @@ class SlowedLink:
             self._host_clock.wait(waited)
             self._events.answered(answer.proposals, answer.report, DraftSeconds(propose_s=waited))
 
-    def _drafted(
-        self, message: DrafterMessage, is_over: Callable[[], bool] = lambda: False
-    ) -> Answer | None:
+    def _drafted(self, message: DrafterMessage) -> Answer | None:
         """What the real one answers, in no time; None where it failed."""
         self._passes_before = self._passes_so_far
         self._answer = None
         self._draft_clock.begin()
         with self._host_clock.stopped():
-            self._link.send(message, is_over)
+            self._link.send(message)
         self._draft_clock.end()
         return self._answer
-
-    def hurry(self) -> None:
-        """See `DrafterLink`."""
-        self._link.hurry()
 
     def unanswered(self) -> None:
         """See `DrafterLink`."""

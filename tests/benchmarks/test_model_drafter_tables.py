@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from draftline.benchmarks.model_drafters import plots
 from draftline.benchmarks.model_drafters.acceptance import coupled, rejected
-from draftline.benchmarks.model_drafters.hidden_share import merged, overlap
 from draftline.benchmarks.model_drafters.tables import PAGE, RESULTS, main, tables
 
 NAMES = ("same chain", "SLRS")
@@ -58,13 +57,6 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.png")}
     assert drawn.keys() == {"models.png", "models-speed.png"}
     assert all(png.startswith(b"\x89PNG") for png in drawn.values())
-
-
-def test_hidden_time_is_what_lies_within_the_stages() -> None:
-    busy = merged([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0)])
-    assert busy == [(0.0, 2.0), (3.0, 4.0)]
-    assert overlap((1.0, 3.5), busy) == 1.5
-    assert overlap((2.0, 3.0), busy) == 0.0
 
 
 def test_expected_acceptance_by_hand() -> None:

@@ -8,12 +8,9 @@ import asyncio
 import random
 from dataclasses import replace
 
-import numpy as np
 from draftline.core.errors import StageLost
-from draftline.core.proposals import AheadQuery
 from draftline.core.request.output import TARGET_SOURCE, Delta
 from draftline.core.request.sampling_params import StreamingMode
-from draftline.core.tree.tree import ROOT
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
@@ -144,33 +141,6 @@ def steps_of(streaming: StreamingMode, num_requests: int = 1, groups: int = 9) -
         bench.add("r" * (index + 1), [1, 2, 3], 100)
     asyncio.run(bench.run())
     return bench
-
-
-def test_drafters_go_ahead_behind_all_of_a_streamed_tree() -> None:
-    bench = Bench(
-        seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="on", is_adaptive=False
-    )  # fmt: skip
-    asked: list[AheadQuery] = []
-    bench.drafters.drafts_ahead = True
-    bench.drafters.draft_ahead = lambda queries, _asked: asked.extend(queries)
-    bench.add("a", [1, 2, 3], 100)
-    asyncio.run(bench.run())
-    assert bench.tokens("a") == plain_answer([1, 2, 3], 100, 1, VOCAB)
-    text = [1, 2, 3, *bench.tokens("a")]
-    largest_slice = max(
-        len(tree.ancestors) - 1 for step in bench.target.steps for tree in step.trees if tree
-    )
-    assert max(len(query.tokens) for query in asked) > largest_slice
-    assert all(3 <= query.committed_len <= len(text) for query in asked)
-    for query in asked:
-        assert (query.parents < np.arange(len(query.parents))).all()
-    # Where the text went along the tree it stands behind what was committed then.
-    right = [
-        query.tokens[query.parents == ROOT].tolist().count(text[query.committed_len])
-        for query in asked
-        if query.committed_len < len(text)
-    ]
-    assert sum(right) > len(right) / 2
 
 
 def num_slices(bench: Bench) -> int:

@@ -3,7 +3,7 @@
 The requests differ in parameters, priorities, salts and drafters, share prefixes, arrive at random
 and are cut off at random, while their KV is taken from one another and drafter servers are killed
 again and again. Small models draft in every way there is: of the target's tokenizer and of others,
-in a pool of servers and ahead, and two of them into one tree.
+in a pool of servers, and two of them into one tree.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ NUM_CASES = 24
 MAX_WAITING = 48
 SYSTEM_TOKENS = 48
 MODELS = [
-    # Two servers, which go on while the target computes.
-    DrafterConfig(kind="model", model="demo-drafter", transport="grpc", servers=2, ahead=True),
+    DrafterConfig(kind="model", model="demo-drafter", transport="grpc", servers=2),
     *(OF_MODELS[name] for name in ("tli", "slem")),
 ]
 CONFIG = EngineConfig(

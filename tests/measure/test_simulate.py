@@ -16,9 +16,8 @@ from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import DrafterMessage, InprocLink
 from draftline.core.arrays import Span
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.proposals import AheadQuery, Proposal, Query
+from draftline.core.proposals import Proposal, Query
 from draftline.core.steps import StepInput, StepOutput, prompt_step
-from draftline.measure.simulate.apart_link import ApartLink
 from draftline.measure.simulate.cost_profile import (
     CostProfile,
     bundled_profiles,
@@ -29,12 +28,7 @@ from draftline.measure.simulate.host_clock import HostClock, HostLoop
 from draftline.measure.simulate.simulation import Simulation
 from draftline.measure.simulate.slowed_link import SlowedLink
 from draftline.measure.simulate.slowed_pipeline import SlowedPipeline
-from support.fakes.fake_drafters import (
-    CountingDrafter,
-    GuessingDrafter,
-    ScriptedDrafter,
-    following,
-)
+from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter
 from support.servers.hub_session import LIMITS, HubSession
 
 # A memory of 1,000 bytes and a processor of 100 operations a second, both half used.
@@ -231,66 +225,6 @@ def test_a_draft_takes_the_passes_that_its_model_took() -> None:
     assert drafter.clock() == pytest.approx(clock())
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_the_engine_goes_on_while_a_drafter_of_its_own_device_works(is_ahead: bool) -> None:
-    clock = unworked()
-    drafter = GuessingDrafter("model", 4)
-    link = ApartLink(InprocLink(drafter), GRIFFIN, clock, drafts_ahead=is_ahead)
-    assert not link.is_local
-    hub = DrafterHub([link], LIMITS, clock=clock)
-
-    async def draft() -> None:
-        await hub.start()
-        session = HubSession(hub)
-        began_at = clock()
-        [proposal] = await session.step(1)
-        assert proposal.tokens.tolist() == session.expected(4)
-        assert clock() - began_at == pytest.approx(4 * 0.05, rel=1e-2)
-        [first] = link.spans
-        assert first.span[1] - first.span[0] == pytest.approx(4 * 0.05)
-        assert not first.is_ahead
-        assert hub.drafts_ahead is is_ahead
-        drafter.guesses = [following(session.text[-1], 2).tolist()]
-        query = AheadQuery("r", len(session.text), 8, proposal.tokens, proposal.parents)
-        hub.draft_ahead([query], {"model": ["r"]})
-        assert [one.is_ahead for one in link.spans] == [False, True][: 1 + is_ahead]
-        await hub.stop()
-
-    at_its_time(clock, draft())
-
-
-def test_what_is_hurried_has_the_passes_that_were_begun() -> None:
-    class Passing(GuessingDrafter):
-        num_passes = 0
-        clock: Callable[[], float] = staticmethod(time.monotonic)
-
-    clock = unworked()
-    drafter = Passing("model", 2)
-    drafter.on_pass = lambda: setattr(drafter, "num_passes", drafter.num_passes + 1)
-    link = ApartLink(InprocLink(drafter), GRIFFIN, clock, drafts_ahead=True)
-    hub = DrafterHub([link], LIMITS, clock=clock)
-
-    async def draft() -> None:
-        await hub.start()
-        session = HubSession(hub)
-        drafter.guesses = [following(session.text[-1], 2).tolist(), *([40, n] for n in range(49))]
-        hub.draft_ahead([AheadQuery("r", 5, 8, *2 * [following(0, 0)])], {"model": ["r"]})
-        # Fifty passes were simulated at once, and would take nearly a minute.
-        assert drafter.num_passes == 50
-        whole_s = PROFILE.draft_s("griffin", 50, 50)
-        await asyncio.sleep(0.21 * whole_s)
-        [proposal] = await session.step(2)
-        assert proposal.tokens.tolist() == session.expected(2)
-        assert clock() < 0.25 * whole_s
-        await hub.stop()
-
-    at_its_time(clock, draft())
-    assert 50 < drafter.num_passes < 75
-    assert len(link.spans) == 1
-    [stats] = hub.stats()
-    assert (stats.ahead_used, stats.errors) == (1, 0)
-
-
 def test_a_drafter_that_fails_takes_no_time_and_is_told() -> None:
     def fail(_query: Query) -> Proposal:
         raise ValueError("no")
@@ -335,17 +269,6 @@ def test_an_engine_gets_the_profile_s_stages() -> None:
         "model": DrafterConfig(kind="model"),
     }
     assert [times_of(one, PROFILE, 4096).kind for one in kinds.values()] == [*kinds]
-    profile = PROFILE.model_copy(update={"drafters": {"model": PROFILE.drafters["griffin"]}})
-    links = {
-        is_ahead: Simulation(profile).links(
-            [DrafterConfig(kind="model", ahead=is_ahead)],
-            4096,
-            [InprocLink(CountingDrafter("m", 1))],
-        )[0]
-        for is_ahead in (False, True)
-    }
-    assert isinstance(links[True], ApartLink)
-    assert not isinstance(links[False], ApartLink)
 
 
 def test_another_thread_reads_what_the_clock_s_own_read_last() -> None:

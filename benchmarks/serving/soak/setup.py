@@ -45,11 +45,10 @@ OWN_ROLES = (
 # A request that takes longer ends with an error; a client waits somewhat longer for that.
 REQUEST_TIMEOUT_S = 150.0
 DEADLINE_S = REQUEST_TIMEOUT_S + 30.0
-# Small models of the target's tokenizer and of others; the first in processes of their own,
-# which go on while the target computes.
+# Small models of the target's tokenizer and of others; the first in processes of their own.
 OTHER = {"kind": "model", "model": "demo-drafter-other-vocab"}
 MODEL_DRAFTERS: Sequence[Mapping[str, Any]] = (
-    {"kind": "model", "model": "demo-drafter", "transport": "grpc", "servers": 2, "ahead": True},
+    {"kind": "model", "model": "demo-drafter", "transport": "grpc", "servers": 2},
     {**OTHER, "name": "tli", "vocabulary": "tli", "tree": "dynamic"},
     {**OTHER, "name": "slem", "vocabulary": "slem"},
     {**OTHER, "name": "union", "vocabulary": "union"},

@@ -14,7 +14,6 @@ from ....cluster.config import DrafterConfig
 from ....measure.clients.setting import Setting
 
 TREE_NODES, DEPTH, TOP_K = 32, 6, 6
-AHEAD = "ahead"
 GOODPUT = "goodput"
 # Rows that a rule other than `coupled` decides about: the rule, and which of `_RULED` drafts.
 RULES: Mapping[str, tuple[str, str]] = {
@@ -32,7 +31,7 @@ class ModelRows:
     other       one of another tokenizer
     alphabet    one of single bytes or letters
     is_sampled  whether there is a temperature, without which all rules are alike
-    is_timed    whether a cost profile says how long drafts take, of a device of their own, too
+    is_timed    whether a cost profile says how long drafts take
     """
 
     same: str
@@ -55,8 +54,6 @@ class ModelRows:
             yield self._model("drawn-chain", self.same)
             yield self._model("drawn-tree", self.same, **_STATIC)
             yield self._model("probable-tree", self.same, draws="none", **_STATIC)
-        if self.is_timed:
-            yield self._model(AHEAD, self.same, ahead=True, transport="grpc")
 
     def settings(self) -> Iterator[Setting]:
         """Each way alone, then drafters together, then rules beside `coupled`."""
@@ -70,8 +67,6 @@ class ModelRows:
         yield Setting("same tree + TLI tree", ("same-tree", "tli-tree"))
         yield Setting("same tree + SLEM tree", ("same-tree", "slem-tree"))
         yield Setting("TLI tree + SLEM tree", ("tli-tree", "slem-tree"))
-        if self.is_timed:
-            yield Setting("same chain, ahead", (AHEAD,))
         yield Setting("static tree, coupled", ("full-tree",))
         if self.is_sampled:
             for name, (rule, drafter) in RULES.items():

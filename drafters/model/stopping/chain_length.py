@@ -20,11 +20,12 @@ class Chain:
     """A chain whose acceptance is not known yet.
 
     assumed    tokens between the committed text and the chain
+    is_behind  it stands behind tokens that are not committed
     num_right  of its tokens, that were committed already
     """
 
     assumed: list[int]
-    is_ahead: bool
+    is_behind: bool
     tokens: list[int] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)
     num_right: int = 0
@@ -39,7 +40,7 @@ class ChainLength:
 
     def __init__(self, rule: Stopping) -> None:
         self._rule = rule
-        # The one that is verified, and those that were drafted ahead of it.
+        # The one that is verified, and those that were drafted behind others' tokens meanwhile.
         self._chains: list[Chain] = []
         # Tokens and parents of the tree that is verified in place of a chain.
         self._tree: tuple[list[int], list[int]] | None = None
@@ -59,18 +60,9 @@ class ChainLength:
         self._chains = [*others, Chain(path, assumed is not None)]
         return self._rule.num_tokens(most, num_requests)
 
-    def begin_ahead(
-        self, most: int, num_requests: int, paths: Sequence[Sequence[int]]
-    ) -> tuple[int, list[Chain]]:
-        """Begin a chain behind each of these tokens: the most tokens that they may have, and what
-        `ends_with` takes. At most one of them will be verified."""
-        chains = [Chain(list(path), is_ahead=True) for path in paths]
-        self._chains = [*(chain for chain in self._chains if not chain.is_ahead), *chains]
-        return self._rule.num_tokens(most, num_requests), chains
-
-    def ends_with(self, token: int, drawn: Drawn, chain: Chain | None = None) -> bool:
-        """Whether a chain, by default the last that began, is over with the token just drawn."""
-        chain = chain or self._chains[-1]
+    def ends_with(self, token: int, drawn: Drawn) -> bool:
+        """Whether the chain that began last is over with the token just drawn."""
+        chain = self._chains[-1]
         chain.tokens.append(token)
         chain.drawn.append(drawn)
         return self._rule.stops_after(drawn)
@@ -81,7 +73,7 @@ class ChainLength:
         Nothing is learned from one that stands behind tokens that are not committed.
         """
         chain = self._chains.pop()
-        if not chain.is_ahead:
+        if not chain.is_behind:
             self._tree = [*tokens], [*parents]
 
     def observe(self, committed: Sequence[int]) -> int:
@@ -102,10 +94,10 @@ class ChainLength:
             path = [*chain.assumed, *chain.tokens[chain.num_right :]]
             agreed = num_equal(path, committed)
             num_right = chain.num_right + max(0, agreed - len(chain.assumed))
-            if chain.is_ahead and agreed == len(committed):
+            if chain.is_behind and agreed == len(committed):
                 rest = chain.assumed[agreed:]
                 # It is what is verified next.
-                chain.assumed, chain.is_ahead, chain.num_right = rest, bool(rest), num_right
+                chain.assumed, chain.is_behind, chain.num_right = rest, bool(rest), num_right
                 self._chains.append(chain)
             elif agreed >= len(chain.assumed) and chain.drawn:
                 self._rule.observe(chain.drawn, num_right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ....core.proposals import AheadQuery, Query, level_tokens
+from ....core.proposals import Query, level_tokens
 from .depth import PayingDepth
 
 # Weight of the newest measurement in a running mean.
@@ -70,13 +70,11 @@ class DraftRounds:
     may be idleness.
     """
 
-    __slots__ = ("_ahead_of", "_drafted", "_finished_at")
+    __slots__ = ("_drafted", "_finished_at")
 
     def __init__(self) -> None:
         self._finished_at = 0.0
         self._drafted: frozenset[str] = frozenset()
-        # Requests and texts that it was asked ahead of since then.
-        self._ahead_of: frozenset[tuple[str, int]] = frozenset()
 
     def verify_s(self, stepped: Collection[str], now: float) -> float | None:
         """Seconds of the verification that is over; None if there was none.
@@ -90,12 +88,3 @@ class DraftRounds:
         those before them know how long a verification takes."""
         self._finished_at = now
         self._drafted = frozenset(request_ids)
-        self._ahead_of = frozenset()
-
-    def asked_ahead(self, queries: Sequence[AheadQuery]) -> None:
-        """Note that drafts are asked behind trees in flight, once or again."""
-        asked = frozenset((query.request_id, query.committed_len) for query in queries)
-        if self._ahead_of and asked != self._ahead_of:
-            # The drafts between were those ahead: how long their verification took is not known.
-            self._drafted = frozenset()
-        self._ahead_of = asked

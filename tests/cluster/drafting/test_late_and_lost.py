@@ -7,7 +7,7 @@ import itertools
 import random
 
 import pytest
-from draftline.cluster.drafting.channel import DrafterLimits
+from draftline.cluster.drafting.channel import PATIENCE, DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink
@@ -338,3 +338,19 @@ async def test_a_slow_server_is_late_and_then_used_re_rooted(serve):
     assert [proposal.tokens.tolist() for proposal in found] == [session.expected(7)]
     assert hub.stats()[0].late == 1
     await hub.stop()
+
+
+async def test_one_that_seemed_too_slow_is_waited_for_again(scene: Scene):
+    session = await scene.session()
+    (channel,) = scene.hub._channels
+    waited_for = []
+    for _ in range(2 * PATIENCE):
+        asking = asyncio.create_task(session.step(1, budget_s=0.01))
+        await asyncio.sleep(0.003)
+        waited_for.append(channel.is_awaited)
+        scene.clock.now += 1.0
+        scene.link.answer()
+        await asking
+    # Before it is known to be slow, and then once in so many queries.
+    assert waited_for.count(True) == 3
+    assert waited_for[0]

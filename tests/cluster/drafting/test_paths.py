@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import InprocLink
-from draftline.core.proposals import AheadQuery, Drafted, StepCommit, chain_proposal
+from draftline.core.proposals import Drafted, StepCommit, chain_proposal
 from draftline.drafters.heads.stage_drafts import StageDrafts
-from support.fakes.fake_drafters import CountingDrafter, GuessingDrafter, following
+from support.fakes.fake_drafters import CountingDrafter, following
 from support.fakes.fake_link import FakeClock, FakeLink
 from support.servers.hub_session import LIMITS, HubSession
 
@@ -23,7 +23,7 @@ class Paths:
     """A hub over one link whose answers come when the test says, and a request in it."""
 
     def __init__(self) -> None:
-        self.drafter = GuessingDrafter("far", num_tokens=6)
+        self.drafter = CountingDrafter("far", num_tokens=6)
         self.link = FakeLink(self.drafter)
         self.hub = DrafterHub([self.link], LIMITS, clock=FakeClock(), rng=random.Random(3))
         self.session: HubSession = None  # type: ignore[assignment]
@@ -140,26 +140,6 @@ async def test_what_it_wishes_to_know_is_left_where_its_nodes_are_not() -> None:
         await paths.hub.exchange([], [paths.session.query()._replace(assumed=(9,))], budget_s=0.0)
     )["r"]
     assert (len(left.tokens), left.num_top_next_tokens) == (0, 4)
-
-
-async def test_one_that_drafts_ahead_is_not_asked_behind_a_path(paths: Paths) -> None:
-    """It guesses behind every path, is not hurried for one, and its guess waits for the text."""
-    session, paths.link.drafts_ahead = paths.session, True
-    tree = following(session.text[-1], 2)
-    paths.drafter.guesses = [[*tree.tolist(), 30]]
-    ahead = AheadQuery("r", len(session.text), 9, tree, np.arange(-1, 1, dtype=np.int32))
-    paths.hub.draft_ahead([ahead], {"far": ("r",)})
-    assert await paths.ask(*tree.tolist(), 40) is None
-    assert paths.link.num_hurried == 0
-    paths.link.answer()
-    assert paths.link.waiting is None
-    sent = len(paths.link.sent)
-    assert await paths.ask(*tree.tolist(), 40) is None
-    # The target said the tree's tokens, and the one that was guessed.
-    assert await paths.ask(committed=(*tree.tolist(), 30)) == [31, 32, 33, 34, 35, 36]
-    assert len(paths.link.sent) == sent
-    stats = paths.hub.stats()[0]
-    assert (stats.ahead, stats.ahead_used) == (1, 1)
 
 
 async def test_heads_of_the_last_stage_have_nothing_behind_a_path() -> None:

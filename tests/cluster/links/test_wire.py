@@ -18,7 +18,6 @@ from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
     MAX_ASSUMED_TOKENS,
     MAX_TOP_NEXT_TOKENS,
-    AheadQuery,
     Commit,
     DraftRequest,
     FeatureLayers,
@@ -92,19 +91,6 @@ queries = st.builds(
     st.floats(0, 1e9),
     st.floats(0, 1e9),
 )
-# Every node's parent is an earlier one or the root.
-trees = ints.flatmap(
-    lambda tokens: st.tuples(
-        st.just(tokens),
-        st.tuples(*(st.integers(-1, node - 1) for node in range(len(tokens)))).map(
-            lambda parents: np.array(parents, dtype=np.int32)
-        ),
-    )
-)
-ahead = st.builds(
-    lambda request_id, length, size, tree: AheadQuery(request_id, length, size, *tree),
-    ids, st.integers(0, 2**31), st.integers(0, 256), trees,
-)  # fmt: skip
 probes = st.builds(
     Probe,
     ints,
@@ -140,23 +126,16 @@ feature_rows = st.builds(
 )
 
 
-def messages_with(asked: st.SearchStrategy, asked_ahead: st.SearchStrategy) -> st.SearchStrategy:
-    return st.builds(
-        DrafterMessage,
-        st.integers(1, 2**40),
-        st.lists(ids, max_size=3).map(tuple),
-        st.lists(requests, max_size=3).map(tuple),
-        st.lists(commits, max_size=3),
-        asked,
-        st.just(0.0),
-        st.lists(commits, max_size=3),
-        st.lists(feature_rows, max_size=3),
-        asked_ahead,
-    )
-
-
-messages = messages_with(st.lists(queries, max_size=3), st.just([])) | messages_with(
-    st.just([]), st.lists(ahead, max_size=3)
+messages = st.builds(
+    DrafterMessage,
+    st.integers(1, 2**40),
+    st.lists(ids, max_size=3).map(tuple),
+    st.lists(requests, max_size=3).map(tuple),
+    st.lists(commits, max_size=3),
+    st.lists(queries, max_size=3),
+    st.just(0.0),
+    st.lists(commits, max_size=3),
+    st.lists(feature_rows, max_size=3),
 )
 
 
@@ -178,45 +157,8 @@ def same(left: object, right: object) -> bool:
 def test_a_step_round_trips(message: DrafterMessage):
     decoded = wire.decode_step(wire.encode_step(message, 0.25, LIMIT, with_chat=True), 100.0)
     assert decoded.deadline == 100.25
-    names = (
-        "sequence", "closes", "opens", "commits", "queries", "last_commits", "features", "ahead"
-    )  # fmt: skip
+    names = ("sequence", "closes", "opens", "commits", "queries", "last_commits", "features")
     assert all(same(getattr(decoded, name), getattr(message, name)) for name in names)
-
-
-def array(*values: int) -> pb.Array:
-    return wire_proposals.encode_array(np.array(values, dtype=np.int32), wire_proposals.INT32)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "parents", "message"),
-    [
-        (array(4, 5), array(-1), "has no parent"),
-        (array(4, -5), array(-1, 0), "negative"),
-        (array(4, 5), array(-1, 1), "does not precede"),
-        (array(4), array(-2), "does not precede"),
-        (pb.Array(dtype="<i4", shape=[2**30]), array(), "at most 1024"),
-    ],
-)
-def test_a_tree_that_is_none_is_refused(tokens: pb.Array, parents: pb.Array, message: str):
-    query = pb.AheadQuery(request_id="r", committed_len=3, tokens=tokens, parents=parents)
-    data = pb.ToDrafter(step=pb.Step(sequence=1, ahead=[query])).SerializeToString()
-    assert wire.is_ahead(data)
-    with pytest.raises(ProtocolError, match=message):
-        wire.decode_step(data, 0.0)
-
-
-def test_what_is_asked_ahead_stands_alone_and_gives_way_to_the_rest():
-    step = pb.Step(sequence=1, ahead=[pb.AheadQuery(tokens=array(), parents=array())])
-    assert wire.is_ahead(pb.ToDrafter(step=step).SerializeToString())
-    step.queries.add(request_id="r")
-    with pytest.raises(ProtocolError, match="no queries"):
-        wire.decode_step(pb.ToDrafter(step=step).SerializeToString(), 0.0)
-    hurry = wire.encode_hurry()
-    assert wire.decode_part(hurry, 0.0) is None
-    message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
-    for data in (hurry, wire.encode_step(message, 0.25, LIMIT), b"\xff"):
-        assert not wire.is_ahead(data)
 
 
 def test_a_chat_is_sent_to_those_alone_who_ask_for_it():
@@ -255,8 +197,8 @@ def test_features_before_a_step_round_trip(rows: list[FeatureRows]):
 
 
 @pytest.mark.parametrize("read", [None, FeatureLayers((-1, 3), 8), FeatureLayers((5,), 4096)])
-def test_a_hello_says_what_is_read_and_whether_it_drafts_ahead(read: FeatureLayers | None):
-    greeting = wire.Greeting("s", read, drafts_ahead=read is None, reads_chat=read is not None)
+def test_a_hello_says_what_is_read(read: FeatureLayers | None):
+    greeting = wire.Greeting("s", read, reads_chat=read is not None)
     data = wire.encode_hello(greeting, pb.FromDrafter)
     assert wire.decode_hello(data, pb.FromDrafter) == greeting
 
@@ -347,8 +289,7 @@ def test_seconds_of_steps_that_cannot_be_are_a_protocol_error(field: str, said: 
 def test_garbage_is_a_protocol_error_or_decodes(data: bytes):
     message = DrafterMessage(1, (), (), [], [], 0.0)
     for decode, kind in (
-        (lambda: wire.decode_part(data, 0.0), DrafterMessage | list | None),
-        (lambda: wire.is_ahead(data), bool),
+        (lambda: wire.decode_part(data, 0.0), DrafterMessage | list),
         (lambda: wire.decode_answer(data, message, "s"), tuple),
         (lambda: wire.decode_hello(data, pb.FromDrafter), wire.Greeting),
     ):

@@ -8,7 +8,7 @@ import torch
 from draftline.core.arrays import ROOT
 from draftline.core.errors import CheckpointError
 from draftline.core.logits_params import LogitsParams
-from draftline.core.proposals import AheadQuery, Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.core.sampling.noise import gumbel
 from draftline.drafters.model import drafter as model
 from draftline.drafters.model.drafter import load_model_drafter
@@ -78,36 +78,6 @@ def test_chains_equal_transformers(
         tokens = [*expected[:accepted], bonus]
         drafter.observe([Commit("r", len(text), np.array(tokens, dtype=np.int32))])
         text += tokens
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_ahead_equal_transformers(
-    checkpoint: Path, whole_model: PreTrainedModel, temperature: float, device: str
-) -> None:
-    options = ModelOptions(device=device, dtype="float32", ahead_outcomes=6)
-    drafter = load_model_drafter(checkpoint, "small", options)
-    text = [(7 * k) % VOCAB_SIZE for k in range(21)]
-    drafter.open(DraftRequest("r", np.array(text, dtype=np.int32), 21, temperature, SEED))
-    for _ in range(3):
-        drafter.propose([Query("r", len(text), 8)])
-        # A tree of two paths, as if another drafter had a part in it.
-        tokens, parents = [5, 9, 7], [ROOT, ROOT, 0]
-        query = AheadQuery(
-            "r", len(text), 8, np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32)
-        )
-        [ahead] = drafter.propose_ahead([query], lambda: False)
-        ahead.check(VOCAB_SIZE)
-        # What has no node below it ends a chain of four behind an outcome.
-        paths = paths_of(ahead)
-        whole = [path for path in paths if not any(other[:-1] == path for other in paths)]
-        assert len(whole) == 6
-        for path in whole:
-            said = [*text, *path[:-4]]
-            expected, _ = draw_by_transformers(whole_model, said, 4, temperature)
-            assert list(path[-4:]) == expected
-        drafter.observe([Commit("r", len(text), np.array(whole[0][:-4], dtype=np.int32))])
-        text += whole[0][:-4]
 
 
 def distribution_after(model: PreTrainedModel, text: list[int]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
-from draftline.core.proposals import LEVEL_SHARE, AheadQuery, Query
+from draftline.core.proposals import LEVEL_SHARE, Query
 from draftline.drafters.model.stopping.chain_length import ChainLength
 from draftline.drafters.model.stopping.draft_costs import DraftCosts, DraftRounds
 from draftline.drafters.model.stopping.rules import (
@@ -198,11 +198,6 @@ def test_of_a_tree_the_levels_of_its_path_count() -> None:
     assert rule.told == [(0, 0)]
 
 
-def ahead(*texts: tuple[str, int]) -> list[AheadQuery]:
-    none = np.empty(0, dtype=np.int32)
-    return [AheadQuery(name, length, 4, none, none) for name, length in texts]
-
-
 def test_what_is_between_two_drafts_of_a_request_is_a_verification() -> None:
     rounds = DraftRounds()
     assert rounds.verify_s(["a"], 1.0) is None
@@ -211,12 +206,6 @@ def test_what_is_between_two_drafts_of_a_request_is_a_verification() -> None:
     # Others, and a text that went on by more than a step.
     assert rounds.verify_s(["c"], 5.0) is None
     assert rounds.verify_s([], 5.0) is None
-    # Asked for the same again, when it is hurried, and then behind the next step.
-    rounds.asked_ahead(ahead(("a", 7)))
-    rounds.asked_ahead(ahead(("a", 7)))
-    assert rounds.verify_s(["a"], 6.0) == 4.0
-    rounds.asked_ahead(ahead(("a", 9)))
-    assert rounds.verify_s(["a"], 6.0) is None
 
 
 def rules() -> list[Stopping]:

@@ -14,7 +14,6 @@ from draftline.core.arrays import ROOT
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
 from draftline.core.proposals import (
-    AheadQuery,
     DraftCost,
     Drafted,
     DraftRequest,
@@ -130,12 +129,7 @@ class RandomDrafters:
     def costs(self) -> dict[str, DraftCost]:
         return self.drafter_costs
 
-    drafts_ahead, remote = False, frozenset[str]()
-
-    def draft_ahead(
-        self, queries: Sequence[AheadQuery], asked: Mapping[str, Collection[str]]
-    ) -> None:
-        raise AssertionError("nobody drafts ahead")
+    remote = frozenset[str]()
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         assert self.feature_drafters

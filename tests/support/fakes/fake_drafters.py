@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from draftline.core.errors import DrafterError
 from draftline.core.proposals import (
-    AheadQuery,
     Commit,
     DraftRequest,
     FeatureLayers,
@@ -18,7 +17,6 @@ from draftline.core.proposals import (
     Query,
     chain_proposal,
 )
-from draftline.core.tree.merge import ProposalTrie
 
 VOCAB_SIZE = 50
 
@@ -65,35 +63,6 @@ class CountingDrafter:
 
     def close(self, request_id: str) -> None:
         self.texts.pop(request_id, None)
-
-
-class GuessingDrafter(CountingDrafter):
-    """Drafts ahead, too: behind each of its `guesses` of what the target says next."""
-
-    drafts_ahead = True
-
-    def __init__(self, name: str = "counting", num_tokens: int = 4) -> None:
-        super().__init__(name, num_tokens)
-        self.guesses: list[list[int]] = []
-        self.asked: list[AheadQuery] = []
-        # Called before each guess, as if that took a pass.
-        self.on_pass: Callable[[], object] = lambda: None
-
-    def propose_ahead(
-        self, queries: Sequence[AheadQuery], is_over: Callable[[], bool]
-    ) -> list[Proposal]:
-        self.asked += queries
-        return [self._ahead(query, is_over) for query in queries]
-
-    def _ahead(self, query: AheadQuery, is_over: Callable[[], bool]) -> Proposal:
-        assert len(self.texts[query.request_id]) == query.committed_len
-        trie = ProposalTrie(100)
-        for guess in self.guesses:
-            if is_over():
-                break
-            self.on_pass()
-            trie.add([*guess, *following(guess[-1], min(self.num_tokens, query.max_nodes))])
-        return trie.proposal(self.name)
 
 
 class ScriptedDrafter(CountingDrafter):

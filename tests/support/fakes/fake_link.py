@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from draftline.cluster.links.link import DrafterMessage, LinkEvents
 from draftline.core.errors import DrafterError
-from draftline.core.interfaces import AssumingDrafter, Drafter
+from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Proposal
 
 
@@ -29,14 +29,13 @@ class FakeLink:
     keeps_answers = True
     reads_features = False
     ahead = None
-    drafts_ahead = False
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.name
         self.drafter = drafter
         self.sent: list[DrafterMessage] = []
         self.waiting: DrafterMessage | None = None
-        self.num_connects = self.num_unanswered = self.num_hurried = 0
+        self.num_connects = self.num_unanswered = 0
         self.is_reachable = True
         self.events: LinkEvents | None = None
 
@@ -52,10 +51,6 @@ class FakeLink:
         assert self.waiting is None, "a second message before the answer"
         self.sent.append(message)
         self.waiting = message
-
-    def hurry(self) -> None:
-        assert self.waiting is not None, "hurried without a message"
-        self.num_hurried += 1
 
     def unanswered(self) -> None:
         self.num_unanswered += 1
@@ -81,11 +76,7 @@ class FakeLink:
         for request in message.opens:
             self.drafter.open(request)
         self.drafter.observe(message.commits)
-        if message.ahead:
-            assert isinstance(self.drafter, AssumingDrafter)
-            own = self.drafter.propose_ahead(message.ahead, lambda: False)
-        else:
-            own = self.drafter.propose(message.queries)
+        own = self.drafter.propose(message.queries)
         self.events.answered(own if proposals is None else proposals)
 
     def lose(self) -> None:
