@@ -28,6 +28,7 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
         ("draws", kind): "leave draws out: auto draws without replacement"
         for kind in ("with_replacement", "without_replacement")
     },
+    ("vocabulary", "union"): "use tli, which accepts as much",
     ("kind", "cascade"): "list its drafters themselves: their drafts become one tree",
 }
 

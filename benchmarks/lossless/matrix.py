@@ -56,7 +56,6 @@ OF_MODELS: dict[str, DrafterConfig] = {
     "tli": _other("tli", tree="dynamic"),
     "slem": _other("slem"),
     "slrs": DrafterConfig(kind="model", name="slrs", model="demo-drafter-bytes", vocabulary="slrs"),
-    "union": _other("union"),
 }
 MIXES: dict[str, tuple[str, ...]] = {
     "none": (),

@@ -4,8 +4,7 @@
 
 Along texts that the target said: the sum of min(p, q) under rejection, the chance that both choose
 the same token with the same noise under `coupled` (greedy: that their most probable ones agree).
-TLI's q is over the shared tokens, the union's over all of the drafter's (Timor et al., arXiv
-2502.05202, whose theorem is that the first accepts at least as much).
+TLI's q is over the shared tokens (Timor et al., arXiv 2502.05202).
 """
 
 from __future__ import annotations
@@ -79,11 +78,6 @@ class Pair:
         found[:, self._shared.target_ids] = logits[:, self._shared.draft_ids]
         return found
 
-    def union(self, tokens: Sequence[int]) -> Float64:
-        """The drafter's own tokens stand behind the target's."""
-        outside = self._other(tokens)[:, self._shared.outside]
-        return np.concatenate([self.tli(tokens), outside], axis=1)
-
     def _other(self, tokens: Sequence[int]) -> Float64:
         own: list[int] = []
         ends: list[int] = []
@@ -141,7 +135,6 @@ def expected(
         by_row = {
             "same chain": pair.same.logits(tokens),
             "TLI chain": pair.tli(tokens),
-            "union chain": pair.union(tokens),
         }
         for name, logits in by_row.items():
             q = logits[answered]

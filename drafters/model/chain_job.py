@@ -103,21 +103,9 @@ class ChainJob:
             self.tree.take(output, row)
 
     def draw(self, token: int, drawn: Drawn) -> None:
-        """Append a token, to be fed next unless the chain ends with it.
-
-        It ends before a token that the target does not have; where its distribution is declared,
-        with the one that stands for it.
-        """
+        """Append a token, to be fed next unless the chain ends with it."""
         own = self.vocabulary.fed(token)
         self.pending = [own]
-        if token >= self.vocabulary.first_foreign:
-            self.stopped = True
-            stands = self.vocabulary.foreign(token) if self.distributions else None
-            if stands is not None:
-                self.drawn.append(stands)
-                self.fed.append(own)
-                self.log_probs.append(drawn.log_prob)
-            return
         self.drawn.append(token)
         self.fed.append(own)
         self.log_probs.append(drawn.log_prob)
@@ -130,7 +118,7 @@ class ChainJob:
         token, log_prob, distribution = draw(
             output, row, self.distribution_size, self.distribution.temperature, self.rng
         )
-        self.distributions.append(self.vocabulary.declared(distribution))
+        self.distributions.append(distribution)
         self.draw(token, Drawn(log_prob, entropy))
 
     def draw_heard(self, heard: HeardNoise, output: StepOutput, row: int, entropy: float) -> None:
@@ -143,9 +131,8 @@ class ChainJob:
 
 def chain_nodes(job: ChainJob, num_rivals: int, max_nodes: int) -> DraftNodes:
     """The chain, then the next best first tokens, which share what its first one leaves."""
-    first_foreign = job.vocabulary.first_foreign
-    known = [token for token in job.best if token < first_foreign] if job.drawn else []
-    rivals = [token for token in known if token != job.drawn[0]][:num_rivals]
+    best = job.best if job.drawn else []
+    rivals = [token for token in best if token != job.drawn[0]][:num_rivals]
     rivals = rivals[: max_nodes - len(job.drawn)]
     parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
     log_probs = list(job.log_probs)

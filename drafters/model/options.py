@@ -35,8 +35,8 @@ class ModelOptions:
 
     vocabulary            of a model whose tokenizer is not the target's: tli drafts in the tokens
                           that both have, slem writes text that is encoded anew, slrs draws one
-                          target token by what the bytes that are drafted may become, union is
-                          there to compare with tli; auto: what fits better, or same, the target's
+                          target token by what the bytes that are drafted may become; auto: what
+                          fits better, or same, the target's
     chat_template         how such a model reads the prompts of chats: target, the served model's
                           prompt as text; own, by its own template; or by that of a file; auto: its
                           own where it has one

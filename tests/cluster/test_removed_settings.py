@@ -12,6 +12,7 @@ from draftline.core.errors import ConfigError
     ("settings", "message"),
     [
         ({"kind": "cascade"}, "kind: 'cascade' was removed; list its drafters themselves"),
+        ({"kind": "model", "vocabulary": "union"}, "vocabulary: 'union' was removed; use tli"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
     ],
 )

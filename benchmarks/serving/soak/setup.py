@@ -51,7 +51,6 @@ MODEL_DRAFTERS: Sequence[Mapping[str, Any]] = (
     {"kind": "model", "model": "demo-drafter", "transport": "grpc", "servers": 2},
     {**OTHER, "name": "tli", "vocabulary": "tli", "tree": "dynamic"},
     {**OTHER, "name": "slem", "vocabulary": "slem"},
-    {**OTHER, "name": "union", "vocabulary": "union"},
     {"kind": "model", "name": "slrs", "model": "demo-drafter-bytes", "vocabulary": "slrs"},
 )  # fmt: skip
 # Limits that are counted, and that nobody meets.

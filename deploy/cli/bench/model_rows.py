@@ -47,7 +47,6 @@ class ModelRows:
         for vocabulary in ("tli", "slem"):
             yield self._model(f"{vocabulary}-chain", self.other, vocabulary=vocabulary)
             yield self._model(f"{vocabulary}-tree", self.other, vocabulary=vocabulary, **_DYNAMIC)
-        yield self._model("union-chain", self.other, vocabulary="union")
         yield self._model("slrs", self.alphabet, vocabulary="slrs")
         yield self._model("full-tree", self.same, **_STATIC)
         if self.is_sampled:
@@ -62,7 +61,6 @@ class ModelRows:
         for vocabulary in ("tli", "slem"):
             for form in ("chain", "tree"):
                 yield Setting(f"{vocabulary.upper()} {form}", (f"{vocabulary}-{form}",))
-        yield Setting("union chain", ("union-chain",))
         yield Setting("SLRS", ("slrs",))
         yield Setting("same tree + TLI tree", ("same-tree", "tli-tree"))
         yield Setting("same tree + SLEM tree", ("same-tree", "slem-tree"))

@@ -11,8 +11,8 @@ from ....core.errors import ConfigError
 from ....models.load.model_info import ModelInfo
 from ....models.stage.output_vocabulary import OutputVocabulary
 from ....models.text.fingerprint import tokenizer_hash
-from .mapped import IntersectionVocabulary, UnionVocabulary
-from .names import CHAT_AUTO, CHAT_TARGET, SAME, SLEM, SLRS, TLI, UNION, VOCABULARY_AUTO
+from .mapped import IntersectionVocabulary
+from .names import CHAT_AUTO, CHAT_TARGET, SAME, SLEM, SLRS, TLI, VOCABULARY_AUTO
 from .overlap import VocabularyMap, map_vocabularies
 from .own_chat import OwnChat, read_own_chat
 from .strategy import DraftVocabulary, SameVocabulary
@@ -177,6 +177,5 @@ def _made(name: str, pair: _Pair, overlap: Overlap, chat: OwnChat | None) -> Cho
             name,
             StringVocabulary(pair.draft, pair.target, pair.draft_size, pair.target_size, chat=chat),
         )
-    kind = UnionVocabulary if name == UNION else IntersectionVocabulary
-    vocabulary = kind(overlap.shared, pair.draft, pair.target, chat)
+    vocabulary = IntersectionVocabulary(overlap.shared, pair.draft, pair.target, chat)
     return ChosenVocabulary(name, vocabulary, vocabulary.output)

@@ -1,9 +1,8 @@
 """Drafting in the tokens that both vocabularies have, by a model of another vocabulary.
 
 TLI (Timor et al., arXiv 2502.05202, Algorithm 4) draws from the drafter's distribution over the
-intersection, renormalised; the union (Algorithm 1) draws from all of the drafter's tokens, and a
-token that the target lacks is always rejected. The model reads every committed token: one outside
-the intersection in the tokens that spell its bytes.
+intersection, renormalised. The model reads every committed token: one outside the intersection in
+the tokens that spell its bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-import numpy as np
-
-from ....core.arrays import Int64
 from ....core.errors import ConfigError
 from ....core.proposals import DraftRequest
 from ....models.stage.output_vocabulary import OutputVocabulary
-from ..text_distribution import DraftDistribution
 from .overlap import NO_ID, VocabularyMap
 from .own_chat import NO_PROMPT, OwnChat, OwnPrompt, own_prompt
 from .strategy import DraftText, TargetIds
@@ -92,8 +87,8 @@ class IntersectionVocabulary(TargetIds):
     ) -> None:  # fmt: skip
         """Raises `ConfigError` where nothing is shared. `chat` makes prompts of chats."""
         if not shared.num_shared:
-            raise ConfigError("vocabulary", "tli and union need shared tokens; take slem")
-        super().__init__(len(shared.to_draft), len(shared.to_draft))
+            raise ConfigError("vocabulary", "tli needs shared tokens; take slem")
+        super().__init__(len(shared.to_draft))
         self._map = shared
         self._chat = chat
         self.reads_chat = chat is not None
@@ -112,54 +107,3 @@ class IntersectionVocabulary(TargetIds):
     def fed(self, token: int) -> int:
         """The drafter's own id of a drawn token."""
         return int(self._map.to_draft[token])
-
-
-class UnionVocabulary(IntersectionVocabulary):
-    """Draws are tokens of either vocabulary; those of the drafter alone have ids of their own
-    behind the target's.
-
-    Where a rule asks what was drawn from, one target id that the drafter never draws stands for all
-    of them: it has their probability together, so that the rule stays exact.
-    """
-
-    def __init__(
-        self, shared: VocabularyMap, draft: Vocabulary, target: Vocabulary,
-        chat: OwnChat | None = None,
-    ) -> None:  # fmt: skip
-        """Raises `ConfigError` where nothing is shared, or the drafter has all target ids."""
-        super().__init__(shared, draft, target, chat)
-        unshared = np.flatnonzero(shared.to_draft == NO_ID)
-        self._outside: Int64 = shared.outside
-        if len(self._outside) and not len(unshared):
-            raise ConfigError("vocabulary", "the drafter has all of the target's tokens; take tli")
-        self._stand_in = int(unshared[-1]) if len(unshared) else NO_ID
-        self.size = self.first_foreign + len(self._outside)
-
-    @property
-    def output(self) -> OutputVocabulary:
-        """The ids that the model's logits are for."""
-        return OutputVocabulary(
-            np.concatenate([self._map.draft_ids, self._outside]),
-            np.concatenate([self._map.target_ids, np.arange(self.first_foreign, self.size)]),
-            self.size,
-        )
-
-    def fed(self, token: int) -> int:
-        """The drafter's own id of a drawn token."""
-        outside = token - self.first_foreign
-        return int(self._outside[outside]) if outside >= 0 else super().fed(token)
-
-    def foreign(self, token: int) -> int | None:
-        """The id that stands for a token of the drafter alone."""
-        return self._stand_in if token >= self.first_foreign else None
-
-    def declared(self, distribution: DraftDistribution) -> DraftDistribution:
-        """What was drawn from, with the probability of all foreign tokens at one id."""
-        ids, probs = distribution
-        foreign = ids >= self.first_foreign
-        if not foreign.any():
-            return distribution
-        first = int(np.argmax(foreign))
-        together = np.where(foreign, np.float32(0), probs)
-        together[first] = probs[foreign].sum()
-        return DraftDistribution(np.where(foreign, self._stand_in, ids).astype(np.int32), together)

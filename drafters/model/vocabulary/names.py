@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from ....core.errors import ConfigError
 
-VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS, UNION = "auto", "same", "slem", "tli", "slrs", "union"
-VOCABULARIES = (VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS, UNION)
+VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS = "auto", "same", "slem", "tli", "slrs"
+VOCABULARIES = (VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS)
 # Or the path of a file.
 CHAT_AUTO, CHAT_TARGET, CHAT_OWN = "auto", "target", "own"
 
 
 def check_tree(vocabulary: str, tree: str) -> None:
     """Raise `ConfigError` where drafts of this kind are no trees of this kind."""
-    if vocabulary in (SLRS, UNION) and tree != "chain":
+    if vocabulary == SLRS and tree != "chain":
         raise ConfigError("tree", f"must be chain where vocabulary is {vocabulary}, not {tree}")
     if vocabulary == SLEM and tree == "sequoia":
         raise ConfigError(

@@ -42,11 +42,6 @@ class VocabularyMap:
         return int((self.to_draft != NO_ID).sum())
 
     @property
-    def outside(self) -> Int64:
-        """The drafter's ids without a token of the target, ascending."""
-        return np.flatnonzero(self.to_target == NO_ID)
-
-    @property
     def is_identity(self) -> bool:
         """Whether every token of the target has the same id in the drafter, and none is more."""
         same = len(self.to_target) == len(self.to_draft)

@@ -14,7 +14,7 @@ import numpy as np
 from ....core.arrays import Float32, Int32
 from ....core.proposals import DraftRequest
 from ...coupled_rank import CoupledChoice
-from ..text_distribution import DraftDistribution, TextDistribution
+from ..text_distribution import TextDistribution
 from .heard_noise import HeardNoise
 
 
@@ -54,7 +54,6 @@ class DraftVocabulary(Protocol):
     """What the tokens of a drafter's model have to do with the target's.
 
     size              ids that its model's logits are for
-    first_foreign     draws from this id on are tokens that the target does not have
     draws_target_ids  whether draws are the target's ids, so that its noise and processors apply
     is_declared       whether what was drawn from can be told, as rules other than `coupled` ask
     reads_chat        whether prompts of chats are made by a template of the drafter's own
@@ -62,9 +61,6 @@ class DraftVocabulary(Protocol):
 
     @property
     def size(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def first_foreign(self) -> int: ...  # noqa: D102
 
     @property
     def draws_target_ids(self) -> bool: ...  # noqa: D102
@@ -100,14 +96,6 @@ class DraftVocabulary(Protocol):
         something of them."""
         ...
 
-    def declared(self, distribution: DraftDistribution) -> DraftDistribution:
-        """A distribution that a token was drawn from, over the target's ids."""
-        ...
-
-    def foreign(self, token: int) -> int | None:
-        """The target's id that stands for a drawn token which the target does not have."""
-        ...
-
     def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:
         """Drafted nodes behind `text` as nodes of the target's ids."""
         ...
@@ -139,9 +127,8 @@ class TargetIds:
     is_declared = True
     reads_chat = False
 
-    def __init__(self, size: int, first_foreign: int) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.first_foreign = first_foreign
 
     def num_draws(self, num_tokens: int) -> int:
         """A draw is a token."""
@@ -149,7 +136,7 @@ class TargetIds:
 
     def knows(self, tokens: Int32) -> bool:
         """Whether all are ids of the target's vocabulary."""
-        return bool(np.all((tokens >= 0) & (tokens < self.first_foreign)))
+        return bool(np.all((tokens >= 0) & (tokens < self.size)))
 
     def distribution(self, request: DraftRequest) -> TextDistribution:
         """The request's own parameters and noise."""
@@ -158,14 +145,6 @@ class TargetIds:
     def heard(self, text: DraftText, choice: CoupledChoice) -> None:
         """Nothing beside: the ids' own noise is that of the draws."""
 
-    def declared(self, distribution: DraftDistribution) -> DraftDistribution:
-        """What was drawn from, as it is."""
-        return distribution
-
-    def foreign(self, token: int) -> int | None:  # noqa: ARG002 - there is none
-        """Nothing stands for a token that the target does not have."""
-        return None
-
     def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:  # noqa: ARG002
         """The nodes as they are."""
         return drafted
@@ -173,9 +152,6 @@ class TargetIds:
 
 class SameVocabulary(TargetIds):
     """The target's own tokens, of which the model has the first `size`."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size, size)
 
     def text(self, request: DraftRequest) -> SameText:
         """The text of a request that opens."""

@@ -19,7 +19,7 @@ from ....core.arrays import ROOT, Int32
 from ....core.logits_params import UNSHAPED
 from ....core.proposals import DraftRequest
 from ...coupled_rank import CoupledChoice
-from ..text_distribution import DraftDistribution, TextDistribution
+from ..text_distribution import TextDistribution
 from .heard_noise import HeardNoise, HeardTokens
 from .mapped import special_ids
 from .own_chat import NO_PROMPT, OwnChat, OwnPrompt, own_prompt
@@ -119,7 +119,7 @@ class WrittenVocabulary:
         self._chat = chat
         self.reads_chat = chat is not None
         self._draws_per_token = draws_per_token
-        self.size = self.first_foreign = size
+        self.size = size
         self._target_size = target_size
         self._draft = draft
         self._target = target
@@ -163,14 +163,6 @@ class WrittenVocabulary:
         if text.held:
             return None
         return HeardNoise(self._heard, text.committed[-1], choice)
-
-    def declared(self, distribution: DraftDistribution) -> DraftDistribution:
-        """Never asked for (`is_declared` is off): text is no draw of the target's ids."""
-        raise AssertionError(f"{len(distribution.ids)} tokens of a text are to be declared")
-
-    def foreign(self, token: int) -> int | None:  # noqa: ARG002 - there is none
-        """Nothing stands for a token that the target does not have."""
-        return None
 
     def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:
         """The drafted paths, each encoded as a whole, merged by prefix.

@@ -309,7 +309,7 @@ def test_rows_of_a_suite_are_chosen_by_name() -> None:
     [
         (
             ["--temperature", "1"],
-            {"TLI tree", "SLEM chain", "union chain", "SLRS"},
+            {"TLI tree", "SLEM chain", "SLRS"},
             {*RULES},
         ),
         (["--cost-profile", "8b-h100", "--suite-rows", "same *"], set(), set()),

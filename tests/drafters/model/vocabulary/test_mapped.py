@@ -8,7 +8,7 @@ from draftline.core.arrays import Float64
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest
 from draftline.drafters.model.text_distribution import DraftDistribution
-from draftline.drafters.model.vocabulary.mapped import IntersectionVocabulary, UnionVocabulary
+from draftline.drafters.model.vocabulary.mapped import IntersectionVocabulary
 from draftline.drafters.model.vocabulary.overlap import map_vocabularies
 from support.inputs.enumeration import Branch, outcomes
 from support.inputs.plain_rules import Candidate, verify_rejection
@@ -20,7 +20,6 @@ DRAFT = letters("b", "x", "bx", "a")
 TARGET_SIZE, DRAFT_SIZE = 4, 5
 SHARED = map_vocabularies(DRAFT, TARGET, DRAFT_SIZE, TARGET_SIZE)
 INTERSECTION = IntersectionVocabulary(SHARED, DRAFT, TARGET)
-UNION = UnionVocabulary(SHARED, DRAFT, TARGET)
 
 
 def softmax(logits: Float64) -> Float64:
@@ -28,33 +27,21 @@ def softmax(logits: Float64) -> Float64:
     return weights / weights.sum()
 
 
-def drawn_from(vocabulary: IntersectionVocabulary, logits: Float64) -> Float64:
+def drawn_from(logits: Float64) -> Float64:
     """The distribution of the draws, by the logits of the drafter's own ids."""
-    mapped = np.full(vocabulary.size, -np.inf)
-    mapped[vocabulary.output.columns] = logits[vocabulary.output.rows]
+    mapped = np.full(INTERSECTION.size, -np.inf)
+    mapped[INTERSECTION.output.columns] = logits[INTERSECTION.output.rows]
     return softmax(mapped)
 
 
-def as_told(vocabulary: IntersectionVocabulary, token: int, q: Float64) -> Candidate:
-    """The candidate of a draw, with what is declared of it."""
-    ids = np.arange(len(q), dtype=np.int32)
-    declared = vocabulary.declared(DraftDistribution(ids, q.astype(np.float32)))
-    told = np.zeros(TARGET_SIZE)
-    np.add.at(told, declared.ids, declared.probs.astype(np.float64))
-    stands = vocabulary.foreign(token)
-    return Candidate(0, token if stands is None else stands, told / told.sum())
-
-
-def results(
-    vocabulary: IntersectionVocabulary, p: Float64, logits: Float64
-) -> tuple[Float64, float]:
+def results(p: Float64, logits: Float64) -> tuple[Float64, float]:
     """The distribution of the committed token, and how probable acceptance is."""
-    q = drawn_from(vocabulary, logits)
+    q = drawn_from(logits)
     distributions = np.stack([p, p])
     committed, accepted = np.zeros(TARGET_SIZE), 0.0
 
     def run(branch: Branch) -> tuple[int, bool]:
-        candidate = as_told(vocabulary, branch.draw(q), q)
+        candidate = Candidate(0, branch.draw(q), q)
         result = verify_rejection(distributions, [[candidate], []], branch)
         is_accepted = bool(result.path)
         return (candidate.token if is_accepted else result.token), is_accepted
@@ -66,25 +53,17 @@ def results(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_both_are_exact_and_the_intersection_accepts_at_least_as_much(seed: int) -> None:
+def test_it_is_exact_and_accepts_at_least_as_much_as_all_tokens_would(seed: int) -> None:
     rng = np.random.default_rng(seed)
     p, logits = rng.dirichlet(np.ones(TARGET_SIZE)), rng.normal(size=DRAFT_SIZE) * 2
-    token, tli = results(INTERSECTION, p, logits)
+    token, tli = results(p, logits)
     np.testing.assert_allclose(token, p, atol=1e-6)
-    q = drawn_from(INTERSECTION, logits)
+    q = drawn_from(logits)
     np.testing.assert_allclose(tli, np.minimum(p, q).sum(), atol=1e-6)
-    token, union = results(UNION, p, logits)
-    np.testing.assert_allclose(token, p, atol=1e-6)
     raw = softmax(logits)
     own = np.zeros(TARGET_SIZE)
     own[SHARED.target_ids] = raw[SHARED.draft_ids]
-    literature = np.minimum(p, own).sum()
-    # One id of the target stands for what the drafter alone has, and may be accepted itself.
-    stand_in = UNION.foreign(UNION.first_foreign)
-    assert stand_in is not None
-    extra = min(p[stand_in], raw[SHARED.outside].sum())
-    np.testing.assert_allclose(union, literature + extra, atol=1e-6)
-    assert tli >= literature - 1e-9
+    assert tli >= np.minimum(p, own).sum() - 1e-9
 
 
 def test_the_theorem_holds_in_expectation_over_many_pairs() -> None:
@@ -93,7 +72,7 @@ def test_the_theorem_holds_in_expectation_over_many_pairs() -> None:
     for _ in range(300):
         p = rng.dirichlet(np.full(TARGET_SIZE, 0.5))
         raw = rng.dirichlet(np.full(DRAFT_SIZE, 0.5))
-        q = drawn_from(INTERSECTION, np.log(raw))
+        q = drawn_from(np.log(raw))
         own = np.zeros(TARGET_SIZE)
         own[SHARED.target_ids] = raw[SHARED.draft_ids]
         gains.append(np.minimum(p, q).sum() - np.minimum(p, own).sum())
@@ -103,14 +82,12 @@ def test_the_theorem_holds_in_expectation_over_many_pairs() -> None:
 
 def test_tokens_are_fed_as_the_drafter_s_and_texts_are_spelled() -> None:
     assert {token: INTERSECTION.fed(token) for token in (0, 1, 3)} == {0: 3, 1: 0, 3: 4}
-    assert [UNION.fed(token) for token in range(UNION.first_foreign, UNION.size)] == [1, 2]
     text = INTERSECTION.text(DraftRequest("r", np.array([2, 0], dtype=np.int32), 2, 0.0, 1))
     assert text.tokens == [3, 0, 3]
     assert text.extend([2, 3]) == 3
     assert text.tokens == [3, 0, 3, 3, 0, 4]
     assert INTERSECTION.knows(np.array([0, 3], dtype=np.int32))
     assert not INTERSECTION.knows(np.array([4], dtype=np.int32))
-    assert not UNION.knows(np.array([4], dtype=np.int32))
 
 
 def test_pairs_that_cannot_are_refused() -> None:
@@ -118,8 +95,3 @@ def test_pairs_that_cannot_are_refused() -> None:
     nothing = map_vocabularies(lonely, letters("z"), 1, 1)
     with pytest.raises(ConfigError, match="take slem"):
         IntersectionVocabulary(nothing, lonely, letters("z"))
-    larger, smaller = letters("a", "b", "c"), letters("a", "b")
-    # The ends of texts are paired as well.
-    shared = map_vocabularies(larger, smaller, 4, 3)
-    with pytest.raises(ConfigError, match="take tli"):
-        UnionVocabulary(shared, larger, smaller)

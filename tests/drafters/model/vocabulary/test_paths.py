@@ -15,7 +15,7 @@ from draftline.models.text.tokenizer import load_tokenizer
 
 KINDS: dict[str, dict[str, Any]] = {
     "tli": {"vocabulary": "tli"},
-    "union, declared": {"vocabulary": "union", "distribution_size": 8},
+    "tli, declared": {"vocabulary": "tli", "distribution_size": 8},
     "slem": {"vocabulary": "slem"},
     "slem, tree": {"vocabulary": "slem", "tree": "dynamic", "num_tokens": 3},
     "slrs": {"model": "demo-drafter-bytes", "vocabulary": "slrs", "num_blocks": 1024},
