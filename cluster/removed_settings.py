@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 # Keys, of any section, and commands.
 REMOVED_KEYS: Mapping[str, str] = {
+    "chat_template": "leave it out: drafters read the served model's prompt as text",
     "ahead": "use tree: dynamic or sequoia, which bring more in the same time",
     "ahead_outcomes": "it was of ahead, which left, too",
     "trace": "open the file of --trace-steps in ui.perfetto.dev",

@@ -192,16 +192,6 @@ class AheadDrafter(Protocol):
         ...
 
 
-@runtime_checkable
-class ChatReader(Protocol):
-    """A drafter that may read prompts through a chat template of its own."""
-
-    @property
-    def reads_chat(self) -> bool:
-        """Whether it asks for the chats that prompts were made of: `DraftRequest.chat`."""
-        ...
-
-
 class PrefixCounts(NamedTuple):
     """Tokens of texts that began to be cached, and how many of them were in the cache already."""
 

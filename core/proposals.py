@@ -25,7 +25,6 @@ from typing import NamedTuple
 import numpy as np
 
 from .arrays import ROOT, Bool, Float32, Int32
-from .chat_turns import ChatTurn
 from .draft_distributions import DraftDistributions
 from .errors import ProtocolError
 from .logits_params import UNSHAPED, LogitsParams
@@ -187,8 +186,6 @@ class DraftRequest:
     cache_salt     KV, and what is learned from a request, serve only those of its namespace and
                    salt
     store          whether anything may be learned from the request at all
-    chat           the chat that the prompt was made of, for drafters that ask for it
-                   (`core.interfaces.ChatReader`); none: it is a text
     """
 
     request_id: str
@@ -201,7 +198,6 @@ class DraftRequest:
     end_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     store: bool = True
-    chat: tuple[ChatTurn, ...] = ()
 
     @property
     def salt(self) -> str:

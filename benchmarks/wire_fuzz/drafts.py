@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...cluster.links.link import DrafterMessage
-from ...core.chat_turns import ChatTurn
 from ...core.draft_distributions import DraftDistributions
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
@@ -29,10 +28,7 @@ SHAPED = LogitsParams(
     allowed_token_ids=(5, 6, 7),
     banned_token_ids=(9,),
 )
-OPENED = DraftRequest(
-    "one", TOKENS, 20, 0.7, 2**40, "tenant", SHAPED, (2, 3), "salt",
-    chat=(ChatTurn("system", "be brief"), ChatTurn("user", "hello")),
-)  # fmt: skip
+OPENED = DraftRequest("one", TOKENS, 20, 0.7, 2**40, "tenant", SHAPED, (2, 3), "salt")
 COMMIT = Commit(
     "one", 24, np.array([4, 5], dtype=np.int32), np.ones((2, 3), dtype=np.int32),
     TopNextTokens(np.array([4, 5], dtype=np.int32), np.ones((2, 4), dtype=np.int32)),

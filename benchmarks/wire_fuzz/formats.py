@@ -77,8 +77,8 @@ def formats() -> list[Format]:
 
 
 def _drafters() -> list[Format]:
-    hello = wire.Greeting("engine", None, reads_chat=True)
-    steps = [wire.encode_step(step, 0.05, MAX_BYTES, with_chat=True) for step in STEPS]
+    hello = wire.Greeting("engine", None)
+    steps = [wire.encode_step(step, 0.05, MAX_BYTES) for step in STEPS]
     parts = [*steps, wire.encode_more_features(FEATURES, MAX_BYTES)]
     report = DrafterReport(10**6, {"texts": 3})
     answers = [

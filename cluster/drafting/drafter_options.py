@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ...core.errors import CheckpointError, ConfigError
+from ...core.errors import ConfigError
 from ..checked_settings import unknown_key
 from ..config import DrafterConfig
 
@@ -39,31 +39,6 @@ def drafter_options(
     if "max_nodes" in names:
         chosen["max_nodes"] = config.max_nodes
     return options(**chosen)
-
-
-def may_read_chat(config: DrafterConfig, target: str) -> bool:
-    """Whether a drafter may ask for the chats that prompts were made of (`ChatReader`).
-
-    Where only its server can tell, it may. `target` is the served model.
-    """
-    if config.address is not None or config.drafter_pool is not None:
-        return config.kind == "model"
-    return config.kind == "model" and _may_have_chat(config.options, target)
-
-
-def _may_have_chat(options: Mapping[str, Any], target: str) -> bool:
-    """Whether a model of such options reads chats by a template of its own."""
-    from ...drafters.model.vocabulary.names import CHAT_TARGET  # noqa: PLC0415 - takes seconds
-    from ...models.text.fingerprint import tokenizer_hash  # noqa: PLC0415
-
-    model = options.get("model")
-    if not isinstance(model, str) or options.get("chat_template") == CHAT_TARGET:
-        return False
-    try:
-        return tokenizer_hash(model) != tokenizer_hash(target)
-    except CheckpointError:
-        # It may be of another machine.
-        return True
 
 
 def _profile(config: DrafterConfig, paper: Mapping[str, Any] | None) -> Mapping[str, Any]:

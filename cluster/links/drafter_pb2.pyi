@@ -25,16 +25,14 @@ class FeatureLayers(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "name", "features", "reads_chat")
+    __slots__ = ("protocol_version", "name", "features")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
-    READS_CHAT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     features: FeatureLayers
-    reads_chat: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., features: _Optional[_Union[FeatureLayers, _Mapping]] = ..., reads_chat: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., features: _Optional[_Union[FeatureLayers, _Mapping]] = ...) -> None: ...
 
 class LogitsParams(_message.Message):
     __slots__ = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "min_tokens")
@@ -69,16 +67,8 @@ class LogitsParams(_message.Message):
     min_tokens: int
     def __init__(self, top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
-class ChatTurn(_message.Message):
-    __slots__ = ("role", "content")
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    role: str
-    content: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
-
 class DraftRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "logits_params", "end_ids", "cache_salt", "store", "chat")
+    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "logits_params", "end_ids", "cache_salt", "store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -89,7 +79,6 @@ class DraftRequest(_message.Message):
     END_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
-    CHAT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: Array
     prompt_len: int
@@ -100,8 +89,7 @@ class DraftRequest(_message.Message):
     end_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
     store: bool
-    chat: _containers.RepeatedCompositeFieldContainer[ChatTurn]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., logits_params: _Optional[_Union[LogitsParams, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., store: _Optional[bool] = ..., chat: _Optional[_Iterable[_Union[ChatTurn, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., logits_params: _Optional[_Union[LogitsParams, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., store: _Optional[bool] = ...) -> None: ...
 
 class TopNextTokens(_message.Message):
     __slots__ = ("tokens", "ids")

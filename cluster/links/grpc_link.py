@@ -100,7 +100,6 @@ class GrpcLink:
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
         self.reads_features = features is not None
-        self._reads_chat = False
         self._features = features
         # As the server that it is connected to reads them.
         self._columns: FeatureColumns | None = None
@@ -222,7 +221,6 @@ class GrpcLink:
             raise
         self._silence.connected()
         self._columns = self._columns_for(server.features)
-        self._reads_chat = server.reads_chat
 
     def _columns_for(self, read: FeatureLayers | None) -> FeatureColumns | None:
         if self._features is None and read is None:
@@ -243,13 +241,11 @@ class GrpcLink:
         """A message, behind features that it has no room for."""
         most = self._options.max_message_bytes
         if not message.features or self._columns is None:
-            return (encode_step(message, budget_s, most, with_chat=self._reads_chat),)
+            return (encode_step(message, budget_s, most),)
         rows = newest([self._columns.of(rows) for rows in message.features], MAX_FEATURE_BYTES)
         # Texts take the rest of a message.
         *more, last = pieces(rows, min(PIECE_BYTES, most // 4))
-        step = encode_step(
-            replace(message, features=last), budget_s, most, with_chat=self._reads_chat
-        )
+        step = encode_step(replace(message, features=last), budget_s, most)
         # Each is encoded when the one before has left: the loop has other work between them.
         return chain((encode_more_features(piece, most) for piece in more), (step,))
 

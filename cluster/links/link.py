@@ -13,7 +13,6 @@ from ...core.errors import DrafterError
 from ...core.interfaces import (
     AheadDrafter,
     CachingDrafter,
-    ChatReader,
     Drafter,
     FeatureDrafter,
     LearningDrafter,
@@ -194,11 +193,6 @@ class DrafterLink(Protocol):
 def features_read(drafter: Drafter) -> FeatureLayers | None:
     """What a drafter reads of the target's states; None: nothing."""
     return drafter.feature_layers if isinstance(drafter, FeatureDrafter) else None
-
-
-def reads_chat(drafter: Drafter) -> bool:
-    """Whether a drafter asks for the chats that prompts were made of."""
-    return isinstance(drafter, ChatReader) and drafter.reads_chat
 
 
 class DrafterSession:

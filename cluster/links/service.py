@@ -26,7 +26,6 @@ from .link import (
     DrafterSession,
     features_read,
     is_report_due,
-    reads_chat,
 )
 from .wire import (
     DEFAULT_MAX_BYTES,
@@ -146,8 +145,7 @@ class DrafterService:
         loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
-            greeting = Greeting(self._drafter.name, read, reads_chat(self._drafter))
-            yield encode_hello(greeting, pb.FromDrafter)
+            yield encode_hello(Greeting(self._drafter.name, read), pb.FromDrafter)
             # The next message is read after this one is answered: gRPC holds the sender back.
             async for data in requests:
                 self._meter.enter()

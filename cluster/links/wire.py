@@ -13,7 +13,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ...core.arrays import PackedArray, pack, unpack
-from ...core.chat_turns import ChatTurn, check_turns
 from ...core.errors import DrafterError, ProtocolError, RequestError
 from ...core.interfaces import PrefixCounts
 from ...core.logits_params import LogitsParams
@@ -55,18 +54,15 @@ NUMBERS = (
 
 
 class Greeting(NamedTuple):
-    """What a side says of itself: its name, what its drafter reads of the target's states, and
-    whether it asks for chats."""
+    """What a side says of itself: its name, and what its drafter reads of the target's states."""
 
     name: str
     features: FeatureLayers | None = None
-    reads_chat: bool = False
 
 
 def encode_hello(greeting: Greeting, kind: type[Message]) -> bytes:
     """The first message of either side."""
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION, name=greeting.name)
-    hello.reads_chat = greeting.reads_chat
     if greeting.features is not None:
         hello.features.layers.extend(greeting.features.layers)
         hello.features.width = greeting.features.width
@@ -86,14 +82,11 @@ def decode_hello(data: bytes, kind: type[Message]) -> Greeting:
         )
     features = message.hello.features
     layers = FeatureLayers(tuple(features.layers), features.width) if features.layers else None
-    return Greeting(message.hello.name, layers, message.hello.reads_chat)
+    return Greeting(message.hello.name, layers)
 
 
-def encode_step(
-    message: DrafterMessage, budget_s: float, max_bytes: int, *, with_chat: bool = False
-) -> bytes:
-    """A message to a drafter, one that asks for chats or not. Raises `ProtocolError` above
-    `max_bytes`."""
+def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> bytes:
+    """A message to a drafter. Raises `ProtocolError` above `max_bytes`."""
     step = pb.Step(sequence=message.sequence, closes=message.closes, budget_s=budget_s)
     for request in message.opens:
         step.opens.add(
@@ -107,7 +100,6 @@ def encode_step(
             end_ids=request.end_ids,
             cache_salt=request.cache_salt,
             store=request.store,
-            chat=[pb.ChatTurn(**turn._asdict()) for turn in request.chat] if with_chat else (),
         )
     step.commits.extend(map(_encode_commit, message.commits))
     step.last_commits.extend(map(_encode_commit, message.last_commits))
@@ -265,17 +257,7 @@ def _decode_request(request: pb.DraftRequest) -> DraftRequest:
         tuple(request.end_ids),
         request.cache_salt,
         request.store,
-        _decode_chat(request),
     )
-
-
-def _decode_chat(request: pb.DraftRequest) -> tuple[ChatTurn, ...]:
-    turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat)
-    try:
-        check_turns(turns)
-    except RequestError as error:
-        raise ProtocolError(f"wire: request.{error}") from error
-    return turns
 
 
 def _encode_logits_params(logits_params: LogitsParams) -> pb.LogitsParams:

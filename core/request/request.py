@@ -249,7 +249,6 @@ class RequestState:
             end_ids=self.stop.end_ids,
             cache_salt=self.request.options.cache_salt,
             store=self.request.options.store,
-            chat=self.request.options.chat,
         )
 
     def metrics(self, now: float, acceptance: str) -> RequestMetrics:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..chat_turns import ChatTurn, check_turns
 from ..errors import RequestError, are_token_ids, is_number, is_whole, require
 from ..logits_params import LogitsParams
 from ..proposals import cache_key
@@ -139,9 +138,6 @@ class RequestOptions:
                  where that pays, `on` wherever the engine allows it
     explain      whether its deltas hold the trees that they come from; such a request goes in
                  rounds, whatever `streaming` says
-    chat         the chat that its prompt was made of, for drafters with a chat template of their
-                 own; none: they read the prompt's text. Its answer must be opened at the prompt's
-                 end
     session      where an engine has several replicas, requests of one session go to the same one;
                  empty: it is of none
     answered     first tokens of the answer, which another engine has told: the answer goes on
@@ -161,7 +157,6 @@ class RequestOptions:
     drafters: tuple[str, ...] | None = None
     streaming: StreamingMode = "auto"
     explain: bool = False
-    chat: tuple[ChatTurn, ...] = field(default=(), repr=False)
     session: str = field(default="", repr=False)
     answered: tuple[int, ...] = field(default=(), repr=False)
 
@@ -174,8 +169,6 @@ class RequestOptions:
             raise RequestError("speculative.max_tokens", "must be 0 or more")
         if len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError("cache_salt", f"must have at most {MAX_SALT_CHARS} characters")
-        if self.chat:
-            check_turns(self.chat)
         fits = len(self.session) <= MAX_SESSION_CHARS
         require(fits, "x-session-id", f"must have at most {MAX_SESSION_CHARS} characters")
         require(are_token_ids(self.answered), "answered", "must be a tuple of token ids")

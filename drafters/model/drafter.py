@@ -54,9 +54,7 @@ def load_model_drafter(
     """
     options = options or ModelOptions()
     info = read_model_info(model)
-    chosen = choose_vocabulary(
-        options.vocabulary, info, target, options.num_tokens, options.chat_template
-    )
+    chosen = choose_vocabulary(options.vocabulary, info, target, options.num_tokens)
     check_tree(chosen.name, options.tree)
     draws = chosen.vocabulary.num_draws(options.num_tokens)
     options = replace(options, num_tokens=min(draws, MAX_TOKENS))
@@ -137,11 +135,6 @@ class ModelDrafter:
     def name(self) -> str:
         """The `source` of the proposals."""
         return self._name
-
-    @property
-    def reads_chat(self) -> bool:
-        """Whether it makes prompts of chats by a template of its own; see `ChatReader`."""
-        return self._vocabulary.reads_chat
 
     @property
     def memory_bytes(self) -> int:

@@ -15,7 +15,7 @@ from .stopping.chain_length import stop_rule
 from .stopping.draft_costs import DraftCosts
 from .stopping.rules import Stopping
 from .tree_draws import AUTO, DRAWS
-from .vocabulary.names import CHAT_AUTO, VOCABULARIES, VOCABULARY_AUTO
+from .vocabulary.names import VOCABULARIES, VOCABULARY_AUTO
 
 DEVICES = ("auto", "cpu", "cuda")
 COMPILES = ("auto", "off")
@@ -37,9 +37,6 @@ class ModelOptions:
                           that both have, slem writes text that is encoded anew, slrs draws one
                           target token by what the bytes that are drafted may become; auto: what
                           fits better, or same, the target's
-    chat_template         how such a model reads the prompts of chats: target, the served model's
-                          prompt as text; own, by its own template; or by that of a file; auto: its
-                          own where it has one
     tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; sequoia, the
                           static tree that brings most tokens a second by what was accepted so
                           far; or a JSON file of a static tree (`drafters/tree_shape.py`). Requests
@@ -76,7 +73,6 @@ class ModelOptions:
     """
 
     vocabulary: str = VOCABULARY_AUTO
-    chat_template: str = CHAT_AUTO
     tree: str = "chain"
     tree_size: str = FASTEST
     draws: str = AUTO
@@ -99,8 +95,6 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         require_one_of("vocabulary", self.vocabulary, VOCABULARIES)
-        if not isinstance(self.chat_template, str) or not self.chat_template:
-            raise ConfigError("chat_template", "must be auto, target, own or a file's path")
         require_whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from ...core.chat_turns import ChatTurn
 from ...core.errors import DraftlineError
 from ...core.request.output import Delta, RequestMetrics
 from ...core.request.sampling_params import RequestOptions, SamplingParams
@@ -107,15 +106,7 @@ class EngineEndpoint:
             speculative=drafters != (),
             drafters=drafters if self._per_request else None,
             max_nodes=ask.max_nodes,
-            chat=_turns(ask.prompt),
         )
-
-
-def _turns(said: Said) -> tuple[ChatTurn, ...]:
-    """What is asked as a chat, as a server hands it on to drafters; a text is none."""
-    if isinstance(said, str):
-        return ()
-    return tuple(ChatTurn(message["role"], message["content"]) for message in said)
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, said: Said) -> list[int]:

@@ -13,6 +13,7 @@ from draftline.core.errors import ConfigError
     [
         ({"kind": "cascade"}, "kind: 'cascade' was removed; list its drafters themselves"),
         ({"kind": "model", "vocabulary": "union"}, "vocabulary: 'union' was removed; use tli"),
+        ({"kind": "model", "chat_template": "own"}, "chat_template: was removed; leave it out"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
     ],
 )

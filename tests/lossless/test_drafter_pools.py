@@ -13,6 +13,7 @@ SHARED = "import os\nimport sys\n\n\ndef read_lines(path, limit=100):\n    lines
 PROMPTS = [SHARED + end for end in ("    for", "    with", "    return", "    while")]
 POOL: dict[str, Any] = {"transport": "grpc", "servers": 2}
 TREES: dict[str, Any] = {"tree": "dynamic", "num_tokens": 2}
+OTHER: dict[str, Any] = {"model": "demo-drafter-other-vocab", "vocabulary": "slem"}
 ROUNDED: dict[str, Any] = {"weights": "int4", "tree": "dynamic"}
 
 
@@ -54,6 +55,7 @@ def test_texts_are_those_of_plain_decoding(options: dict[str, Any], temperature:
     [
         pytest.param({}, 0.8, "on", id="sampled, streamed"),
         pytest.param(TREES, 0.8, "off", id="sampled, trees"),
+        pytest.param(OTHER, 0.8, "on", id="sampled, other tokenizer, streamed"),
         pytest.param({}, 0.0, "off", id="greedy", marks=pytest.mark.full),
         pytest.param(TREES, 0.0, "on", id="greedy, trees, streamed", marks=pytest.mark.full),
     ],
@@ -61,7 +63,8 @@ def test_texts_are_those_of_plain_decoding(options: dict[str, Any], temperature:
 def test_a_model_in_a_process_of_its_own_drafts_for_two_stages(
     options: dict[str, Any], temperature: float, streaming: Any
 ) -> None:
-    drafter = DrafterConfig(kind="model", model="demo-drafter", transport="grpc", **options)
+    given = {"model": "demo-drafter", "transport": "grpc", **options}
+    drafter = DrafterConfig(kind="model", **given)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
     config = EngineConfig(
         model="demo", pipeline_parallel_size=2, node_budget="full", draft_deadline_ms=5000,

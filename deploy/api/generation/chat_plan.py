@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....core.chat_turns import ChatTurn, check_turns
-from ....core.errors import RequestError
 from ....core.request.constraint import StructuredOutput
 from ....core.request.sampling_params import SamplingParams
 from ....models.text.chat_template import ChatOptions
@@ -23,8 +21,6 @@ from ..tools.choice import ChosenTools, call_limit, choose_tools
 from ..tools.events import Parser
 
 Messages = list[dict[str, Any]]
-# Keys of a message that is nothing but text.
-_PLAIN = {"role", "content"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +28,15 @@ class ChatPlan:
     """How one chat is answered.
 
     prompt             token ids
-    chat               what the prompt was made of, for drafters with a template of their own; none
-                       where theirs might say something else
     structured_output  a form in place of the request's own; None: the request's own
     keeps_tags         special tokens have text, for the parser to find them
     new_parser         reads one answer; None: its text is its content
     """
 
     prompt: tuple[int, ...]
-    chat: tuple[ChatTurn, ...] = ()
     structured_output: StructuredOutput | None = None
     keeps_tags: bool = False
     new_parser: Callable[[], Parser] | None = None
-
-    def chat_of(self, prompt: Sequence[int]) -> tuple[ChatTurn, ...]:
-        """The chat of the plan's prompt; none where its begin was cut off."""
-        return self.chat if len(prompt) == len(self.prompt) else ()
 
     def shape(self, params: SamplingParams) -> SamplingParams:
         """The sampling parameters of the request with what the plan adds to them."""
@@ -77,18 +66,14 @@ class ChatPlanner:
         fields: ChatFields,
         messages: Sequence[ChatMessage],
         form: StructuredOutput | None,
-        *,
-        with_chat: bool = False,
     ) -> ChatPlan:
-        """Everything that a chat asks for. `form` is the structured output of the request;
-        `with_chat`: whether drafters may ask for the chat itself.
+        """Everything that a chat asks for. `form` is the structured output of the request.
 
         Raises `ApiError` 400 naming the field, and `RequestError`.
         """
         chosen = choose_tools(fields)
         _check_choice(chosen, self._family, form)
-        options = self._options(fields, chosen)
-        text = await self._render(options, messages, chosen)
+        text = await self._render(self._options(fields, chosen), messages, chosen)
         reading = AnswerReading(
             chosen=chosen,
             family=self._family,
@@ -100,7 +85,6 @@ class ChatPlanner:
         )
         return ChatPlan(
             prompt=await self._codec.encode(text, special=False),
-            chat=_turns(messages, options) if with_chat else (),
             structured_output=reading.structured_output(),
             keeps_tags=reading.needs_tags,
             new_parser=reading.new_parser(),
@@ -132,22 +116,6 @@ def _check_choice(chosen: ChosenTools, family: ToolFamily, form: StructuredOutpu
         )
     if chosen.callable and form is not None and form.kind == "grammar":
         raise bad_request("structured_outputs", "a grammar does not go with tools")
-
-
-def _turns(messages: Sequence[ChatMessage], options: ChatOptions) -> tuple[ChatTurn, ...]:
-    """A chat of plain texts whose answer is opened; none where it is more than that.
-
-    Tools, documents, variables and continued messages are what templates differ in.
-    """
-    rendered = [message.for_template() for message in messages]
-    if options != ChatOptions() or any(message.keys() != _PLAIN for message in rendered):
-        return ()
-    turns = tuple(ChatTurn(**message) for message in rendered)
-    try:
-        check_turns(turns)
-    except RequestError:
-        return ()
-    return turns
 
 
 def _without_tools(messages: Messages, chosen: ChosenTools, syntax: CallSyntax) -> Messages:

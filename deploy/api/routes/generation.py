@@ -92,8 +92,7 @@ class GenerationRoutes:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
         output = body.structured_output_form()
         planner = ChatPlanner(self._engine_client.codec, self._config)
-        wants = self._model.reads_chat and body.speculative.enabled
-        return await planner.plan(body, body.messages, output, with_chat=wants)
+        return await planner.plan(body, body.messages, output)
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
@@ -145,7 +144,6 @@ class GenerationRoutes:
             options = replace(options, session=session)
         if plan is not None:
             params = plan.shape(params)
-            options = replace(options, chat=plan.chat_of(prompts[0]))
         check_logprobs(params, prompts, each, context, self._config.limits)
         admission = admission_of(request)
         if admission is not None:

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Any
 
 from ....cluster.config import EngineConfig
-from ....cluster.drafting.drafter_options import may_read_chat
 from ....core.errors import shortened
 from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
@@ -49,10 +48,6 @@ class ServedModel:
         self.names = {self.name}
         if engine is not None and engine.served_model_name is None:
             self.names.add(engine.model)
-        # Whether a drafter may ask for the chats that prompts were made of.
-        self.reads_chat = engine is not None and any(
-            may_read_chat(drafter, engine.model) for drafter in drafters
-        )
         self._drafters = [drafter.source for drafter in drafters]
         self._created = int(time.time())
 

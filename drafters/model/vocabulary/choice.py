@@ -12,9 +12,8 @@ from ....models.load.model_info import ModelInfo
 from ....models.stage.output_vocabulary import OutputVocabulary
 from ....models.text.fingerprint import tokenizer_hash
 from .mapped import IntersectionVocabulary
-from .names import CHAT_AUTO, CHAT_TARGET, SAME, SLEM, SLRS, TLI, VOCABULARY_AUTO
+from .names import SAME, SLEM, SLRS, TLI, VOCABULARY_AUTO
 from .overlap import VocabularyMap, map_vocabularies
-from .own_chat import OwnChat, read_own_chat
 from .strategy import DraftVocabulary, SameVocabulary
 from .string_tree import StringVocabulary
 from .surfaces import Vocabulary, read_vocabulary
@@ -125,23 +124,16 @@ def _pair(draft: ModelInfo, target: ModelInfo) -> _Pair:
 
 
 def choose_vocabulary(
-    option: str, draft: ModelInfo, target: ModelInfo | None, num_tokens: int,
-    chat_template: str = CHAT_AUTO,
-) -> ChosenVocabulary:  # fmt: skip
+    option: str, draft: ModelInfo, target: ModelInfo | None, num_tokens: int
+) -> ChosenVocabulary:
     """The drafter's way of drafting by its option `vocabulary`; `auto` says what it picks and why.
 
-    target         of unknown tokenizer where it is None: the drafter's is taken to be the same
-    num_tokens     draws of a draft
-    chat_template  how it reads chats: the option of that name
+    target      of unknown tokenizer where it is None: the drafter's is taken to be the same
+    num_tokens  draws of a draft
 
     Raises `ConfigError`, `CheckpointError`.
     """
     if target is None or has_same_tokenizer(draft.path, target.path):
-        if chat_template not in (CHAT_AUTO, CHAT_TARGET):
-            raise ConfigError(
-                "chat_template",
-                f"{draft.path.name} reads the served model's own tokens: leave it out",
-            )
         return ChosenVocabulary(SAME, SameVocabulary(draft.vocab_size))
     if option == SAME:
         raise ConfigError(
@@ -156,10 +148,10 @@ def choose_vocabulary(
         for line in overlap.describe(num_tokens):
             logger.info("drafter=%s %s", draft.path.name, line)
         logger.info("drafter=%s vocabulary=%s", draft.path.name, option)
-    return _made(option, pair, overlap, read_own_chat(chat_template, draft))
+    return _made(option, pair, overlap)
 
 
-def _made(name: str, pair: _Pair, overlap: Overlap, chat: OwnChat | None) -> ChosenVocabulary:
+def _made(name: str, pair: _Pair, overlap: Overlap) -> ChosenVocabulary:
     if name == SLEM:
         return ChosenVocabulary(
             name,
@@ -169,13 +161,12 @@ def _made(name: str, pair: _Pair, overlap: Overlap, chat: OwnChat | None) -> Cho
                 pair.draft_size,
                 pair.target_size,
                 overlap.draws_per_token,
-                chat=chat,
             ),
         )
     if name == SLRS:
         return ChosenVocabulary(
             name,
-            StringVocabulary(pair.draft, pair.target, pair.draft_size, pair.target_size, chat=chat),
+            StringVocabulary(pair.draft, pair.target, pair.draft_size, pair.target_size),
         )
-    vocabulary = IntersectionVocabulary(overlap.shared, pair.draft, pair.target, chat)
+    vocabulary = IntersectionVocabulary(overlap.shared, pair.draft, pair.target)
     return ChosenVocabulary(name, vocabulary, vocabulary.output)

@@ -14,7 +14,6 @@ from ....core.errors import ConfigError
 from ....core.proposals import DraftRequest
 from ....models.stage.output_vocabulary import OutputVocabulary
 from .overlap import NO_ID, VocabularyMap
-from .own_chat import NO_PROMPT, OwnChat, OwnPrompt, own_prompt
 from .strategy import DraftText, TargetIds
 from .surfaces import Speller, Vocabulary
 
@@ -53,16 +52,14 @@ def special_ids(token: int, draft: Vocabulary, target: Vocabulary) -> tuple[int,
 
 
 class MappedText:
-    """A text in the drafter's tokens, target id by target id; a chat's prompt by its template."""
+    """A text in the drafter's tokens, target id by target id."""
 
     __slots__ = ("_translation", "tokens")
 
-    def __init__(
-        self, translation: Translation, token_ids: Sequence[int], prompt: OwnPrompt = NO_PROMPT
-    ) -> None:
+    def __init__(self, translation: Translation, token_ids: Sequence[int]) -> None:
         self._translation = translation
-        self.tokens = list(prompt.tokens)
-        self.extend(token_ids[prompt.num_target :])
+        self.tokens: list[int] = []
+        self.extend(token_ids)
 
     def extend(self, committed: Sequence[int]) -> int:
         """Append committed target ids; all tokens before stay as they were."""
@@ -81,17 +78,12 @@ class MappedText:
 class IntersectionVocabulary(TargetIds):
     """Draws are target ids of the intersection."""
 
-    def __init__(
-        self, shared: VocabularyMap, draft: Vocabulary, target: Vocabulary,
-        chat: OwnChat | None = None,
-    ) -> None:  # fmt: skip
-        """Raises `ConfigError` where nothing is shared. `chat` makes prompts of chats."""
+    def __init__(self, shared: VocabularyMap, draft: Vocabulary, target: Vocabulary) -> None:
+        """Raises `ConfigError` where nothing is shared."""
         if not shared.num_shared:
             raise ConfigError("vocabulary", "tli needs shared tokens; take slem")
         super().__init__(len(shared.to_draft))
         self._map = shared
-        self._chat = chat
-        self.reads_chat = chat is not None
         self._translation = Translation(shared, draft, target)
 
     @property
@@ -101,8 +93,7 @@ class IntersectionVocabulary(TargetIds):
 
     def text(self, request: DraftRequest) -> DraftText:
         """The text of a request that opens."""
-        prompt = own_prompt(self._chat, request)
-        return MappedText(self._translation, request.token_ids.tolist(), prompt)
+        return MappedText(self._translation, request.token_ids.tolist())
 
     def fed(self, token: int) -> int:
         """The drafter's own id of a drawn token."""

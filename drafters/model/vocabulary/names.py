@@ -1,4 +1,4 @@
-"""Values of the options `vocabulary` and `chat_template`, and which options they go with."""
+"""Values of the option `vocabulary`, and which options they go with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from ....core.errors import ConfigError
 
 VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS = "auto", "same", "slem", "tli", "slrs"
 VOCABULARIES = (VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS)
-# Or the path of a file.
-CHAT_AUTO, CHAT_TARGET, CHAT_OWN = "auto", "target", "own"
 
 
 def check_tree(vocabulary: str, tree: str) -> None:

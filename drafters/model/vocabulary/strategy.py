@@ -56,7 +56,6 @@ class DraftVocabulary(Protocol):
     size              ids that its model's logits are for
     draws_target_ids  whether draws are the target's ids, so that its noise and processors apply
     is_declared       whether what was drawn from can be told, as rules other than `coupled` ask
-    reads_chat        whether prompts of chats are made by a template of the drafter's own
     """
 
     @property
@@ -67,9 +66,6 @@ class DraftVocabulary(Protocol):
 
     @property
     def is_declared(self) -> bool: ...  # noqa: D102
-
-    @property
-    def reads_chat(self) -> bool: ...  # noqa: D102
 
     def num_draws(self, num_tokens: int) -> int:
         """Draws that make about so many of the target's tokens."""
@@ -125,7 +121,6 @@ class TargetIds:
 
     draws_target_ids = True
     is_declared = True
-    reads_chat = False
 
     def __init__(self, size: int) -> None:
         self.size = size

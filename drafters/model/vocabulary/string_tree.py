@@ -13,7 +13,6 @@ from ....core.steps import StepOutput
 from ...coupled_rank import CoupledChoice
 from ..text_distribution import TextDistribution
 from ..tree_job import TreeJob
-from .own_chat import OwnChat
 from .prefix_code import (
     FirstTokens,
     StringExpansion,
@@ -93,11 +92,11 @@ class StringVocabulary(WrittenVocabulary):
 
     def __init__(
         self, draft: Vocabulary, target: Vocabulary, size: int, target_size: int,
-        limits: StringLimits | None = None, *, chat: OwnChat | None = None,
+        limits: StringLimits | None = None,
     ) -> None:  # fmt: skip
         """Raises `ConfigError` for a drafter whose texts have several spellings."""
         check_prefix_code(draft)
-        super().__init__(draft, target, size, target_size, chat=chat)
+        super().__init__(draft, target, size, target_size)
         self._first = FirstTokens(draft, target)
         self._limits = limits or StringLimits()
 

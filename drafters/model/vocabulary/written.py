@@ -22,7 +22,6 @@ from ...coupled_rank import CoupledChoice
 from ..text_distribution import TextDistribution
 from .heard_noise import HeardNoise, HeardTokens
 from .mapped import special_ids
-from .own_chat import NO_PROMPT, OwnChat, OwnPrompt, own_prompt
 from .retokenizer import Retokenizer, complete_len
 from .strategy import DraftNodes, DraftText
 from .surfaces import Vocabulary
@@ -35,14 +34,13 @@ REMEMBERED = 16
 class WrittenText:
     """A text in the drafter's tokens, as its tokenizer writes it.
 
-    The last of them may change with what follows, but not those of a chat's prompt. Bytes of an
-    incomplete character are held back.
+    The last of them may change with what follows. Bytes of an incomplete character are held back.
 
     committed  the last target ids
     held       bytes of the character that the text ends in, if it is incomplete
     """
 
-    __slots__ = ("_draft", "_num_fixed", "_retokenizer", "_target", "committed", "held", "tokens")
+    __slots__ = ("_draft", "_retokenizer", "_target", "committed", "held", "tokens")
 
     def __init__(
         self,
@@ -50,16 +48,14 @@ class WrittenText:
         target: Vocabulary,
         retokenizer: Retokenizer,
         token_ids: Sequence[int],
-        prompt: OwnPrompt = NO_PROMPT,
     ) -> None:
         self._draft = draft
         self._target = target
         self._retokenizer = retokenizer
         self.held = b""
-        self.tokens = list(prompt.tokens)
-        self._num_fixed = len(self.tokens)
-        self.committed = list(token_ids[: prompt.num_target][-REMEMBERED:])
-        self.extend(token_ids[prompt.num_target :])
+        self.tokens: list[int] = []
+        self.committed: list[int] = []
+        self.extend(token_ids)
 
     def extend(self, committed: Sequence[int]) -> int:
         """Append committed target ids; returns how many of the tokens before stay as they were."""
@@ -89,10 +85,6 @@ class WrittenText:
         if not text:
             return len(self.tokens)
         kept, following = self._retokenizer.rewritten(self.tokens, text)
-        if kept < self._num_fixed:
-            kept = self._num_fixed
-            whole = self._draft.bytes_of(self.tokens[kept:]) + text
-            following = self._retokenizer.continuation(self.tokens[:kept], whole)
         self.tokens[kept:] = following
         return kept
 
@@ -109,15 +101,12 @@ class WrittenVocabulary:
 
     def __init__(
         self, draft: Vocabulary, target: Vocabulary, size: int, target_size: int,
-        draws_per_token: float = 1.0, *, chat: OwnChat | None = None,
+        draws_per_token: float = 1.0,
     ) -> None:  # fmt: skip
         """`size` and `target_size`: ids of the drafter's model and of the target's.
 
         draws_per_token  tokens of the drafter that write one of the target's, about
-        chat             makes prompts of chats
         """
-        self._chat = chat
-        self.reads_chat = chat is not None
         self._draws_per_token = draws_per_token
         self.size = size
         self._target_size = target_size
@@ -133,8 +122,7 @@ class WrittenVocabulary:
 
     def text(self, request: DraftRequest) -> DraftText:
         """The text of a request that opens."""
-        ids, prompt = request.token_ids.tolist(), own_prompt(self._chat, request)
-        return WrittenText(self._draft, self._target, self._own, ids, prompt)
+        return WrittenText(self._draft, self._target, self._own, request.token_ids.tolist())
 
     def knows(self, tokens: Int32) -> bool:
         """Whether all are ids of the target's vocabulary."""

@@ -9,7 +9,6 @@ from typing import NoReturn
 import numpy as np
 import pytest
 from draftline.cluster.links.link import REPORT_EVERY
-from draftline.core.chat_turns import ChatTurn
 from draftline.core.errors import ProtocolError
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
@@ -84,24 +83,6 @@ async def test_the_drafter_learns_all_of_a_request(make_hub):
         "salt",
     )
     assert not opened.store
-
-
-class ChatDrafter(CountingDrafter):
-    """Asks for chats."""
-
-    reads_chat = True
-
-
-async def test_a_chat_travels_with_every_opening_to_those_who_ask_for_it(make_hub):
-    drafter = ChatDrafter()
-    hub = await make_hub(drafter)
-    chat = (ChatTurn("system", "höhe"), ChatTurn("user", "\n"), ChatTurn("assistant", ""))
-    hub.open(DraftRequest("r", np.array([4, 5], dtype=np.int32), 2, 0.0, 1, chat=chat))
-    session = HubSession(hub, "other")
-    await hub.exchange([], [Query("r", 2, 4), session.query()], budget_s=5.0)
-    opened = {request.request_id.split("/")[-1]: request for request in drafter.opened}
-    assert opened["r"].chat == chat
-    assert opened["other"].chat == ()
 
 
 async def test_a_path_travels(make_hub):

@@ -10,7 +10,6 @@ from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire, wire_proposals
 from draftline.cluster.links.features import from_bfloat16
 from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
-from draftline.core.chat_turns import MAX_TURNS, ROLES, ChatTurn
 from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.interfaces import PrefixCounts
@@ -56,7 +55,6 @@ shapings = st.builds(
     min_tokens=st.integers(0, 2**31 - 1),
 )
 matrices = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, min_side=0))
-chats = st.lists(st.builds(ChatTurn, st.sampled_from(ROLES), ids), max_size=3).map(tuple)
 requests = st.builds(
     DraftRequest,
     ids,
@@ -69,7 +67,6 @@ requests = st.builds(
     lists,
     ids,
     st.booleans(),
-    chats,
 )
 top_next_tokens = st.builds(
     lambda ids: TopNextTokens(np.arange(len(ids), dtype=np.int32), ids),
@@ -155,35 +152,10 @@ def same(left: object, right: object) -> bool:
 
 @given(messages)
 def test_a_step_round_trips(message: DrafterMessage):
-    decoded = wire.decode_step(wire.encode_step(message, 0.25, LIMIT, with_chat=True), 100.0)
+    decoded = wire.decode_step(wire.encode_step(message, 0.25, LIMIT), 100.0)
     assert decoded.deadline == 100.25
     names = ("sequence", "closes", "opens", "commits", "queries", "last_commits", "features")
     assert all(same(getattr(decoded, name), getattr(message, name)) for name in names)
-
-
-def test_a_chat_is_sent_to_those_alone_who_ask_for_it():
-    chat = (ChatTurn("user", "secret"),)
-    opened = DraftRequest("r", np.array([1], dtype=np.int32), 1, 0.0, 1, chat=chat)
-    message = DrafterMessage(1, (), (opened,), (), (), 0.0)
-    data = wire.encode_step(message, 0.25, LIMIT)
-    assert b"secret" not in data
-    assert wire.decode_step(data, 0.0).opens[0].chat == ()
-
-
-@pytest.mark.parametrize(
-    "turns",
-    [
-        [pb.ChatTurn(role="tool", content="a")],
-        [pb.ChatTurn(content="a")],
-        [pb.ChatTurn(role="user")] * (MAX_TURNS + 1),
-        [pb.ChatTurn(role="user", content="a" * 2**16)] * 5,
-    ],
-)
-def test_a_chat_that_cannot_be_is_refused(turns: list[pb.ChatTurn]):
-    tokens = wire_proposals.encode_array(np.array([1], dtype=np.int32), wire_proposals.INT32)
-    step = pb.Step(sequence=1, opens=[pb.DraftRequest(token_ids=tokens, chat=turns)])
-    with pytest.raises(ProtocolError, match=r"wire: request\.chat"):
-        wire.decode_step(pb.ToDrafter(step=step).SerializeToString(), 0.0)
 
 
 @given(st.lists(feature_rows, max_size=4))
@@ -198,7 +170,7 @@ def test_features_before_a_step_round_trip(rows: list[FeatureRows]):
 
 @pytest.mark.parametrize("read", [None, FeatureLayers((-1, 3), 8), FeatureLayers((5,), 4096)])
 def test_a_hello_says_what_is_read(read: FeatureLayers | None):
-    greeting = wire.Greeting("s", read, reads_chat=read is not None)
+    greeting = wire.Greeting("s", read)
     data = wire.encode_hello(greeting, pb.FromDrafter)
     assert wire.decode_hello(data, pb.FromDrafter) == greeting
 

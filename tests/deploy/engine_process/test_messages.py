@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from draftline.core.chat_turns import ChatTurn
 from draftline.core.errors import (
     CapacityError,
     DeviceLost,
@@ -69,8 +68,7 @@ PARAMS = SamplingParams(
     min_tokens=0, structured_output=StructuredOutput(kind="regex", value="a+"),
 )  # fmt: skip
 OPTIONS = RequestOptions(
-    namespace="acme", priority=-3, cache_salt="s", drafters=("spectra",),
-    chat=(ChatTurn("user", "h\u00e9"),),
+    namespace="acme", priority=-3, cache_salt="s\u00e9", drafters=("spectra",),
 )  # fmt: skip
 LOG_PROBS = (TokenLogProb(7, -0.25, (7, 8), (-0.25, -3.0)),)
 METRICS = RequestMetrics(
