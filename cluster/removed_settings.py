@@ -29,6 +29,7 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
         ("draws", kind): "leave draws out: auto draws without replacement"
         for kind in ("with_replacement", "without_replacement")
     },
+    ("weights", "int4"): "use int8, which drafts what plain weights do",
     ("vocabulary", "union"): "use tli, which accepts as much",
     ("kind", "cascade"): "list its drafters themselves: their drafts become one tree",
 }

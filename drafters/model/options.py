@@ -20,7 +20,7 @@ from .vocabulary.names import VOCABULARIES, VOCABULARY_AUTO
 DEVICES = ("auto", "cpu", "cuda")
 COMPILES = ("auto", "off")
 AUTO_WEIGHTS = "auto"
-WEIGHTS = (AUTO_WEIGHTS, "int8", "int4")
+WEIGHTS = (AUTO_WEIGHTS, "int8")
 SEQUOIA = "sequoia"
 MAX_TOKENS = 1024
 FASTEST, FULL = "fastest", "full"
@@ -65,8 +65,8 @@ class ModelOptions:
     prefix_cache          requests of one namespace and cache salt share the KV of equal prefixes
     prefill_chunk         most rows of one pass
     device                auto (a GPU where one is), cpu or cuda
-    weights               auto: in `dtype`; int8: those of linear layers rounded to 8 bits; int4: to
-                          4, in groups of 32, on CPUs. Drafts change a little, answers do not
+    weights               auto: in `dtype`; int8: those of linear layers rounded to 8 bits. Drafts
+                          change a little, answers do not
     dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     enforce_eager         no CUDA graphs on a GPU: a quicker start, slower drafts
     compile               auto: own C++ operators on a CPU, as of the target; off: torch's own

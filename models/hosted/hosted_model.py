@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import CheckpointError, ConfigError
-from ..layers.int8_linear import NONE, check_quantization, check_rounded, rounded_layer
+from ..layers.int8_linear import NONE, Int8Linear, check_quantization
 from ..layers.model_slice import DTYPES
 from ..load.checkpoint import composite_type, read_config, resolve_model_path
 from ..load.supported import SUPPORTED
@@ -18,7 +18,7 @@ from ..load.supported import SUPPORTED
 
 def load_hosted_model(model: str | Path, dtype: str, device: str, quantization: str = NONE) -> Any:
     """The model, ready to run. Raises `CheckpointError`, or `ConfigError` naming the setting."""
-    check_quantization(quantization, device)
+    check_quantization(quantization)
     if dtype not in DTYPES:
         raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = resolve_model_path(model)
@@ -39,28 +39,21 @@ def load_hosted_model(model: str | Path, dtype: str, device: str, quantization: 
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{folder} cannot be loaded by transformers: {error}") from error
     whole = whole.eval().to(device)
-    check_rounded(round_weights(whole, quantization), quantization, str(folder))
+    if quantization != NONE:
+        round_weights(whole)
     return whole
 
 
-def round_weights(whole: Any, quantization: str) -> int:
-    """Keep the weights of linear layers but the head in fewer bits, where their shape allows; of
-    how many.
-    """
-    num_rounded = 0
-    if quantization == NONE:
-        return num_rounded
+def round_weights(whole: Any) -> None:
+    """Keep the weights of linear layers but the head in 8 bits."""
     head = whole.get_output_embeddings()
     for name, module in list(whole.named_modules()):
         linear = _linear(module) if isinstance(module, Conv1D) else module
         if not isinstance(linear, nn.Linear) or linear is head:
             continue
-        rounded = rounded_layer(linear.weight.data, quantization)
-        if rounded is not None:
-            rounded.bias = linear.bias
-            whole.set_submodule(name, rounded)
-            num_rounded += 1
-    return num_rounded
+        rounded = Int8Linear(linear.weight.data)
+        rounded.bias = linear.bias
+        whole.set_submodule(name, rounded)
 
 
 def _linear(module: Any) -> nn.Linear:

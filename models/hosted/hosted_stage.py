@@ -37,7 +37,7 @@ def load_hosted_stage(  # noqa: PLR0913 - one parameter a setting
 ) -> HostedStage:  # fmt: skip
     """Load a Hugging Face folder or hub id of any causal language model.
 
-    quantization  none; int8 or int4: weights of linear layers are rounded
+    quantization  none; int8: weights of linear layers are rounded
     with_trees    whether steps will have trees
 
     Raises `CheckpointError` for a folder that cannot be used, and for a model whose passes over

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
-from .int4_linear import GROUP_SIZE, LOT, Int4Linear, fits_int4
 
-NONE, INT8, INT4 = QUANTIZATIONS = ("none", "int8", "int4")
+NONE = "none"
+QUANTIZATIONS = (NONE, "int8")
 LARGEST = 127
 
 
@@ -38,25 +38,11 @@ class Int8Linear(nn.Module):
         return self.product(rows, self.weight, self.scales, self.bias).view(*x.shape[:-1], -1)
 
 
-def check_quantization(quantization: str, device: str) -> None:
-    """Raise `ConfigError` for one that is unknown (`quantization`), or for int4, which only a
-    drafter's `weights` say, where the device has no product for it.
-    """
+def check_quantization(quantization: str) -> None:
+    """Raise `ConfigError` for one that is unknown."""
     if quantization not in QUANTIZATIONS:
         known = " or ".join(QUANTIZATIONS)
         raise ConfigError("quantization", f"must be {known}, not {quantization!r}")
-    if quantization == INT4 and torch.device(device).type != "cpu":
-        raise ConfigError("weights", f"int4 is for CPUs, and the device is {device}: use int8")
-
-
-def check_rounded(num_rounded: int, quantization: str, model: str) -> None:
-    """Raise `ConfigError` where int4 was said, and no layer of a model has a product for it."""
-    if quantization == INT4 and not num_rounded:
-        raise ConfigError(
-            "weights",
-            f"int4 fits no layer of {model}: its inputs must be a multiple of {GROUP_SIZE}, its "
-            f"outputs of {LOT}; use int8",
-        )
 
 
 def is_quantized(model: nn.Module, name: str) -> bool:
@@ -68,18 +54,7 @@ def is_quantized(model: nn.Module, name: str) -> bool:
     )
 
 
-def put_quantized(model: nn.Module, name: str, weight: Tensor, quantization: str) -> bool:
-    """Replace the layer of which `name` is the weight, unless it must stay as it is."""
-    rounded = rounded_layer(weight, quantization)
-    if rounded is None:
-        return False
+def put_quantized(model: nn.Module, name: str, weight: Tensor) -> None:
+    """Replace the layer of which `name` is the weight."""
     parent, _, child = name.removesuffix(".weight").rpartition(".")
-    setattr(model.get_submodule(parent), child, rounded)
-    return True
-
-
-def rounded_layer(weight: Tensor, quantization: str) -> nn.Module | None:
-    """A layer of a rounded weight, without a bias; None: there is no product for its shape."""
-    if quantization == INT8:
-        return Int8Linear(weight)
-    return Int4Linear(weight) if fits_int4(weight) else None
+    setattr(model.get_submodule(parent), child, Int8Linear(weight))

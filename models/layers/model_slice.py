@@ -36,7 +36,7 @@ from ..load.supported import check_supported
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
 from .gpu_linear import GpuHead, sum_exactly
-from .int8_linear import NONE, check_quantization, check_rounded, is_quantized, put_quantized
+from .int8_linear import NONE, check_quantization, is_quantized, put_quantized
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ def load_tensors(  # noqa: PLR0913 - most are keywords
     Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
     that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
     holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
-    layers become `Int8Linear` or, where they fit, `Int4Linear`.
+    layers become `Int8Linear`.
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
-    corrupt, and `ConfigError` where no layer fits the quantization.
+    corrupt.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_unexpected(model, parameters.keys(), files)
@@ -67,7 +67,7 @@ def load_tensors(  # noqa: PLR0913 - most are keywords
     missing = sorted(set(source_of.values()) - files.names)
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
-    loaded, num_rounded = {}, 0
+    loaded = {}
     sources = sorted(set(source_of.values()))
     tensors = files.read(sources)
     size = sum(parameters[name].numel() for name in sources)
@@ -75,13 +75,11 @@ def load_tensors(  # noqa: PLR0913 - most are keywords
         for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
             _check_tensor(name, tensor, parameters[name], files)
             placed = tensor.to(device, dtype)
-            is_rounded = quantization != NONE and is_quantized(model, name)
-            if is_rounded and put_quantized(model, name, placed, quantization):
-                num_rounded += 1
+            if quantization != NONE and is_quantized(model, name):
+                put_quantized(model, name, placed)
             else:
                 loaded[name] = nn.Parameter(placed, requires_grad=False)
             work.advance(tensor.numel() / MILLION)
-    check_rounded(num_rounded, quantization, str(files.folder))
     if model.config.tie_word_embeddings:
         _tie_equal(loaded, model, files.folder)
     for name, source in source_of.items():
@@ -198,7 +196,7 @@ def load_slice(  # noqa: PLR0913 - one parameter a setting
 
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
-    check_quantization(quantization, device)
+    check_quantization(quantization)
     if dtype not in DTYPES:
         raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = resolve_model_path(model)

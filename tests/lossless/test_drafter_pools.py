@@ -14,7 +14,7 @@ PROMPTS = [SHARED + end for end in ("    for", "    with", "    return", "    wh
 POOL: dict[str, Any] = {"transport": "grpc", "servers": 2}
 TREES: dict[str, Any] = {"tree": "dynamic", "num_tokens": 2}
 OTHER: dict[str, Any] = {"model": "demo-drafter-other-vocab", "vocabulary": "slem"}
-ROUNDED: dict[str, Any] = {"weights": "int4", "tree": "dynamic"}
+ROUNDED: dict[str, Any] = {"weights": "int8", "tree": "dynamic"}
 
 
 @pytest.mark.timeout(300)
@@ -23,8 +23,8 @@ ROUNDED: dict[str, Any] = {"weights": "int4", "tree": "dynamic"}
     [
         pytest.param(POOL, 0.0, id="greedy, pool"),
         pytest.param(POOL, 0.8, id="sampled, pool", marks=pytest.mark.full),
-        pytest.param(ROUNDED, 0.0, id="greedy, int4", marks=pytest.mark.full),
-        pytest.param(ROUNDED, 0.8, id="sampled, int4"),
+        pytest.param(ROUNDED, 0.0, id="greedy, int8", marks=pytest.mark.full),
+        pytest.param(ROUNDED, 0.8, id="sampled, int8"),
     ],
 )
 def test_texts_are_those_of_plain_decoding(options: dict[str, Any], temperature: float) -> None:
