@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...cluster.transport.stage_spec import StageSpec
+from ...core.progress import Progress, unseen
 from ...core.steps import StepInput, StepOutput
 
 if TYPE_CHECKING:
@@ -48,6 +49,6 @@ class EchoStage:
 class EchoSpec(StageSpec):
     """Builds an `EchoStage`."""
 
-    def build(self) -> EchoStage:
-        """See `StageSpec`."""
+    def build(self, progress: Progress = unseen) -> EchoStage:  # noqa: ARG002 - the interface
+        """See `StageSpec`: there is nothing to load."""
         return EchoStage(self.span.is_last, self.hidden_size)

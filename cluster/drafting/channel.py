@@ -243,7 +243,7 @@ class DrafterChannel:
             self._seconds += seconds
         self._record_cost(message, seconds)
         if self._on_answer is not None:
-            self._on_answer(self._clock() - self._sent_at, len(message.asked))
+            self._on_answer(self._clock() - self._sent_at, len(message.queries))
         if message.queries:
             now = self._clock()
             late, opened = now > message.deadline, bool(message.opens)

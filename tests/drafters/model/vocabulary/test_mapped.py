@@ -7,7 +7,6 @@ import pytest
 from draftline.core.arrays import Float64
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest
-from draftline.drafters.model.text_distribution import DraftDistribution
 from draftline.drafters.model.vocabulary.mapped import IntersectionVocabulary
 from draftline.drafters.model.vocabulary.overlap import map_vocabularies
 from support.inputs.enumeration import Branch, outcomes
