@@ -49,8 +49,8 @@ redis:
 browser: ## install Chromium, which tests of the page at /ui are skipped without
 	@command -v chromium >/dev/null || scripts/setup.sh browser
 
-compiler: $(READY)
-	@scripts/setup.sh compiler
+compiler:
+	@command -v g++ >/dev/null || scripts/setup.sh compiler
 
 clean: ## remove .venv and what was built
 	rm -rf .venv .venv-tools build dist draftline.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

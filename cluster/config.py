@@ -188,14 +188,13 @@ class EngineConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device to compute on; auto: a GPU where one is"
     )
-    compile: Literal["auto", "off", "on"] = Field(
+    compile: Literal["auto", "off"] = Field(
         "auto",
         description="auto: float32 stages on CPUs run draftline's own C++ operators, built once in "
-        "the background where g++ is; on: these within a compiled graph, a slower start; off: "
-        "torch's own",
+        "the background where g++ is; off: torch's own",
     )
     compile_cache: str = Field(
-        "~/.cache/draftline/compile", description="folder that keeps what compile makes"
+        "~/.cache/draftline/compile", description="folder that keeps these operators"
     )
     batch_invariant: Literal["auto", "off", "on"] = Field(
         "auto",
@@ -346,8 +345,6 @@ class EngineConfig(Settings):
                 "shadow_rate",
                 f"needs acceptance: coupled; under {self.acceptance} answers depend on drafts",
             )
-        if self.compile == "on" and self.quantization != "none":
-            raise ConfigError("compile", "on does not go with quantization; turn one of them off")
         if self.gpus_per_stage < 1 and self.kv_cache_tokens is None:
             raise ConfigError(
                 "kv_cache_tokens", "must be given where gpus_per_stage lets stages share a GPU"

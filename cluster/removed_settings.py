@@ -32,6 +32,7 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("weights", "int4"): "use int8, which drafts what plain weights do",
     ("vocabulary", "union"): "use tli, which accepts as much",
     ("kind", "cascade"): "list its drafters themselves: their drafts become one tree",
+    ("compile", "on"): "use auto: own operators are faster without a graph around them",
 }
 
 
@@ -39,6 +40,9 @@ def advice(key: str, value: object = None) -> str | None:
     """What to use in place of a value that a key once had, or of the key; None: it never left."""
     if value is None:
         return f"was removed; {REMOVED_KEYS[key]}" if key in REMOVED_KEYS else None
+    if isinstance(value, bool):
+        # YAML reads a bare on or off as a boolean.
+        value = "on" if value else "off"
     if isinstance(value, str) and (key, value) in REMOVED_VALUES:
         return f"{value!r} was removed; {REMOVED_VALUES[key, value]}"
     return None

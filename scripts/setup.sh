@@ -3,7 +3,7 @@
 # scripts/setup.sh redis     install redis-server from the system's packages (the tests need it)
 # scripts/setup.sh tools     make .venv-tools with what documents and audits the tree (extra: tools)
 # scripts/setup.sh browser   install Chromium (tests of the page at /ui, skipped without it)
-# scripts/setup.sh compiler  install g++ and Python's headers, if missing (tests of compile: on)
+# scripts/setup.sh compiler  install g++ (own operators on CPUs and their tests need it)
 #
 # Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
 set -euo pipefail
@@ -103,19 +103,6 @@ install_redis() {
     fi
 }
 
-has_compiler() {
-    command -v g++ >/dev/null && .venv/bin/python - <<'PYTHON'
-import pathlib, sys, sysconfig
-sys.exit(not (pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h").exists())
-PYTHON
-}
-
-# Headers of a Python that did not come from the system's packages came with it.
-install_compiler() {
-    apt_install g++ "python$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dev" ||
-        apt_install g++
-}
-
 mkdir -p build
 : >"$LOG"
 case ${1:-} in
@@ -135,10 +122,8 @@ browser)
     phase "installing Chromium" apt_install chromium fonts-dejavu-core
     ;;
 compiler)
-    if ! has_compiler; then
-        need_apt g++
-        phase "installing g++ and Python's headers" install_compiler
-    fi
+    need_apt g++
+    phase "installing g++" apt_install g++
     ;;
 *) fail "usage: scripts/setup.sh venv|redis|tools|browser|compiler" ;;
 esac

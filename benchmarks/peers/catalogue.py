@@ -57,10 +57,6 @@ def known_servers(peers: Peers) -> dict[str, ServerSpec]:
         "plain": (), "default": None, "prompt_lookup": ("prompt_lookup",), "all": tuple(DRAFTERS)
     }  # fmt: skip
     specs += [draftline_server(name, drafters, peers.threads) for name, drafters in ours.items()]
-    specs += [
-        draftline_server(f"{name}, compiled", ours[name], peers.threads, compiled=True)
-        for name in ("plain", "default")
-    ]
     return {spec.name: spec for spec in specs}
 
 

@@ -70,10 +70,8 @@ class ServerSpec:
         return self.name.partition(",")[0]
 
 
-def draftline_server(
-    name: str, drafters: Sequence[str] | None, threads: int, *, compiled: bool = False
-) -> ServerSpec:
-    """draftline with these drafters; `compiled` turns compiled stages on.
+def draftline_server(name: str, drafters: Sequence[str] | None, threads: int) -> ServerSpec:
+    """draftline with these drafters.
 
     None: those of `draftline serve` when it is told nothing, on one stage, since each stage has a
     thread of its own.
@@ -89,8 +87,6 @@ def draftline_server(
     else:
         config = json.dumps([DRAFTERS[drafter] for drafter in drafters])
         command += ["--speculative-config", config]
-    if compiled:
-        command += ["--compile", "on"]
     return ServerSpec(f"draftline, {name}", (*command, "--port"), _threads(threads))
 
 

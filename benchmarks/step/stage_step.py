@@ -101,11 +101,11 @@ def _step_maker(stage: Stage, temperature: float) -> Callable[[int], Callable[[]
     return prepare
 
 
-def tree_step(num_rows: int, temperature: float, context_len: int = CONTEXT_LEN) -> StepInput:
+def tree_step(num_rows: int, temperature: float) -> StepInput:
     """A chain of `num_rows` nodes after the context: what a verification pass is."""
     none = np.empty(0, dtype=np.int32)
     rows = np.arange(num_rows, dtype=np.int32)
-    positions = context_len + rows
+    positions = CONTEXT_LEN + rows
     temperatures = np.full(num_rows, temperature, dtype=np.float32)
     sampling = SamplingRows.unfiltered(
         temperatures, np.full(num_rows, 7), positions.astype(np.int64) + 1
@@ -113,8 +113,8 @@ def tree_step(num_rows: int, temperature: float, context_len: int = CONTEXT_LEN)
     return StepInput(
         step_id=0, moves=none.reshape(0, 2), token_ids=rows, positions=positions, slots=positions,
         request_starts=np.array([0, num_rows], dtype=np.int32),
-        context_lens=np.array([context_len], dtype=np.int32),
-        block_tables=np.arange(-(-context_len // BLOCK_SIZE), dtype=np.int32)[None],
+        context_lens=np.array([CONTEXT_LEN], dtype=np.int32),
+        block_tables=np.arange(-(-CONTEXT_LEN // BLOCK_SIZE), dtype=np.int32)[None],
         trees=(TreeRows(pack(np.tri(num_rows, dtype=np.bool_)), positions, positions),),
         logits_rows=rows, sampling=sampling, probe_rows=none, probe_top_k=0, scored_rows=none,
         scored_tokens=none,

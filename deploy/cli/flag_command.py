@@ -9,11 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+from ...cluster.removed_settings import advice
 
 if TYPE_CHECKING:
     from .flags import FlagGroup
@@ -67,6 +70,17 @@ class FlagCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """All parameters of the command, its flags last."""
         return [*super().get_params(ctx), *(option for option, _ in self._flags)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does. A flag that was removed, or a value of one, is refused by what to use."""
+        known = {spelling for parameter in self.get_params(ctx) for spelling in parameter.opts}
+        for argument, following in zip_longest(args, args[1:]):
+            flag, _, value = argument.partition("=")
+            name = flag.removeprefix("--").replace("-", "_")
+            removed = advice(name, value or following or "") if flag in known else advice(name)
+            if flag.startswith("--") and removed is not None:
+                raise typer.BadParameter(removed, param_hint=f"'{flag}'")
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function, with the given flags in `ctx.obj`."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ...core.errors import ConfigError
 
@@ -75,8 +74,6 @@ def load_cpu_ops(folder: Path) -> None:
     if not library.exists():
         build(library)
     torch.ops.load_library(library)
-    torch.library.register_fake("draftline::packed_linear", _product)
-    torch.library.register_fake("draftline::attend", _attention)
 
 
 def find_compiler() -> str:
@@ -167,11 +164,3 @@ def _places() -> list[str]:
         f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}",
         *map(str, SOURCES), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
-
-
-def _product(x: Tensor, _weight: Tensor, outputs: int) -> Tensor:
-    return x.new_empty(x.shape[0], outputs)
-
-
-def _attention(heads: Tensor, _layer: int, num_heads: int, *_options: object) -> Tensor:
-    return heads.new_empty(heads.shape[0], num_heads * heads.shape[2])

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 
-def pack_weight(weight: Tensor, panel: int) -> Tensor:
-    """`weight` [inputs, outputs] -> [panels, inputs, panel], the last panel filled with zeros."""
-    return pack_weights([weight], panel)
-
-
 def pack_weights(weights: Sequence[Tensor], panel: int) -> Tensor:
-    """As `pack_weight`, of weights side by side; no more is allocated than the result."""
+    """Weights [inputs, outputs] side by side -> [panels, inputs, panel], the last panel filled with
+    zeros; no more is allocated than the result.
+    """
     inputs = weights[0].shape[0]
     outputs = sum(weight.shape[1] for weight in weights)
     packed = weights[0].new_zeros(-(-outputs // panel), inputs, panel)

@@ -1,7 +1,6 @@
-"""A step's attention as an operator that a graph can call (`kernels/cpu/source/attention.cpp`).
+"""The step that own operators on CPUs compute (`kernels/cpu/source/step.cpp`).
 
-The graph is the same for all steps, so the step is no argument of it: `attending` says which one
-the thread computes now.
+Layers and decoding read it where the thread keeps it: `attending` says which one that is.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NONE = np.empty(0, dtype=np.int32)
 
 @contextmanager
 def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
-    """A context in which this thread's `attend` serves `step`."""
+    """A context in which this thread's operators compute `step`."""
     columns = columns_of(step)
     torch.ops.draftline.begin_step(
         kv.data,
@@ -51,17 +50,6 @@ def advance(slots: Int32, positions: Int32) -> None:
     The rows before are context of these, and their KV is written.
     """
     torch.ops.draftline.advance_step(_tensor(slots), _tensor(positions))
-
-
-def attend(  # noqa: PLR0917 - the operator's
-    heads: Tensor, layer: int, num_heads: int, scaling: float,
-    window: int | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """Store the keys and values of the rows, then attend; [rows, num_heads * head_dim].
-
-    `heads` [rows, num_heads + 2 * kv_heads, head_dim]: queries, keys, values, rotated already.
-    """
-    return torch.ops.draftline.attend(heads, layer, num_heads, scaling, window, softcap)
 
 
 class TreeColumns(NamedTuple):

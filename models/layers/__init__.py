@@ -1,4 +1,4 @@
-"""The layers of a stage: loading a slice of a model, faster modules, compilation.
+"""The layers of a stage: loading a slice of a model, faster modules, own operators.
 
 Start with `model_slice.py`.
 """

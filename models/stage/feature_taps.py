@@ -72,9 +72,8 @@ class FeatureTaps:
         states, before, *sums = states.split(self._inputs, dim=-1)
         noted, first = [before], 0
         if self.input_size > self._inputs[0]:
-            # Own operators read rows one behind the other. `contiguous` copies nothing of the one
-            # row that a graph is compiled with, and would not in the graph.
-            states = states.clone(memory_format=torch.contiguous_format)
+            # Operators read rows one behind the other.
+            states = states.contiguous()
         for layer, stop in zip(self._own, self._stops, strict=True):
             states = run_layers(states, slice(first, stop))
             first = stop

@@ -51,8 +51,8 @@ class StageOptions:
     max_rows       rows of the largest step
     max_requests   requests of a step; more are slower
     graphs         the steps that CUDA graphs are captured for; None: none are
-    compile        off; auto: own C++ operators on a CPU; on: these in a graph of torch.compile
-    compile_cache  folder that keeps what compile makes
+    compile        off; auto: own C++ operators on a CPU
+    compile_cache  folder that keeps them once built
     batch_invariant  on: a row's result must not depend on the rows beside it; auto: where that
                    costs little
     feature_layers  layers whose outputs drafters go on from, ascending; -1: the embeddings, and the

@@ -34,10 +34,9 @@ from .options import GraphOptions, StageOptions
 from .output_vocabulary import LogitsMap, OutputVocabulary, pruned_head, with_pruned_head
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
-from .warm_up import capture, warm_kernels, warm_up
+from .warm_up import capture, warm_kernels
 
 if TYPE_CHECKING:
-    from ..layers.compiled_layers import CompiledLayers
     from ..layers.own_layers import OwnLayers
 
 
@@ -51,33 +50,22 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
     Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
-    options that say nothing else. With `compile: on` the layers become one compiled graph with
-    attention of its own, and run once; with `auto` own operators run them where they can, from
-    the first step if they are built, else as soon as they are. `make_heads` of the last stage,
-    `load_projections` where the options have sums. Raises `CheckpointError` for a folder that
-    cannot be used, `ConfigError` for a wrong setting.
+    options that say nothing else. With `compile: auto` own operators run the layers where they
+    can, from the first step if they are built, else as soon as they are. `make_heads` of the last
+    stage, `load_projections` where the options have sums. Raises `CheckpointError` for a folder
+    that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
     _check_taps(options, span)
     is_invariant = options.batch_invariant == "on" and torch.device(device).type != "cpu"
     if is_invariant:
         options = invariant_options(options, Machine.of(device))
-    is_compiled = options.compile == "on"
-    fused = uses_fused_modules(device, options.attention) and not is_compiled
+    fused = uses_fused_modules(device, options.attention)
     part = load_slice(
         model_path, span, dtype, device, options.quantization, fused=fused, progress=progress
     )
     part = with_pruned_head(part, options.output)
     taps = _taps(part, options, span, load_projections)
-    if is_compiled:
-        assert num_blocks is not None
-        stage = _compiled_stage(part, num_blocks, block_size, options)
-        stage.taps = taps
-        stage.use_heads(make_heads)
-        stage.use_output(options.output)
-        warm_up(stage)
-        return stage
-
     if is_invariant:
         part = invariant_slice(part)
     tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)
@@ -112,16 +100,6 @@ def _prepare_gpu(stage: Stage, graphs: GraphOptions | None, device: torch.device
         capture(stage.use_graphs(graphs, CudaCapture(device)))
 
 
-def _compiled_stage(
-    part: ModelSlice, num_blocks: int, block_size: int, options: StageOptions
-) -> Stage:
-    # torch's compiler takes seconds to import.
-    from ..layers.compiled_layers import CompiledLayers, prepare  # noqa: PLC0415
-
-    part = prepare(part, options.compile_cache)
-    return Stage(part, make_kv(part, num_blocks, block_size), block_size, CompiledLayers(part))
-
-
 def _check_taps(options: StageOptions, span: LayerSpan) -> None:
     layers = set(options.feature_layers).union(*(one.layers for one in options.feature_sums))
     if any(not -1 <= layer < span.num_layers for layer in layers):
@@ -145,14 +123,16 @@ class Stage:
     """Runs steps, in the order of the calls, on one span of layers. Owns the span's KV cache."""
 
     def __init__(
-        self, part: ModelSlice, kv: PagedKv, block_size: int,
-        compiled: CompiledLayers | None = None, attention: AttentionBackend | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        part: ModelSlice,
+        kv: PagedKv,
+        block_size: int,
+        attention: AttentionBackend | None = None,
+    ) -> None:
         """Without `attention` it is torch's own."""
         self.kv = kv
         self.block_size = block_size
         self._part = part
-        self._compiled = compiled
         self._attention = attention or SdpaBackend(kv, block_size)
         self._sampler = choose_sampler(part.device)
         self._softcap = part.softcap
@@ -201,7 +181,7 @@ class Stage:
 
     @property
     def runs_own_operators(self) -> bool:
-        """Whether own C++ operators run the layers, without a graph."""
+        """Whether own C++ operators run the layers."""
         return self._own is not None
 
     @property
@@ -346,9 +326,6 @@ class Stage:
         positions = to_device(step.positions, part.device)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
         states = hidden.to(part.device, non_blocking=True)
-        if self._compiled is not None:
-            with attending(step, self.kv, self.block_size):
-                return self._compiled(states, rotations, self.taps.run)
         attention = self._attention.begin(step)
         return self.taps.run(
             states,

@@ -19,17 +19,8 @@ from ...kernels.linear.reference import MOST_FEW_ROWS
 from .graph_runner import GraphReport, GraphRunner
 from .memory import TrialStage
 
-# The first compiles; the others show that it serves them too.
-ROWS = (1, 2, 16, 64)
 # One of each size of tiles of products, and those that are the library's.
 ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1, MOST_INT8_ROWS + 1)
-
-
-def warm_up(stage: TrialStage) -> None:
-    """Run prompts of `ROWS` tokens, then zero the KV cache. Raises what `run` raises."""
-    rows = [count for count in ROWS if count <= stage.kv.num_slots]
-    steps = [(f"at {count} rows", prompt_step(count, stage.block_size)) for count in rows]
-    _run(stage, steps, "warm")
 
 
 def warm_kernels(stage: TrialStage, share: int, vocab_size: int) -> None:
@@ -41,16 +32,13 @@ def warm_kernels(stage: TrialStage, share: int, vocab_size: int) -> None:
 
     Raises what `run` raises.
     """
-    _run(stage, list(_kernel_steps(stage, share, vocab_size)), "compiled")
-
-
-def _run(stage: TrialStage, steps: list[tuple[str, StepInput]], done: str) -> None:
+    steps = list(_kernel_steps(stage, share, vocab_size))
     with _progress() as progress:
         task = progress.add_task("compiling", total=len(steps))
         for name, step in steps:
             count = len(step.token_ids)
             stage.run(step, None if stage.is_first else stage.empty_hidden(count))
-            progress.update(task, advance=1, description=f"{done} {name}")
+            progress.update(task, advance=1, description=f"compiled {name}")
     stage.kv.data.zero_()
 
 

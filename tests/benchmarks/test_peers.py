@@ -125,11 +125,11 @@ def test_a_program_says_its_version(tmp_path: Path) -> None:
 
 
 def test_servers_are_chosen_by_name() -> None:
-    known = ["vLLM, plain", "vLLM, draft_model", "draftline, plain", "draftline, plain, compiled"]
+    known = ["vLLM, plain", "vLLM, draft_model", "draftline, plain", "draftline, plain, other"]
     assert chosen(known, []) == ["vLLM, plain", "draftline, plain"]
     assert chosen([*COMPARED, "other"], []) == list(COMPARED)
     assert chosen(known, ["draftline, plain"]) == ["draftline, plain"]
-    assert chosen(known, ["compiled", "vLLM"]) == [known[0], known[1], known[3]]
+    assert chosen(known, ["other", "vLLM"]) == [known[0], known[1], known[3]]
     assert chosen(known, [""]) == known
     with pytest.raises(ConfigError, match="'sglang' is in no name"):
         chosen(known, ["sglang"])

@@ -13,6 +13,7 @@ import pytest
 import typer
 import typer.main
 from draftline import __version__
+from draftline.cluster import removed_settings
 from draftline.cluster.config import EngineConfig
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli import flags as flag_module
@@ -246,7 +247,7 @@ def test_a_flag_wins_over_the_file_and_one_that_is_not_given_changes_nothing(
     [
         ("-pp 2", "pipeline_parallel_size", 2),
         ("--pipeline-parallel-size 2", "pipeline_parallel_size", 2),
-        ("--compile on", "compile", "on"),
+        ("--compile off", "compile", "off"),
         ("--enforce-eager", "enforce_eager", True),
         ("--trace-steps steps.jsonl", "trace_steps", Path("steps.jsonl").absolute()),
         ("--api-key a --api-key b", "server.api_key_sha256", (key_digest("a"), key_digest("b"))),
@@ -265,6 +266,26 @@ def test_spellings(arguments: str, path: str, value: object, ran: dict[str, Any]
     args = build_serve_args(ran["settings"])
     section, _, name = path.rpartition(".")
     assert getattr(args.server if section else args.engine, name) == value
+
+
+@pytest.mark.parametrize("arguments", ["--compile on", "--compile=on"])
+def test_a_value_that_was_removed_is_refused_by_what_to_use(
+    arguments: str, ran: dict[str, Any], run: Run
+) -> None:
+    code, output = run("serve", "demo", *arguments.split())
+    assert code == 2
+    assert "'--compile': 'on' was removed; use auto" in " ".join(output.split())
+    assert not ran
+
+
+def test_a_flag_that_was_removed_is_refused_by_what_to_use(
+    ran: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(removed_settings.REMOVED_KEYS, "no_such", "use another")
+    code, output = run("serve", "demo", "--no-such", "1")
+    assert code == 2
+    assert "'--no-such': was removed; use another" in " ".join(output.split())
+    assert not ran
 
 
 def test_keys_come_from_the_environment_where_no_flag_gives_them(ran: dict[str, Any]) -> None:

@@ -72,13 +72,19 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("'on'", "on")])
-def test_compile_is_read_from_yaml_which_takes_on_for_a_boolean(written: str, read: str) -> None:
-    args = build_serve_args(yaml.safe_load(f"compile: {written}"))
-    assert args.engine.compile == read
+def test_switches_are_read_from_yaml_which_takes_on_for_a_boolean(written: str, read: str) -> None:
+    args = build_serve_args(yaml.safe_load(f"batch_invariant: {written}"))
+    assert args.engine.batch_invariant == read
+
+
+@pytest.mark.parametrize("written", ["on", "'on'"])
+def test_compile_on_is_refused_by_what_to_use(written: str) -> None:
+    with pytest.raises(ConfigError, match="compile: 'on' was removed; use auto"):
+        build_serve_args(yaml.safe_load(f"compile: {written}"))
 
 
 def test_compile_reaches_the_stages() -> None:
-    for switch in ("auto", "off", "on"):
+    for switch in ("auto", "off"):
         plan = plan_model(EngineConfig(model="demo", compile=switch, compile_cache="kept"))
         options = [spec.options for spec in plan.specs]
         assert [(each.compile, each.compile_cache) for each in options if each] == [
@@ -139,8 +145,7 @@ def test_sections() -> None:
         ({"server": {"prot": 1}}, "server.prot", "did you mean 'port'"),
         ({"server": {"port": 70000}}, "server.port", "65535"),
         ({"server": {"port": "x"}}, "server.port", "integer"),
-        ({"compile": "yes"}, "compile", "'auto', 'off' or 'on'"),
-        ({"compile": "on", "quantization": "int8"}, "compile", "does not go with quantization"),
+        ({"compile": "yes"}, "compile", "'auto' or 'off'"),
         ({"gpus_per_stage": 0.5}, "kv_cache_tokens", "must be given where gpus_per_stage"),
         ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization", "less than or equal to 1"),
         ({"server": {"api_keys": [""]}}, "server.api_keys", "empty"),

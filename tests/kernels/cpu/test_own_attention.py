@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.steps import StepInput
-from draftline.models.attention.operator import attend, attending
+from draftline.models.attention.operator import attending
 from draftline.models.attention.step_attention import PagedKv, StepAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +67,9 @@ class Layer:
 
     def own(self, step: StepInput) -> torch.Tensor:
         with attending(step, self.kv, BLOCK_SIZE):
-            return attend(self.heads(step), 0, self.num_heads, 0.3, *self.options)
+            return torch.ops.draftline.attend(
+                self.heads(step), 0, self.num_heads, 0.3, *self.options
+            )
 
     def reference(self, step: StepInput) -> torch.Tensor:
         heads, count = self.heads(step), len(step.token_ids)
@@ -170,4 +172,4 @@ def test_a_layer_of_another_step_is_refused(tmp_path: Path) -> None:
         attending(make_step([PagedRequest([1]).chunk([5], 0)]), layer.kv, BLOCK_SIZE),
         pytest.raises(RuntimeError, match="another step"),
     ):
-        attend(heads, 0, 4, 0.3, None, None)
+        torch.ops.draftline.attend(heads, 0, 4, 0.3, None, None)

@@ -7,11 +7,7 @@ import torch
 from draftline.core.errors import ConfigError
 from draftline.kernels.cpu import build as cpu_build
 from draftline.kernels.cpu.build import vectors
-from draftline.kernels.cpu.packed_linear import (
-    pack_weight,
-    pack_weights,
-    packed_linear,
-)
+from draftline.kernels.cpu.packed_linear import pack_weights, packed_linear
 from support.tools.own_operators import load_own_operators
 
 pytestmark = pytest.mark.compiler
@@ -30,7 +26,7 @@ def built() -> None:
 def test_equals_the_reference(inputs: int, outputs: int, rows: int) -> None:
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, inputs), torch.randn(inputs, outputs)
-    packed = pack_weight(weight, vectors().panel)
+    packed = pack_weights([weight], vectors().panel)
     ours = packed_linear(x, packed, outputs)
     torch.testing.assert_close(ours, x @ weight, rtol=0, atol=1e-3)
     panels, _, panel = packed.shape
@@ -42,7 +38,7 @@ def test_equals_the_reference(inputs: int, outputs: int, rows: int) -> None:
 def test_a_row_is_the_same_bit_by_bit_in_any_company(inputs: int, outputs: int) -> None:
     torch.manual_seed(1)
     x = torch.randn(13, inputs)
-    packed = pack_weight(torch.randn(inputs, outputs), vectors().panel)
+    packed = pack_weights([torch.randn(inputs, outputs)], vectors().panel)
     together = packed_linear(x, packed, outputs)
     for rows in (1, 2, 5, 6):
         for first in range(13 - rows):
@@ -53,7 +49,7 @@ def test_a_row_is_the_same_bit_by_bit_in_any_company(inputs: int, outputs: int) 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_threads_change_no_bit(threads: int) -> None:
     torch.manual_seed(2)
-    x, packed = torch.randn(70, 600), pack_weight(torch.randn(600, 1000), vectors().panel)
+    x, packed = torch.randn(70, 600), pack_weights([torch.randn(600, 1000)], vectors().panel)
     one = packed_linear(x, packed, 1000)
     try:
         torch.set_num_threads(threads)
@@ -66,11 +62,12 @@ def test_weights_side_by_side_are_packed_as_one() -> None:
     torch.manual_seed(3)
     parts = [torch.randn(9, width) for width in (70, 3, 200)]
     panel = vectors().panel
-    assert torch.equal(pack_weights(parts, panel), pack_weight(torch.cat(parts, dim=1), panel))
+    joined = pack_weights([torch.cat(parts, dim=1)], panel)
+    assert torch.equal(pack_weights(parts, panel), joined)
 
 
 def test_a_wrong_shape_is_refused() -> None:
-    packed = pack_weight(torch.randn(8, 5), vectors().panel)
+    packed = pack_weights([torch.randn(8, 5)], vectors().panel)
     with pytest.raises(RuntimeError):
         packed_linear(torch.randn(2, 9), packed, 5)
     with pytest.raises(RuntimeError):

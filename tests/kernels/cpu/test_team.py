@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.kernels.cpu.build import vectors
-from draftline.kernels.cpu.packed_linear import pack_weight, packed_linear
+from draftline.kernels.cpu.packed_linear import pack_weights, packed_linear
 from support.tools.own_operators import load_own_operators
 
 pytestmark = pytest.mark.compiler
@@ -29,7 +29,7 @@ def built() -> None:
 def is_right(rows: int, inputs: int, outputs: int) -> bool:
     """A product whose sums are whole numbers, and so the same in any order."""
     weight = torch.arange(inputs * outputs).reshape(inputs, outputs) % 3.0
-    packed = pack_weight(weight, vectors().panel)
+    packed = pack_weights([weight], vectors().panel)
     found = packed_linear(torch.ones(rows, inputs), packed, outputs)
     return bool((found == weight.sum(dim=0)).all())
 
@@ -42,7 +42,7 @@ def products(thread: int, threads: int, count: int) -> int:
     for outputs in OUTPUTS:
         x = torch.randint(-8, 8, (3, 130), generator=generator).float()
         weight = torch.randint(-8, 8, (130, outputs), generator=generator).float()
-        packed = pack_weight(weight, vectors().panel)
+        packed = pack_weights([weight], vectors().panel)
         # Sums of whole numbers are exact in any order.
         expected = x @ weight
         for _ in range(count):
