@@ -15,7 +15,7 @@ Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "typical"]
 NodeBudgetKind = Literal["adaptive", "full", "ordered"]
 DrafterTransport = Literal["inproc", "grpc"]
-TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
+TransportName = Literal["auto", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
 # A kind of drafter that reads states of the target.
 HEAD = "head"

@@ -32,6 +32,7 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("weights", "int4"): "use int8, which drafts what plain weights do",
     ("vocabulary", "union"): "use tli, which accepts as much",
     ("kind", "cascade"): "list its drafters themselves: their drafts become one tree",
+    ("stage_transport", "compiled_graph"): "leave stage_transport out: sockets are faster",
     ("compile", "on"): "use auto: own operators are faster without a graph around them",
 }
 

@@ -1,7 +1,7 @@
-"""What the transports between pipeline stages cost.
+"""What the way between pipeline stages in processes of their own costs.
 
 Run `python -m draftline.benchmarks.transport.stage_transport`. Stages that compute nothing, so that
-all time is the transport's; of two numbers of stages, the difference is that of their hops. Prints
+all time is that of messages; of two numbers of stages, the difference is that of their hops. Prints
 a table and writes `benchmarks/results/stage_transport.json`.
 """
 
@@ -25,7 +25,6 @@ import ray
 import torch
 
 from ...actors.kept_actors import KeptStages, OwnKeeper
-from ...cluster.config import TransportName
 from ...cluster.pipeline.ray_pipeline import RayPipeline
 from ...core.errors import StageLost
 from ...core.steps import SamplingRows, StepInput, StepOutput
@@ -39,15 +38,11 @@ NUM_ROWS = (1, 4, 16, 32, 512)
 IN_FLIGHT = (1, 3)
 BLOCK_STEPS = 20
 
-# Those that stages without GPUs have.
-TRANSPORTS: tuple[TransportName, ...] = ("compiled_graph", "distributed")
-
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Latency from submit to answer, and throughput, of one setting."""
 
-    transport: str
     num_stages: int
     hidden_size: int
     num_rows: int
@@ -61,7 +56,6 @@ class StepTimes:
 class LifeTimes:
     """Seconds that starting, noticing a death, and closing take."""
 
-    transport: str
     num_stages: int
     start_s: float
     close_s: float
@@ -98,50 +92,35 @@ async def _measure(
     steps: list[StepTimes],
     lives: list[LifeTimes],
 ) -> None:
-    """All transports are open at once and take turns, block by block, in whatever load there is."""
-    pipelines: dict[TransportName, RayPipeline] = {
-        name: RayPipeline(
-            specs,
-            KeptStages(OwnKeeper()),
-            transport=name,
-            max_in_flight=max(IN_FLIGHT),
-        )
-        for name in TRANSPORTS
-    }
-    start_s = {name: await _seconds(pipeline.start()) for name, pipeline in pipelines.items()}
+    pipeline = RayPipeline(
+        specs, KeptStages(OwnKeeper()), transport="distributed", max_in_flight=max(IN_FLIGHT)
+    )
+    start_s = await _seconds(pipeline.start())
     for num_rows, in_flight in product(rows, IN_FLIGHT):
-        steps += await _turns(pipelines, specs[0].hidden_size, num_rows, in_flight, num_blocks)
-    for name, pipeline in pipelines.items():
-        close_s = await _seconds(pipeline.close())
-        await pipeline.start()
-        death_s = await _seconds(_die(pipeline))
-        again_s = await _seconds(pipeline.close())
-        lives.append(LifeTimes(name, len(specs), start_s[name], close_s, death_s, again_s))
-        print(_line(lives[-1]), flush=True)
+        times = await _step_times(pipeline, num_rows, in_flight, num_blocks)
+        steps.append(StepTimes(len(specs), specs[0].hidden_size, num_rows, in_flight, *times))
+        print(_line(steps[-1]), flush=True)
+    close_s = await _seconds(pipeline.close())
+    await pipeline.start()
+    death_s = await _seconds(_die(pipeline))
+    again_s = await _seconds(pipeline.close())
+    lives.append(LifeTimes(len(specs), start_s, close_s, death_s, again_s))
+    print(_line(lives[-1]), flush=True)
 
 
-async def _turns(
-    pipelines: dict[TransportName, RayPipeline],
-    hidden_size: int,
-    num_rows: int,
-    in_flight: int,
-    num_blocks: int,
-) -> list[StepTimes]:
-    blocks: dict[str, list[list[float]]] = {name: [] for name in pipelines}
-    seconds: dict[str, float] = dict.fromkeys(pipelines, 0.0)
-    for _, (name, pipeline) in product(range(num_blocks), pipelines.items()):
-        latencies: list[float] = []
-        seconds[name] += await _seconds(_block(pipeline, num_rows, in_flight, latencies))
-        blocks[name].append(latencies)
-    times = []
-    for name, pipeline in pipelines.items():
-        # The first block warms caches and buffers up.
-        median, p99 = np.percentile(np.concatenate(blocks[name][1:]), [50, 99]) * 1e3
-        rate = num_blocks * BLOCK_STEPS / seconds[name]
-        row = (name, pipeline.num_stages, hidden_size, num_rows, in_flight)
-        times.append(StepTimes(*row, *(round(float(x), 3) for x in (median, p99, rate))))
-        print(_line(times[-1]), flush=True)
-    return times
+async def _step_times(
+    pipeline: RayPipeline, num_rows: int, in_flight: int, num_blocks: int
+) -> tuple[float, float, float]:
+    """Median and 99th percentile of milliseconds, and steps a second."""
+    blocks: list[list[float]] = []
+    seconds = 0.0
+    for _ in range(num_blocks):
+        blocks.append([])
+        seconds += await _seconds(_block(pipeline, num_rows, in_flight, blocks[-1]))
+    # The first block warms caches and buffers up.
+    median, p99 = np.percentile(np.concatenate(blocks[1:]), [50, 99]) * 1e3
+    rate = num_blocks * BLOCK_STEPS / seconds
+    return round(float(median), 3), round(float(p99), 3), round(rate, 3)
 
 
 async def _block(

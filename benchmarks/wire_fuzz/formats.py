@@ -150,7 +150,7 @@ def _first(step: StepInput) -> bytes:
 
 
 def _read_first(data: bytes) -> object:
-    return StepReader(is_last=True).read(data), StepReader(is_last=False).read(data)
+    return StepReader().read(data)
 
 
 def _frames(steps: Sequence[StepInput]) -> bytes:
@@ -161,7 +161,7 @@ def _frames(steps: Sequence[StepInput]) -> bytes:
 
 
 def _read_frames(data: bytes) -> object:
-    reader, count = StepReader(is_last=True), 0
+    reader, count = StepReader(), 0
     for message in FrameBuffer().feed(data):
         reader.read(message)
         count += 1

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 import ray
 from ray.actor import ActorHandle
@@ -23,9 +23,8 @@ from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
 from ..loop_calls import call_on_loop
-from ..transport.base import StageTransport
-from ..transport.compiled_graph import CompiledGraphTransport
 from ..transport.distributed import DistributedTransport
+from ..transport.hidden_link import Backend
 from ..transport.in_flight import InFlightSteps
 from ..transport.stage_place import StagePlace, check_nccl, fastest_backend
 from ..transport.stage_spec import StageSpec
@@ -73,10 +72,8 @@ class RayPipeline:
     """Runs each stage in an actor of its own; several steps are under way at once.
 
     source           where the stages' actors come from (`actors/kept_actors.py`)
-    transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`,
-                     which is faster than `compiled_graph` by measurement (docs/decisions.md)
+    transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`
     max_in_flight    default: one more than stages, so that no stage waits for the coordinator
-    max_step_rows    rows of the largest step, for the size of shared-memory buffers
     start_timeout_s  loading the model included
 
     Needs a Ray that is initialised. `restart` brings a pipeline with a lost stage back.
@@ -89,7 +86,6 @@ class RayPipeline:
         *,
         transport: TransportName = "auto",
         max_in_flight: int | None = None,
-        max_step_rows: int = 512,
         start_timeout_s: float = 600.0,
     ) -> None:
         assert specs, "a pipeline has at least one stage"
@@ -97,13 +93,12 @@ class RayPipeline:
         self._source = source
         self._transport_name: TransportName = transport
         self._max_in_flight = max_in_flight or len(specs) + 1
-        self._max_step_rows = max_step_rows
         self._start_timeout_s = start_timeout_s
         self._lifecycle = asyncio.Lock()
         self._stages: dict[int, ActorHandle] = {}
         self._places: dict[int, StagePlace] = {}
         self._deaths: list[Future[Any]] = []
-        self._transport: StageTransport | None = None
+        self._transport: DistributedTransport | None = None
         self._steps = InFlightSteps(self._max_in_flight)
         self._open = False
         self._num_blocks = 0
@@ -159,7 +154,7 @@ class RayPipeline:
         async with self._lifecycle:
             before = dict(self._stages)
             can_stay = self._transport is not None and self._transport.leaves_stages_idle
-            await self._disconnect("the pipeline is restarted")
+            self._disconnect("the pipeline is restarted")
             if not can_stay or not ray.is_initialized():
                 await self._close("the pipeline is restarted")
             await self._settle_all()
@@ -193,7 +188,8 @@ class RayPipeline:
         await loading
         stages = [self._stages[index] for index in range(len(self._specs))]
         self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
-        self._transport = self._new_transport(places)
+        backend = self._backend(places)
+        self._transport = DistributedTransport(places, backend, self._max_in_flight)
         # Before caches fill the memory: what connects GPUs takes some of it.
         await _unless_lost(self._transport.meet(stages, _seconds_left(limit)), steps)
         builds: list[Any] = [stage.build.remote() for stage in stages]
@@ -259,34 +255,27 @@ class RayPipeline:
             if Path(f"/proc/{place.pid}/cmdline").read_bytes().startswith(ACTOR_TITLE):
                 os.kill(place.pid, signal.SIGKILL)
 
-    def _new_transport(self, places: Sequence[StagePlace]) -> StageTransport:
-        match self._transport_name:
-            case "auto":
-                backend = fastest_backend(places)
-                logger.info("event=stage_transport carrier=%s", backend)
-                return DistributedTransport(places, backend, self._max_in_flight)
-            case "nccl":
-                check_nccl(places)
-                return DistributedTransport(places, "nccl", self._max_in_flight)
-            case "distributed":
-                return DistributedTransport(places, "gloo", self._max_in_flight)
-            case "compiled_graph":
-                widest = max(spec.output_size for spec in self._specs)
-                # Four bytes a number, and some more for the step itself.
-                buffer_bytes = self._max_step_rows * widest * 4 + (1 << 18)
-                return CompiledGraphTransport(buffer_bytes, self._max_in_flight)
-            case _:
-                assert_never(self._transport_name)
+    def _backend(self, places: Sequence[StagePlace]) -> Backend:
+        """Of hidden states between stages at these places. Raises `ConfigError` without GPUs for
+        NCCL."""
+        if self._transport_name == "distributed":
+            return "gloo"
+        if self._transport_name == "nccl":
+            check_nccl(places)
+            return "nccl"
+        backend = fastest_backend(places)
+        logger.info("event=stage_transport carrier=%s", backend)
+        return backend
 
-    async def _disconnect(self, reason: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         self._open = False
         self._steps.end(reason)
         transport, self._transport = self._transport, None
         if transport is not None:
-            await transport.close()
+            transport.close()
 
     async def _close(self, reason: str) -> None:
-        await self._disconnect(reason)
+        self._disconnect(reason)
         deaths, self._deaths = self._deaths, []
         if not ray.is_initialized():
             self._stages.clear()

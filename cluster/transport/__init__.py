@@ -1,4 +1,4 @@
 """How steps and hidden states travel between the coordinator and stages.
 
-Start with `base.py`.
+Start with `distributed.py`.
 """

@@ -1,4 +1,6 @@
-"""Steps over sockets, hidden states over a process group of torch.distributed."""
+"""The coordinator's side of stages in other processes: steps over sockets, hidden states between
+stages over a process group of torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ Join = Callable[[int, asyncio.WriteTransport], None]
 
 
 class DistributedTransport:
-    """The coordinator's side. Every stage keeps one connection, whose end tells of its death.
+    """Carries steps to the stages and answers back, and connects the stages with one another.
+
+    Every stage keeps one connection, whose end tells of its death. Owned by a `RayPipeline`, which
+    starts and kills the actors (`StageWorker`).
 
     places   of the stages, in order
     backend  of hidden states between them
@@ -48,11 +53,16 @@ class DistributedTransport:
 
     @property
     def leaves_stages_idle(self) -> bool:
-        """Whether gloo is used: with NCCL a device waits for a lost neighbour for ever."""
+        """Whether stages that live are free for another run once this side is closed: with NCCL a
+        device waits for a lost neighbour for ever.
+        """
         return self._backend == "gloo"
 
     async def meet(self, stages: Sequence[ActorHandle], seconds: float) -> None:
-        """See `StageTransport`."""
+        """Connect neighbours, before they load what fills their memory; within that time.
+
+        Raises `StageLost`, or a `RayTaskError` of it, that names two that do not reach one another.
+        """
         opening: Any = stages[0].open_store.remote(self._stage_hosts[0])
         store_port: int = await opening
         meetings: list[Any] = [
@@ -71,7 +81,7 @@ class DistributedTransport:
         await asyncio.gather(*meetings)
 
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
-        """See `StageTransport`."""
+        """Connect built stages. From then on `steps` hears of answers and of losses."""
         secret = secrets.token_bytes(SECRET_BYTES)
         joined = asyncio.Event()
 
@@ -93,15 +103,18 @@ class DistributedTransport:
         self._server.close()
 
     def send(self, sequence: int, step: StepInput) -> None:
-        """See `StageTransport`."""
+        """Send a step to the stages; does not wait for them. A failure goes to `steps`.
+
+        Raises `ProtocolError`, and sends nothing, where the step has no encoding.
+        """
         payloads = self._writer.write(sequence, step)
         rows, whole = encode_frame(payloads.rows), encode_frame(payloads.whole)
         last = len(self._connections) - 1
         for index, connection in self._connections.items():
             connection.write(whole if index == last else rows)
 
-    async def close(self) -> None:
-        """See `StageTransport`."""
+    def close(self) -> None:
+        """Free everything on this side."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections.values():

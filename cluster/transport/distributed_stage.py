@@ -174,7 +174,7 @@ class DistributedStage:
             connection.sendall(link.secret + bytes([self._index]))
             self._answers = FrameSender(connection)
             self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
-            reader = StepReader(is_last=self._is_last)
+            reader = StepReader()
             try:
                 while not self._is_cut_off:
                     self._step(stage, *reader.read(receive_frame(connection)))

@@ -39,7 +39,10 @@ EPOCH_BITS = 62
 
 
 class StepMessage(NamedTuple):
-    """To a stage: a step, by its number in the pipeline's run, as a `StepDifference`."""
+    """To a stage: a step, by its number in the pipeline's run, as a `StepDifference`.
+
+    Only the last stage is told what there is to choose.
+    """
 
     sequence: int
     epoch: int
@@ -48,18 +51,8 @@ class StepMessage(NamedTuple):
     choice: ChoiceDifference | None
 
 
-class RowsMessage(NamedTuple):
-    """The same as a stage before the last reads it, whatever there is to choose."""
-
-    sequence: int
-    epoch: int
-    serial: int
-    rows: RowsDifference
-    choice: msgspec.Raw
-
-
 class StepPayloads(NamedTuple):
-    """A step for the stages before the last, and for the last, which may go to all of them."""
+    """A step for the stages before the last, and for the last."""
 
     rows: bytes
     whole: bytes
@@ -118,13 +111,9 @@ class StepWriter:
 
 
 class StepReader:
-    """A stage's end of the messages, of one run after the other.
+    """A stage's end of the messages, of one run after the other."""
 
-    is_last  whether it chooses; other stages leave that part of a message unread
-    """
-
-    def __init__(self, *, is_last: bool) -> None:
-        self._is_last = is_last
+    def __init__(self) -> None:
         self._decoder = StepDecoder()
 
     def read(self, data: bytes | bytearray) -> tuple[int, StepInput]:
@@ -132,13 +121,8 @@ class StepReader:
 
         Raises `ProtocolError`, which names the field, for what is no message or not the next one.
         """
-        if self._is_last:
-            message = _decode(_steps, data)
-            choice = message.choice
-        else:
-            message, choice = _decode(_rows, data), None
-        difference = StepDifference(message.epoch, message.serial, message.rows, choice)
-        return message.sequence, self._decoder.decode(difference)
+        sequence, epoch, serial, rows, choice = _decode(_steps, data)
+        return sequence, self._decoder.decode(StepDifference(epoch, serial, rows, choice))
 
 
 def encode_result(sequence: int, answer: StageResult) -> bytes:
@@ -200,7 +184,6 @@ def _dtype(kind: Any) -> np.dtype:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 _steps = msgspec.msgpack.Decoder(StepMessage, dec_hook=_unpack)
-_rows = msgspec.msgpack.Decoder(RowsMessage, dec_hook=_unpack)
 _answers = msgspec.msgpack.Decoder(ResultMessage, dec_hook=_unpack)
 
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 wall_clock = time.time
 
 
-# One span a stage that worked on the step so far. Plain numbers, because an array that is read from
-# a compiled graph's channel occupies the channel's buffer until nothing refers to it.
+# One span a stage that worked on the step so far.
 Spans = tuple[Span, ...]
 
 

@@ -1,4 +1,4 @@
-"""What runs in the process of a remote stage, whatever carries its steps."""
+"""What runs in the process of a remote stage."""
 
 from __future__ import annotations
 
@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING
 import ray
 
 from ...core.difference.load_loops import load_loops
-from ...core.errors import DeviceLost, StageError, StageLost
-from ...core.steps import StepInput, StepOutput
-from .messages import StepReader, encode_result
-from .stage_failure import end_process
+from ...core.errors import StageLost
 from .stage_place import StagePlace
-from .stage_spans import Spans, run_traced
-from .stage_spec import StageRunner, StageSpec, run_stage
+from .stage_spec import StageRunner, StageSpec
 
 if TYPE_CHECKING:
-    import torch
-
     from .distributed_stage import DistributedStage, StageLink, StageRow
-
-    # What stages hand on: hidden states, with the spans of the stages so far for a traced step.
-    Carried = torch.Tensor | tuple[torch.Tensor, Spans]
-
-# An empty payload warms a transport up: it passes through all stages without a step.
-WARM_UP = b""
 
 
 class StageWorker:
@@ -45,7 +33,6 @@ class StageWorker:
         self._spec: StageSpec | None = None
         self._stage: StageRunner | None = None
         self._distributed: DistributedStage | None = None
-        self._reader: StepReader | None = None
         self._is_serving = threading.Lock()
         # transformers cannot be imported by two threads at once: one may see half of it.
         self._importing = threading.Lock()
@@ -68,7 +55,7 @@ class StageWorker:
 
             spec: StageSpec = pickle.loads(packed)
         self._assigned = index, spec
-        self._distributed = self._reader = None
+        self._distributed = None
         node = ray.get_runtime_context().get_node_id()
         gpu = _nccl_gpu(spec.device)
         return StagePlace(node, ray.util.get_node_ip_address(), gpu, os.getpid())
@@ -124,20 +111,6 @@ class StageWorker:
         self._is_serving.release()
         return True
 
-    def run_payload(
-        self, payload: bytes, carried: Carried | bytes | None = None
-    ) -> Carried | bytes:
-        """One step of a compiled graph, by a `StepWriter`; the last stage gives an `encode_result`.
-
-        A failure travels on in the place of the hidden states, encoded already. Raises
-        `ProtocolError` for a payload that is no step.
-        """
-        if payload == WARM_UP:
-            return WARM_UP
-        # Read in any case: the next step is told as what differs from this one.
-        sequence, step = self._read(payload)
-        return carried if isinstance(carried, bytes) else self._run(sequence, step, carried)
-
     def serve(self, link: StageLink) -> None:
         """Run steps that come by `link` until the coordinator closes it. Raises `StageLost`."""
         distributed = self._distributed
@@ -164,29 +137,6 @@ class StageWorker:
         assert self._assigned is not None
         self._distributed = DistributedStage(*self._assigned)
         return self._distributed
-
-    def _read(self, payload: bytes) -> tuple[int, StepInput]:
-        if self._reader is None:
-            assert self._spec is not None, "steps come after build"
-            self._reader = StepReader(is_last=self._spec.span.is_last)
-        return self._reader.read(payload)
-
-    def _run(self, sequence: int, step: StepInput, carried: Carried | None) -> Carried | bytes:
-        assert self._stage is not None, "steps come after build"
-        hidden, spans = carried if isinstance(carried, tuple) else (carried, ())
-        try:
-            if step.is_traced:
-                result, spans = run_traced(self._index, self._stage, step, hidden, spans)
-            else:
-                result = run_stage(self._index, self._stage, step, hidden)
-        except StageError as error:
-            return encode_result(sequence, error)
-        except DeviceLost:
-            # Whoever watches this process learns of it and replaces it.
-            end_process()
-        if isinstance(result, StepOutput):
-            return encode_result(sequence, result)
-        return (result, spans) if step.is_traced else result
 
 
 def _nccl_gpu(device: str) -> str | None:

@@ -76,7 +76,6 @@ class Placement:
             specs,
             KeptStages(keeper, self._bundles and self._bundles[: len(specs)]),
             transport=self._config.stage_transport,
-            max_step_rows=self._config.max_num_batched_tokens,
         )
 
     async def make_links(self) -> list[AnyLink]:

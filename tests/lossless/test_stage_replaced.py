@@ -13,7 +13,7 @@ from draftline.cluster.transport.stage_spec import Pipeline, StageSpec
 from draftline.core.request.output import OutputCollector, RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
-from support.fakes.worker_pipeline import WorkerPipeline
+from support.fakes.message_pipeline import MessagePipeline
 
 NUM_TOKENS = 40
 PARAMS = (
@@ -67,10 +67,10 @@ def plain() -> list[RequestOutput]:
 def test_texts_outlive_stages_that_are_replaced(
     plain: list[RequestOutput], is_speculative: bool
 ) -> None:
-    pipelines: list[WorkerPipeline] = []
+    pipelines: list[MessagePipeline] = []
 
-    def pipeline(specs: Sequence[StageSpec]) -> WorkerPipeline:
-        pipelines.append(WorkerPipeline(specs, lost_at=(60, 75, 90)))
+    def pipeline(specs: Sequence[StageSpec]) -> MessagePipeline:
+        pipelines.append(MessagePipeline(specs, lost_at=(60, 75, 90)))
         return pipelines[-1]
 
     got = answers(pipeline, is_speculative)

@@ -66,21 +66,14 @@ def test_sums_change_no_token_and_drafts_are_as_by_states(name: str, stages: int
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(
-    ("name", "stages", "transport"),
-    [
-        ("demo-dflash", 2, "distributed"),
-        pytest.param("demo-dflash", 2, "compiled_graph", marks=pytest.mark.full),
-        pytest.param("demo-specformer", 3, "distributed", marks=pytest.mark.full),
-    ],
+    ("name", "stages"),
+    [("demo-dflash", 2), pytest.param("demo-specformer", 3, marks=pytest.mark.full)],
 )
-def test_sums_between_processes_are_those_between_threads(
-    name: str, stages: int, transport: str
-) -> None:
+def test_sums_between_processes_are_those_between_threads(name: str, stages: int) -> None:
     """Stages of Ray actors send sums as wide as their links expect, and heads read them as
     such: what drafts states of this process is drafted."""
     near = config_of(name, "states", pipeline_parallel_size=stages)
     far = config_of(
-        name, "sums", pipeline_parallel_size=stages, backend="ray", stage_transport=transport,
-        standby_stages=0,
+        name, "sums", pipeline_parallel_size=stages, backend="ray", standby_stages=0,
     )  # fmt: skip
     check_alike(near, far)

@@ -65,7 +65,6 @@ def equal(answer: StepOutput, expected: StepOutput) -> None:
         pytest.param("distributed", marks=pytest.mark.cluster),
         # Results are handed on by a thread, as those of GPUs are.
         pytest.param("apart", marks=[pytest.mark.cluster, pytest.mark.full]),
-        pytest.param("compiled_graph", marks=pytest.mark.cluster),
     ],
 )
 async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Pipeline]:
@@ -74,9 +73,8 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Pipeline]:
     else:
         request.getfixturevalue("cluster")
         is_apart = request.param == "apart"
-        transport = "distributed" if is_apart else request.param
         specs = fake_specs(NUM_STAGES, is_apart=is_apart)
-        pipeline = RayPipeline(specs, KeptStages(OwnKeeper()), transport=transport)
+        pipeline = RayPipeline(specs, KeptStages(OwnKeeper()))
     await pipeline.start()
     yield pipeline
     await pipeline.close()

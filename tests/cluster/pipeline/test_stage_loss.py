@@ -8,7 +8,6 @@ import signal
 
 import pytest
 from draftline.actors.kept_actors import KeptStages, OwnKeeper
-from draftline.cluster.config import TransportName
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline, TakenStage
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import CheckpointError, ConfigError, StageLost
@@ -23,18 +22,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 
 @pytest.mark.parametrize(
-    ("transport", "is_apart", "victim"),
-    [
-        pytest.param("distributed", False, 0, marks=pytest.mark.full),
-        ("distributed", True, 1),
-        ("compiled_graph", False, 1),
-    ],
+    ("is_apart", "victim"), [pytest.param(False, 0, marks=pytest.mark.full), (True, 1), (False, 1)]
 )
 async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
-    transport: TransportName, is_apart: bool, victim: int
+    is_apart: bool, victim: int
 ) -> None:
     stages = KeptStages(OwnKeeper())
-    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), stages, transport=transport)
+    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), stages)
     await pipeline.start()
     fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
     # A slow step before the deadly one: the answer to it may still come, or not.

@@ -268,13 +268,23 @@ def test_spellings(arguments: str, path: str, value: object, ran: dict[str, Any]
     assert getattr(args.server if section else args.engine, name) == value
 
 
-@pytest.mark.parametrize("arguments", ["--compile on", "--compile=on"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--compile on", "'--compile': 'on' was removed; use auto"),
+        ("--compile=on", "'--compile': 'on' was removed; use auto"),
+        (
+            "--stage-transport compiled_graph",
+            "'--stage-transport': 'compiled_graph' was removed; leave stage_transport out",
+        ),
+    ],
+)
 def test_a_value_that_was_removed_is_refused_by_what_to_use(
-    arguments: str, ran: dict[str, Any], run: Run
+    arguments: str, message: str, ran: dict[str, Any], run: Run
 ) -> None:
     code, output = run("serve", "demo", *arguments.split())
     assert code == 2
-    assert "'--compile': 'on' was removed; use auto" in " ".join(output.split())
+    assert message in " ".join(output.split())
     assert not ran
 
 

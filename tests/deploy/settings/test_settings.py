@@ -146,6 +146,7 @@ def test_sections() -> None:
         ({"server": {"port": 70000}}, "server.port", "65535"),
         ({"server": {"port": "x"}}, "server.port", "integer"),
         ({"compile": "yes"}, "compile", "'auto' or 'off'"),
+        ({"stage_transport": "compiled_graph"}, "stage_transport", "leave stage_transport out"),
         ({"gpus_per_stage": 0.5}, "kv_cache_tokens", "must be given where gpus_per_stage"),
         ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization", "less than or equal to 1"),
         ({"server": {"api_keys": [""]}}, "server.api_keys", "empty"),

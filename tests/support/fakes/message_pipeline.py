@@ -5,33 +5,37 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
-from draftline.cluster.transport.messages import StepWriter, decode_result
-from draftline.cluster.transport.stage_spec import StageRunner, StageSpec
-from draftline.cluster.transport.stage_worker import StageWorker
+from draftline.cluster.transport.messages import (
+    StepPayloads,
+    StepReader,
+    StepWriter,
+    decode_result,
+    encode_result,
+)
+from draftline.cluster.transport.stage_spec import StageSpec, run_stage
 from draftline.core.errors import StageError, StageLost
 from draftline.core.steps import StepInput, StepOutput
 
 
-class WorkerPipeline:
-    """Runs each step at once, through the workers of a compiled graph, without Ray.
+class MessagePipeline:
+    """Runs each step at once, its stages in this thread.
 
     lost_at  numbers of steps, ascending, from which on one gets no answer: the first that takes no
              request along whose last steps were lost already, since an engine ends those. Stages
-             take turns to die of it: that one is told nothing of the past, the others keep their
-             process and whatever they were told
+             take turns to die of it: that one is told nothing of the past, the others keep
+             whatever they were told
     """
 
     def __init__(self, specs: Sequence[StageSpec], lost_at: Sequence[int] = ()) -> None:
-        self._specs = specs
         self._lost_at = deque(lost_at)
         self._is_lost = False
         # Requests of lost steps that had no answer since, and those of the last steps.
         self._unanswered: set[int] = set()
         self._last: deque[set[int]] = deque()
-        self._workers = [self._worker(index, spec.build()) for index, spec in enumerate(specs)]
-        self.num_steps = self.num_restarts = self.num_bytes = 0
+        self._stages = [spec.build() for spec in specs]
+        self._readers = [StepReader() for _ in specs]
+        self.num_steps = self.num_restarts = 0
         self.max_in_flight = len(specs)
         self.num_stages = len(specs)
         self.decodes_several = False
@@ -49,10 +53,10 @@ class WorkerPipeline:
         self._is_lost = self._is_lost or self._loses(set(step.request_keys))
         if self._is_lost:
             # A step that was told to some stages, and never to all.
-            self._workers[0].run_payload(self._writer.write(self.num_steps, step).whole, b"lost")
+            self._readers[0].read(self._writer.write(self.num_steps, step).rows)
             future.set_exception(StageLost("a stage is dead"))
             return future
-        answer = self._answer(self._writer.write(self.num_steps, step).whole)
+        answer = self._answer(self._writer.write(self.num_steps, step))
         if isinstance(answer, StepOutput):
             future.set_result(answer)
         else:
@@ -61,13 +65,12 @@ class WorkerPipeline:
 
     async def restart(self) -> tuple[int, ...]:
         """See `Pipeline`."""
-        victim = self.num_restarts % len(self._specs)
+        victim = self.num_restarts % self.num_stages
         self.num_restarts += 1
-        for worker in self._workers:
-            assert worker._stage is not None
-            worker._stage.reset()
+        for stage in self._stages:
+            stage.reset()
         # As a new process with the same weights: it was told nothing.
-        self._workers[victim] = self._worker(victim, self._workers[victim]._stage)
+        self._readers[victim] = StepReader()
         await self.start()
         return (victim,)
 
@@ -88,15 +91,17 @@ class WorkerPipeline:
             self._unanswered -= self._last.popleft()
         return False
 
-    def _answer(self, payload: bytes) -> StepOutput | StageError | StageLost:
-        self.num_bytes += len(payload)
-        carried: Any = None
-        for worker in self._workers:
-            carried = worker.run_payload(payload, carried)
-        _, answer = decode_result(carried)
+    def _answer(self, payloads: StepPayloads) -> StepOutput | StageError | StageLost:
+        told = [*[payloads.rows] * (len(self._stages) - 1), payloads.whole]
+        # All read it, whoever fails: the next step is told as what differs from this one.
+        read = [reader.read(message) for reader, message in zip(self._readers, told, strict=True)]
+        result = None
+        try:
+            for index, (stage, (_, step)) in enumerate(zip(self._stages, read, strict=True)):
+                assert not isinstance(result, StepOutput)
+                result = run_stage(index, stage, step, result)
+        except (StageError, StageLost) as error:
+            return error
+        assert isinstance(result, StepOutput)
+        _, answer = decode_result(encode_result(self.num_steps, result))
         return answer
-
-    def _worker(self, index: int, stage: StageRunner | None) -> StageWorker:
-        worker = StageWorker()
-        worker._index, worker._spec, worker._stage = index, self._specs[index], stage
-        return worker
