@@ -60,8 +60,8 @@ def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0)
     )  # fmt: skip
     return EngineStats(
         engine_id=engine_id, num_running=num_running, num_waiting=0, kv_usage=0.25,
-        num_steps=num_steps, num_recoveries=19, num_preemptions=4, num_prefix_queries=100, num_prefix_hits=64,
-        wasted_by_source={"spectra": 11}, drafters=(drafter,),
+        num_steps=num_steps, num_recoveries=19, num_preemptions=4, num_prefix_queries=100,
+        num_prefix_hits=64, wasted_by_source={"spectra": 11}, drafters=(drafter,),
         by_tenant={"acme": TenantTotals(requests=3, nodes_verified=31, nodes_wasted=23)},
         streaming=StreamingCounts(slices=17, nodes=90, killed_nodes=21, idle_turns=14),
         step_times=StepTimes((0, 15, 3, *[0] * 10, 1), 12.5),
