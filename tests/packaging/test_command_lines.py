@@ -80,7 +80,6 @@ ONLY_READ = {
     "draftline lossless": "takes a minute as printed; start.md's is run",
     "draftline doctor --cluster": "needs a cluster; test_cluster_checks.py runs it",
     "draftline train": "takes hours as printed; test_train.py runs it small",
-    "draftline trace": "needs a trace; test_trace.py draws one",
     "draftline corpus add more.parquet": "needs pyarrow, an extra",
     "python -m draftline.actors": "runs until it is stopped; their tests do so",
     "python -m draftline.benchmarks": "takes minutes to hours",
