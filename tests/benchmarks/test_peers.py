@@ -93,10 +93,9 @@ def test_the_default_is_what_serve_does_when_it_is_told_nothing() -> None:
     assert "--speculative-config" not in command
     assert command[command.index("serve") + 1] == "--dtype"
     settings = command_settings({"pipeline_parallel_size": 1}, None, None)
-    assert settings["model"] == "demo"
-    assert settings["pipeline_parallel_size"] == 1
-    drafters = build_serve_args(settings).engine.drafters
-    assert [one.kind for one in drafters] == ["suffix", "prompt_lookup"]
+    engine = build_serve_args(settings).engine
+    assert (engine.model, engine.pipeline_parallel_size) == ("demo", 1)
+    assert [one.kind for one in engine.drafters] == ["suffix", "prompt_lookup"]
 
 
 def test_without_a_program_its_servers_are_not_known(tmp_path: Path) -> None:

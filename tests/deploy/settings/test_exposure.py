@@ -23,6 +23,10 @@ from draftline.deploy.settings.settings import ServerConfig, build_serve_args
 from draftline.deploy.settings.tenants import key_digest
 from typer.testing import CliRunner
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray Serve's own, whichever test imports it first
+    from draftline.deploy.ray_serve import serve_app
+
 SECRET = "hunter2hunter2"
 runner = CliRunner()
 
@@ -66,9 +70,6 @@ def test_an_empty_key_variable_is_an_error(value: str) -> None:
 def test_an_application_is_refused_by_the_address_of_ray_serves_proxies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from draftline.deploy.ray_serve import serve_app
     monkeypatch.setattr(serve_app, "serve_host", lambda: "0.0.0.0")
     monkeypatch.setattr(serve_app, "cluster_has_gpus", lambda: False)
     with pytest.raises(ConfigError, match=r"'0\.0\.0\.0' is reached from other machines"):
