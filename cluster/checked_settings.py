@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..core.errors import ConfigError
-from .removed_settings import advice
+from .removed_settings import removed_value
 
 MAX_CHARS = 80
 # Whole words of a field's name: `kv_cache_tokens` is none of them.
@@ -22,9 +22,7 @@ _QUERY = re.compile(r"([?&](?:password|username|token|secret|key)=)[^&\s]*", re.
 
 
 def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
-    """The error for a key that does not exist, with what to use in its place."""
-    if (removed := advice(key)) is not None:
-        return ConfigError(redacted(field), removed)
+    """The error for a key that does not exist, with the nearest one that does."""
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
     return ConfigError(redacted(field), f"unknown key {redacted(key)!r}; {hint}")
@@ -43,7 +41,7 @@ class Settings(BaseModel):
         for key, value in values.items():
             if key not in known and extra != "allow":
                 raise unknown_key(key, key, known)
-            if (removed := advice(key, value)) is not None:
+            if (removed := removed_value(key, value)) is not None:
                 raise ConfigError(key, removed)
         try:
             super().__init__(**values)

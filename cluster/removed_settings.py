@@ -1,20 +1,22 @@
-"""Settings that draftline had once, and what to use in place of each.
+"""Settings, commands and flags that draftline had once, and what to use in place of each.
 
-They are refused like unknown ones, by a message that says so (`cluster/checked_settings.py`).
+`checked_settings.py` and `drafting/drafter_options.py` refuse settings, `deploy/cli/` the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Keys, of any section, and commands.
-REMOVED_KEYS: Mapping[str, str] = {
+# Options of drafters.
+REMOVED_OPTIONS: Mapping[str, str] = {
     "chat_template": "leave it out: drafters read the served model's prompt as text",
     "ahead": "use tree: dynamic or sequoia, which bring more in the same time",
     "ahead_outcomes": "it was of ahead, which left, too",
+}
+REMOVED_COMMANDS: Mapping[str, str] = {
     "trace": "open the file of --trace-steps in ui.perfetto.dev",
 }
-# Flags by their command, of those that were no settings (`deploy/cli/main.py` refuses them).
+# Flags by their command, of those that were no settings.
 REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
     ("doctor", "--sizes"): "the table is in docs/sizing.md",
     ("doctor", "--stages"): "docs/sizing.md has what to expect, and draftline bench measures it",
@@ -22,7 +24,7 @@ REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
     ("doctor", "--redis-env"): "draftline corpus stats --store URL says whether Redis is reached",
     ("doctor", "--address"): "run it on a node of the cluster, or set RAY_ADDRESS",
 }
-# Values of a key.
+# Values of a key, of any section.
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     **{("acceptance", rule): "use rejection" for rule in ("block", "traversal", "k_seq")},
     **{
@@ -37,10 +39,8 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
 }
 
 
-def advice(key: str, value: object = None) -> str | None:
-    """What to use in place of a value that a key once had, or of the key; None: it never left."""
-    if value is None:
-        return f"was removed; {REMOVED_KEYS[key]}" if key in REMOVED_KEYS else None
+def removed_value(key: str, value: object) -> str | None:
+    """Why a value that a key once had is refused, and what to use; None: it never left."""
     if isinstance(value, bool):
         # YAML reads a bare on or off as a boolean.
         value = "on" if value else "off"

@@ -9,6 +9,7 @@ from typing import Any
 from ...core.errors import ConfigError
 from ..checked_settings import unknown_key
 from ..config import DrafterConfig
+from ..removed_settings import REMOVED_OPTIONS
 
 # A key of every drafter: which defaults its options have.
 PROFILE = "profile"
@@ -32,6 +33,8 @@ def drafter_options(
     given = config.options
     known = [*names, *own_keys, PROFILE]
     for key in given:
+        if key in REMOVED_OPTIONS and key not in known:
+            raise ConfigError(key, f"was removed; {REMOVED_OPTIONS[key]}")
         if key not in known:
             raise unknown_key(key, key, [*known, *DrafterConfig.model_fields])
     chosen = dict(_profile(config, paper))

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ... import __version__
-from ...cluster.removed_settings import REMOVED_FLAGS, advice
+from ...cluster.removed_settings import REMOVED_COMMANDS, REMOVED_FLAGS
 from ...core.errors import ConfigError, DraftlineError, EngineFailed
 from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
@@ -218,10 +218,11 @@ def _hide_keys() -> None:
 
 def _refuse_removed(arguments: Sequence[str]) -> None:
     """Raise `ConfigError` for a command or a flag that left, with what to use in its place."""
-    command = arguments[0] if arguments else ""
-    if (removed := advice(command)) is not None:
-        raise ConfigError(command, removed)
-    for argument in arguments[1:]:
+    # Options of all commands stand before it; none of them takes a value.
+    command = next((one for one in arguments if not one.startswith("-")), "")
+    if command in REMOVED_COMMANDS:
+        raise ConfigError(command, f"was removed; {REMOVED_COMMANDS[command]}")
+    for argument in arguments:
         flag = argument.partition("=")[0]
         if (command, flag) in REMOVED_FLAGS:
             raise ConfigError(flag, f"was removed; {REMOVED_FLAGS[command, flag]}")
