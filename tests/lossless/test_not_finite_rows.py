@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from draftline import AsyncEngine, DrafterConfig, EngineConfig
-from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.settings.settings import ServerConfig
+from draftline import DrafterConfig
 from safetensors.torch import load_file, save_file
+from support.servers.api_in_process import DRAFTERS, serving
 from support.tools.own_operators import FOLDER, load_own_operators
 from support.tools.tiny_models import save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
@@ -25,7 +21,7 @@ from support.tools.tiny_tokenizers import single_bytes
 BAD, NUM_TOKENS = 90, 24
 BAD_PROMPT = [7, 9, BAD, 12, 7, 9, 12, 7, 9]
 GOOD_PROMPTS = ([5, 9, 33, 17, 5, 9, 33, 17, 5], [70, 2, 41, 70, 2], [3] * 40, [8])
-DRAFTERS = (DrafterConfig(kind="prompt_lookup"), DrafterConfig(kind="token_recycling"))
+SIZES = {"max_model_len": 128, "kv_cache_tokens": 2048}
 
 
 def save(folder: Path, value: float) -> Path:
@@ -42,21 +38,6 @@ def save(folder: Path, value: float) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("model"), torch.nan)
-
-
-@asynccontextmanager
-async def serving(folder: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    config = EngineConfig(
-        model=str(folder), kv_cache_tokens=2048, max_model_len=128, node_budget="full",
-        **{"drafters": DRAFTERS, **settings},
-    )  # fmt: skip
-    app = create_app(LocalEngineClient(AsyncEngine(config)), ServerConfig(), "tiny")
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
-    ):
-        yield client
 
 
 async def post(client: httpx.AsyncClient, prompt: list[int], **fields: Any) -> httpx.Response:
@@ -83,7 +64,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_others_have_their_text(folder: Path, way: str) -> None:
-    async with serving(folder, compile="off", **WAYS[way]) as client:
+    async with serving(folder, **SIZES, compile="off", **WAYS[way]) as client:
         await check_all(client, {})
         # Under this rule a sampled text is one of the right distribution.
         if way != "rejection":
@@ -92,7 +73,7 @@ async def test_the_others_have_their_text(folder: Path, way: str) -> None:
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf])
 async def test_infinities_are_as_bad(value: float, tmp_path: Path) -> None:
-    async with serving(save(tmp_path, value), compile="off") as client:
+    async with serving(save(tmp_path, value), **SIZES, compile="off") as client:
         await check_all(client, {})
 
 
@@ -104,7 +85,7 @@ async def test_the_others_have_their_text_by_own_operators(
     """Without drafts and log-probabilities they decode several tokens a step."""
     load_own_operators()
     own = {"compile": "auto", "compile_cache": str(FOLDER), "drafters": drafters}
-    async with serving(folder, **own) as client:
+    async with serving(folder, **SIZES, **own) as client:
         await check_all(client, {"logprobs": None})
         await check_all(client, {"logprobs": None, "temperature": 0.2})
 
@@ -126,7 +107,7 @@ async def check_all(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
 
 async def test_a_stream_ends_with_an_error_event(folder: Path) -> None:
     """Once it has begun: here the token is the first one of the answer."""
-    async with serving(folder) as client:
+    async with serving(folder, **SIZES) as client:
         bias = {"logit_bias": {str(BAD): 100}, "logprobs": None}
         answer = await post(client, GOOD_PROMPTS[0], stream=True, **bias)
         assert answer.status_code == 200
@@ -145,7 +126,7 @@ async def test_whatever_is_wanted_beside(folder: Path) -> None:
         {"echo": True, "max_tokens": 0}, {"prompt_logprobs": 1}, {"logit_bias": {"7": 5}},
         {"repetition_penalty": 1.3, "temperature": 0.8, "top_k": 5}, {"n": 2},
     ]  # fmt: skip
-    async with serving(folder) as client:
+    async with serving(folder, **SIZES) as client:
         for fields in wanted:
             answer = await post(client, BAD_PROMPT, **fields)
             assert answer.status_code == 500, fields

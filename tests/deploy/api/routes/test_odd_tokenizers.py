@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from draftline import AsyncEngine, DrafterConfig, EngineConfig
-from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.settings.settings import ServerConfig
 from jsonschema import Draft202012Validator
+from support.servers.api_in_process import serving, streamed_choices
 from support.tools.odd_tokenizers import ODD, with_gaps
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-DRAFTERS = tuple(
-    DrafterConfig(kind=kind) for kind in ("prompt_lookup", "suffix", "token_recycling", "spectra")
-)
+SIZES = {"max_model_len": 2000, "kv_cache_tokens": 8192}
 SCHEMA = {
     "$defs": {
         "Cat": {
@@ -61,29 +54,13 @@ def saved(folder: Path, tokenizer: PreTrainedTokenizerFast, head: int) -> Path:
     return folder
 
 
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    config = EngineConfig(
-        model=str(folder), max_model_len=2000, kv_cache_tokens=8192, drafters=DRAFTERS,
-        node_budget="full",
-    )  # fmt: skip
-    app = create_app(LocalEngineClient(AsyncEngine(config)), ServerConfig(), "tiny")
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
-    ):
-        yield client
-
-
 async def choice_of(client: httpx.AsyncClient, route: str, body: dict[str, Any]) -> dict[str, Any]:
     """The choice of an answer; of a stream its text, log-probabilities and arguments, joined."""
     response = await client.post(route, json=body)
     assert response.status_code == 200, response.text
     if not body["stream"]:
         return dict(response.json()["choices"][0])
-    lines = [line for line in response.text.split("\n\n") if line.startswith("data: {")]
-    chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    chunks = streamed_choices(response)
     deltas = [chunk.get("delta", {}) for chunk in chunks]
     calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or []]
     parts = [part for chunk in chunks for part in (chunk["logprobs"] or {}).get("content") or []]
@@ -103,7 +80,7 @@ async def choice_of(client: httpx.AsyncClient, route: str, body: dict[str, Any])
 @pytest.mark.parametrize("name", ODD)
 async def test_every_form_and_log_probabilities(name: str, tmp_path: Path) -> None:
     make, head = ODD[name]
-    async with serving(saved(tmp_path, make(), head)) as client:
+    async with serving(saved(tmp_path, make(), head), **SIZES) as client:
         sampling = {"max_tokens": 120, "temperature": 1.0, "seed": 5}
         for form, expected in FORMS:
             texts = set()
@@ -132,7 +109,7 @@ async def test_every_form_and_log_probabilities(name: str, tmp_path: Path) -> No
 async def test_forced_calls_with_a_composite_root(name: str, tmp_path: Path) -> None:
     make, head = ODD[name]
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-    async with serving(saved(tmp_path, make(), head)) as client:
+    async with serving(saved(tmp_path, make(), head), **SIZES) as client:
         found = set()
         for way in WAYS:
             body = {
@@ -150,7 +127,7 @@ async def test_ids_that_exist_are_known_and_no_others(tmp_path: Path) -> None:
     tokenizer = with_gaps()
     known = sorted(tokenizer.get_vocab().values())
     assert known[-1] >= len(tokenizer)
-    async with serving(saved(tmp_path, tokenizer, 320)) as client:
+    async with serving(saved(tmp_path, tokenizer, 320), **SIZES) as client:
         response = await client.post("/detokenize", json={"tokens": known})
         assert response.json() == {"prompt": tokenizer.decode(known)}
         for unknown in (0, 110, 199, known[-1] + 1, 319, 320, 2**31 - 1):

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from draftline import AsyncEngine, DrafterConfig, EngineConfig
 from draftline.core.request.output import TokenLogProb
-from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.output.logprob_bodies import CompletionLogprobs
-from draftline.deploy.settings.settings import ServerConfig
 from draftline.models.text.token_bytes import TokenBytes
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer
+from support.servers.api_in_process import serving, streamed_choices
 from support.tools.tiny_tokenizers import unigram
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerBase
 
 COMPLETIONS = "/v1/completions"
-DRAFTERS = tuple(
-    DrafterConfig(kind=kind) for kind in ("prompt_lookup", "suffix", "token_recycling", "spectra")
-)
+SIZES = {"max_model_len": 200, "kv_cache_tokens": 1024}
 
 
 def entries(bytes_of: TokenBytes, ids: list[int], text: str, **options: Any) -> list[int]:
@@ -120,30 +112,13 @@ def tiny(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     return folder
 
 
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A real engine in this process, with drafts in every step."""
-    config = EngineConfig(
-        model=str(folder), max_model_len=200, kv_cache_tokens=1024, drafters=DRAFTERS,
-        node_budget="full",
-    )  # fmt: skip
-    app = create_app(LocalEngineClient(AsyncEngine(config)), ServerConfig(), "tiny")
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as http,
-    ):
-        yield http
-
-
 async def answered(client: httpx.AsyncClient, *, stream: bool, **fields: Any) -> dict[str, Any]:
     body = {"prompt": "aé🙂 the cat", "max_tokens": 40, "logprobs": 1, "stream": stream}
     response = await client.post(COMPLETIONS, json=body | fields)
     assert response.status_code == 200, response.text
     if not stream:
         return dict(response.json()["choices"][0])
-    lines = [line for line in response.text.split("\n\n") if line.startswith("data: {")]
-    chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    chunks = streamed_choices(response)
     lists = {
         name: [value for chunk in chunks for value in chunk["logprobs"][name]]
         for name in chunks[0]["logprobs"]
@@ -155,7 +130,7 @@ async def answered(client: httpx.AsyncClient, *, stream: bool, **fields: Any) ->
 async def test_whole_streamed_drafted_and_not_are_the_same(tokenizer: str, tmp_path: Path) -> None:
     """Of random models, whose answers are full of bytes that form no character."""
     folder = tiny(tmp_path, byte_tokenizer() if tokenizer == "byte_level" else unigram())
-    async with serving(folder) as client:
+    async with serving(folder, **SIZES) as client:
         for temperature, echo in ((0.0, False), (1.0, True)):
             fields = {"temperature": temperature, "seed": 4, "echo": echo}
             plain = await answered(client, stream=False, **fields)
@@ -191,7 +166,7 @@ async def test_a_special_token_as_stop_text_ends_the_answer(
     tokenizer = unigram()
     word, end = tokenizer.convert_tokens_to_ids(["e", "</s>"])
     fields = {"temperature": 1.0, "seed": 1, "allowed_token_ids": [word, end], "stop": ["</s>"]}
-    async with serving(tiny(tmp_path, tokenizer)) as client:
+    async with serving(tiny(tmp_path, tokenizer), **SIZES) as client:
         free = await answered(client, stream=stream, **{**fields, "stop": []})
         assert free["finish_reason"] == "length"
         tokens = free["logprobs"]["tokens"]
