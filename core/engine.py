@@ -37,7 +37,7 @@ from .schedule.scheduler import Scheduler
 from .schedule.shares.tenant_work import EndedRequests
 from .schedule.streaming import Streaming
 from .schedule.wakeup import Wakeup
-from .step.ask_plan import DraftBatch, nobody_asked
+from .speculation.draft_plan import DraftBatch, nobody_asked
 from .step.builder import build_step
 from .step.edits import edits_of_parts
 from .step.head_drafts import with_head_tasks

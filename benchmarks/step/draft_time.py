@@ -29,7 +29,7 @@ from ...core.arrays import ROOT, Int32
 from ...core.interfaces import Drafter
 from ...core.proposals import Commit, DraftRequest, Proposal, Query, TopNextTokens
 from ...core.step.builder import load_kernels
-from ...core.tree.acceptance_table import AcceptanceTable
+from ...core.tree.acceptance import AcceptanceTable
 from ...core.tree.merge import merge
 from ...measure.records.record import machine
 from ...models.load.bundled import demo_path

@@ -15,10 +15,10 @@ from ...core.progress import Progress, unseen
 from ...core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, load_choice
-from ...core.schedule.multi_step import MultiStep
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.schedule.shares.prefill_share import PrefillShare
-from ...core.schedule.step_cost import StepCost
+from ...core.speculation.multi_step import MultiStep
+from ...core.speculation.step_cost import StepCost
 from ...core.step.builder import load_kernels
 from ...core.step.trace import StepTrace
 from ...core.steps import prompt_step

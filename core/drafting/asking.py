@@ -22,7 +22,7 @@ from ..schedule.budget import NodeBudget
 from ..schedule.choice.wishes import EVERY_ANSWER, DraftWish
 from ..schedule.scheduler import Scheduler
 from ..schedule.streaming import Streaming, max_depth
-from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
+from ..speculation.draft_plan import AskPlan, DraftBatch, nobody_asked
 from ..step.prompt_chunk import PromptChunk
 from ..step.tree_steps import TreeSteps
 from .tree_choice import want_tokens_alone

@@ -13,7 +13,7 @@ from ..request.request import RequestState
 from ..schedule.budget import NodeBudget
 from ..schedule.scheduler import Scheduler
 from ..schedule.streaming import Streaming, max_depth
-from ..step.ask_plan import AskPlan, DraftBatch
+from ..speculation.draft_plan import AskPlan, DraftBatch
 from ..step.drafted_trees import DraftedTree, DraftedTrees
 from ..step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
 from ..streaming.slices import TreeSlice

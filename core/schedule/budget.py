@@ -16,9 +16,12 @@ import numpy as np
 
 from ..arrays import Float64
 from ..errors import BestEffort
+from ..line_fit import LineFit
 from ..proposals import DraftCost, Proposal, chain_proposal
-from ..step.ask_plan import AskPlan, DraftBatch
-from ..tree.acceptance_table import AcceptanceTable
+from ..speculation.draft_plan import AskPlan, DraftBatch
+from ..speculation.multi_step import MultiStep
+from ..speculation.step_cost import StepCost
+from ..tree.acceptance import AcceptanceTable
 from ..tree.hazards import values_under
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
@@ -27,9 +30,6 @@ from .choice.drafter_choice import NOBODY, DrafterChoice, Verified
 from .choice.prices import Prices
 from .choice.wishes import DraftWish, everyone
 from .hindsight import Hindsight
-from .line_fit import LineFit
-from .multi_step import MultiStep
-from .step_cost import StepCost
 
 # Weight of the newest round in the ratio of seconds a token to those of plain decoding.
 RATIO_WEIGHT = 0.02

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
-from ..tree.acceptance_table import record
+from ..tree.acceptance import record
 from ..tree.hazards import edge
 from ..tree.kernels import DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN
 from ..tree.tree import TreeBatch

@@ -19,12 +19,12 @@ from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
 from ..step.in_flight import StepInFlight
 from ..step.tree_steps import TreeSteps
+from ..streaming.misses import Misses
+from ..streaming.pace import SlicePace
 from ..streaming.slices import Node, Stream, TreeSlice
 from ..tree.merge import merge, reroot
 from ..tree.streamed_tree import StreamedTree, path_to
 from .budget import NodeBudget
-from .misses import Misses
-from .pace import SlicePace
 from .scheduler import Scheduler
 
 # No node that is less probable, for each request that runs, is sent ahead of what is known, however

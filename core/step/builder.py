@@ -14,7 +14,7 @@ from ..sampling.penalties import path_entries
 from ..sampling.rows import rows_of_requests
 from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, TreeRows, Verification
 from ..streaming.slices import with_slices
-from ..tree.acceptance_table import AcceptanceTable
+from ..tree.acceptance import AcceptanceTable
 from ..tree.kernels import pack, unpack, visible_columns
 from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch

@@ -15,11 +15,11 @@ import numpy as np
 from ..proposals import Drafted, FeatureRows
 from ..request.chosen import Chosen
 from ..request.request import RequestState
+from ..speculation.draft_plan import DraftBatch
 from ..steps import StepInput, StepOutput
 from ..streaming.answers import read_slice
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
-from .ask_plan import DraftBatch
 from .features import features_of, features_of_slices
 from .head_drafts import drafted_of
 from .outputs import StepOutputReader, TreeOutput

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ..speculation.draft_plan import DraftBatch
 from ..steps import StepInput, StepOutput
-from .ask_plan import DraftBatch
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeSteps
 

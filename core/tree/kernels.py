@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt8, UInt64
 from ..compiled import compiled
 from ..steps import WORD_BITS
-from .acceptance_table import estimate
+from .acceptance import estimate
 
 # Stands for the parent of nodes that had no room.
 CUT = ROOT - 1

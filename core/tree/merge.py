@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays import ROOT, Int32
 from ..proposals import Probe, Proposal
 from . import kernels as tree_kernels
-from .acceptance_table import AcceptanceTable
+from .acceptance import AcceptanceTable
 from .tree import TokenTree, TreeBatch, empty_trees
 
 NO_COUNTS = AcceptanceTable().counts

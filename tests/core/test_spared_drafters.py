@@ -7,7 +7,7 @@ import pytest
 from draftline.core.proposals import Proposal, Query, StepCommit
 from draftline.core.request.sampling_params import StreamingMode
 from draftline.core.schedule import streaming
-from draftline.core.step.ask_plan import AskPlan, DraftBatch
+from draftline.core.speculation.draft_plan import AskPlan, DraftBatch
 from support.fakes.fake_bench import Bench
 from support.fakes.fake_target import plain_answer
 

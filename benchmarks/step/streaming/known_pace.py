@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ....core.request.chosen import RowAnswer
-from ....core.schedule.pace import SlicePace
-from ....core.schedule.step_cost import StepCost
+from ....core.speculation.step_cost import StepCost
+from ....core.streaming.pace import SlicePace
 from ....core.tree.streamed_tree import StreamedTree
 
 

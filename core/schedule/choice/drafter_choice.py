@@ -16,7 +16,7 @@ import numpy as np
 from ...arrays import Bool, Float64, Int64
 from ...proposals import DraftCost, level_tokens
 from ...reach import EVERY_REACH, reach_of
-from ...step.ask_plan import AskPlan
+from ...speculation.draft_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
 from .deciding import will_ask

@@ -10,7 +10,7 @@ import numpy as np
 from ...arrays import Float64
 from ...proposals import DraftCost
 from ...reach import EVERY_REACH, NUM_REACHES
-from ...step.ask_plan import AskPlan
+from ...speculation.draft_plan import AskPlan
 
 # In rounds nothing is on its way behind any.
 EVERY_ANSWER = np.ones(NUM_REACHES)

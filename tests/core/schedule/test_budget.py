@@ -10,8 +10,8 @@ from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.core.request.output import Delta
 from draftline.core.schedule.budget import NodeBudget
-from draftline.core.schedule.step_cost import StepCost
-from draftline.core.tree.acceptance_table import AcceptanceTable
+from draftline.core.speculation.step_cost import StepCost
+from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
 from hypothesis import given, settings

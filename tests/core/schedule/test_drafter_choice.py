@@ -12,8 +12,8 @@ from draftline.core.schedule.choice.drafter_choice import EXPLORED_SHARE
 from draftline.core.schedule.choice.introductions import introduce
 from draftline.core.schedule.choice.kernels import ASKED, BEYOND, GAIN, TRIED, WEIGHT
 from draftline.core.schedule.choice.wishes import DraftWish
-from draftline.core.schedule.step_cost import StepCost
-from draftline.core.step.ask_plan import AskPlan, DraftBatch
+from draftline.core.speculation.draft_plan import AskPlan, DraftBatch
+from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TreeBatch
 from draftline.core.verify.walk import Paths

@@ -10,7 +10,7 @@ import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.core.schedule.hindsight import FIRST_SLOTS, Hindsight
-from draftline.core.tree.acceptance_table import AcceptanceTable
+from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.merge import merge_all
 from draftline.core.tree.tree import TreeBatch, empty_trees
 from draftline.core.verify.walk import Paths

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
-from draftline.core.tree.acceptance_table import AcceptanceTable
+from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.hazards import MOST_SURE, values_under
 from draftline.core.tree.merge import merge_all
 from draftline.core.tree.tree import TreeBatch

@@ -9,9 +9,9 @@ import numpy as np
 from draftline.core.proposals import DraftCost, Proposal, chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
 from draftline.core.schedule.choice.wishes import DraftWish
-from draftline.core.schedule.multi_step import MultiStep
-from draftline.core.schedule.step_cost import StepCost
-from draftline.core.step.ask_plan import AskPlan, DraftBatch
+from draftline.core.speculation.draft_plan import AskPlan, DraftBatch
+from draftline.core.speculation.multi_step import MultiStep
+from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge_all
 from draftline.core.verify.walk import Paths
 

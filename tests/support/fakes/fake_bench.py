@@ -30,8 +30,8 @@ from draftline.core.request.sampling_params import RequestOptions, SamplingParam
 from draftline.core.request.stop import StopRule
 from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.schedule.budget import NodeBudget
-from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
+from draftline.core.speculation.multi_step import MultiStep
 from draftline.core.step.trace import StepTrace
 from support.fakes.fake_target import FakeTarget, next_token, plain_answer, top_ids
 from support.fakes.no_pace import NoPace

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
-from draftline.core.tree.acceptance_table import MAX_NODES, AcceptanceTable
+from draftline.core.tree.acceptance import MAX_NODES, AcceptanceTable
 from draftline.core.tree.merge import merge
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from draftline.core.proposals import chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
-from draftline.core.schedule.multi_step import MOST_STEPS, MultiStep
-from draftline.core.schedule.step_cost import StepCost
-from draftline.core.step.ask_plan import AskPlan, DraftBatch
+from draftline.core.speculation.draft_plan import AskPlan, DraftBatch
+from draftline.core.speculation.multi_step import MOST_STEPS, MultiStep
+from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import NO_TREE, empty_trees
 from draftline.core.verify.walk import Paths

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from draftline.core.schedule.line_fit import LineFit
-from draftline.core.schedule.step_cost import GRID, StepCost
+from draftline.core.line_fit import LineFit
+from draftline.core.speculation.step_cost import GRID, StepCost
 from hypothesis import given
 from hypothesis import strategies as st
 

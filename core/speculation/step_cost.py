@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import Float64
-from .line_fit import LineFit
+from ..line_fit import LineFit
 
 # Rows at which the curve is kept.
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from ..arrays import Span
 from ..request.chosen import RowAnswer
+from ..speculation.step_cost import StepCost
 from ..tree.streamed_tree import StreamedTree
-from .step_cost import StepCost
 
 # Weight of the newest slice in the mean time from its planning to its start.
 LEAD_WEIGHT = 0.1

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Span
 from draftline.core.request.chosen import RowAnswer
-from draftline.core.schedule.pace import SlicePace
-from draftline.core.schedule.step_cost import StepCost
+from draftline.core.speculation.step_cost import StepCost
+from draftline.core.streaming.pace import SlicePace
 from draftline.core.tree.streamed_tree import StreamedNode, StreamedTree
 
 STAGE_S, STAGES = 1.0, 8
