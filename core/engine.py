@@ -32,12 +32,12 @@ from .request.output import Delta
 from .request.request import Request, RequestState
 from .request.sampling_params import StreamingMode
 from .request.stop import StopRule
-from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .schedule.shares.tenant_work import EndedRequests
 from .schedule.streaming import Streaming
 from .schedule.wakeup import Wakeup
-from .speculation.draft_plan import DraftBatch, nobody_asked
+from .speculation.draft_plan import DraftBatch, StepOutcome, nobody_asked
+from .speculation.policy import SpeculationPolicy
 from .step.builder import build_step
 from .step.edits import edits_of_parts
 from .step.head_drafts import with_head_tasks
@@ -64,12 +64,12 @@ class EngineCore:
     Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` records steps.
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a part
+    def __init__(
         self,
         pipeline: StepPipeline,
         drafters: ProposalSource,
         scheduler: Scheduler,
-        budget: NodeBudget,
+        policy: SpeculationPolicy,
         clock: Callable[[], float],
         *,
         acceptance: str = COUPLED,
@@ -86,17 +86,17 @@ class EngineCore:
         """
         self._pipeline = pipeline
         self._scheduler = scheduler
-        self._budget = budget
+        self._policy = policy
         # Only a coupled walk needs nothing of a node but the target's token after it.
         mode: StreamingMode = streaming if acceptance == COUPLED else "off"
-        self.streaming = Streaming(scheduler, budget, clock, mode)
-        self._drafting = Drafting(drafters, scheduler, budget, clock, streaming=self.streaming)
-        self._choice = TreeChoice(scheduler, budget, clock, acceptance, streaming=self.streaming)
-        self._fit = TreeFit(scheduler, budget, acceptance)
+        self.streaming = Streaming(scheduler, policy, clock, mode)
+        self._drafting = Drafting(drafters, scheduler, policy, clock, streaming=self.streaming)
+        self._choice = TreeChoice(scheduler, policy, clock, acceptance, streaming=self.streaming)
+        self._fit = TreeFit(scheduler, policy, acceptance)
         self._tally = DraftTally()
         self._outbox = Outbox(self._fail)
         self._committing = Committing(
-            scheduler, self._drafting, budget, self._outbox, clock,
+            scheduler, self._drafting, policy, self._outbox, clock,
             tally=self._tally, finish=self._finish,
         )  # fmt: skip
         self._clock = clock
@@ -371,7 +371,9 @@ class EngineCore:
         for chunk, first in zip(in_flight.chunks, results.chunks, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
-        self._budget.note_step(outcome, self._clock())
+        now = self._clock()
+        self._policy.update(outcome, now)
+        self._policy.note_host(self._clock() - now)
         if in_flight.traced is not None:
             in_flight.traced.committed()
 

@@ -44,8 +44,8 @@ from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import SamplingParams
 from ...core.request.stop import SilentStream, StopRule
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.speculation.policy import SpeculationPolicy
 from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput
 from ...measure.records.record import machine
@@ -208,7 +208,7 @@ class Bench:
         )
         drafters = CountingDrafters(load.nodes)
         scheduler = Scheduler(pool, limits)
-        budget = NodeBudget(is_adaptive=False)
+        budget = SpeculationPolicy(is_adaptive=False)
         self.core = EngineCore(self.pipeline, drafters, scheduler, budget, time.monotonic)
         self.waiting = {f"request-{index}" for index in range(load.requests)}
         self.has_finished = False

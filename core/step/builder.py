@@ -42,7 +42,7 @@ def end_ids_of(states: Sequence[RequestState]) -> Int32:
     return table
 
 
-def build_step(  # noqa: PLR0917 - the parts of a step
+def build_step(
     step_id: int,
     chunks: Sequence[PromptChunk],
     trees: TreeSteps,
@@ -102,7 +102,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     )
 
 
-def _tree_rows(  # noqa: PLR0917 - of the step's arrays
+def _tree_rows(
     trees: TreeSteps, starts: Int32, slots: Int32, positions: Int32, tables: Int32, block_size: int
 ) -> Sequence[TreeRows | None]:
     """What the rows see; those of slices get their KV slots."""

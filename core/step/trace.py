@@ -113,7 +113,7 @@ class TracedStep:
     __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_output", "_step",
                  "_times", "_trace", "_trees")  # fmt: skip
 
-    def __init__(  # noqa: PLR0917 - made by `StepTrace.submitting` alone
+    def __init__(
         self,
         trace: StepTrace,
         times: _Times,

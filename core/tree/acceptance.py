@@ -104,7 +104,7 @@ def estimate(counts: Float64, source: int, log_prob: float, depth: int, rank: in
 
 
 @compiled
-def record(  # noqa: PLR0917 - compiled functions take no options by name
+def record(
     counts: Float64, source: int, log_prob: float, depth: int, rank: int, accepted: bool
 ) -> None:
     """Count a node in its bin and in its drafter's total."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from draftline.core.proposals import chain_proposal
-from draftline.core.schedule.budget import NodeBudget, StepOutcome
-from draftline.core.speculation.draft_plan import AskPlan, DraftBatch
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, StepOutcome
 from draftline.core.speculation.multi_step import MOST_STEPS, MultiStep
+from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import NO_TREE, empty_trees
@@ -88,7 +88,7 @@ def test_nothing_is_decoded_ahead_where_the_stage_cannot() -> None:
 
 
 def outcome_of(num_steps: int) -> StepOutcome:
-    batch = DraftBatch({}, 0.0, 0.0, AskPlan({}, {}), {})
+    batch = DraftBatch({}, 0.0, 0.0, DraftPlan({}), {})
     outcome = StepOutcome(1, 0.0, 0, batch, num_steps)
     outcome.count(["a"], [NO_TREE], empty_trees(1), Paths.of([[(0, 5, -1)] * num_steps]))
     return outcome
@@ -96,36 +96,36 @@ def outcome_of(num_steps: int) -> StepOutcome:
 
 def test_drafts_are_weighed_against_plain_decoding_of_several_tokens() -> None:
     """A node that is worth a round of one token is not worth one that decodes ten."""
-    budget = NodeBudget(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.01))
+    policy = SpeculationPolicy(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.01))
     proposal = chain_proposal("any", np.arange(1, dtype=np.int32))
-    tree = merge([proposal], 1, 1, budget.table)
-    assert len(budget.choose([tree], [1], 0).nodes) == 1
+    tree = merge([proposal], 1, 1, policy.table)
+    assert len(policy.select([tree], [1], 0).nodes) == 1
     now = 0.0
     for _ in range(30):
         now += 0.004
-        budget.note_step(outcome_of(10), now)
-    assert budget.num_decode_steps(1, 50) == 25
-    assert len(budget.choose([tree], [1], 0).nodes) == 0
+        policy.update(outcome_of(10), now)
+    assert policy.num_decode_steps(1, 50) == 25
+    assert len(policy.select([tree], [1], 0).nodes) == 0
     # Beside prompts, and where logits are changed, every request gets a token a step.
-    assert len(budget.choose([tree], [1], 0, may_decode_several=False).nodes) == 1
-    assert len(budget.choose([tree], [1], 1).nodes) == 1
+    assert len(policy.select([tree], [1], 0, may_decode_several=False).nodes) == 1
+    assert len(policy.select([tree], [1], 1).nodes) == 1
 
 
 def test_rounds_of_several_tokens_do_not_change_what_rows_cost() -> None:
-    budget = NodeBudget(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.01))
-    before = budget.cost.curve(1).tolist()
-    budget.note_step(outcome_of(10), 0.004)
-    assert budget.cost.curve(1).tolist() == before
+    policy = SpeculationPolicy(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.01))
+    before = policy.cost.curve(1).tolist()
+    policy.update(outcome_of(10), 0.004)
+    assert policy.cost.curve(1).tolist() == before
 
 
 def test_a_round_of_one_token_takes_no_less_than_a_token_of_several() -> None:
     """The curve is of an idle pipeline and short contexts; steps must keep their limit beyond."""
-    budget = NodeBudget(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.02))
-    assert budget.num_decode_steps(1, 50) == 10
+    policy = SpeculationPolicy(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.02))
+    assert policy.num_decode_steps(1, 50) == 10
     now = 0.0
     for _ in range(30):
         now += 0.045
-        budget.note_step(outcome_of(10), now)
+        policy.update(outcome_of(10), now)
     # 4.5 ms a token; rounds that take very much longer than expected are believed in part.
-    assert budget.num_decode_steps(1, 50) == 4
-    assert budget.cost.seconds(1, 1) == pytest.approx(0.0045, rel=0.05)
+    assert policy.num_decode_steps(1, 50) == 4
+    assert policy.cost.seconds(1, 1) == pytest.approx(0.0045, rel=0.05)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from draftline.core.proposals import DraftCost, Proposal, chain_proposal
-from draftline.core.schedule.budget import NodeBudget, StepOutcome
-from draftline.core.schedule.choice.wishes import DraftWish
-from draftline.core.speculation.draft_plan import AskPlan, DraftBatch
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, DraftWish, StepOutcome
 from draftline.core.speculation.multi_step import MultiStep
+from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge_all
 from draftline.core.verify.walk import Paths
@@ -46,7 +45,7 @@ class Simulation:
     curve: tuple[list[int], list[float]] = CURVE
 
     def __post_init__(self) -> None:
-        self.budget = NodeBudget(StepCost(*self.curve), multi_step=self.multi_step)
+        self.policy = SpeculationPolicy(StepCost(*self.curve), multi_step=self.multi_step)
         self.rng = np.random.default_rng(self.seed)
         self.now = 0.0
         self.num_tokens = 0
@@ -72,19 +71,19 @@ class Simulation:
     def round(self, requests: Sequence[str]) -> None:
         costs = {name: guess.cost for name, guess in self.guesses.items()}
         wishes = [
-            DraftWish(one, self.temperature(one), "shared", None, 100 + self.decoded.get(one, 0),
+            DraftWish(one, self.temperature(one), None, 100 + self.decoded.get(one, 0),
                       self.tokens_left, self.num_accepted.get(one, 0))
             for one in requests
         ]  # fmt: skip
         began_at = self.now
-        plan = AskPlan({}, {})
-        if not self.budget.is_quiet(requests):
-            plan = self.budget.plan(wishes, costs, 0)
+        plan = DraftPlan({})
+        if not self.policy.is_backed_off(requests):
+            plan = self.policy.plan(wishes, costs, 0)
             self.num_plans += 1
         offered, accepted = self._propose(requests, plan.by_drafter)
         draft_s = self._ask(plan.by_drafter)
         self.now += draft_s
-        trees = merge_all(offered, [16] * len(requests), [16] * len(requests), self.budget.table)
+        trees = merge_all(offered, [16] * len(requests), [16] * len(requests), self.policy.table)
         probes = [
             {name: PROBE_ROWS for name, ids in plan.probing.items()
              if one in ids and self.guesses[name].probes}
@@ -92,7 +91,7 @@ class Simulation:
         ]  # fmt: skip
         num_probe_rows = sum(sum(sent.values()) for sent in probes)
         self.num_probes += bool(num_probe_rows)
-        kept = self.budget.choose(
+        kept = self.policy.select(
             trees,
             [16] * len(requests),
             num_probe_rows,
@@ -102,7 +101,7 @@ class Simulation:
         num_rows = len(requests) + sum(map(len, kept)) + num_probe_rows
         num_passes = 1
         if num_rows == len(requests):
-            num_passes = self.budget.num_decode_steps(len(requests), 32)
+            num_passes = self.policy.num_decode_steps(len(requests), 32)
         seconds = self.pass_s(len(requests), num_rows, num_passes)
         self._charge(kept, probes)
         batch = DraftBatch({}, began_at, draft_s, plan, costs)
@@ -110,7 +109,7 @@ class Simulation:
         paths = []
         for name in plan.by_drafter:
             if self.guesses[name].probes:
-                self.budget.note_probe(name, PROBE_ROWS)
+                self.policy.note_probe(name, PROBE_ROWS)
         for one, tree in zip(requests, kept, strict=True):
             tree.check()
             rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), accepted[one])
@@ -122,10 +121,9 @@ class Simulation:
             )
             del self.futures[one][: len(rows)]
         outcome.count(requests, kept, trees, Paths.of(paths))
-        self.budget.judge(outcome)
         self.now += seconds
         self.num_tokens += outcome.num_tokens
-        self.budget.note_step(outcome, self.now)
+        self.policy.update(outcome, self.now)
 
     def pass_s(self, num_requests: int, num_rows: int, num_passes: int) -> float:
         return float(num_passes * StepCost(*self.curve).seconds(num_requests, num_rows))
@@ -232,7 +230,7 @@ class Loops(Simulation):
 
     def round(self, requests: Sequence[str]) -> None:
         num_plans = self.num_plans
-        self.budget.note_host(self.host_s)
+        self.policy.note_host(self.host_s)
         super().round(requests)
         if self.num_plans > num_plans:
             self.now += self.host_s
@@ -258,5 +256,5 @@ class Loops(Simulation):
             name = str(len(self.decoded))
             while self.decoded.get(name, 0) < 128:
                 self.round([name])
-            self.budget.forget(name)
+            self.policy.forget(name)
         return (self.num_tokens - before) / (self.now - start)

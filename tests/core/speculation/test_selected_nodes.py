@@ -9,7 +9,7 @@ import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.core.request.output import Delta
-from draftline.core.schedule.budget import NodeBudget
+from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.merge import merge
@@ -50,8 +50,8 @@ def trained_table(rates: dict[str, float], count: int = 400) -> AcceptanceTable:
     return table
 
 
-def budget(curve: tuple[list[int], list[float]], table: AcceptanceTable) -> NodeBudget:
-    found = NodeBudget(StepCost(*curve))
+def policy_of(curve: tuple[list[int], list[float]], table: AcceptanceTable) -> SpeculationPolicy:
+    found = SpeculationPolicy(StepCost(*curve))
     found.table = table
     return found
 
@@ -63,16 +63,16 @@ def test_full_trees_are_cut_by_value_or_by_the_order_of_drafters(
     is_ordered: bool, expected: dict[str, int]
 ) -> None:
     """Whoever comes first is mostly wrong here."""
-    found = NodeBudget(is_adaptive=False, is_ordered=is_ordered)
+    found = SpeculationPolicy(is_adaptive=False, is_ordered=is_ordered)
     found.table = trained_table({"first": 0.1, "second": 0.9})
     first = proposal("first", [7, 8], [ROOT, 0], [0.0, 0.0])
     proposals = [first, chain("second", 5)]
     tree = merge(proposals, found.num_offered(proposals, 3), 6, found.table)
-    assert found.choose([tree], [3], 0)[0].count_sources() == expected
+    assert found.select([tree], [3], 0)[0].count_sources() == expected
 
 
 def test_the_last_drafter_of_many_has_room_however_much_the_others_propose() -> None:
-    found = NodeBudget(is_adaptive=False)
+    found = SpeculationPolicy(is_adaptive=False)
     names = [f"wrong-{number}" for number in range(1, 6)]
     found.table = trained_table({**dict.fromkeys(names, 0.1), "right": 0.9})
     wrong = [
@@ -81,7 +81,7 @@ def test_the_last_drafter_of_many_has_room_however_much_the_others_propose() -> 
     ]
     proposals = [*wrong, chain("right", 4)]
     tree = merge(proposals, found.num_offered(proposals, 4), 6, found.table)
-    assert found.choose([tree], [4], 0)[0].count_sources() == {"right": 4}
+    assert found.select([tree], [4], 0)[0].count_sources() == {"right": 4}
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.4, 0.9])
@@ -116,22 +116,22 @@ def test_a_drafter_that_is_surer_gets_another_estimate() -> None:
 def test_free_rows_are_all_bought_and_dear_ones_are_not() -> None:
     table = trained_table({"a": 0.6})
     trees = [merge([chain("a", 6)], 9, 9, table) for _ in range(3)]
-    assert [len(t) for t in budget(FLAT, table).choose(trees, [9] * 3, 0)] == [6, 6, 6]
-    assert [len(t) for t in budget(LINEAR, table).choose(trees, [9] * 3, 0)] == [0, 0, 0]
+    assert [len(t) for t in policy_of(FLAT, table).select(trees, [9] * 3, 0)] == [6, 6, 6]
+    assert [len(t) for t in policy_of(LINEAR, table).select(trees, [9] * 3, 0)] == [0, 0, 0]
 
 
 def test_the_better_request_gets_the_nodes() -> None:
     table = trained_table({"good": 0.95, "bad": 0.1})
     trees = [merge([chain(source, 8)], 8, 8, table) for source in ("good", "bad")]
     steep = ([1, 2, 4, 8, 16], [1.0, 1.1, 1.4, 2.5, 6.0])
-    good, bad = budget(steep, table).choose(trees, [8, 8], 0)
+    good, bad = policy_of(steep, table).select(trees, [8, 8], 0)
     assert len(good) >= 3
     assert len(bad) == 0
 
 
 def test_no_tree_exceeds_its_own_limit() -> None:
     table = trained_table({"a": 0.6})
-    trees = budget(FLAT, table).choose([merge([chain("a", 9)], 9, 9, table)], [4], 0)
+    trees = policy_of(FLAT, table).select([merge([chain("a", 9)], 9, 9, table)], [4], 0)
     assert [len(tree) for tree in trees] == [4]
 
 
@@ -166,9 +166,9 @@ def test_what_is_chosen_is_a_tree_and_no_slower_than_plain_or_all(
     table = trained_table({"drafter0": 0.7, "drafter1": 0.2}, count=20)
     cost = StepCost([1, 2], [1.0, 1.0 + slope])
     trees = [merge(found, 20, 20, table) for found in forest]
-    under = NodeBudget(cost)
+    under = SpeculationPolicy(cost)
     under.table = table
-    chosen = under.choose(trees, [20] * len(trees), 0)
+    chosen = under.select(trees, [20] * len(trees), 0)
     for tree, full in zip(chosen, trees, strict=True):
         tree.check()
         assert len(tree) <= len(full)
@@ -195,7 +195,7 @@ def test_no_cost_curve_changes_a_text(
 
     bench = Bench(seed=seed, num_groups=groups, clock=clock, max_running=8, num_blocks=200)
     rows = [1, 4, 16, 64][: len(seconds)]
-    bench.budget = NodeBudget(StepCost(rows, sorted(seconds)))
+    bench.policy = SpeculationPolicy(StepCost(rows, sorted(seconds)))
     bench.use_target(bench.target)
     names = ["r" * (index + 1) for index in range(requests)]
 
@@ -212,7 +212,7 @@ def test_no_cost_curve_changes_a_text(
 
 async def test_dear_rows_end_drafting() -> None:
     bench = Bench(max_running=4)
-    bench.budget = NodeBudget(StepCost([1, 2], [1.0, 2.0]))
+    bench.policy = SpeculationPolicy(StepCost([1, 2], [1.0, 2.0]))
     bench.use_target(bench.target)
     bench.add("a", [1, 2, 3], 200)
     await bench.run()
