@@ -6,7 +6,8 @@ Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost p
 `heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of several rounds of the rows without training and
 with everything, `heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, those of chains of so many nodes
 under load, `heads-load-REQUESTS-PROFILE.json`, and those of heads that were trained alike
-(`equal_training.py`), as many as are there, and prints their tables. docs/results.md shows some rows.
+(`equal_training.py`), as many as are there, and prints their tables.
+docs/results.md shows some rows.
 """
 
 from __future__ import annotations

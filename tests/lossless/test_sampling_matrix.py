@@ -1,4 +1,4 @@
-"""No parameter of sampling makes speculation change a token, and the file that says so holds every cell."""
+"""No sampling parameter makes speculation change a token; the results file holds every cell."""
 
 from __future__ import annotations
 
