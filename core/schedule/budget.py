@@ -4,7 +4,7 @@ A node's value is the probability that the target's path goes through it: the pr
 estimates along its own path (as in Sequoia and EAGLE-2). The k nodes of largest value are kept for
 the k that makes expected tokens a second largest, given what a round of so many rows takes. k = 0
 is plain decoding, so under load, where a row costs what it gains, speculation fades out by itself.
-Formula: docs/algorithms/token_trees.md, "Node budget".
+Formula: docs/how-it-works.md, "The policy".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Under `coupled` the target's next tokens depend on nothing that was drafted, so every node is known
 to be right or wrong once its request has come there. What is learned so does not depend on what was
 bought: nothing seems worthless because it was never tried. Formula:
-docs/algorithms/token_trees.md, "Acceptance estimates".
+docs/how-it-works.md, "Acceptance estimates".
 """
 
 from __future__ import annotations

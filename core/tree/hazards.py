@@ -3,7 +3,7 @@
 An edge that the estimates give the probability p is thought of as surviving the hazard -ln(p). In a
 request of hazard ratio r the most probable child of a node is right with p ** r; its siblings share
 what that leaves as they did before. So a text that repeats itself gets deep chains where the same
-estimates buy another text nothing. Formula: docs/algorithms/token_trees.md, "Hazard ratios".
+estimates buy another text nothing. Formula: docs/how-it-works.md, "The policy".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `docs/gpu-first-run.md` asks for can be run: its commands, flags, parts, files and tests."""
+"""What `CONTRIBUTING.md` asks for can be run: its commands, flags, parts, files and tests."""
 
 from __future__ import annotations
 

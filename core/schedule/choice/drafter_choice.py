@@ -3,7 +3,7 @@
 What a drafter brings a request is a mean over the steps that asked it, drawn to what it brings the
 requests of its class (namespace and temperature), and that to what it brings the whole engine. So a
 new request begins with what is known. What is not known to pay is only tried, from an account that
-gets a small share of the time. Formula: docs/algorithms/token_trees.md, "Drafter choice".
+gets a small share of the time. Formula: docs/how-it-works.md, "The policy".
 """
 
 from __future__ import annotations

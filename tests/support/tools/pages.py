@@ -19,6 +19,11 @@ def sections(page: Path, level: int = 2) -> dict[str, str]:
     return {heading: text for heading, _, text in split}
 
 
+def headings(page: Path) -> set[str]:
+    """Headings of a page, of every level."""
+    return set(re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8")))
+
+
 def table_rows(heading: str, page: Path = RESULTS_PAGE) -> set[str]:
     """Lines of the tables of a section, headers included. Raises `KeyError` for no such section."""
     rows = {line for line in sections(page)[heading].splitlines() if line.startswith("|")}

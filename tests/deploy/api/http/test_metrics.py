@@ -1,4 +1,4 @@
-"""The metrics' names, types and labels are those of docs/metrics.md; totals are real counters."""
+"""Names, types and labels of the metrics are those of docs/operations.md; totals are counters."""
 
 from __future__ import annotations
 
