@@ -1,29 +1,34 @@
-"""docs/serving.md has a row for every setting, with its field's description, and no other."""
+"""Pages have a row for every setting, with its field's description, and no other."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from draftline.cluster.checked_settings import Settings
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.deploy.settings.pool_settings import PoolConfig
 from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
+from draftline.deploy.settings.tenants import TenantConfig
 from support.tools.pages import DOCS, sections
 
-PAGE = DOCS / "serving.md"
+SERVING = sections(DOCS / "serving.md", level=3)
+TENANTS = sections(DOCS / "operations.md")["Tenants"]
+ROW = re.compile(r"^\| `(\w+)` \|.*? \| (.+) \|$", re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    ("heading", "settings"),
+    ("section", "settings"),
     [
-        ("Engine", EngineConfig),
-        ("Drafters", DrafterConfig),
-        ("Pools", PoolConfig),
-        ("`server`", ServerConfig),
-        ("`deployment`", DeploymentConfig),
+        (SERVING["Engine"], EngineConfig),
+        (SERVING["Drafters"], DrafterConfig),
+        (SERVING["Pools"], PoolConfig),
+        (SERVING["`server`"], ServerConfig),
+        (SERVING["`deployment`"], DeploymentConfig),
+        (TENANTS, TenantConfig),
     ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_every_setting_has_a_row(heading: str, settings: type[Settings]) -> None:
-    lines = sections(PAGE, level=3)[heading].splitlines()
-    rows = [line.split(" | ", 2) for line in lines if line.startswith("| `")]
-    told = {row[0]: row[2].removesuffix(" |") for row in rows}
-    assert told == {f"| `{name}`": info.description for name, info in settings.model_fields.items()}
+def test_every_setting_has_a_row(section: str, settings: type[Settings]) -> None:
+    told = dict(ROW.findall(section))
+    assert told == {name: info.description for name, info in settings.model_fields.items()}
