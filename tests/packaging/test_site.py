@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(draftline.__file__).parent
 # The file has a tag of Python's, which a safe reader refuses.
-MENU = re.compile(r"(?m)^ +- ([\w/.]+\.md)$")
+MENU = re.compile(r"(?m)^ +- ([\w/.-]+\.md)$")
 
 
 @pytest.fixture
