@@ -84,7 +84,7 @@ class ServerConfig(SharingSettings):
     )
     tool_call_parser: ToolParserName = Field(
         default="auto",
-        description="how the model writes tool calls; auto: told by its chat template",
+        description="how the model writes tool calls; auto: from its chat template",
     )
     reasoning_parser: ReasoningParserName = Field(
         default="none", description="how the model marks its reasoning, which answers then separate"
