@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,4 +93,6 @@ def test_what_each_half_knows_and_what_changes_bring(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_page_are_those_of_the_results() -> None:
-    assert table_rows("Drafters without training") <= set(tables(read_rows(RESULTS)).splitlines())
+    # The page leaves out the verdicts: not all rows are on it.
+    printed = re.sub(r"\) [+~-] \|", ") |", tables(read_rows(RESULTS)))
+    assert table_rows("Drafters without training") <= set(printed.splitlines())
