@@ -29,4 +29,5 @@ def listed() -> set[str]:
 def test_the_page_lists_the_files_that_a_streamed_request_passes() -> None:
     run = subprocess.run([sys.executable, RECORD], capture_output=True, text=True, check=True)
     passed = {name for name in run.stdout.split() if not name.startswith(BESIDE)}
-    assert passed == listed()
+    missing, gone = passed - listed(), listed() - passed
+    assert not missing | gone, f"add {sorted(missing)}; take out {sorted(gone)}"
