@@ -3,7 +3,7 @@
 A request whose steps go one at a time keeps one stage busy. As long as there are more steps in
 flight than requests, each may have several: slices of one tree that grows below them. With more
 requests each has one step in flight again, which is a round, so streaming fades out by itself. See
-docs/streaming.md.
+docs/how-it-works.md, "Pipelined trees".
 """
 
 from __future__ import annotations

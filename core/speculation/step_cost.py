@@ -2,7 +2,7 @@
 
 A round is all that lies between two commits, but for the time that drafters take: building the
 step, the pass, walking, committing and the host's work on every node. Formula:
-docs/algorithms/token_trees.md, "Cost of a round".
+docs/how-it-works.md, "Step cost".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Probability that a drafted node is the target's token, learned from every step's outcome.
 
-Formula: docs/algorithms/token_trees.md, "Acceptance estimates".
+Formula: docs/how-it-works.md, "Acceptance estimates".
 """
 
 from __future__ import annotations

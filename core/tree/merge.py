@@ -1,6 +1,6 @@
 """Merges all drafters' proposals in one token tree a request.
 
-See docs/algorithms/token_trees.md, "Merging proposals".
+See docs/how-it-works.md, "Merging proposals".
 """
 
 from __future__ import annotations

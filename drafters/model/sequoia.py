@@ -2,7 +2,7 @@
 
 Sequoia (Chen et al., arXiv 2402.12374) measures acceptance by rank and the time of a verification
 beforehand and fixes one tree. Here both are running means, and size, depth and shape follow them.
-See docs/algorithms/drafters.md, "Model trees".
+See docs/drafters.md, "Model trees".
 """
 
 from __future__ import annotations
