@@ -12,9 +12,11 @@ REMOVED_OPTIONS: Mapping[str, str] = {
     "chat_template": "leave it out: drafters read the served model's prompt as text",
     "ahead": "use tree: dynamic or sequoia, which bring more in the same time",
     "ahead_outcomes": "it was of ahead, which left, too",
+    "token_map": "leave it out: a head drafts all tokens of its output head",
 }
 REMOVED_COMMANDS: Mapping[str, str] = {
     "trace": "open the file of --trace-steps in ui.perfetto.dev",
+    "train token-map": "heads draft all tokens of their output head",
 }
 # Flags by their command, of those that were no settings.
 REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
@@ -22,6 +24,7 @@ REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
     ("doctor", "--stages"): "docs/sizing.md has what to expect, and draftline bench measures it",
     ("doctor", "--context"): "docs/sizing.md has what to expect, and draftline bench measures it",
     ("doctor", "--redis-env"): "draftline corpus stats --store URL says whether Redis is reached",
+    ("bench", "--token-map"): "leave it out: heads draft all tokens of their output head",
     ("doctor", "--address"): "run it on a node of the cluster, or set RAY_ADDRESS",
 }
 # Values of a key, of any section.

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -46,7 +45,6 @@ from ...models.heads.feature_head import FeatureHead
 from ...models.heads.formats.feature_head_config import FeatureHeadConfig
 from ...models.heads.shared_parts import SharedParts
 from ...models.load.model_info import ModelInfo
-from ...models.stage.output_vocabulary import pruned_head
 from ...models.stage.stage_heads import LastStageParts, StageHeads
 
 PACKAGE = Path(__file__).parents[2]
@@ -73,8 +71,8 @@ def stage_heads(num_slots: int) -> StageHeads:
     given = FeatureLayers((0,), HIDDEN_SIZE)
     spec = LastStageHeadSpec("head", Path(), info, given, HeadOptions(tree="chain"), 16)
     parts = LastStageParts(
-        embed, nn.Identity(), lm_head, partial(pruned_head, lm_head), None, torch.float32,
-        torch.device("cpu"), num_slots, BLOCK_SIZE,
+        embed, nn.Identity(), lm_head, None, torch.float32, torch.device("cpu"), num_slots,
+        BLOCK_SIZE,
     )  # fmt: skip
     shared = SharedParts(embed, nn.Identity(), lm_head, None)
     return StageHeads([LastStageHead(spec, network_of(head, shared), (0,), parts)])

@@ -132,9 +132,7 @@ def last_stage_heads(
                 continue
             # As other drafters' code that needs torch.
             from ...drafters.heads.last_stage import LastStageHeadSpec  # noqa: PLC0415
-            from ...drafters.heads.networks.token_map import draft_tokens  # noqa: PLC0415
             from ...drafters.heads.options import HeadOptions  # noqa: PLC0415
-            from ...models.heads.load_head import read_head_checkpoint  # noqa: PLC0415
 
             options = drafter_options(drafter, HeadOptions, HEAD_KEYS)
             for key in ("device", "dtype"):
@@ -144,9 +142,6 @@ def last_stage_heads(
                     )
             given = FeatureLayers(tuple(layers), target.hidden_size)
             folder = head_folder(drafter)
-            head = read_head_checkpoint(folder).config if options.token_map else None
-            if head is not None:
-                _ = draft_tokens(options.token_map, head, target.vocab_size)
         except ConfigError as error:
             raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
         name, max_nodes = drafter.source, drafter.max_nodes

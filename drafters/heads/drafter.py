@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -36,7 +35,6 @@ from ...models.heads.p_eagle import PEagle
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
-from ...models.stage.output_vocabulary import pruned_head
 from ..model.stopping.draft_costs import DraftCosts
 from ..open_requests import OpenRequests
 from .head_text import HeadText
@@ -46,7 +44,6 @@ from .networks.markov_network import DSparkNetwork
 from .networks.mask_network import PEagleNetwork
 from .networks.parallel_network import ParallelNetwork
 from .networks.path_rows import PathRows, Walk, read_paths
-from .networks.token_map import draft_tokens, with_tokens
 from .options import HeadOptions
 from .probing import ProbingDrafter
 from .reading_trial import ReadingTrial
@@ -85,9 +82,6 @@ def load_head_drafter(
     dtype = choose_dtype(options.dtype, device, target.dtype)
     heads = load_readings(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
-    tokens = draft_tokens(options.token_map, heads[0].head.config, target.vocab_size)
-    prune = partial(pruned_head, shared.head)
-    shared = with_tokens(shared, tokens, target.vocab_size, prune, torch.device(device))
     drafters = {
         reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
         for reading, head in heads

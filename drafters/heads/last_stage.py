@@ -37,7 +37,6 @@ from ..model.text_distribution import TextDistribution
 from .drafter import feature_layers, network_of
 from .networks.head_network import HeadNetwork, HeadTree
 from .networks.paged_keys import PagedKeys, paged_kv_of
-from .networks.token_map import draft_tokens, with_tokens
 from .options import HeadOptions
 from .probing_head import ProbingHead
 from .reading_trial import ReadingTrial
@@ -287,9 +286,6 @@ class LastStageHeadSpec:
             embed = load_embedding(self.target, str(parts.dtype).removeprefix("torch."), device)
         shared = SharedParts(embed, parts.norm, parts.project, parts.softcap)
         readings = load_readings(self.folder, parts.dtype, device)
-        vocab_size = self.target.vocab_size
-        tokens = draft_tokens(self.options.token_map, readings[0].head.config, vocab_size)
-        shared = with_tokens(shared, tokens, vocab_size, parts.pruned, parts.device)
         heads = {
             reading_text(reading): LastStageHead(self, network_of(head, shared), layers, parts)
             for reading, head in readings

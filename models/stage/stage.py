@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from .memory import CudaMemory, fitting_blocks, make_kv
 from .multi_step import MultiStepDecoder, following_rows
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
-from .output_vocabulary import LogitsMap, OutputVocabulary, pruned_head, with_pruned_head
+from .output_vocabulary import LogitsMap, OutputVocabulary, with_pruned_head
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
 from .warm_up import capture, warm_kernels
@@ -159,8 +158,8 @@ class Stage:
         if make is not None:
             assert part.head is not None
             parts = LastStageParts(
-                part.embed, self._normed, self._projected, partial(pruned_head, part.head),
-                self._softcap, part.dtype, part.device, self.kv.num_slots, self.block_size,
+                part.embed, self._normed, self._projected, self._softcap, part.dtype,
+                part.device, self.kv.num_slots, self.block_size,
             )  # fmt: skip
             self._heads = StageHeads(make(parts))
 

@@ -12,7 +12,6 @@ from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.draft_times import DraftTimes, times_of
 from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.slowed_link import SlowedLink
-from ....models.load.model_info import read_model_info
 
 
 class ApartLink(SlowedLink):
@@ -59,7 +58,7 @@ def link_to(
     """A new drafter of these settings; those that the profile has work beside the host."""
     drafter = build_drafter(config, engine)
     link = InprocLink(drafter, config.max_nodes, keeps_answers=keeps_answers(config))
-    times = times_of(config, profile, read_model_info(engine.model).vocab_size)
+    times = times_of(config, profile)
     if times.are_known:
         return ApartLink(link, times, clock)
     return SlowedLink(link, times, clock)

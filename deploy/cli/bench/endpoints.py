@@ -33,7 +33,6 @@ from ....measure.runs.near_tie import explain_by_model
 from ....measure.simulate.cost_profile import SMALL_MODEL, CostProfile, read_cost_profile
 from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.simulation import Simulation
-from ....models.load.model_info import read_model_info
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.engine import AsyncEngine
 from ...settings.settings import build_serve_args
@@ -171,11 +170,10 @@ def _endpoint(
 
 
 def _simulated(config: EngineConfig, simulation: Simulation) -> AsyncEngine:
-    vocab_size = read_model_info(config.model).vocab_size
     return AsyncEngine(
         simulation.config(config),
         pipelines=simulation.pipelines,
-        links=partial(simulation.links, config.drafters, vocab_size),
+        links=partial(simulation.links, config.drafters),
         engine_time=simulation.time,
     )
 

@@ -46,16 +46,6 @@ class DataCommand(FlagCommand):
         return (DATA,)
 
 
-class TokenMapCommand(FlagCommand):
-    """`train token-map`, whose flags are a `TokenMapJob`'s fields."""
-
-    def groups(self) -> Sequence[FlagGroup]:
-        """The flags of the file."""
-        from .job import TOKEN_MAP
-
-        return (TOKEN_MAP,)
-
-
 class HeadCommand(FlagCommand):
     """`train griffin` and its siblings, whose flags are a `HeadJob`'s fields."""
 
@@ -82,15 +72,6 @@ def data(ctx: typer.Context) -> None:
     from .job import DataJob
 
     make_texts(DataJob(**ctx.obj[DataJob]), console)
-
-
-@train_app.command(cls=TokenMapCommand)
-def token_map(ctx: typer.Context) -> None:
-    """Write the tokens that a target says most often, for heads that draft these alone."""
-    from .job import TokenMapJob
-    from .token_map import make_token_map
-
-    make_token_map(TokenMapJob(**ctx.obj[TokenMapJob]), console)
 
 
 def _head_command(kind: str) -> Callable[[typer.Context], None]:

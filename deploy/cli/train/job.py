@@ -44,23 +44,6 @@ class DataJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenMapJob:
-    """What is asked of `draftline train token-map`."""
-
-    texts: Annotated[Path, Field(description="folder of `draftline train data`")]
-    output: Annotated[Path, Field(description="JSON file of the token ids")]
-    size: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="tokens, the most frequent ones of the answers; default: a quarter of the "
-            "target's",
-        ),
-    ] = None
-    model: Annotated[str, Field(description="target that said the texts")] = "demo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadJob:
     """What is asked of `draftline train griffin` and of its siblings; `OWN_FLAGS` are of some."""
 
@@ -242,7 +225,6 @@ OWN_FLAGS = {
 
 DATA = FlagGroup(title="Texts", kind=DataJob)
 HEAD = FlagGroup(title="Training", kind=HeadJob)
-TOKEN_MAP = FlagGroup(title="Tokens", kind=TokenMapJob)
 
 
 def has_flag(kind: str, name: str) -> bool:

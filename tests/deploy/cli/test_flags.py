@@ -37,7 +37,6 @@ NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["demo"]}
 BESIDE = {
     "profile": ["--suite", "spectra"],
     "heads": ["--suite", "heads"],
-    "token_map": ["--suite", "heads"],
     "suite_rows": ["--suite", "model-drafters"],
     "small_model": ["--cost-profile", "8b-h100"],
     "host_slowdown": ["--cost-profile", "8b-h100"],
