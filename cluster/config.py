@@ -165,12 +165,6 @@ class EngineConfig(Settings):
     gpus_per_stage: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="GPUs that it reserves where stages run on GPUs; several may share one"
     )
-    head_features: Literal["auto", "states", "sums"] = Field(
-        "auto",
-        description="what stages hand on to heads of the last one, which read several layers. "
-        "states: those of each; sums: what the head's first matrix makes of them, added up on the "
-        "way, where that is narrower; auto: sums between GPUs of a Ray cluster",
-    )
     standby_stages: Annotated[int, Field(ge=0, le=8)] = Field(
         1,
         description="Ray workers that wait, with their imports done, to replace a dead stage on a "

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# Keys of an engine's or a server's settings, and their flags.
+REMOVED_SETTINGS: Mapping[str, str] = {
+    "head_features": "leave it out: stages hand on the states that heads read",
+}
 # Options of drafters.
 REMOVED_OPTIONS: Mapping[str, str] = {
     "chat_template": "leave it out: drafters read the served model's prompt as text",

@@ -4,9 +4,8 @@ of them that draft in the last stage, as its process loads them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...core.errors import ConfigError
@@ -27,15 +26,12 @@ REPLAY = "replay_features"
 HEAD_KEYS = ("model", PLACEMENT, REPLAY)
 
 
-def feature_layers_of(
-    config: EngineConfig, target: ModelInfo, *, without: Collection[str] = ()
-) -> tuple[int, ...]:
-    """Layers of the target whose outputs all heads together read, ascending; but for the heads
-    named `without`.
+def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
+    """Layers of the target whose outputs all heads together read, ascending.
 
     Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target.
     """
-    heads = [one for one in config.drafters if one.kind == HEAD and one.source not in without]
+    heads = [one for one in config.drafters if one.kind == HEAD]
     if not heads:
         return ()
     # As other drafters' code that needs torch.
@@ -115,13 +111,9 @@ def head_folder(config: DrafterConfig) -> Path:
 
 
 def last_stage_heads(
-    config: EngineConfig,
-    target: ModelInfo,
-    layers: Sequence[int],
-    sum_columns: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    config: EngineConfig, target: ModelInfo, layers: Sequence[int]
 ) -> tuple[LastStageHeadSpec, ...]:
-    """The heads of the last stage, which has states of `layers` and, of some heads by name, sums in
-    these columns.
+    """The heads of the last stage, which has states of `layers`.
 
     Raises `CheckpointError`; `ConfigError` that names the drafter and the key.
     """
@@ -145,6 +137,5 @@ def last_stage_heads(
         except ConfigError as error:
             raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
         name, max_nodes = drafter.source, drafter.max_nodes
-        columns = sum_columns.get(name)
-        heads.append(LastStageHeadSpec(name, folder, target, given, options, max_nodes, columns))
+        heads.append(LastStageHeadSpec(name, folder, target, given, options, max_nodes))
     return tuple(heads)

@@ -3,9 +3,14 @@
 from typing import Any
 
 import pytest
-from draftline.cluster.config import DrafterConfig
+from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import build_drafter
 from draftline.core.errors import ConfigError
+
+
+def test_an_engine_s_settings() -> None:
+    with pytest.raises(ConfigError, match="head_features: was removed; leave it out: stages"):
+        EngineConfig(model="demo", head_features="sums")
 
 
 @pytest.mark.parametrize(

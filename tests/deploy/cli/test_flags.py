@@ -271,6 +271,7 @@ def test_spellings(arguments: str, path: str, value: object, ran: dict[str, Any]
     [
         ("--compile on", "'--compile': 'on' was removed; use auto"),
         ("--compile=on", "'--compile': 'on' was removed; use auto"),
+        ("--head-features sums", "'--head-features': was removed; leave it out"),
         (
             "--stage-transport compiled_graph",
             "'--stage-transport': 'compiled_graph' was removed; leave stage_transport out",
