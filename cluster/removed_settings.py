@@ -20,6 +20,7 @@ REMOVED_OPTIONS: Mapping[str, str] = {
 }
 REMOVED_COMMANDS: Mapping[str, str] = {
     "trace": "open the file of --trace-steps in ui.perfetto.dev",
+    "train blockwise": "use train medusa, whose heads are published",
     "train token-map": "heads draft all tokens of their output head",
 }
 # Flags by their command, of those that were no settings.

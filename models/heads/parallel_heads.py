@@ -1,6 +1,6 @@
-"""Heads that tell several tokens ahead from one state of the target: Medusa's, and blockwise ones.
+"""Medusa's heads, which tell several tokens ahead from one state of the target.
 
-Both read the target's last state of token i, normed, and nothing else: no token, no text. Its own
+They read the target's last state of token i, normed, and nothing else: no token, no text. Its own
 output head says token i + 1, which is committed when a head drafts; head k (from 0) says token
 i + 2 + k. All tokens of one depth have one distribution, whatever stands before them.
 """
@@ -20,16 +20,25 @@ OutputHead = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelConfig:
-    """Sizes that both kinds have.
+class MedusaConfig:
+    """Sizes of Medusa's heads.
 
-    draft_length  heads, and tokens that are drafted
-    vocab_size    tokens of the target; 0: not told, the heads have no output of their own
+    draft_length      heads, and tokens that are drafted
+    vocab_size        tokens of the target; 0: not told, the heads have no output of their own
+    num_layers        residual blocks of each head
+    output            `each` head has an output matrix, all share `one`, or the `target`'s
+    draft_vocab_size  rows of its outputs; 0: the target's
+    has_token_map     row j of its outputs is token `token_map[j]`
     """
 
     hidden_size: int
     draft_length: int
     vocab_size: int = 0
+    num_layers: int = 1
+    output: Literal["each", "one", "target"] = "each"
+    draft_vocab_size: int = 0
+    has_token_map: bool = False
+    has_bias: bool = True
 
     @property
     def num_features(self) -> int:
@@ -44,23 +53,6 @@ class ParallelConfig:
     def layers_of(self, num_target_layers: int) -> tuple[int, ...]:  # noqa: ARG002 - as others
         """Empty: the last state alone, normed."""
         return ()
-
-
-@dataclass(frozen=True, slots=True)
-class MedusaConfig(ParallelConfig):
-    """Sizes of Medusa's heads.
-
-    num_layers        residual blocks of each head
-    output            `each` head has an output matrix, all share `one`, or the `target`'s
-    draft_vocab_size  rows of its outputs; 0: the target's
-    has_token_map     row j of its outputs is token `token_map[j]`
-    """
-
-    num_layers: int = 1
-    output: Literal["each", "one", "target"] = "each"
-    draft_vocab_size: int = 0
-    has_token_map: bool = False
-    has_bias: bool = True
 
 
 class ResidualBlock(nn.Module):
@@ -132,44 +124,3 @@ class Medusa(nn.Module):
         head = self.get_submodule(str(index))
         assert isinstance(head, nn.Sequential)
         return head
-
-
-@dataclass(frozen=True, slots=True)
-class BlockwiseConfig(ParallelConfig):
-    """Sizes of blockwise heads. `inner_size`: width of the layer between, of all heads together."""
-
-    inner_size: int = 0
-
-
-class Blockwise(nn.Module):
-    """Heads of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115, section 6).
-
-    One layer between, which all heads read: `z_k = h + W2_k ReLU(W1 h + b1) + b2_k`, and the
-    target's output head. The paper's first head, which says the next token, is the target here.
-    There are no public checkpoints; the names are ours.
-    """
-
-    def __init__(self, config: BlockwiseConfig) -> None:
-        super().__init__()
-        self.config = config
-        hidden = config.hidden_size
-        self.block_hidden = nn.Linear(hidden, config.inner_size)
-        self.block_output = nn.Linear(config.inner_size, config.draft_length * hidden)
-
-    def drafts(self, states: Tensor) -> Tensor:
-        """[..., draft_length, hidden_size] of the target's normed states [..., hidden_size]."""
-        said = self.block_output(functional.relu(self.block_hidden(states)))
-        shape = (self.config.draft_length, self.config.hidden_size)
-        return states.unsqueeze(-2) + said.unflatten(-1, shape)
-
-    def logits(self, index: int, drafts: Tensor, target_head: OutputHead) -> Tensor:  # noqa: ARG002
-        """[..., vocabulary] of what head `index` says, [..., hidden_size]."""
-        return target_head(drafts)
-
-    @torch.no_grad()
-    def begin_as(self, output: Tensor) -> None:
-        """The heads say what the target does; its output matrix [vocabulary, hidden_size] is
-        theirs in any case."""
-        self.block_hidden.weight.normal_(std=output.shape[1] ** -0.5)
-        for parameter in (self.block_hidden.bias, *self.block_output.parameters()):
-            parameter.zero_()

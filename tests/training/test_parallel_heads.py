@@ -1,4 +1,4 @@
-"""Medusa's and blockwise heads are trained on the tokens that they draft, by the papers' losses."""
+"""Medusa's heads are trained on the tokens that they draft, by the paper's loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.models.heads.load_head import build_head, load_head
-from draftline.models.heads.parallel_heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
+from draftline.models.heads.parallel_heads import Medusa, MedusaConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
 from draftline.training.heads.distilled_texts import DistilledText
@@ -22,17 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 TEXTS, LENGTH, HIDDEN, VOCAB, DRAFTS = 3, 12, 16, 40, 4
-CONFIGS: dict[str, MedusaConfig | BlockwiseConfig] = {
-    "medusa": MedusaConfig(HIDDEN, DRAFTS, VOCAB, draft_vocab_size=VOCAB, num_layers=2),
-    "blockwise": BlockwiseConfig(HIDDEN, DRAFTS, inner_size=24),
-}
+CONFIG = MedusaConfig(HIDDEN, DRAFTS, VOCAB, draft_vocab_size=VOCAB, num_layers=2)
 
 
-@pytest.fixture(params=CONFIGS)
-def heads(request: pytest.FixtureRequest) -> Medusa | Blockwise:
+@pytest.fixture
+def heads() -> Medusa:
     torch.manual_seed(6)
-    made = build_head(CONFIGS[request.param])
-    assert isinstance(made, Medusa | Blockwise)
+    made = build_head(CONFIG)
+    assert isinstance(made, Medusa)
     return made
 
 
@@ -52,13 +49,13 @@ def batch() -> TextBatch:
     return TextBatch(tokens, features, answers, features)
 
 
-def said(heads: Medusa | Blockwise, lm_head: nn.Module, features: Tensor) -> list[Tensor]:
+def said(heads: Medusa, lm_head: nn.Module, features: Tensor) -> list[Tensor]:
     drafts = heads.drafts(features)
     return [heads.logits(place, drafts[..., place, :], lm_head) for place in range(DRAFTS)]
 
 
 def test_head_k_learns_the_token_k_plus_two_ahead(
-    heads: Medusa | Blockwise, lm_head: nn.Linear, batch: TextBatch
+    heads: Medusa, lm_head: nn.Linear, batch: TextBatch
 ) -> None:
     weights = [0.5, 1.0, 2.0, 0.25]
     losses = train_heads(heads, lm_head, batch, weights)
@@ -84,7 +81,7 @@ def test_head_k_learns_the_token_k_plus_two_ahead(
 
 
 def test_drafts_count_behind_accepted_ones(
-    heads: Medusa | Blockwise, lm_head: nn.Linear, batch: TextBatch
+    heads: Medusa, lm_head: nn.Linear, batch: TextBatch
 ) -> None:
     best = [logits.argmax(-1) for logits in said(heads, lm_head, batch.features)]
     # The first text is what row 4 drafts, but for its last draft.
@@ -106,13 +103,12 @@ def test_drafts_count_behind_accepted_ones(
     assert expected[2][1] >= 1
 
 
-def test_weights_fall_as_the_paper_has_them(heads: Medusa | Blockwise) -> None:
-    decay = 0.8 if isinstance(heads, Medusa) else 1.0
+def test_weights_fall_as_the_paper_has_them(heads: Medusa) -> None:
     found = ParallelObjective(heads)._weights
-    assert found == pytest.approx([decay, decay**2, decay**3, decay**4])
+    assert found == pytest.approx([0.8, 0.8**2, 0.8**3, 0.8**4])
 
 
-def test_heads_begin_as_the_target(heads: Medusa | Blockwise, lm_head: nn.Linear) -> None:
+def test_heads_begin_as_the_target(heads: Medusa, lm_head: nn.Linear) -> None:
     heads.begin_as(lm_head.weight)
     features = torch.randn(5, HIDDEN)
     for logits in said(heads, lm_head, features):
@@ -123,17 +119,12 @@ class Killed(Exception):
     """What ends a run in the middle."""
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
 def test_a_run_learns_goes_on_after_a_kill_and_loads(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = save_tiny_model("llama", tmp_path / "target")
     size, vocab = (info := read_model_info(checkpoint)).hidden_size, info.vocab_size
-    config = (
-        MedusaConfig(size, 3, vocab, draft_vocab_size=vocab)
-        if kind == "medusa"
-        else BlockwiseConfig(size, 3, inner_size=48)
-    )
+    config = MedusaConfig(size, 3, vocab, draft_vocab_size=vocab)
     # Counting texts: what comes next is plain.
     texts = [DistilledText(tuple((n + k) % vocab for k in range(14)), 3) for n in range(60)]
     plan = HeadPlan(num_steps=60, texts_per_step=4, window=14, peak_lr=1e-2, noise=0.0,
@@ -155,7 +146,7 @@ def test_a_run_learns_goes_on_after_a_kill_and_loads(
         assert torch.equal(again.state_dict()[name], tensor), name
     *_, (_, loss, *_) = trainer.read_log(tmp_path / "whole")
     assert loss < 0.6 * math.log(vocab), "much less than knowing nothing"
-    export_head(whole, tmp_path / "head", {"architectures": [kind]}, {})
+    export_head(whole, tmp_path / "head", {"architectures": ["MedusaModel"]}, {})
     loaded = load_head(tmp_path / "head")
     assert loaded.config == whole.config
     for name, tensor in whole.state_dict().items():

@@ -29,7 +29,6 @@ KINDS = {
     "eagle3": "Train an EAGLE-3 head.",
     "specformer": "Train a SpecFormer.",
     "medusa": "Train Medusa's heads.",
-    "blockwise": "Train heads for blockwise parallel decoding.",
     "dflash": "Train a DFlash drafter.",
     "dspark": "Train a DSpark drafter.",
     "p_eagle": "Train a P-EAGLE drafter.",

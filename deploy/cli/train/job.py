@@ -193,7 +193,6 @@ RECIPES = {
     "eagle3": HeadRecipe("LlamaForCausalLMEagle3", "pair", num_passes=7, noise=0.0),
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
     "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
-    "blockwise": HeadRecipe("BlockwiseModel", None, noise=0.0, draft_length=5),
     "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7, num_layers=2),
     "dspark": HeadRecipe("Qwen3DSparkModel", None, noise=0.0, draft_length=7, num_layers=2),
     "p_eagle": HeadRecipe(
@@ -212,7 +211,7 @@ OWN_FLAGS = {
     "mask_form": FUSED,
     "fusion": FUSED,
     "splits_output": FUSED,
-    "draft_length": ("specformer", "medusa", "blockwise", *BLOCKS, "p_eagle"),
+    "draft_length": ("specformer", "medusa", *BLOCKS, "p_eagle"),
     "bidirectional": ("specformer",),
     "num_layers": (*BLOCKS, "p_eagle"),
     "num_anchors": BLOCKS,

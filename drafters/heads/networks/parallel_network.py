@@ -1,4 +1,4 @@
-"""How heads that tell several tokens ahead draft: Medusa's and blockwise ones."""
+"""How Medusa's heads draft."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ....models.heads.parallel_heads import Blockwise, Medusa
+from ....models.heads.parallel_heads import Medusa
 from ....models.heads.shared_parts import SharedParts
 from .head_network import HeadTree, level_of_all
 from .kept_keys import KeptKeys
@@ -24,7 +24,7 @@ class ParallelNetwork:
     num_layers = 0
     says_all_levels = True
 
-    def __init__(self, heads: Medusa | Blockwise, shared: SharedParts) -> None:
+    def __init__(self, heads: Medusa, shared: SharedParts) -> None:
         self._heads = heads
         self._shared = shared
         self.most_levels = heads.config.draft_length

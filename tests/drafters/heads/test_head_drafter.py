@@ -59,7 +59,7 @@ def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None
 
 
 ALL_AT_ONCE = {
-    "p_eagle", "own_p_eagle", "specformer", "medusa", "blockwise", "dflash", "mixed_dflash",
+    "p_eagle", "own_p_eagle", "specformer", "medusa", "dflash", "mixed_dflash",
     "own_dflash",
 }  # fmt: skip
 

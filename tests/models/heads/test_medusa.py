@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.heads.load_head import load_head, misfits, read_head_checkpoint
-from draftline.models.heads.parallel_heads import Blockwise, Medusa
+from draftline.models.heads.parallel_heads import Medusa
 from draftline.models.load.model_info import ModelInfo
 from support.inputs import head_checkpoints as published
 from support.inputs import parallel_checkpoints as parallel
@@ -170,23 +170,3 @@ def test_what_does_not_fit_a_target_is_said(tmp_path: Path) -> None:
     assert "features of 16" in width
     [vocabulary] = misfits(config, replace(TARGET, vocab_size=99))
     assert "40 tokens" in vocabulary
-
-
-def test_blockwise_heads_share_a_layer_and_the_targets_output(tmp_path: Path) -> None:
-    folder = published.save(tmp_path, parallel.blockwise(), {})
-    head = load_head(folder)
-    assert isinstance(head, Blockwise)
-    weights, states = head.state_dict(), torch.randn(5, published.HIDDEN)
-    inner = (states @ weights["block_hidden.weight"].T + weights["block_hidden.bias"]).relu()
-    said = inner @ weights["block_output.weight"].T + weights["block_output.bias"]
-    drafts = head.drafts(states)
-    for index, own in enumerate(said.split(published.HIDDEN, dim=-1)):
-        torch.testing.assert_close(drafts[:, index], states + own)
-    assert head.logits(0, states, torch.neg).equal(-states)
-    assert misfits(head.config, TARGET) == []
-
-
-def test_blockwise_tensors_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
-    shapes = {**parallel.blockwise(), "block_output.weight": (50, parallel.INNER)}
-    with pytest.raises(CheckpointError, match="outputs of 50"):
-        load_head(published.save(tmp_path, shapes, {}))

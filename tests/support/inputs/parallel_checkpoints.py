@@ -1,4 +1,4 @@
-"""Checkpoints of Medusa's and blockwise heads, in the layouts that their projects publish.
+"""Checkpoints of Medusa's heads, in the layouts that projects publish.
 
 Sizes as of `head_checkpoints.py`; three heads of two blocks.
 """
@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from .head_checkpoints import HIDDEN, VOCAB, Shapes, tensors
 
-NUM_HEADS, NUM_LAYERS, KNOWN, INNER = 3, 2, 10, 24
+NUM_HEADS, NUM_LAYERS, KNOWN = 3, 2, 10
 
 
 def medusa() -> Shapes:
@@ -27,16 +27,6 @@ def medusa() -> Shapes:
             blocks[f"{head}.{layer}.linear.bias"] = (HIDDEN,)
         blocks[f"{head}.{NUM_LAYERS}.weight"] = (VOCAB, HIDDEN)
     return blocks
-
-
-def blockwise() -> Shapes:
-    """Blockwise heads, of which nobody has published any."""
-    return {
-        "block_hidden.weight": (INNER, HIDDEN),
-        "block_hidden.bias": (INNER,),
-        "block_output.weight": (NUM_HEADS * HIDDEN, INNER),
-        "block_output.bias": (NUM_HEADS * HIDDEN,),
-    }
 
 
 def in_model_optimizer(own: dict[str, Tensor]) -> dict[str, Tensor]:
