@@ -16,6 +16,7 @@ REMOVED_OPTIONS: Mapping[str, str] = {
     "chat_template": "leave it out: drafters read the served model's prompt as text",
     "ahead": "use tree: dynamic or sequoia, which bring more in the same time",
     "ahead_outcomes": "it was of ahead, which left, too",
+    "replay_features": "leave it out: a head drafts from the states that come",
     "token_map": "leave it out: a head drafts all tokens of its output head",
 }
 REMOVED_COMMANDS: Mapping[str, str] = {

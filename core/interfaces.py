@@ -280,14 +280,6 @@ class ProposalSource(Protocol):
         """Keep features for the next message to those."""
         ...
 
-    def missing_features(self, request_id: str, length: int) -> tuple[int, int] | None:
-        """Positions, from one to before another, of the first features that one of those lacks and
-        wants to have computed again; None where there is none.
-
-        length: of the text, whose last token has none yet
-        """
-        ...
-
     @property
     def stage_heads(self) -> tuple[str, ...]:
         """Names of the drafters that are heads of the last stage; of those in use still."""

@@ -139,9 +139,6 @@ class CountingDrafters:
         """Nobody asked for any."""
         assert not rows
 
-    def missing_features(self, request_id: str, length: int) -> None:
-        """Nobody wants any."""
-
     remote: frozenset[str] = frozenset()
 
     stage_heads: tuple[str, ...] = ()

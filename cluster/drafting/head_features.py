@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 # A key of head drafters: where they run.
 PLACEMENT = "placement"
 LAST_STAGE, ACTOR = "last_stage", "actor"
-# And of those beside the stages: whether features that they lack are computed again.
-REPLAY = "replay_features"
-HEAD_KEYS = ("model", PLACEMENT, REPLAY)
+HEAD_KEYS = ("model", PLACEMENT)
 
 
 def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
@@ -69,32 +67,6 @@ def is_in_last_stage(config: DrafterConfig) -> bool:
             )
         return False
     return placement != ACTOR
-
-
-def replaying_heads(config: EngineConfig) -> frozenset[str]:
-    """Names of the drafters for which features that they lack are computed again.
-
-    Raises `ConfigError` that names the drafter and the key.
-    """
-    names = set()
-    for index, drafter in enumerate(config.told_drafters):
-        try:
-            if _replays_features(drafter):
-                names.add(drafter.source)
-        except ConfigError as error:
-            raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
-    return frozenset(names)
-
-
-def _replays_features(config: DrafterConfig) -> bool:
-    given = config.options.get(REPLAY)
-    if config.kind != HEAD or given is None:
-        return False
-    if not isinstance(given, bool):
-        raise ConfigError(REPLAY, f"must be true or false, not {given!r}")
-    if given and is_in_last_stage(config):
-        raise ConfigError(REPLAY, f"is of heads of {PLACEMENT}: {ACTOR}; leave it out, or set that")
-    return given
 
 
 def head_folder(config: DrafterConfig) -> Path:

@@ -32,7 +32,7 @@ from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.channel import DrafterLimits
-from ..drafting.head_features import feature_layers_of, last_stage_heads, replaying_heads
+from ..drafting.head_features import feature_layers_of, last_stage_heads
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
 from ..links.pool import AnyLink
@@ -141,7 +141,6 @@ class Assembly:
             budget_s=config.draft_deadline_ms / 1000,
             clock=self._clock,
             origins=head_origins(config),
-            replaying=replaying_heads(config),
             trace=trace,
         )
         self.pipeline = make_pipeline(plan.specs)

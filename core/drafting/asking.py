@@ -23,8 +23,6 @@ from ..schedule.choice.wishes import EVERY_ANSWER, DraftWish
 from ..schedule.scheduler import Scheduler
 from ..schedule.streaming import Streaming, max_depth
 from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
-from ..step.prompt_chunk import PromptChunk
-from ..step.tree_steps import TreeSteps
 from .tree_choice import want_tokens_alone
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -102,14 +100,6 @@ class Drafting:
         """Keep features for the next message to the drafters that go on from them."""
         if rows:
             self._drafters.note_features(rows)
-
-    def replays(self, trees: TreeSteps) -> list[PromptChunk]:
-        """What a step has beside its trees so that drafters get the features that they lack."""
-        wanting = [state for state in trees.states if state.wants_features]
-        find = self._drafters.missing_features
-        found = [(state, find(state.request_id, len(state.token_ids))) for state in wanting]
-        missing = [(state, *positions) for state, positions in found if positions]
-        return self._scheduler.replays(missing, int(trees.num_rows.sum())) if missing else []
 
     @property
     def stage_heads(self) -> tuple[str, ...]:

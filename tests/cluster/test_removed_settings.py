@@ -20,6 +20,7 @@ def test_an_engine_s_settings() -> None:
         ({"kind": "model", "weights": "int4"}, "weights: 'int4' was removed; use int8"),
         ({"kind": "model", "vocabulary": "union"}, "vocabulary: 'union' was removed; use tli"),
         ({"kind": "model", "chat_template": "own"}, "chat_template: was removed; leave it out"),
+        ({"kind": "head", "replay_features": True}, "replay_features: was removed; leave it out"),
         ({"kind": "head", "token_map": "demo"}, "token_map: was removed; leave it out"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
     ],
