@@ -42,7 +42,7 @@ from .networks.block_network import DFlashNetwork
 from .networks.head_network import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
 from .networks.markov_network import DSparkNetwork
 from .networks.mask_network import PEagleNetwork
-from .networks.parallel_network import ParallelNetwork
+from .networks.medusa_network import MedusaNetwork
 from .networks.path_rows import PathRows, Walk, read_paths
 from .options import HeadOptions
 from .probing import ProbingDrafter
@@ -105,7 +105,7 @@ def network_of(head: Head, shared: SharedParts) -> HeadNetwork:
         return DSparkNetwork(head, shared)
     if isinstance(head, DFlash):
         return DFlashNetwork(head, shared)
-    return ParallelNetwork(head, shared)
+    return MedusaNetwork(head, shared)
 
 
 class HeadDrafter:

@@ -22,13 +22,13 @@ from .formats.dflash_config import DFlashConfig, dflash_config
 from .formats.feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .formats.head_tensors import HeadTensors
 from .formats.readings import Reading, possible_readings
+from .medusa import Medusa, MedusaConfig
 from .medusa_checkpoint import (
     check_medusa_map,
     medusa_config,
     medusa_names,
 )
 from .p_eagle import PEagle, PEagleConfig, p_eagle_config
-from .parallel_heads import Medusa, MedusaConfig
 from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
 # Tells which tokens of the target have a draft token; the offsets tell it, too.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError
 from .formats.checkpoint_kind import Shapes
-from .parallel_heads import MedusaConfig
+from .medusa import MedusaConfig
 
 WRAPPED = re.compile(r"^medusa_heads?\.(?=\d)")
 BLOCK = re.compile(r"^(?:(\d+)\.(?:medusa_layers\.)?(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.")

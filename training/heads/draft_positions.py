@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...models.heads.parallel_heads import Medusa
+from ...models.heads.medusa import Medusa
 from ...models.heads.spec_former import SpecFormer
 from .feature_passes.alignment import is_aligned
 from .processes import mean_count, share_of_rows

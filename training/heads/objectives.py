@@ -11,8 +11,8 @@ from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head
+from ...models.heads.medusa import Medusa
 from ...models.heads.p_eagle import PEagle
-from ...models.heads.parallel_heads import Medusa
 from ...models.heads.spec_former import SpecFormer
 from .anchored_blocks import BlockPlan, block_acceptance, random_blocks, train_blocks
 from .draft_positions import (
@@ -124,7 +124,7 @@ class PositionObjective:
         return position_acceptance(self._drafter, target.norm, target.lm_head, batch)
 
 
-class ParallelObjective:
+class MedusaObjective:
     """Medusa's heads, each on its own token (`draft_positions.py`).
 
     Losses have weights 0.8^k for head k from 1.
@@ -190,7 +190,7 @@ def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan, masks: MaskPla
         return BlockObjective(head, blocks)
     if isinstance(head, SpecFormer):
         return PositionObjective(head)
-    return ParallelObjective(head)
+    return MedusaObjective(head)
 
 
 def _feature_objective(head: FeatureHead, passes: PassPlan, masks: MaskPlan) -> Objective:

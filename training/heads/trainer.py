@@ -19,7 +19,7 @@ from ...core.progress import Progress, unseen
 from ...models.heads.dflash import DFlash
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, HeadConfig, build_head
-from ...models.heads.parallel_heads import Medusa
+from ...models.heads.medusa import Medusa
 from ...models.load.model_info import read_model_info
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText

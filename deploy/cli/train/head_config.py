@@ -15,8 +15,8 @@ from ....models.heads.dspark import DSparkConfig
 from ....models.heads.formats.dflash_config import DFlashConfig
 from ....models.heads.formats.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import HeadConfig
+from ....models.heads.medusa import MedusaConfig
 from ....models.heads.p_eagle import PEagleConfig
-from ....models.heads.parallel_heads import MedusaConfig
 from ....models.heads.spec_former import SpecFormerConfig
 from ....models.load.checkpoint import read_config
 from ....models.load.model_info import head_dim, num_kv_heads

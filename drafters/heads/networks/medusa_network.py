@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ....models.heads.parallel_heads import Medusa
+from ....models.heads.medusa import Medusa
 from ....models.heads.shared_parts import SharedParts
 from .head_network import HeadTree, level_of_all
 from .kept_keys import KeptKeys
 
 
-class ParallelNetwork:
+class MedusaNetwork:
     """All nodes of a level have one distribution, told by one state of the target.
 
     The state is that of the last token but one, whose next token, the root, is committed: so the

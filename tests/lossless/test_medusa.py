@@ -10,7 +10,7 @@ import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.output import RequestOutput
 from draftline.models.load.bundled import demo_path
-from support.inputs import parallel_checkpoints as parallel
+from support.inputs import medusa_checkpoints as medusa
 from torch import Tensor
 
 NUM_HEADS, NUM_TOKENS = 4, 41
@@ -20,7 +20,7 @@ PROMPTS = ["def add(a, b):", "x = 1\nfor y in range(9):", "class Tree:\n"]
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
     folder = tmp_path_factory.mktemp("counting")
-    return folder, parallel.save_counting_target(folder, demo_path("demo"))
+    return folder, medusa.save_counting_target(folder, demo_path("demo"))
 
 
 def answers(model: Path, *drafters: DrafterConfig, **settings: Any) -> list[RequestOutput]:
@@ -46,7 +46,7 @@ def test_every_level_tells_its_own_token(
 ) -> None:
     """All nodes of the right path are accepted in every step; a place beside it, none would be."""
     folder, units = target
-    head = parallel.save_counting_medusa(tmp_path / "head", units, NUM_HEADS)
+    head = medusa.save_counting_medusa(tmp_path / "head", units, NUM_HEADS)
     if tree == "choices":
         # As Medusa's files list them, with ranks that are never right.
         choices = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 0, 0]]
@@ -67,7 +67,7 @@ def test_heads_of_the_token_beside_are_never_accepted(
     target: tuple[Path, Tensor], tmp_path: Path, late: int
 ) -> None:
     folder, units = target
-    head = parallel.save_counting_medusa(tmp_path / "head", units, NUM_HEADS, late)
+    head = medusa.save_counting_medusa(tmp_path / "head", units, NUM_HEADS, late)
     outputs = answers(folder, DrafterConfig(kind="head", model=str(head), tree="chain"))
     check_counts(outputs, len(units))
     assert not any(length for one in outputs for length in one.metrics.accepted_lengths)

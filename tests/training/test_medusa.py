@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.models.heads.load_head import build_head, load_head
-from draftline.models.heads.parallel_heads import Medusa, MedusaConfig
+from draftline.models.heads.medusa import Medusa, MedusaConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
 from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.draft_positions import head_acceptance, train_heads
 from draftline.training.heads.export import export_head
-from draftline.training.heads.objectives import ParallelObjective
+from draftline.training.heads.objectives import MedusaObjective
 from draftline.training.heads.target import TextBatch
 from draftline.training.heads.trainer import HeadPlan, train_head
 from support.tools.tiny_models import save_tiny_model
@@ -104,7 +104,7 @@ def test_drafts_count_behind_accepted_ones(
 
 
 def test_weights_fall_as_the_paper_has_them(heads: Medusa) -> None:
-    found = ParallelObjective(heads)._weights
+    found = MedusaObjective(heads)._weights
     assert found == pytest.approx([0.8, 0.8**2, 0.8**3, 0.8**4])
 
 
