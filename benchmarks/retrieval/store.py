@@ -30,7 +30,6 @@ from ...measure.records.record import machine
 from ...retrieval_store.directory_store.store import DirectoryStore
 from ...retrieval_store.search.lookup import SHARED, SegmentLookup
 from ...retrieval_store.segment.segment import Segment, build_segment
-from ..step.peak_memory import peak_bytes, restart_peak
 from .lookup_server import served
 from .store_text import CONTEXT_LEN, VOCAB_SIZE, store_text
 
@@ -188,6 +187,23 @@ def _table(rows: Sequence[Measured]) -> Table:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def restart_peak() -> int:
+    """Forget the process' highest use of memory so far; what is in use, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _bytes_of("VmRSS")
+
+
+def peak_bytes() -> int:
+    """The highest use of memory since `restart_peak`, in bytes."""
+    return _bytes_of("VmHWM")
+
+
+def _bytes_of(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * 1024
 
 
 def main(

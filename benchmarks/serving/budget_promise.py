@@ -43,9 +43,18 @@ from ...measure.records.record import machine
 from ...measure.records.run_metrics import RunMetrics, run_metrics
 from ...measure.records.spec_counts import total
 from ...measure.runs.matched import Plan
-from ..step.decode import DRAFTERS
 
 RESULTS = Path(__file__).parents[1] / "results" / "budget_promise.json"
+DRAFTERS: dict[str, DrafterConfig] = {
+    "prompt_lookup": DrafterConfig(kind="prompt_lookup"),
+    "spectra": DrafterConfig(kind="spectra", pool=False),
+    "spectra with pool": DrafterConfig(kind="spectra"),
+    "anpd": DrafterConfig(kind="anpd"),
+    # Every round asks the same again: answers of the round before would be all it needs.
+    "suffix": DrafterConfig(kind="suffix", answer_tokens=0),
+    "retrieval": DrafterConfig(kind="retrieval", store="demo"),
+    "model": DrafterConfig(kind="model", model="demo-drafter"),
+}
 MAX_MODEL_LEN = 1024
 # Longer ones leave no room for answers.
 MAX_PROMPT_LETTERS = 2000

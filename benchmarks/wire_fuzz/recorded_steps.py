@@ -13,7 +13,7 @@ from ...core.request.sampling_params import SamplingParams
 from ...core.request.stop import SilentStream, StopRule
 from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput
-from ..step.simulated_pipeline import Bench, Load
+from ..step.host_work import Bench, Load
 
 NUM_TOKENS = 10
 KINDS = (
@@ -29,7 +29,7 @@ KINDS = (
 async def recorded_steps() -> list[StepInput]:
     """All steps of five requests: two greedy ones beside the first of other kinds."""
     load_kernels()
-    bench = Bench(Load(stages=1, stage_ms=0.0, requests=2, nodes=6), NUM_TOKENS)
+    bench = Bench(Load(requests=2, nodes=6), NUM_TOKENS)
     steps: list[StepInput] = []
     submit = bench.pipeline.submit
 

@@ -4,7 +4,8 @@
 
 Stages take 5 ms a step, 29 us more for each row (what a row of a 70B model computes in one of 8
 stages on an H200, as if nothing of that went on beside the reading of weights) and 0.4 ms for each
-message (`stage_transport`, 16 rows over 3 stages). Answers are the demo model's own, recorded once.
+message (as Ray actors take, 16 rows over 3 stages). Answers are the demo model's own, recorded
+once.
 """
 
 from __future__ import annotations

@@ -35,17 +35,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlicePart:
-    """A request's rows in a step: its seed, and what became of each, the root's first.
-
-    vain_at  when answers to earlier steps said of rows that they are in vain, seconds: of the
-             killed ones, and where that is all nodes, of the root and of probes
-    is_first whether no step before had its root: all that was sent before was in vain
-    """
+    """A request's rows in a step: its seed, and what became of each, the root's first."""
 
     seed: int
     fates: tuple[Fate, ...]
-    vain_at: tuple[float, ...] = ()
-    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +79,6 @@ class ReplayedStages(ReplayPipeline):
         self.steps: list[RunStep] = []
         self._clock = clock
         self._line = StageLine(num_stages, times)
-        # When the answer to a step arrives, by the step's id.
-        self._answered_at: dict[int, float] = {}
         # The step that first ran the right row at a position of a text, by its seed.
         self._first_step: dict[tuple[int, int], int] = {}
         # Positions of the last right token down to the row that wrote a slot, that row's included.
@@ -104,10 +95,8 @@ class ReplayedStages(ReplayPipeline):
             self._token_at.update(zip(step.slots.tolist(), step.token_ids.tolist(), strict=True))
             output = self._answer(step)
             parts, num_prompt_rows = self._parts(step)
-            vain_at = [at for part in parts.values() for at in part.vain_at]
             num_rows = len(step.token_ids)
-            passage = self._line.send(sent_at, num_rows, vain_at)
-            self._answered_at[step.step_id] = passage.answered_at
+            passage = self._line.send(sent_at, num_rows)
             self.steps.append(RunStep(passage, tuple(parts.values()), num_prompt_rows, num_rows))
             if step.is_traced:
                 output = replace(output, stage_spans=passage.spans)
@@ -141,7 +130,6 @@ class ReplayedStages(ReplayPipeline):
     ) -> SlicePart:
         visible = unpack(tree.ancestors, len(tree.slots))
         fates: list[Fate] = []
-        vain_at: list[float] = []
         for index, row in enumerate(rows):
             position, slot = int(step.positions[row]), int(step.slots[row])
             right = position - 1
@@ -154,16 +142,10 @@ class ReplayedStages(ReplayPipeline):
             if is_right:
                 self._first_step.setdefault((seed, position), step.step_id)
                 fates.append(Fate.RIGHT if index else Fate.ROOT)
-            elif (answered_by := self._first_step[seed, right]) < step.step_id:
-                fates.append(Fate.KILLED)
-                vain_at.append(self._answered_at[answered_by])
             else:
-                fates.append(Fate.REFUSED)
-        if vain_at and len(vain_at) == len(rows) - 1:
-            # An answer that kills a node knows what follows the root; probes are as late.
-            vain_at += [max(vain_at)] * (num_own - len(vain_at))
-        first = self._first_step.get((seed, int(step.positions[rows[0]])))
-        return SlicePart(seed, tuple(fates), tuple(vain_at), first == step.step_id)
+                is_killed = self._first_step[seed, right] < step.step_id
+                fates.append(Fate.KILLED if is_killed else Fate.REFUSED)
+        return SlicePart(seed, tuple(fates))
 
     def _top_next_tokens(self, step: StepInput) -> Int32:
         """As the recording has them; rows of slices follow rows of other steps, too."""

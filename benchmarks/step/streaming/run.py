@@ -32,7 +32,6 @@ from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.host_clock import HostClock, HostLoop
 from ....models.load.model_info import read_model_info
 from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
-from .known_pace import KnownPace
 from .links import link_to
 from .replayed_stages import Fate, ReplayedStages, RunStep
 from .stage_line import StageTimes
@@ -97,10 +96,6 @@ class Run:
             self.stages, self._hub, Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits),
             self._budget, clock, streaming=MODES[mode],
         )  # fmt: skip
-        if times.is_pruned or times.is_slowest_known:
-            self._core.streaming.pace = KnownPace(
-                lambda: self._budget.cost, load.stages, clock, times.slowest(load.stages)
-            )
         self._running: dict[str, _Heard] = {}
         # Tokens, and seconds that their requests waited for them, while all requests decode.
         self._num_tokens, self._decoding_s = 0, 0.0
