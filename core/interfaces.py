@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -207,17 +207,6 @@ class CachingDrafter(Protocol):
     def prefix_counts(self) -> PrefixCounts:
         """Totals so far. May be read in another thread."""
         ...
-
-
-@runtime_checkable
-class PassCounter(Protocol):
-    """A drafter that counts the passes of its models, and reads from a clock, seconds, how long
-    they take; whoever sets another one makes it follow other times."""
-
-    clock: Callable[[], float]
-
-    @property
-    def num_passes(self) -> int: ...  # noqa: D102 - see the class
 
 
 @runtime_checkable

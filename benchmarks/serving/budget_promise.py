@@ -32,10 +32,9 @@ import typer
 from rich.console import Console
 
 from ...cluster.config import DrafterConfig, EngineConfig
-from ...cluster.loop_calls import collector_spared
 from ...deploy.cli.bench.prompts import bench_prompts
 from ...deploy.engine.engine import AsyncEngine
-from ...measure.clients.engine_endpoint import EngineEndpoint
+from ...measure.clients.engine_endpoint import EngineEndpoint, collector_spared
 from ...measure.clients.load import Load, run_load
 from ...measure.clients.setting import Setting
 from ...measure.prompts.bench_prompt import BenchPrompt

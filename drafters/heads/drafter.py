@@ -129,7 +129,7 @@ class HeadDrafter:
         self._name = name
         self._max_tokens = options.max_tokens
         self._costs = DraftCosts()
-        # Of deadlines and levels; see `PassCounter`.
+        # Of deadlines and levels, seconds.
         self.clock: Callable[[], float] = time.monotonic
         self._num_path_passes = 0
         self._growth = TreeGrowth(network, target.vocab_size, name, options, self._now)
@@ -147,7 +147,7 @@ class HeadDrafter:
 
     @property
     def num_passes(self) -> int:
-        """See `PassCounter`. A text's own rows are read with the first level of its tree."""
+        """Passes of its network so far. A text's rows are read with the first level of its tree."""
         return self._growth.num_passes + self._num_path_passes
 
     @property

@@ -12,13 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import MakePipeline
-from ....cluster.loop_calls import collector_spared
 from ....cluster.transport.stage_spec import Pipeline, StageSpec
 from ....core.errors import ConfigError
 from ....core.request.sampling_params import RequestOptions
 from ....core.verify.rules import COUPLED
 from ....measure.clients.endpoint import Endpoint
-from ....measure.clients.engine_endpoint import EngineEndpoint
+from ....measure.clients.engine_endpoint import EngineEndpoint, collector_spared
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
 from ....measure.clients.setting import Setting, matched_settings, with_fixed
