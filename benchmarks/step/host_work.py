@@ -173,6 +173,7 @@ class Bench:
             max_step_rows=max(512, load.requests * (load.nodes + 1)),
             max_tree_nodes=load.nodes,
             max_probe_rows=0,
+            num_groups=1,
         )
         drafters, scheduler = CountingDrafters(load.nodes), Scheduler(pool, limits)
         budget = NodeBudget(is_adaptive=False)

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from ....core.errors import DraftlineError
+from ...core.errors import DraftlineError
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 # Types of values; a tensor's type 0 is float32.
