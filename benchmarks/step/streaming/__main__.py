@@ -30,6 +30,7 @@ from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import read_cost_profile
 from .cases import (
     BUNDLED,
+    COPYING,
     MODES,
     PROMPTS_ALONE,
     PROMPTS_EACH,
@@ -38,13 +39,11 @@ from .cases import (
     Load,
     Measured,
     every_load,
+    recorded,
 )
-from .recordings import COPYING, recorded
-from .replayed_stages import RunStep
+from .replayed_stages import PROFILE, RunStep, StageTimes, row_seconds
+from .report import HEAD, draw, rows
 from .run import measure
-from .stage_line import PROFILE, StageTimes, row_seconds
-from .tables import HEAD, rows
-from .timeline import draw
 
 RESULTS = Path(__file__).parents[2] / "results"
 HUMANEVAL = "HumanEval"

@@ -7,21 +7,120 @@ it. One that is wrong is killed if the answer that says so comes before its own 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
+import torch
 
-from ....core.arrays import Int32, Span
+from ....core.arrays import Float32, Int32, Span
 from ....core.steps import StepInput, StepOutput, TreeRows
 from ....core.tree.kernels import unpack
+from ....drafters.heads.drafter import feature_layers
 from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
+from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.slowed_pipeline import answer_at
-from .stage_line import Passage, StageLine, StageTimes
-from .text_features import TextFeatures
+from ....models.load.checkpoint import resolve_head_path, resolve_model_path
+from ....models.load.model_info import read_model_info
+from ....training.heads.distilled_texts import DistilledText
+from ....training.heads.target import Target
+
+# The profile whose rows these are, by default.
+PROFILE = "70b-8-h200"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of a stage for a step, for each of its rows beside, and of a message."""
+
+    stage_s: float
+    row_s: float
+    hop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A step on its way.
+
+    spans        when each stage computed it
+    answered_at  when the engine has the answer, seconds
+    """
+
+    spans: tuple[Span, ...]
+    answered_at: float
+
+
+class StageLine:
+    """Stages, each of which takes steps in order and one at a time."""
+
+    __slots__ = ("_free_at", "_times")
+
+    def __init__(self, num_stages: int, times: StageTimes) -> None:
+        self._times = times
+        self._free_at = [0.0] * num_stages
+
+    def send(self, sent_at: float, num_rows: int) -> Passage:
+        """Send a step of so many rows."""
+        times, arrives = self._times, sent_at + self._times.hop_s
+        spans: list[Span] = []
+        for stage, free_at in enumerate(self._free_at):
+            begin = max(arrives, free_at)
+            self._free_at[stage] = end = begin + times.stage_s + times.row_s * num_rows
+            spans.append((begin, end))
+            arrives = end + times.hop_s
+        return Passage(tuple(spans), arrives)
+
+
+def row_seconds(profile: CostProfile) -> float:
+    """What a row computes in one of a profile's stages."""
+    operations = profile.device.operations * profile.device.operations_share
+    return profile.target.operations / profile.num_stages / operations
+
+
+class TextFeatures:
+    """The states of the layers that one head reads, float32 [tokens, width] of each answer."""
+
+    def __init__(self, model: str, head: str, answers: Sequence[RecordedAnswer]) -> None:
+        layers = feature_layers(resolve_head_path(head), read_model_info(model))
+        target = Target(resolve_model_path(model), torch.device("cpu"), layers)
+        self.width = 0
+        self._texts = {answer.seed: answer.text_ids for answer in answers}
+        self._of: dict[int, Float32] = {}
+        for answer in answers:
+            text = DistilledText(answer.text_ids, len(answer.prompt_ids))
+            [features] = target.batch([text], len(text.tokens)).features.numpy()
+            self._of[answer.seed], self.width = features, features.shape[1]
+
+    def of_step(self, step: StepInput, num_right: Mapping[int, int]) -> Float32:
+        """float32 [rows, width]: of the step's `feature_requests`, as `StepOutput` has them.
+
+        num_right: rows of the trees, by the place of a request, that the text goes through
+        """
+        found = [self._of_request(step, place, num_right) for place in step.feature_requests]
+        return np.concatenate(found) if found else np.zeros((0, self.width), dtype=np.float32)
+
+    def _of_request(self, step: StepInput, place: int, num_right: Mapping[int, int]) -> Float32:
+        first, end = step.request_starts[place : place + 2].tolist()
+        positions = step.positions[first:end]
+        if step.trees[place] is None:
+            return self._of_prompt(int(positions[0]), tuple(step.token_ids[first:end].tolist()))
+        low, high = np.searchsorted(step.logits_rows, (first, end)).tolist()
+        own = self._of[int(step.sampling.seed[low])]
+        if place in step.slice_requests:
+            chosen = step.positions[step.logits_rows[low:high]]
+            return own[np.minimum(chosen, len(own) - 1)]
+        return own[positions[0] : positions[0] + num_right[place]]
+
+    def _of_prompt(self, start: int, tokens: tuple[int, ...]) -> Float32:
+        """Of a prompt, which is read in one chunk: texts that begin alike have the same states."""
+        assert start == 0, "a prompt is longer than a step"
+        for seed, text in self._texts.items():
+            if text[: len(tokens)] == tokens:
+                return self._of[seed][: len(tokens)]
+        raise AssertionError("a step reads a text that is no recorded answer's")
 
 
 class Fate(StrEnum):
