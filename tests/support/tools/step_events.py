@@ -1,4 +1,4 @@
-"""The events of `--trace-steps`, as benchmarks read them."""
+"""The events of `--trace-steps`, as tests read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.arrays import Span
+from draftline.core.arrays import Span
 
 
 class Event(NamedTuple):
