@@ -172,12 +172,6 @@ class EngineConfig(Settings):
     gpus_per_stage: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="GPUs that a stage on GPUs reserves; a fraction lets stages share one"
     )
-    head_features: Literal["auto", "states", "sums"] = Field(
-        "auto",
-        description="what stages hand on to heads of the last one, which read several layers. "
-        "states: those of each; sums: what the head's first matrix makes of them, added up on the "
-        "way, where that is narrower; auto: sums between GPUs of a Ray cluster",
-    )
     standby_stages: Annotated[int, Field(ge=0, le=8)] = Field(
         1,
         description="spare Ray workers that replace a dead stage on a CPU; each holds about 0.5"

@@ -270,18 +270,16 @@ class EngineCore:
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
             return None
-        replays = self._drafting.replays(fitting) if num_decode_steps == 1 and not chunks else []
-        every = [*chunks, *replays]
         step = build_step(
-            self.num_steps, every, fitting, self._scheduler.block_size, edits, num_decode_steps
+            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
         )
         heads = self._drafting.stage_heads
         level_tokens = self._drafting.level_tokens
-        step = with_head_tasks(step, heads, fitting.states, every, level_tokens)
-        return BuiltStep(step, fitting, chunks, replays)
+        step = with_head_tasks(step, heads, fitting.states, chunks, level_tokens)
+        return BuiltStep(step, fitting, chunks)
 
     def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:
-        step, trees, chunks, replays = built
+        step, trees, chunks = built
         if self.streaming.wants_spans(trees) or self._trace is not None:
             step = replace(step, is_traced=True)
         trace = self._trace
@@ -291,7 +289,7 @@ class EngineCore:
         answer.add_done_callback(self._wakeup.notify)
         in_flight = StepInFlight(
             step, trees, chunks, answer, draft_batch, sent_at, traced,
-            self._scheduler.block_size, replays,
+            self._scheduler.block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
         self.streaming.note_sent(in_flight)
@@ -382,7 +380,7 @@ class EngineCore:
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
-        chunks = (*in_flight.chunks, *in_flight.replays)
+        chunks = in_flight.chunks
         num_prompt_rows = sum(chunk.num_rows for chunk in chunks)
         num_in_flight, num_passes = 1 + len(self._in_flight), results.num_passes
         self._scheduler.note_step(in_flight.num_rows, chunks, seconds / num_passes, num_in_flight)

@@ -32,14 +32,13 @@ from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.channel import DrafterLimits
-from ..drafting.head_features import replaying_heads
+from ..drafting.head_features import feature_layers_of, last_stage_heads
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
 from ..links.pool import AnyLink
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spec import Pipeline, StageSpec
 from .engine_time import REAL_TIME, EngineTime
-from .feature_plan import plan_features
 from .request_factory import RequestFactory
 from .trace_file import TraceFile
 
@@ -90,7 +89,8 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
     device = choose_device(config.device, has_gpu=has_gpu)
     num_stages = config.pipeline_parallel_size
     spans = partition_layers(info.path, num_stages)
-    features = plan_features(config, info, spans, device)
+    layers = feature_layers_of(config, info)
+    heads = last_stage_heads(config, info, layers)
     specs = tuple(
         StageSpec(
             model_path=str(info.path),
@@ -104,10 +104,9 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
             num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
             options=replace(
                 _stage_options(config, max_model_len, (index + 1) / num_stages),
-                feature_layers=features.layers,
-                feature_sums=features.sums,
+                feature_layers=layers,
             ),
-            heads=features.heads if span.is_last else (),
+            heads=heads if span.is_last else (),
         )
         for index, span in enumerate(spans)
     )
@@ -142,7 +141,6 @@ class Assembly:
             budget_s=config.draft_deadline_ms / 1000,
             clock=self._clock,
             origins=head_origins(config),
-            replaying=replaying_heads(config),
             trace=trace,
         )
         self.pipeline = make_pipeline(plan.specs)

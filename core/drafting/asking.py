@@ -22,8 +22,6 @@ from ..schedule.scheduler import Scheduler
 from ..schedule.streaming import Streaming, max_depth
 from ..speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, DraftWish, nobody_asked
 from ..speculation.policy import SpeculationPolicy
-from ..step.prompt_chunk import PromptChunk
-from ..step.tree_steps import TreeSteps
 from .tree_choice import want_tokens_alone
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -107,14 +105,6 @@ class Drafting:
         """Keep features for the next message to the drafters that go on from them."""
         if rows:
             self._drafters.note_features(rows)
-
-    def replays(self, trees: TreeSteps) -> list[PromptChunk]:
-        """What a step has beside its trees so that drafters get the features that they lack."""
-        wanting = [state for state in trees.states if state.wants_features]
-        find = self._drafters.missing_features
-        found = [(state, find(state.request_id, len(state.token_ids))) for state in wanting]
-        missing = [(state, *positions) for state, positions in found if positions]
-        return self._scheduler.replays(missing, int(trees.num_rows.sum())) if missing else []
 
     @property
     def stage_heads(self) -> tuple[str, ...]:

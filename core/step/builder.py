@@ -115,16 +115,16 @@ def _tree_rows(
 
 def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
     tables = [state.block_table() for state in trees.states]
-    return block_tables([*tables, *(chunk.block_table for chunk in chunks)])
+    return block_tables([*tables, *(chunk.state.block_table() for chunk in chunks)])
 
 
 def _keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    return (*(state.key for state in trees.states), *(chunk.key for chunk in chunks))
+    return (*(state.key for state in trees.states), *(chunk.state.key for chunk in chunks))
 
 
 def _places_of_features(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    parts = enumerate((*trees.states, *chunks))
-    return tuple(place for place, part in parts if part.wants_features)
+    states = (*trees.states, *(chunk.state for chunk in chunks))
+    return tuple(place for place, state in enumerate(states) if state.wants_features)
 
 
 def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification | None:
@@ -233,9 +233,7 @@ def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
 
 
 def _take_moves(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
-    # Beside a replay stands its request's tree.
-    own = (chunk.state for chunk in chunks if chunk.replay is None)
-    states = (*trees.states, *own)
+    states = (*trees.states, *(chunk.state for chunk in chunks))
     moving = [state for state in states if state.moves is not NO_MOVES]
     if not moving:
         return NO_MOVES

@@ -117,7 +117,7 @@ class ModelDrafter:
         self._name = name
         self._options = options or ModelOptions()
         self.clock = clock
-        self.num_passes = 0  # see `PassCounter`
+        self.num_passes = 0  # of the model so far
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
         self._cache = PrefixCache(
             self._options.num_blocks, self._options.block_size, is_shared=self._options.prefix_cache

@@ -4,7 +4,8 @@
 
 Stages take 5 ms a step, 29 us more for each row (what a row of a 70B model computes in one of 8
 stages on an H200, as if nothing of that went on beside the reading of weights) and 0.4 ms for each
-message (`stage_transport`, 16 rows over 3 stages). Answers are the demo model's own, recorded once.
+message (as Ray actors take, 16 rows over 3 stages). Answers are the demo model's own, recorded
+once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import read_cost_profile
 from .cases import (
     BUNDLED,
+    COPYING,
     MODES,
     PROMPTS_ALONE,
     PROMPTS_EACH,
@@ -37,13 +39,11 @@ from .cases import (
     Load,
     Measured,
     every_load,
+    recorded,
 )
-from .recordings import COPYING, recorded
-from .replayed_stages import RunStep
+from .replayed_stages import PROFILE, RunStep, StageTimes, row_seconds
+from .report import HEAD, draw, rows
 from .run import measure
-from .stage_line import PROFILE, StageTimes, row_seconds
-from .tables import HEAD, rows
-from .timeline import draw
 
 RESULTS = Path(__file__).parents[2] / "results"
 HUMANEVAL = "HumanEval"
