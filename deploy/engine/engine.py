@@ -18,7 +18,7 @@ from ...core.request.output import Delta, OutputCollector, RequestOutput
 from ...core.request.request import Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from .delta_queue import DeltaQueue
-from .replica import Replica, is_light
+from .async_engine import Replica, is_light
 from .stats import retry_after_s
 
 
