@@ -22,6 +22,7 @@ from ...cluster.transport.messages import (
 from ...core.difference.step_decoder import MAX_SLOTS
 from ...core.errors import StageError, StageLost
 from ...core.interfaces import Ended, Subtree
+from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.steps import StepInput, StepOutput
 from ...deploy.engine_process.messages import (
@@ -30,7 +31,7 @@ from ...deploy.engine_process.messages import (
     Beat,
     Cancel,
     Failed,
-    NextTokens,
+    NextDelta,
     decode_from_api,
     decode_from_engine,
     encode_messages,
@@ -183,7 +184,7 @@ def _engine_process() -> list[Format]:
     from_engine = [
         encode_messages(
             [
-                NextTokens(1, (5, 6), ("suffix", "suffix"), "text"),
+                NextDelta(1, Delta("request", (5, 6), ("suffix", "suffix"), "text")),
                 Failed(2, "request", "must be a number", "seed"),
             ]
         )

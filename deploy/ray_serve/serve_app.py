@@ -140,7 +140,7 @@ class EngineReplica:
         # The ingress and the driver never load the engine's code.
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
         from ..api.start_notes import engine_notes, log_notes  # noqa: PLC0415
-        from ..engine.engine import AsyncEngine  # noqa: PLC0415
+        from ..engine.async_engine import AsyncEngine  # noqa: PLC0415
 
         log_notes(config.name, engine_notes(config))
         if warning := priority_warning(os.nice(0)):

@@ -11,7 +11,7 @@ from ....cluster.config import EngineConfig
 from ....core.arrays import Int32
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.corpus.model import CorpusModel
-from ....deploy.engine.engine import AsyncEngine
+from ....deploy.engine.async_engine import AsyncEngine
 from ....retrieval_store.corpus.documents import TokenizedDocument
 from ....retrieval_store.corpus.refine import Score
 
