@@ -10,6 +10,7 @@ from typing import Self
 from transformers import PreTrainedTokenizerBase
 
 from ...cluster.config import EngineConfig
+from ...cluster.engine.engine_thread import Health
 from ...cluster.engine.request_factory import Prompt
 from ...core.errors import RequestError
 from ...core.request.output import OutputCollector, RequestOutput
@@ -74,6 +75,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters and gauges."""
         return self._engine.stats()
+
+    def health(self) -> Health:
+        """What the engine is doing: `ready` where requests can be served now."""
+        return self._engine.health()
 
     def close(self) -> None:
         """End all requests and free everything; a second call does nothing."""
