@@ -18,7 +18,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from ...core.difference.load_loops import load_loops
 from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
@@ -28,6 +27,7 @@ from ..transport.hidden_link import Backend
 from ..transport.in_flight import InFlightSteps
 from ..transport.stage_place import StagePlace, check_nccl, fastest_backend
 from ..transport.stage_spec import StageSpec
+from ..transport.step_codec.load_loops import load_loops
 
 logger = logging.getLogger(__name__)
 DEATH_TIMEOUT_S = 3.0

@@ -1,6 +1,6 @@
 """What coordinator and stages tell each other, as msgpack: steps, answers, failures.
 
-Steps travel as differences (`core/difference/`). Decoding makes these values and nothing else,
+Steps travel as differences (`step_codec/`). Decoding makes these values and nothing else,
 whatever the bytes are: every field is checked against its annotation, arrays by their numpy type.
 On a connection a message has its length before it; `distributed.py` cuts off whoever cannot show
 the secret of the run before that.
@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 
 from ...core.arrays import PackedArray, pack, unpack
-from ...core.difference.step_decoder import StepDecoder
-from ...core.difference.step_difference import ChoiceDifference, RowsDifference, StepDifference
-from ...core.difference.step_encoder import StepEncoder
 from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
+from .step_codec.step_decoder import StepDecoder
+from .step_codec.step_difference import ChoiceDifference, RowsDifference, StepDifference
+from .step_codec.step_encoder import StepEncoder
 
 T = TypeVar("T")
 

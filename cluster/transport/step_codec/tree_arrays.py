@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..arrays import Int32, Int64
-from ..steps import StepInput, StepTrees, TreeRows
+from ....core.arrays import Int32, Int64
+from ....core.steps import StepInput, StepTrees, TreeRows
 from .step_difference import RowsDifference, TreeArrays, TreeColumns
 from .typed_array import ends_of, expect, expect_flat, typed
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..steps import LogitEdits, Penalties, prompt_step
+from ....core.steps import LogitEdits, Penalties, prompt_step
 from .step_decoder import StepDecoder
 from .step_encoder import StepEncoder
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Float32, Int32, Int64
-from ..compiled import compiled
-from ..steps import SamplingRows
+from ....core.arrays import Float32, Int32, Int64
+from ....core.compiled import compiled
+from ....core.steps import SamplingRows
 from .step_difference import RowsDifference, SamplingChanges
 from .typed_array import expect, expect_flat, typed
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Bool, Float64, Int32
-from ..compiled import compiled
-from ..steps import Penalties
+from ....core.arrays import Bool, Float64, Int32
+from ....core.compiled import compiled
+from ....core.steps import Penalties
 from .kept_tables import num_equal
 from .typed_array import typed
 

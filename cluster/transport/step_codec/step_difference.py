@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
-from ..steps import HeadTask, SamplingRows, Verification
+from ....core.arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
+from ....core.steps import HeadTask, SamplingRows, Verification
 
 
 @dataclass(frozen=True, slots=True, eq=False)

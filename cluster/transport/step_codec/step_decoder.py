@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Int32
-from ..errors import ProtocolError
-from ..reach import AT_LEAVES, EVERY_REACH
-from ..steps import HeadTask, SamplingRows, StepInput
+from ....core.arrays import Int32
+from ....core.errors import ProtocolError
+from ....core.reach import AT_LEAVES, EVERY_REACH
+from ....core.steps import HeadTask, SamplingRows, StepInput
 from .edit_changes import ReceivedEdits
 from .kept_sampling import KeptSampling
 from .kept_tables import KeptTables

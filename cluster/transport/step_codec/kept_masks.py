@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..arrays import Int32, Int64, UInt32, UInt64
-from ..compiled import compiled
+from ....core.arrays import Int32, Int64, UInt32, UInt64
+from ....core.compiled import compiled
 from .step_difference import MaskChanges
 from .typed_array import ends_of, expect, expect_flat, typed
 

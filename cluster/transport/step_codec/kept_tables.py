@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Int32
-from ..compiled import compiled
+from ....core.arrays import Int32
+from ....core.compiled import compiled
 from .step_difference import TableChanges
 from .typed_array import MAX_ENTRIES, expect, expect_flat
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..arrays import Int32, UInt32
-from ..steps import LogitEdits, Penalties
+from ....core.arrays import Int32, UInt32
+from ....core.steps import LogitEdits, Penalties
 from .kept_edits import KeptEdits
 from .kept_masks import ReceivedMasks, SentMasks
 from .step_difference import EditChanges

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.core.difference import kept_masks
-from draftline.core.difference.kept_masks import ReceivedMasks, SentMasks
-from draftline.core.difference.request_slots import RequestSlots
+from draftline.cluster.transport.step_codec import kept_masks
+from draftline.cluster.transport.step_codec.kept_masks import ReceivedMasks, SentMasks
+from draftline.cluster.transport.step_codec.request_slots import RequestSlots
 from draftline.core.errors import ProtocolError
 from hypothesis import given
 from hypothesis import strategies as st

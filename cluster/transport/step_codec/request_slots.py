@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..arrays import Int32
+from ....core.arrays import Int32
 
 NUM_SLOTS = 512
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..arrays import Int32
-from ..errors import ProtocolError
+from ....core.arrays import Int32
+from ....core.errors import ProtocolError
 
 # Entries of the largest table that is kept: half a gigabyte.
 MAX_ENTRIES = 1 << 27

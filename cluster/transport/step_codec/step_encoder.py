@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..steps import StepInput
+from ....core.steps import StepInput
 from .edit_changes import SentEdits
 from .kept_sampling import KeptSampling
 from .kept_tables import KeptTables
