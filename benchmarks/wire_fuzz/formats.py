@@ -19,7 +19,7 @@ from ...cluster.transport.messages import (
     encode_frame,
     encode_result,
 )
-from ...cluster.transport.step_codec.step_decoder import MAX_SLOTS
+from ...cluster.transport.step_codec.decoder import MAX_SLOTS
 from ...core.errors import StageError, StageLost
 from ...core.interfaces import Ended, Subtree
 from ...core.request.output import Delta

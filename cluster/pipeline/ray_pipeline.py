@@ -25,9 +25,9 @@ from ..loop_calls import call_on_loop
 from ..transport.distributed import DistributedTransport
 from ..transport.hidden_link import Backend
 from ..transport.in_flight import InFlightSteps
+from ..transport.messages import load_loops
 from ..transport.stage_place import StagePlace, check_nccl, fastest_backend
 from ..transport.stage_spec import StageSpec
-from ..transport.step_codec.load_loops import load_loops
 
 logger = logging.getLogger(__name__)
 DEATH_TIMEOUT_S = 3.0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import ray
 
 from ...core.errors import StageLost
+from .messages import load_loops
 from .stage_place import StagePlace
 from .stage_spec import StageRunner, StageSpec
-from .step_codec.load_loops import load_loops
 
 if TYPE_CHECKING:
     from .distributed_stage import DistributedStage, StageLink, StageRow

@@ -1,4 +1,7 @@
 """Steps as differences against what a stage has kept of earlier ones, by request slot.
 
-Start with `step_encoder.py`; `step_difference.py` is what travels.
+`encoder.py` is the sender's end and `decoder.py` a stage's; `kept.py` holds what both keep alike,
+and `step_difference.py` what travels. Start with `encoder.py`.
 """
+
+from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What travels to a stage in place of a whole `StepInput`.
+"""What travels to a stage in place of a whole `StepInput`, and checks of its arrays.
 
 Both ends keep tables by request slot and change them alike, so a message holds only what differs.
 Fields without a note are those of `StepInput`. Places count the step's requests, from 0.
@@ -7,9 +7,20 @@ Fields without a note are those of `StepInput`. Places count the step's requests
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from ....core.arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
+from ....core.errors import ProtocolError
 from ....core.steps import HeadTask, SamplingRows, Verification
+
+# In `EditChanges.heads`: what is kept counts; there is none.
+AS_KEPT = NONE = -1
+# In `TreeArrays.shapes`.
+NO_TREE = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,3 +204,34 @@ def are_starts(starts: Int32, num_requests: int, num_rows: int) -> bool:
     if starts.ndim != 1 or len(starts) != num_requests + 1:
         return False
     return bool(starts[0] == 0 and starts[-1] == num_rows and (starts[1:] >= starts[:-1]).all())
+
+
+def typed(array: NDArray[Any], dtype: DTypeLike, num_dims: int, name: str) -> NDArray[Any]:
+    """The array, contiguous. Raises `TypeError` for one of another type or shape."""
+    if array.dtype != dtype or array.ndim != num_dims:
+        raise TypeError(f"{name} is {array.dtype} of {array.ndim} dimensions")
+    return np.ascontiguousarray(array)
+
+
+def expect(condition: bool | np.bool_, what: str) -> None:
+    """Raise `ProtocolError` unless the message keeps this."""
+    if not condition:
+        raise ProtocolError(f"not a message between stages: {what}")
+
+
+def expect_flat(name: str, *arrays: NDArray[Any]) -> None:
+    """Raise `ProtocolError` unless all arrays have one dimension."""
+    for array in arrays:
+        expect(array.ndim == 1, f"{name} are no flat arrays")
+
+
+def ends_of(lengths: Int32, total: int, name: str) -> list[int]:
+    """Where parts of these lengths end in an array of `total` entries, which they fill.
+
+    Raises `ProtocolError` where they do not.
+    """
+    own = lengths.tolist()
+    expect(min(own, default=0) >= 0, f"{name} have lengths below 0")
+    ends = list(accumulate(own))
+    expect((ends[-1] if ends else 0) == total, f"{name} are cut short or too many")
+    return ends

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from draftline.cluster.transport.step_codec.tree_arrays import flatten_trees
+from draftline.cluster.transport.step_codec.encoder import flatten_trees
 from draftline.core.arrays import Int32
 from draftline.core.proposals import chain_proposal
 from draftline.core.steps import StepTrees, TreeRows

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.cluster.transport.step_codec.step_decoder import NO_CHOICE, StepDecoder
-from draftline.cluster.transport.step_codec.step_encoder import StepEncoder
+from draftline.cluster.transport.step_codec.decoder import NO_CHOICE, StepDecoder
+from draftline.cluster.transport.step_codec.encoder import StepEncoder
 from draftline.core.errors import ProtocolError
 from draftline.core.reach import AT_LEAVES
 from draftline.core.steps import HeadTask, StepInput
