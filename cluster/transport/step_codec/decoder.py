@@ -1,4 +1,4 @@
-"""A stage's end: whole steps from differences."""
+"""A stage's end: whole steps from deltas."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ....core.arrays import Int32, Int64, UInt32
 from ....core.errors import ProtocolError
 from ....core.reach import AT_LEAVES, EVERY_REACH
 from ....core.steps import HeadTask, LogitEdits, Penalties, SamplingRows, StepInput, TreeRows
-from .kept import NO_INTS, KeptEdits, KeptSampling, KeptTables, with_room
-from .step_difference import (
+from .cached import NO_INTS, CachedEdits, CachedSampling, CachedTables, with_room
+from .step_delta import (
     AS_KEPT,
     NO_TREE,
     NONE,
-    ChoiceDifference,
+    ChoiceDelta,
     EditChanges,
     MaskChanges,
-    RowsDifference,
-    StepDifference,
+    RowsDelta,
+    StepDelta,
     TreeArrays,
     are_starts,
     ends_of,
@@ -58,35 +58,35 @@ class StepDecoder:
     def __init__(self) -> None:
         self._begin(None)
 
-    def decode(self, difference: StepDifference) -> StepInput:
+    def decode(self, delta: StepDelta) -> StepInput:
         """The step that was encoded, without `request_keys`.
 
         Without a `choice` it has rows alone: nothing to choose, to probe or to score. Raises
         `ProtocolError` for what no `StepEncoder` has made of a step, or not as the next message.
         """
-        if difference.serial == 0:
-            self._begin(difference.epoch)
+        if delta.serial == 0:
+            self._begin(delta.epoch)
         if self._epoch is None or (self._epoch, self._serial) != (
-            difference.epoch,
-            difference.serial,
+            delta.epoch,
+            delta.serial,
         ):
             raise ProtocolError(
-                f"step {difference.rows.step_id} is a difference against message "
-                f"{difference.serial - 1} of epoch {difference.epoch}, which is not the last here"
+                f"step {delta.rows.step_id} is a delta against message "
+                f"{delta.serial - 1} of epoch {delta.epoch}, which is not the last here"
             )
         epoch, self._epoch = self._epoch, None
-        step = self._decoded(difference.rows, difference.choice)
+        step = self._decoded(delta.rows, delta.choice)
         self._epoch, self._serial = epoch, self._serial + 1
         return step
 
     def _begin(self, epoch: int | None) -> None:
         self._epoch = epoch
         self._serial = 0
-        self._tables = KeptTables()
-        self._sampling = KeptSampling()
+        self._tables = CachedTables()
+        self._sampling = CachedSampling()
         self._edits = ReceivedEdits()
 
-    def _decoded(self, rows: RowsDifference, choice: ChoiceDifference | None) -> StepInput:
+    def _decoded(self, rows: RowsDelta, choice: ChoiceDelta | None) -> StepInput:
         _check(rows)
         return StepInput(
             step_id=rows.step_id,
@@ -102,7 +102,7 @@ class StepDecoder:
             **(NO_CHOICE if choice is None else self._chosen(rows, choice)),
         )
 
-    def _chosen(self, rows: RowsDifference, choice: ChoiceDifference) -> dict[str, Any]:
+    def _chosen(self, rows: RowsDelta, choice: ChoiceDelta) -> dict[str, Any]:
         logits_rows = choice.logits_rows
         expect_flat("logits rows", logits_rows)
         if len(logits_rows):
@@ -128,7 +128,7 @@ class StepDecoder:
         }
 
 
-def _tasks(choice: ChoiceDifference, num_requests: int) -> tuple[HeadTask, ...]:
+def _tasks(choice: ChoiceDelta, num_requests: int) -> tuple[HeadTask, ...]:
     tasks = choice.head_tasks
     for task in tasks:
         _places(task.places, num_requests)
@@ -141,13 +141,13 @@ def _tasks(choice: ChoiceDifference, num_requests: int) -> tuple[HeadTask, ...]:
     return tasks
 
 
-def _keys(choice: ChoiceDifference, num_requests: int) -> tuple[int, ...]:
+def _keys(choice: ChoiceDelta, num_requests: int) -> tuple[int, ...]:
     wanted = num_requests if choice.head_tasks else 0
     expect(len(choice.request_keys) == wanted, "keys are of no request")
     return choice.request_keys
 
 
-def _following(choice: ChoiceDifference, num_requests: int) -> Int32 | None:
+def _following(choice: ChoiceDelta, num_requests: int) -> Int32 | None:
     tokens = choice.following_tokens
     if tokens is None:
         expect(not choice.head_tasks, "heads are not told what follows")
@@ -163,7 +163,7 @@ def _places(places: tuple[int, ...], num_requests: int) -> tuple[int, ...]:
     return places
 
 
-def _check(rows: RowsDifference) -> None:
+def _check(rows: RowsDelta) -> None:
     """Raise `ProtocolError` unless rows, requests and slots belong together."""
     slots = rows.request_slots
     expect_flat("rows", rows.token_ids, rows.positions, rows.slots, rows.context_lens, slots)
@@ -174,7 +174,7 @@ def _check(rows: RowsDifference) -> None:
     expect(all(0 <= slot < MAX_SLOTS for slot in slots.tolist()), "requests have no slot")
 
 
-def split_trees(rows: RowsDifference) -> tuple[TreeRows | None, ...]:
+def split_trees(rows: RowsDelta) -> tuple[TreeRows | None, ...]:
     """The trees of a step whose rows were checked.
 
     Raises `ProtocolError` for what `flatten_trees` cannot have made.
@@ -198,9 +198,7 @@ def split_trees(rows: RowsDifference) -> tuple[TreeRows | None, ...]:
     return tuple(trees)
 
 
-def _columns(
-    rows: RowsDifference, arrays: TreeArrays, places: Int64
-) -> Sequence[tuple[Int32, Int32]]:
+def _columns(rows: RowsDelta, arrays: TreeArrays, places: Int64) -> Sequence[tuple[Int32, Int32]]:
     """Slots and positions of the columns of each tree."""
     columns = arrays.columns
     if columns is None:
@@ -224,7 +222,7 @@ class ReceivedEdits:
     __slots__ = ("_kept", "_masks")
 
     def __init__(self) -> None:
-        self._kept: defaultdict[int, KeptEdits] = defaultdict(KeptEdits)
+        self._kept: defaultdict[int, CachedEdits] = defaultdict(CachedEdits)
         self._masks = ReceivedMasks()
 
     def apply(self, changes: EditChanges | None, row_slots: Int32) -> tuple[LogitEdits, ...]:
@@ -269,7 +267,7 @@ def _parts_of(changes: EditChanges) -> Iterator[Arrays]:
         yield [array[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
 
-def _applied(kept: KeptEdits, head: list[int], parts: Arrays, mask: UInt32 | None) -> LogitEdits:
+def _applied(kept: CachedEdits, head: list[int], parts: Arrays, mask: UInt32 | None) -> LogitEdits:
     """One edit, which is kept from now on."""
     first_row, num_rows, num_biases, num_tokens, num_kept, num_changed, *_ = head
     bias_tokens, bias, factors, places, tokens, counts, in_prompt, path_rows, path_tokens = parts

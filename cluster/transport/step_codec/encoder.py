@@ -1,4 +1,4 @@
-"""The sender's end: steps as differences against what the stages were sent before."""
+"""The sender's end: steps as deltas against what the stages were sent before."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from numpy.typing import DTypeLike, NDArray
 from ....core.arrays import Int32, Int64, UInt32, UInt64
 from ....core.compiled import compiled
 from ....core.steps import LogitEdits, Penalties, StepInput, StepTrees
-from .kept import KeptEdits, KeptSampling, KeptTables, with_room
-from .step_difference import (
+from .cached import CachedEdits, CachedSampling, CachedTables, with_room
+from .step_delta import (
     AS_KEPT,
     NO_TREE,
     NONE,
-    ChoiceDifference,
+    ChoiceDelta,
     EditChanges,
     MaskChanges,
-    RowsDifference,
-    StepDifference,
+    RowsDelta,
+    StepDelta,
     TreeArrays,
     TreeColumns,
     are_starts,
@@ -55,7 +55,7 @@ class StepEncoder:
         self._epoch = epoch
         self._begin()
 
-    def encode(self, step: StepInput) -> StepDifference:
+    def encode(self, step: StepInput) -> StepDelta:
         """The next message: what differs from the step before.
 
         Every message that is encoded must be sent, in order. Raises `TypeError` for what is no
@@ -64,12 +64,12 @@ class StepEncoder:
         assert step.num_decode_steps == 1, "stages of other processes take a token a step"
         try:
             rows = self._rows(step)
-            difference = StepDifference(self._epoch, self._serial, rows, self._choice(step, rows))
+            delta = StepDelta(self._epoch, self._serial, rows, self._choice(step, rows))
         except BaseException:
             self.forget()
             raise
         self._serial += 1
-        return difference
+        return delta
 
     def forget(self) -> None:
         """The last message was not sent: the next one holds everything."""
@@ -78,11 +78,11 @@ class StepEncoder:
     def _begin(self) -> None:
         self._serial = 0
         self._slots = RequestSlots()
-        self._tables = KeptTables()
-        self._sampling = KeptSampling()
+        self._tables = CachedTables()
+        self._sampling = CachedSampling()
         self._edits = SentEdits()
 
-    def _rows(self, step: StepInput) -> RowsDifference:
+    def _rows(self, step: StepInput) -> RowsDelta:
         starts = typed(step.request_starts, np.int32, 1, "request starts")
         num_requests, num_rows = len(step.trees), len(step.token_ids)
         is_whole = len(step.positions) == len(step.slots) == num_rows
@@ -94,7 +94,7 @@ class StepEncoder:
             raise TypeError("requests have no keys")
         slots = self._slots.place(keys)
         tables = typed(step.block_tables, np.int32, 2, "block tables")
-        return RowsDifference(
+        return RowsDelta(
             step_id=step.step_id,
             is_traced=step.is_traced,
             moves=step.moves,
@@ -108,11 +108,11 @@ class StepEncoder:
             trees=flatten_trees(step),
         )
 
-    def _choice(self, step: StepInput, rows: RowsDifference) -> ChoiceDifference:
+    def _choice(self, step: StepInput, rows: RowsDelta) -> ChoiceDelta:
         logits_rows = typed(step.logits_rows, np.int32, 1, "logits rows")
         if len(logits_rows) and not 0 <= logits_rows.min() <= logits_rows.max() < len(rows.slots):
             raise TypeError("logits are of no row")
-        return ChoiceDifference(
+        return ChoiceDelta(
             logits_rows=logits_rows,
             sampling=self._sampling.changes(rows, logits_rows, step.sampling),
             probe_rows=step.probe_rows,
@@ -233,7 +233,7 @@ class SentEdits:
     __slots__ = ("_kept", "_masks")
 
     def __init__(self) -> None:
-        self._kept: defaultdict[int, KeptEdits] = defaultdict(KeptEdits)
+        self._kept: defaultdict[int, CachedEdits] = defaultdict(CachedEdits)
         self._masks = SentMasks()
 
     def changes(self, edits: Sequence[LogitEdits], row_slots: Int32) -> EditChanges | None:
@@ -259,7 +259,7 @@ class SentEdits:
             _joined(parts.path_tokens, np.int32), masks,
         )  # fmt: skip
 
-    def _add(self, parts: _Parts, edit: LogitEdits, kept: KeptEdits) -> None:
+    def _add(self, parts: _Parts, edit: LogitEdits, kept: CachedEdits) -> None:
         num_biases = AS_KEPT
         if not _same(kept.bias_tokens, edit.bias_tokens) or not _same(kept.bias, edit.bias):
             kept.bias_tokens = typed(edit.bias_tokens, np.int32, 1, "bias tokens")
@@ -278,7 +278,7 @@ class SentEdits:
 
     @staticmethod
     def _penalties(
-        parts: _Parts, penalties: Penalties, kept: KeptEdits
+        parts: _Parts, penalties: Penalties, kept: CachedEdits
     ) -> tuple[int, int, int, int]:
         num_kept, places = kept.num_kept(penalties)
         tail = slice(num_kept, None)
@@ -296,7 +296,7 @@ class SentEdits:
         return len(penalties.tokens), num_kept, len(places), len(penalties.path_rows)
 
 
-def _has_new_factors(parts: _Parts, penalties: Penalties, kept: KeptEdits) -> bool:
+def _has_new_factors(parts: _Parts, penalties: Penalties, kept: CachedEdits) -> bool:
     own = np.array((penalties.repetition, penalties.presence, penalties.frequency), np.float64)
     if _same(own, kept.factors):
         return False

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ....core.arrays import Bool, Float32, Float64, Int32, Int64, UInt32
 from ....core.compiled import compiled
 from ....core.steps import Penalties, SamplingRows
-from .step_difference import (
-    RowsDifference,
+from .step_delta import (
+    RowsDelta,
     SamplingChanges,
     TableChanges,
     expect,
@@ -36,7 +36,7 @@ FIRST_ROOM = 256
 FIRST_MASKS = 64
 
 
-class KeptTables:
+class CachedTables:
     """int32 [slots, columns], zeros at first. Either `changes` or `apply` is called on an end."""
 
     __slots__ = ("_kept",)
@@ -155,7 +155,7 @@ def _most(slots: Int32) -> int:
     return max(slots.tolist(), default=-1)
 
 
-class KeptSampling:
+class CachedSampling:
     """Parameters of the request in each slot, zeros at first.
 
     Either `changes` or `apply` is called on an end.
@@ -169,7 +169,7 @@ class KeptSampling:
         self._seeds = np.zeros(0, dtype=np.int64)
 
     def changes(
-        self, rows: RowsDifference, logits_rows: Int32, sampling: SamplingRows
+        self, rows: RowsDelta, logits_rows: Int32, sampling: SamplingRows
     ) -> SamplingChanges | None:
         """What differs in the parameters of these rows; kept from now on. None: nothing.
 
@@ -200,7 +200,7 @@ class KeptSampling:
         )
 
     def apply(
-        self, rows: RowsDifference, logits_rows: Int32, changes: SamplingChanges | None
+        self, rows: RowsDelta, logits_rows: Int32, changes: SamplingChanges | None
     ) -> SamplingRows:
         """The parameters that the other end's `changes` was given.
 
@@ -322,7 +322,7 @@ def _sampling_changes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop ove
     return places[:count].copy()
 
 
-class KeptEdits:
+class CachedEdits:
     """What one end knows of the biases and the penalties of the request in one slot.
 
     num_tokens  so many of `tokens`, `counts` and `in_prompt` are in use

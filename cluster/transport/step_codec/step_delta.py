@@ -66,7 +66,7 @@ class TreeArrays:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowsDifference:
+class RowsDelta:
     """What every stage needs of a step.
 
     request_slots  int32 [requests]  where each request's tables are kept
@@ -159,7 +159,7 @@ class EditChanges:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChoiceDifference:
+class ChoiceDelta:
     """What the last stage alone needs of a step.
 
     sampling  None: the kept parameters, and each row's position is the one behind its own
@@ -185,7 +185,7 @@ class ChoiceDifference:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepDifference:
+class StepDelta:
     """One step against the one before it.
 
     epoch   names the run of the stages that the sender speaks to
@@ -195,8 +195,8 @@ class StepDifference:
 
     epoch: int
     serial: int
-    rows: RowsDifference
-    choice: ChoiceDifference | None
+    rows: RowsDelta
+    choice: ChoiceDelta | None
 
 
 def are_starts(starts: Int32, num_requests: int, num_rows: int) -> bool:
