@@ -37,10 +37,10 @@ from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.bodies import Bodies
 from .routes.live_page import FILES, add_live_page
 from .routes.live_page import PATH as LIVE_PAGE
+from .routes.models import ModelSource, ServedModels
 from .routes.not_served import no_such_route
 from .routes.openapi import describe
-from .routes.served_models import ModelSource, ServedModels
-from .routes.server_info import server_info, server_load, shown
+from .routes.operations import server_info, server_load, shown
 from .routes.text_routes import BODIES, add_text_routes
 
 if TYPE_CHECKING:

@@ -261,7 +261,7 @@ class Ingress:
         """Ray Serve serves what this returns."""
         # The replicas of the engine do without it, which takes seconds to import.
         from ..api.app import create_models_app  # noqa: PLC0415
-        from ..api.routes.served_models import ModelSource  # noqa: PLC0415
+        from ..api.routes.models import ModelSource  # noqa: PLC0415
         from ..api.start_notes import log_notes, server_notes  # noqa: PLC0415
 
         for model in self._app.models:

@@ -15,10 +15,10 @@ from ..errors import bad_request
 from ..schema.chat import ChatFields
 from ..schema.messages import ChatMessage
 from ..text_codec import TextCodec
-from ..tools.answer_reading import AnswerReading
 from ..tools.call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
 from ..tools.choice import ChosenTools, call_limit, choose_tools
 from ..tools.events import Parser
+from ..tools.reading import AnswerReading
 
 Messages = list[dict[str, Any]]
 

@@ -17,7 +17,7 @@ from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
 from .completions import Extra, ResponseFormat, metrics_block
 from .event_stream import DONE
-from .logprob_bodies import BytesOf
+from .json_parts import BytesOf
 
 logger = logging.getLogger(__name__)
 

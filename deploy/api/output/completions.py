@@ -27,7 +27,7 @@ from ....core.verify.rules import LOSSY
 from ....models.text.token_bytes import TokenBytes
 from ..generation.job import CompletionOutput, Piece
 from .event_stream import ChunkTemplate, write_json
-from .logprob_bodies import BytesOf, CompletionLogprobs, chat_logprobs, prompt_logprobs
+from .json_parts import BytesOf, CompletionLogprobs, chat_logprobs, prompt_logprobs
 
 # Fields beyond OpenAI's, such as `draftline`.
 Extra = dict[str, Any]

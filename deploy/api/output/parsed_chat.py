@@ -21,7 +21,7 @@ from ..tools.events import (
     parse_whole,
 )
 from .completions import ChatFormat, Extra, Heading
-from .logprob_bodies import BytesOf
+from .json_parts import BytesOf
 
 
 class ParsedChatFormat(ChatFormat):

@@ -16,7 +16,7 @@ from ...settings.settings import ServerConfig
 from ..http.callers import caller_of
 from ..http.middleware import read_body
 from ..schema.request_models import RequestModel
-from .served_models import ServedModel, ServedModels
+from .models import ServedModel, ServedModels
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 

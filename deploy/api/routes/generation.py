@@ -24,7 +24,7 @@ from ..output.event_stream import EventStream, until_disconnect
 from ..output.parsed_chat import ParsedChatFormat
 from ..rates.admission import admission_of
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from .served_models import ServedModel
+from .models import ServedModel
 
 if TYPE_CHECKING:
     from ...observe.spans import RequestSpans, RequestTracer

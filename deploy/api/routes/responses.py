@@ -19,13 +19,13 @@ from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
 from ..output.completions import Heading, metrics_block
 from ..output.event_stream import FramedEventStream, until_disconnect, write_json
-from ..output.logprob_bodies import chat_logprob
-from ..output.response_writer import ResponseWriter, framed
+from ..output.json_parts import chat_logprob
+from ..output.responses import ResponseWriter, framed
 from ..schema.responses import ResponsesRequest, named_here
 from ..tools.events import Parser
 from ..tools.reasoning import PlainParser
 from .generation import GenerationRoutes
-from .served_models import ServedModel
+from .models import ServedModel
 
 
 class ResponsesRoutes:

@@ -12,9 +12,9 @@ from ..schema.request_models import RequestModel
 from ..schema.responses import ResponsesRequest
 from .bodies import Bodies
 from .generation import GenerationRoutes
+from .models import ServedModel
 from .responses import ResponsesRoutes, find
-from .served_models import ServedModel
-from .tokens import TokenRoutes
+from .text import TokenRoutes
 
 if TYPE_CHECKING:
     from ...observe.spans import RequestTracer

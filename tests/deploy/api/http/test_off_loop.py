@@ -14,7 +14,7 @@ import httpx
 import pytest
 from draftline.cluster import loop_calls
 from draftline.cluster.loop_calls import MAX_BUSY_THREADS, off_loop
-from draftline.deploy.api.output import event_stream, logprob_bodies
+from draftline.deploy.api.output import event_stream, json_parts
 from draftline.deploy.api.schema.request_models import RequestModel
 from support.fakes.fake_engine import FakeEngine
 
@@ -40,7 +40,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[bool]]]:
         monkeypatch.setattr(owner, name, classmethod(watched) if is_method else watched)
 
     watch(RequestModel, "parse", "parse")
-    watch(logprob_bodies, "_top", "log-probabilities")
+    watch(json_parts, "_top", "log-probabilities")
     watch(event_stream, "write_object", "body")
     return seen
 

@@ -7,7 +7,7 @@ from fastapi import Response
 from ..generation.chat_plan import ChatPlanner
 from ..output.event_stream import json_response
 from ..schema.protocol import DetokenizeRequest, TokenizeRequest
-from .served_models import ServedModel
+from .models import ServedModel
 
 
 class TokenRoutes:
