@@ -26,8 +26,8 @@ from .features import (
     pieces,
 )
 from .link import MAX_NODES, DrafterMessage, LinkEvents
-from .text import token_metadata
 from .tls_files import TlsFiles
+from .tokens import token_metadata
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,

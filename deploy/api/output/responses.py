@@ -3,26 +3,175 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, Protocol
 
 from openai.types.responses import Response, ResponseUsage
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
+from ....cluster.loop_calls import off_loop
 from ....core.request.output import FinishReason, RequestMetrics, TokenLogProb
-from ..errors import ApiError
+from ..engine_client import EngineClient
+from ..errors import ApiError, to_api_error
+from ..generation.job import CompletionOutput, Job, Piece, run_job
+from ..http.metrics import AnswerRecorder
 from ..schema.responses import ResponsesRequest
-from ..tools.events import CallArguments, CallStart, Content, Event, Reasoning
-from .completions import Heading
-from .event_stream import write_json
-from .response_items import (
-    CallItem,
-    Data,
-    MessageItem,
-    OutputItem,
-    ReasoningItem,
-    Spell,
-    Status,
-)
+from ..tools.events import CallArguments, CallStart, Content, Event, Parser, Reasoning
+from .completions import Heading, metrics_block
+from .json_parts import LazyList, write_json
+
+Data = dict[str, Any]
+Spell = Callable[[TokenLogProb], Data]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputItem(Protocol):
+    """One item; events lack what the stream adds: their number and the item's place."""
+
+    item_id: str
+
+    def body(self, status: Status) -> Data:
+        """The item as it stands."""
+        ...
+
+    def begin(self) -> list[Data]:
+        """Events behind the one that adds the item."""
+        ...
+
+    def end(self) -> list[Data]:
+        """Events before the one that ends the item."""
+        ...
+
+
+class MessageItem:
+    """Text for the user."""
+
+    def __init__(self, spell: Spell) -> None:
+        """`spell` gives the entry of a token's log-probability."""
+        self.item_id = f"msg_{uuid.uuid4().hex}"
+        self._spell = spell
+        self._text = ""
+        self._tokens: list[TokenLogProb] = []
+
+    def add(self, text: str, tokens: Sequence[TokenLogProb]) -> Data:
+        """The event of more text, with the log-probabilities of its tokens."""
+        log_probs = [self._spell(token) for token in tokens]
+        self._text += text
+        self._tokens += tokens
+        kind = "response.output_text.delta"
+        return {"type": kind, "content_index": 0, "delta": text, "logprobs": log_probs}
+
+    def body(self, status: Status) -> Data:
+        """A `ResponseOutputMessage`; it is empty as long as it is not ended."""
+        content = [] if status == "in_progress" else [self._part]
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def begin(self) -> list[Data]:
+        """The one part of the message."""
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return [{"type": "response.content_part.added", "content_index": 0, "part": part}]
+
+    def end(self) -> list[Data]:
+        """The whole text, and the whole part."""
+        done = {"type": "response.output_text.done", "content_index": 0}
+        part = {"type": "response.content_part.done", "content_index": 0, "part": self._part}
+        return [{**done, "text": self._text, "logprobs": self._logprobs}, part]
+
+    @property
+    def _logprobs(self) -> LazyList:
+        return LazyList(self._spell, list(self._tokens))
+
+    @property
+    def _part(self) -> Data:
+        return {
+            "type": "output_text",
+            "text": self._text,
+            "annotations": [],
+            "logprobs": self._logprobs,
+        }
+
+
+class CallItem:
+    """A call of a function."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self.item_id = f"fc_{uuid.uuid4().hex}"
+        self._call_id = call_id
+        self._name = name
+        self._arguments = ""
+
+    def add(self, text: str) -> Data:
+        """The event of more arguments."""
+        self._arguments += text
+        return {"type": "response.function_call_arguments.delta", "delta": text}
+
+    def body(self, status: Status) -> Data:
+        """A `ResponseFunctionToolCall`."""
+        return {
+            "id": self.item_id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": self._arguments,
+        }
+
+    def begin(self) -> list[Data]:
+        """Nothing: arguments come as they are."""
+        return []
+
+    def end(self) -> list[Data]:
+        """The whole arguments."""
+        kind = "response.function_call_arguments.done"
+        return [{"type": kind, "arguments": self._arguments, "name": self._name}]
+
+
+class ReasoningItem:
+    """What the model thought."""
+
+    def __init__(self) -> None:
+        self.item_id = f"rs_{uuid.uuid4().hex}"
+        self._text = ""
+
+    def add(self, text: str) -> Data:
+        """The event of more thoughts."""
+        self._text += text
+        return {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
+
+    def body(self, status: Status) -> Data:
+        """A `ResponseReasoningItem`."""
+        content = [] if status == "in_progress" else [self._part]
+        return {
+            "id": self.item_id,
+            "type": "reasoning",
+            "status": status,
+            "summary": [],
+            "content": content,
+        }
+
+    def begin(self) -> list[Data]:
+        """The one part of the thoughts."""
+        part = {"type": "reasoning_text", "text": ""}
+        return [{"type": "response.content_part.added", "content_index": 0, "part": part}]
+
+    def end(self) -> list[Data]:
+        """The whole text, and the whole part."""
+        return [
+            {"type": "response.reasoning_text.done", "content_index": 0, "text": self._text},
+            {"type": "response.content_part.done", "content_index": 0, "part": self._part},
+        ]
+
+    @property
+    def _part(self) -> Data:
+        return {"type": "reasoning_text", "text": self._text}
 
 
 class ResponseWriter:
@@ -178,3 +327,60 @@ def _usage(metrics: Sequence[RequestMetrics]) -> ResponseUsage:
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
         total_tokens=prompt + generated,
     )
+
+
+class ResponseRun:
+    """Runs one job into one response."""
+
+    def __init__(
+        self, engine_client: EngineClient, job: Job, parser: Parser, response: ResponseWriter
+    ) -> None:
+        self._engine_client = engine_client
+        self._job = job
+        self._parser = parser
+        self._response = response
+        self._answer: CompletionOutput = job.answers()[0]
+
+    async def whole(self, metrics: AnswerRecorder) -> bytes:
+        """The body as JSON. Raises what `run_job` raises."""
+        async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
+            async for _, delta in deltas:
+                self._answer.add(delta)
+        return await off_loop(self._body)
+
+    def _body(self) -> bytes:
+        self._write(self._answer.whole())
+        return write_json(self._response.body(metrics_block([self._answer]))).encode()
+
+    async def events(self, metrics: AnswerRecorder) -> AsyncGenerator[str, None]:
+        """The events of a stream, with their names.
+
+        What goes wrong before the first event is raised; later it is an event of its own.
+        """
+        has_begun = False
+        try:
+            async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
+                async for _, delta in deltas:
+                    parts = [] if has_begun else self._response.begin()
+                    parts += self._write(self._answer.add(delta))
+                    for event in parts:
+                        has_begun = True
+                        yield framed(event)
+        except Exception as error:  # the status is sent: only an event can tell the client
+            if not has_begun:
+                raise
+            yield framed(self._response.fail(to_api_error(error)))
+        else:
+            yield framed(self._response.last_event(metrics_block([self._answer])))
+
+    def _write(self, piece: Piece) -> list[dict[str, object]]:
+        """The events of a piece."""
+        tokens = [token for token in piece.log_probs or () if token is not None]
+        events = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            events += self._parser.finish()
+        parts = self._response.add(events, tokens)
+        if piece.finish_reason is not None:
+            metrics = [] if self._answer.metrics is None else [self._answer.metrics]
+            parts += self._response.finish(piece.finish_reason, metrics)
+        return parts

@@ -18,10 +18,8 @@ from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs
 from ..generation.stream_pace import Pace
 from ..http.callers import caller_of, require_operator
-from ..output.answers import answer_events, whole_answer
-from ..output.completions import ChatFormat, CompletionFormat, Heading
-from ..output.event_stream import EventStream, until_disconnect
-from ..output.parsed_chat import ParsedChatFormat
+from ..output.completions import ChatFormat, CompletionFormat, Heading, ParsedChatFormat
+from ..output.events import EventStream, answer_events, until_disconnect, whole_answer
 from ..rates.admission import admission_of
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .models import ServedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Response
 
 from ..generation.chat_plan import ChatPlanner
-from ..output.event_stream import json_response
+from ..output.json_parts import json_response
 from ..schema.protocol import DetokenizeRequest, TokenizeRequest
 from .models import ServedModel
 
