@@ -16,9 +16,8 @@ from ..schema.chat import ChatFields
 from ..schema.messages import ChatMessage
 from ..text_codec import TextCodec
 from ..tools.call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
-from ..tools.choice import ChosenTools, call_limit, choose_tools
 from ..tools.events import Parser
-from ..tools.reading import AnswerReading
+from ..tools.reading import AnswerReading, ChosenTools, call_limit, choose_tools
 
 Messages = list[dict[str, Any]]
 

@@ -39,7 +39,7 @@ from ..schema.protocol import (
     GenerationRequest,
 )
 from ..schema.responses import ResponsesRequest, named_here
-from ..tools.reasoning import PlainParser
+from ..tools.reading import PlainParser
 from .bodies import Bodies
 from .models import ServedModel
 

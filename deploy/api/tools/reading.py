@@ -1,25 +1,183 @@
-"""What form an answer to a chat must have, and what reads it."""
+"""What form an answer to a chat must have, and what reads it: reasoning, calls, content."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from ....core.errors import RequestError
 from ....core.request.constraint import StructuredOutput
+from ....models.text.lark import lark_choice, lark_regex, lark_text
 from ...settings.settings import ReasoningParserName
-from .call_grammar import call_grammar, form_rules, thinking_rules, with_start
+from ..errors import bad_request
+from ..schema.tools import AllowedToolsChoice, NamedTool, Tool, ToolFields
+from .call_parsers import MAX_SPACE, overlap
 from .call_syntax import ToolFamily
-from .choice import ChosenTools
-from .events import Parser
-from .forced_calls import ForcedCallParser
-from .reasoning import (
-    THINK_CLOSE,
-    THINK_OPEN,
-    PlainParser,
-    ReasoningParser,
-    ends_behind,
-    ends_inside,
+from .events import Content, Event, Parser, Reasoning
+from .forced_calls import (
+    ForcedCallParser,
+    call_grammar,
+    literal,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTools:
+    """The tools that the model is told of, and of these the ones it may call.
+
+    must      it has to call one
+    is_named  it has to call exactly this one, once
+    """
+
+    tools: tuple[Tool, ...] = ()
+    callable: tuple[Tool, ...] = ()
+    must: bool = False
+    is_named: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tools that may be called."""
+        return tuple(tool.function.name for tool in self.callable)
+
+
+def choose_tools(fields: ToolFields) -> ChosenTools:
+    """What `tools` and `tool_choice` say together. Raises `ApiError` 400 naming the field."""
+    tools, choice = tuple(fields.tools or ()), fields.tool_choice
+    by_name = {tool.function.name: tool for tool in tools}
+    if len(by_name) < len(tools):
+        raise bad_request("tools", "two tools have one name")
+    if not tools:
+        if choice in (None, "none", "auto"):
+            return ChosenTools()
+        raise bad_request("tool_choice", "needs tools")
+    match choice:
+        case "none":
+            return ChosenTools()
+        case NamedTool():
+            return ChosenTools(tools, _named([choice], by_name), must=True, is_named=True)
+        case AllowedToolsChoice():
+            allowed = _named(choice.allowed_tools.tools, by_name)
+            return ChosenTools(tools, allowed, must=choice.allowed_tools.mode == "required")
+    return ChosenTools(tools, tools, must=choice == "required")
+
+
+def call_limit(fields: ToolFields, chosen: ChosenTools) -> int | None:
+    """Most calls of the answer; None: the server's own limit."""
+    return 1 if chosen.is_named or fields.parallel_tool_calls is False else None
+
+
+def _named(named: Collection[NamedTool], by_name: dict[str, Tool]) -> tuple[Tool, ...]:
+    names = dict.fromkeys(tool.function.name for tool in named)
+    unknown = next((name for name in names if name not in by_name), None)
+    if unknown is not None:
+        raise bad_request("tool_choice", f"{unknown!r} is not one of the tools")
+    return tuple(by_name[name] for name in names)
+
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+
+def ends_inside(prompt: str) -> bool:
+    """Whether a prompt leaves its last `<think>` open, for the answer to go on in it."""
+    return prompt.rstrip().endswith(THINK_OPEN)
+
+
+def ends_behind(prompt: str) -> bool:
+    """Whether a prompt ends with reasoning that is over, such as an empty one."""
+    return prompt.rstrip().endswith(THINK_CLOSE)
+
+
+class ReasoningParser:
+    """Splits one answer; what follows the reasoning goes to `then`.
+
+    White space around the reasoning, and line ends before what follows it, are left out.
+    """
+
+    def __init__(self, then: Parser, *, inside: bool) -> None:
+        """inside: the answer begins with reasoning, whether or not it opens it."""
+        self._then = then
+        self._buffer = ""
+        self._inside = inside
+        self._has_thought = False
+        self._state: Callable[[], list[Event] | None] = self._begin
+
+    def push(self, text: str) -> list[Event]:
+        """What the next piece of text makes certain."""
+        self._buffer += text
+        events: list[Event] = []
+        while (more := self._state()) is not None:
+            events += more
+        return events
+
+    def finish(self) -> list[Event]:
+        """What is left when the answer has ended."""
+        rest, self._buffer = self._buffer, ""
+        if self._state == self._thinking:
+            return [*self._thought(rest.rstrip()), *self._then.finish()]
+        if self._state == self._between:
+            return self._then.finish()
+        is_thought = self._inside and self._state == self._begin and rest.strip()
+        events = self._thought(rest.strip()) if is_thought else self._then.push(rest)
+        return [*events, *self._then.finish()]
+
+    # A state takes the start of the buffer; None: it needs more text.
+
+    def _begin(self) -> list[Event] | None:
+        text = self._buffer.lstrip()
+        is_near = len(self._buffer) - len(text) <= MAX_SPACE
+        if is_near and text.startswith(THINK_OPEN):
+            self._buffer = text[len(THINK_OPEN) :]
+            self._inside = True
+            self._state = self._thinking
+        elif is_near and THINK_OPEN.startswith(text):
+            return None
+        else:
+            self._buffer = text if self._inside else self._buffer
+            self._state = self._thinking if self._inside else self._answer
+        return []
+
+    def _thinking(self) -> list[Event] | None:
+        """Space at the end is held back: it may be the last of the reasoning."""
+        if not self._has_thought:
+            self._buffer = self._buffer.lstrip()
+        end = self._buffer.find(THINK_CLOSE)
+        if end >= 0:
+            thought, self._buffer = self._buffer[:end], self._buffer[end + len(THINK_CLOSE) :]
+            self._state = self._between
+            return self._thought(thought.rstrip())
+        sure = self._buffer[: len(self._buffer) - overlap(self._buffer, THINK_CLOSE)].rstrip()
+        self._buffer = self._buffer[len(sure) :]
+        return self._thought(sure) or None
+
+    def _between(self) -> list[Event] | None:
+        self._buffer = self._buffer.lstrip("\r\n")
+        if not self._buffer:
+            return None
+        self._state = self._answer
+        return []
+
+    def _answer(self) -> list[Event] | None:
+        rest, self._buffer = self._buffer, ""
+        return self._then.push(rest) if rest else None
+
+    def _thought(self, text: str) -> list[Event]:
+        self._has_thought = self._has_thought or bool(text)
+        return [Reasoning(text)] if text else []
+
+
+class PlainParser:
+    """An answer without calls: all of it is content."""
+
+    def push(self, text: str) -> list[Event]:
+        """The text itself."""
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        """Nothing is held back."""
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +269,50 @@ class AnswerReading:
 
 def _grammar(text: str, field: str) -> StructuredOutput:
     return StructuredOutput(kind="grammar", value=text, field=field)
+
+
+def with_start(rules: str, body: str, thinking: str) -> str:
+    """A whole grammar: `thinking` (see `thinking_rules`) and then the rule `body`."""
+    if not thinking:
+        return f"start: {body}\n{rules}\n"
+    return f"start: thinking {body}\n{thinking}\n{rules}\n"
+
+
+def thinking_rules(special_ids: Mapping[str, int], *, has_begun: bool) -> str:
+    """The rule `thinking`: what a model thinks before its answer, if it does.
+
+    has_begun  the prompt ends inside of it already
+    """
+    close = special_ids.get(THINK_CLOSE)
+    if close is None:
+        thought = f"thought[suffix={lark_text(THINK_CLOSE)}]: /(.|\\n)*/"
+    else:
+        thought = f"thought: /(.|\\n)*/ <[{close}]>"
+    begin = "" if has_begun else literal(THINK_OPEN, special_ids) + " "
+    thinking = f"{begin}thought /\\s*/"
+    return f"thinking: {thinking if has_begun else f'({thinking})?'}\n{thought}"
+
+
+def form_rules(output: StructuredOutput) -> str | None:
+    """The rule `form` for a structured output; None where it cannot be put behind reasoning.
+
+    Raises `RequestError`.
+    """
+    match output.kind:
+        case "json_object":
+            return 'form: %json {"type": "object"}'
+        case "json":
+            return f"form: %json {json.dumps(_json(output))}"
+        case "regex":
+            return f"form: {lark_regex(output.value)}"
+        case "choice":
+            return f"form: {lark_choice(_json(output))}"
+        case "grammar":
+            return None
+
+
+def _json(output: StructuredOutput) -> Any:
+    try:
+        return json.loads(output.value)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("structured_outputs", f"is not valid JSON: {error}") from None
