@@ -28,8 +28,14 @@ from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
 from .http.callers import OPEN_PATHS, ApiKeys, Callers
 from .http.metrics import AnsweringPage, MetricsPage, ServerMetrics
-from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
-from .http.origins import AllowedOrigins
+from .http.middleware import (
+    REQUEST_ID_HEADER,
+    AllowedOrigins,
+    BodyLimits,
+    Drain,
+    RefuseWhileDraining,
+    RequestIds,
+)
 from .rates.admission import RateLimits
 from .rates.gate import Gate, gate_of
 from .routes.bodies import BODIES, Bodies

@@ -12,8 +12,7 @@ from ....core.request.sampling_params import SamplingParams
 from ....models.text.chat_template import ChatOptions
 from ...settings.settings import ServerConfig
 from ..errors import bad_request
-from ..schema.chat import ChatFields
-from ..schema.messages import ChatMessage
+from ..schema.chat import ChatFields, ChatMessage
 from ..text_codec import TextCodec
 from ..tools.call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
 from ..tools.events import Parser

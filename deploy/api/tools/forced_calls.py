@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ....models.text.lark import lark_text
-from ..schema.tools import FunctionDefinition
+from ..schema.chat import FunctionDefinition
 from .call_parsers import ObjectScanner, State
 from .call_syntax import MAX_FORCED_CALLS, CallSyntax
 from .events import CallOutput, Event

@@ -12,7 +12,7 @@ from ....core.request.constraint import StructuredOutput
 from ....models.text.lark import lark_choice, lark_regex, lark_text
 from ...settings.settings import ReasoningParserName
 from ..errors import bad_request
-from ..schema.tools import AllowedToolsChoice, NamedTool, Tool, ToolFields
+from ..schema.chat import AllowedToolsChoice, NamedTool, Tool, ToolFields
 from .call_parsers import MAX_SPACE, overlap
 from .call_syntax import ToolFamily
 from .events import Content, Event, Parser, Reasoning

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 from draftline.core.errors import RequestError
-from draftline.deploy.api.schema.tools import FunctionDefinition
+from draftline.deploy.api.schema.chat import FunctionDefinition
 from draftline.deploy.api.tools.call_syntax import PLAIN_JSON
 from draftline.deploy.api.tools.forced_calls import argument_schema, call_grammar
 from draftline.deploy.api.tools.reading import with_start

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from draftline.core.errors import RequestError
 from draftline.core.request.constraint import StructuredOutput
-from draftline.deploy.api.schema.tools import Tool, ToolFields
+from draftline.deploy.api.schema.chat import Tool, ToolFields
 from draftline.deploy.api.tools.call_syntax import ToolFamily, tool_family
 from draftline.deploy.api.tools.events import parse_whole
 from draftline.deploy.api.tools.reading import AnswerReading, call_limit, choose_tools
