@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from draftline.cluster.transport.step_codec.encoder import flatten_trees
 from draftline.core.arrays import Int32
-from draftline.core.difference.tree_arrays import flatten_trees
 from draftline.core.proposals import chain_proposal
 from draftline.core.steps import StepTrees, TreeRows
 from draftline.core.tree.kernels import visible_columns

@@ -1,4 +1,4 @@
-"""An engine of the same shape as `deploy.engine.engine.AsyncEngine`, without a model."""
+"""An engine of the same shape as `deploy.engine.async_engine.AsyncEngine`, without a model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from draftline.core.interfaces import OUTCOMES
 from draftline.core.request.output import Delta, RequestMetrics
 from draftline.core.schedule.shares.tenant_work import MAX_TENANTS
 from draftline.deploy.api.http.metrics import ServerMetrics
-from draftline.deploy.api.routes.server_info import server_info
+from draftline.deploy.api.routes.operations import server_info
 from draftline.deploy.engine.stats import EngineStats
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+from collections.abc import Iterable
+
+from fastapi import FastAPI, Request, Response
 
 from ..generation.chat_plan import ChatPlanner
-from ..output.event_stream import json_response
+from ..output.json_parts import json_response
 from ..schema.protocol import DetokenizeRequest, TokenizeRequest
-from .served_models import ServedModel
+from .bodies import Bodies
+from .models import ServedModel
+
+
+def add_text_routes(app: FastAPI, models: Iterable[ServedModel], bodies: Bodies) -> None:
+    """Add both, each of the model that a body names."""
+    tokens = {model.name: TokenRoutes(model) for model in models}
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text or of a chat."""
+        body, model = await bodies.read(request, TokenizeRequest)
+        return bodies.name_ignored(await tokens[model.name].tokenize(body), body)
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        body, model = await bodies.read(request, DetokenizeRequest)
+        return bodies.name_ignored(await tokens[model.name].detokenize(body), body)
 
 
 class TokenRoutes:

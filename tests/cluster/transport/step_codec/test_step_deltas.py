@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.core.difference.step_decoder import NO_CHOICE, StepDecoder
-from draftline.core.difference.step_encoder import StepEncoder
+from draftline.cluster.transport.step_codec.decoder import NO_CHOICE, StepDecoder
+from draftline.cluster.transport.step_codec.encoder import StepEncoder
 from draftline.core.errors import ProtocolError
 from draftline.core.reach import AT_LEAVES
 from draftline.core.steps import HeadTask, StepInput
@@ -68,9 +68,9 @@ class Link:
 
     def send(self, step: StepInput) -> None:
         """A step there and back."""
-        difference = self.encoder.encode(step)
-        assert_same(self.last.decode(difference), told(step))
-        assert_same(self.first.decode(replace(difference, choice=None)), rows_of(step))
+        delta = self.encoder.encode(step)
+        assert_same(self.last.decode(delta), told(step))
+        assert_same(self.first.decode(replace(delta, choice=None)), rows_of(step))
 
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(EVENTS), min_size=5, max_size=40))
@@ -106,9 +106,9 @@ def test_what_did_not_change_is_not_sent_again() -> None:
     first, again = encoder.encode(step), encoder.encode(step)
     assert len(first.rows.tables.blocks)
     assert not len(again.rows.tables.blocks)
-    for difference in (first, again):
-        assert difference.choice is not None
-        assert difference.choice.edits is not None
+    for delta in (first, again):
+        assert delta.choice is not None
+        assert delta.choice.edits is not None
     assert len(first.choice.edits.tokens)
     assert not len(again.choice.edits.tokens)
     assert not len(again.choice.edits.counts)
@@ -118,17 +118,17 @@ def test_what_did_not_change_is_not_sent_again() -> None:
 
 
 @pytest.mark.parametrize("num_lost", [1, 3])
-def test_a_difference_against_a_message_that_was_lost_is_refused(num_lost: int) -> None:
+def test_a_delta_against_a_message_that_was_lost_is_refused(num_lost: int) -> None:
     world, encoder, decoder = StepWorld(4), StepEncoder(1), StepDecoder()
     decoder.decode(encoder.encode(world.step()))
     for _ in range(num_lost):
         encoder.encode(world.step())
     for _ in range(2):
-        with pytest.raises(ProtocolError, match="is a difference against message"):
+        with pytest.raises(ProtocolError, match="is a delta against message"):
             decoder.decode(encoder.encode(world.step()))
 
 
-def test_a_difference_of_another_run_is_refused() -> None:
+def test_a_delta_of_another_run_is_refused() -> None:
     world, decoder = StepWorld(5), StepDecoder()
     encoders = [StepEncoder(1), StepEncoder(2)]
     for encoder in encoders:
@@ -146,9 +146,9 @@ def test_a_stage_that_begins_in_the_middle_knows_nothing() -> None:
 
 @pytest.mark.parametrize("places", [(-1,), (0, 0), (99,)])
 def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
-    difference = StepEncoder(1).encode(busy_step(StepWorld(7)))
-    assert difference.choice is not None
-    wrong = replace(difference, choice=replace(difference.choice, feature_requests=places))
+    delta = StepEncoder(1).encode(busy_step(StepWorld(7)))
+    assert delta.choice is not None
+    wrong = replace(delta, choice=replace(delta.choice, feature_requests=places))
     with pytest.raises(ProtocolError, match="features or drafts are of no request"):
         StepDecoder().decode(wrong)
 
@@ -173,22 +173,22 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
     ],
 )
 def test_tasks_of_heads_are_of_requests_of_the_step(wrong: dict[str, Any], said: str) -> None:
-    difference = StepEncoder(1).encode(busy_step(StepWorld(7)))
-    assert difference.choice is not None
+    delta = StepEncoder(1).encode(busy_step(StepWorld(7)))
+    assert delta.choice is not None
     with pytest.raises(ProtocolError, match=said):
-        StepDecoder().decode(replace(difference, choice=replace(difference.choice, **wrong)))
+        StepDecoder().decode(replace(delta, choice=replace(delta.choice, **wrong)))
 
 
 def test_a_message_that_is_broken_ends_the_run() -> None:
     """What a broken message has changed already is never read."""
     world, encoder, decoder = StepWorld(7), StepEncoder(1), StepDecoder()
     decoder.decode(encoder.encode(busy_step(world)))
-    difference = encoder.encode(busy_step(world))
-    tables = replace(difference.rows.tables, blocks=np.zeros(999, dtype=np.int32))
+    delta = encoder.encode(busy_step(world))
+    tables = replace(delta.rows.tables, blocks=np.zeros(999, dtype=np.int32))
     with pytest.raises(ProtocolError, match="block tables are cut short, too many"):
-        decoder.decode(replace(difference, rows=replace(difference.rows, tables=tables)))
+        decoder.decode(replace(delta, rows=replace(delta.rows, tables=tables)))
     with pytest.raises(ProtocolError, match="not the last here"):
-        decoder.decode(difference)
+        decoder.decode(delta)
     encoder.forget()
     step = world.step()
     assert_same(decoder.decode(encoder.encode(step)), told(step))

@@ -1,20 +1,127 @@
-"""Log-probabilities in the shapes of the two endpoints, made where a body is written."""
+"""What bodies are made of: JSON written in slices, chunks of a template, log-probabilities."""
 
 from __future__ import annotations
 
+import json
+import re
+import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from openai.types.completion_choice import Logprobs
+from starlette.responses import Response
 
+from ....cluster.loop_calls import off_loop
 from ....core.request.output import TokenLogProb
 from ....models.text.token_bytes import TokenBytes
 from ....models.text.tokenizer import TextStream
-from .event_stream import LazyList
+from ..generation.job import Piece
 
 BytesOf = Callable[[int], bytes]
+# So many values are written in about a millisecond.
+INLINE_VALUES = 2_000
+# No model has this name.
+_MARK = uuid.uuid4().hex
+_INDEX = uuid.uuid4().int
+
+
+class LazyList:
+    """A long list in a body: `make` of each of the values, called when it is written.
+
+    No dataclass: pydantic would look into it.
+    """
+
+    __slots__ = ("_make", "_values")
+
+    def __init__(self, make: Callable[[Any], Any], values: Sequence[Any]) -> None:
+        self._make = make
+        self._values = values
+
+    def plain(self) -> list[_Part]:
+        """The list that the encoder writes."""
+        return [_Part(self._make, value) for value in self._values]
+
+
+class _Part:
+    __slots__ = ("_make", "_value")
+
+    def __init__(self, make: Callable[[Any], Any], value: Any) -> None:
+        self._make = make
+        self._value = value
+
+    def plain(self) -> Any:
+        return self._make(self._value)
+
+
+def write_json(value: Any) -> str:
+    """Compact JSON of plain values and `LazyList`s."""
+    return _ENCODER.encode(value)
+
+
+def write_object(fields: Mapping[str, Any]) -> str:
+    """Compact JSON of an object, whose own long lists are written in slices."""
+    parts = [f"{write_json(name)}:{_write_field(value)}" for name, value in fields.items()]
+    return f"{{{','.join(parts)}}}"
+
+
+def _write_field(value: Any) -> str:
+    if not isinstance(value, list | tuple) or not value:
+        return write_json(value)
+    starts = range(0, len(value), INLINE_VALUES)
+    slices = [write_json(value[start : start + INLINE_VALUES])[1:-1] for start in starts]
+    return f"[{','.join(slices)}]"
+
+
+async def json_response(fields: Mapping[str, Any], num_values: int) -> Response:
+    """A response of a JSON object with so many values in it."""
+    if num_values <= INLINE_VALUES:
+        content = write_object(fields).encode()
+    else:
+        content = await off_loop(lambda: write_object(fields).encode())
+    return Response(content, media_type="application/json")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, LazyList | _Part):
+        return value.plain()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+_TEXT, _REASON = f"text-{_MARK}", f"reason-{_MARK}"
+
+
+class ChunkTemplate:
+    """Chunks of plain pieces, as one full way of making them makes them, at a hundredth of its
+    time."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, make: Callable[[int, Piece], str]) -> None:
+        """`make` gives the JSON of the chunk of a piece of choice `index`."""
+        piece: Any = Piece(
+            text=_TEXT,
+            finish_reason=_REASON,  # pyright: ignore[reportArgumentType] - stands for any
+            is_first=False,
+            echo=None,
+            prompt_ids=(),
+            log_probs=None,
+            prompt_log_probs=None,
+        )
+        self._parts = re.split(f'("{_TEXT}"|"{_REASON}"|{_INDEX})', make(_INDEX, piece))
+
+    def chunk(self, index: int, piece: Piece) -> str:
+        """The chunk's JSON; `piece` must be plain and not the first of its answer."""
+        values = {
+            f'"{_TEXT}"': json.dumps(piece.text, ensure_ascii=False),
+            f'"{_REASON}"': json.dumps(piece.finish_reason),
+            str(_INDEX): str(index),
+        }
+        return "".join([values.get(part, part) for part in self._parts])
 
 
 class CompletionLogprobs:

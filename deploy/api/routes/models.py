@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI, Request
+
 from ....cluster.config import EngineConfig
 from ....core.errors import shortened
 from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
 from ..errors import ApiError, bad_request
-from ..http.callers import Caller
+from ..http.callers import Caller, caller_of
 from ..http.metrics import AnswerRecorder
 
 
@@ -107,3 +109,19 @@ class ServedModels:
 
     def _known(self, caller: Caller) -> str:
         return ", ".join(repr(model.name) for model in self.usable(caller)) or "none"
+
+
+def add_model_routes(app: FastAPI, models: ServedModels) -> None:
+    """Add `/v1/models`."""
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> dict[str, Any]:
+        """The models of this server that the caller may use."""
+        caller = caller_of(request)
+        return {"object": "list", "data": [model.card(caller) for model in models.usable(caller)]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def show_model(model_id: str, request: Request) -> dict[str, Any]:
+        """One model."""
+        caller = caller_of(request)
+        return models.find(model_id, caller).card(caller)

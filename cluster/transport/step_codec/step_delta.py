@@ -1,4 +1,4 @@
-"""What travels to a stage in place of a whole `StepInput`.
+"""What travels to a stage in place of a whole `StepInput`, and checks of its arrays.
 
 Both ends keep tables by request slot and change them alike, so a message holds only what differs.
 Fields without a note are those of `StepInput`. Places count the step's requests, from 0.
@@ -7,9 +7,20 @@ Fields without a note are those of `StepInput`. Places count the step's requests
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
-from ..arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
-from ..steps import HeadTask, SamplingRows, Verification
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ....core.arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
+from ....core.errors import ProtocolError
+from ....core.steps import HeadTask, SamplingRows, Verification
+
+# In `EditChanges.heads`: what is kept counts; there is none.
+AS_KEPT = NONE = -1
+# In `TreeArrays.shapes`.
+NO_TREE = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +66,7 @@ class TreeArrays:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowsDifference:
+class RowsDelta:
     """What every stage needs of a step.
 
     request_slots  int32 [requests]  where each request's tables are kept
@@ -148,7 +159,7 @@ class EditChanges:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChoiceDifference:
+class ChoiceDelta:
     """What the last stage alone needs of a step.
 
     sampling  None: the kept parameters, and each row's position is the one behind its own
@@ -174,7 +185,7 @@ class ChoiceDifference:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepDifference:
+class StepDelta:
     """One step against the one before it.
 
     epoch   names the run of the stages that the sender speaks to
@@ -184,8 +195,8 @@ class StepDifference:
 
     epoch: int
     serial: int
-    rows: RowsDifference
-    choice: ChoiceDifference | None
+    rows: RowsDelta
+    choice: ChoiceDelta | None
 
 
 def are_starts(starts: Int32, num_requests: int, num_rows: int) -> bool:
@@ -193,3 +204,34 @@ def are_starts(starts: Int32, num_requests: int, num_rows: int) -> bool:
     if starts.ndim != 1 or len(starts) != num_requests + 1:
         return False
     return bool(starts[0] == 0 and starts[-1] == num_rows and (starts[1:] >= starts[:-1]).all())
+
+
+def typed(array: NDArray[Any], dtype: DTypeLike, num_dims: int, name: str) -> NDArray[Any]:
+    """The array, contiguous. Raises `TypeError` for one of another type or shape."""
+    if array.dtype != dtype or array.ndim != num_dims:
+        raise TypeError(f"{name} is {array.dtype} of {array.ndim} dimensions")
+    return np.ascontiguousarray(array)
+
+
+def expect(condition: bool | np.bool_, what: str) -> None:
+    """Raise `ProtocolError` unless the message keeps this."""
+    if not condition:
+        raise ProtocolError(f"not a message between stages: {what}")
+
+
+def expect_flat(name: str, *arrays: NDArray[Any]) -> None:
+    """Raise `ProtocolError` unless all arrays have one dimension."""
+    for array in arrays:
+        expect(array.ndim == 1, f"{name} are no flat arrays")
+
+
+def ends_of(lengths: Int32, total: int, name: str) -> list[int]:
+    """Where parts of these lengths end in an array of `total` entries, which they fill.
+
+    Raises `ProtocolError` where they do not.
+    """
+    own = lengths.tolist()
+    expect(min(own, default=0) >= 0, f"{name} have lengths below 0")
+    ends = list(accumulate(own))
+    expect((ends[-1] if ends else 0) == total, f"{name} are cut short or too many")
+    return ends

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.core.difference import kept_masks
-from draftline.core.difference.kept_masks import ReceivedMasks, SentMasks
-from draftline.core.difference.request_slots import RequestSlots
+from draftline.cluster.transport.step_codec import encoder
+from draftline.cluster.transport.step_codec.decoder import ReceivedMasks
+from draftline.cluster.transport.step_codec.encoder import RequestSlots, SentMasks
 from draftline.core.errors import ProtocolError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ rows = st.lists(st.integers(0, 200), min_size=1, max_size=12)
 @given(st.lists(st.lists(rows, min_size=1, max_size=3), max_size=30))
 def test_masks_come_back_where_few_are_kept(messages: list[list[list[int]]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_masks, "MAX_BYTES", 70 * MASK_BYTES)
+        patch.setattr(encoder, "MAX_MASK_BYTES", 70 * MASK_BYTES)
         sender, receiver = SentMasks(), ReceivedMasks()
         most_rows = 0
         for message in messages:
