@@ -18,7 +18,7 @@ from ..tree.streamed_tree import StreamedTree
 from ..tree.tree import TokenTree
 from .allowed_tokens import AllowedTokens
 from .chosen import RowAnswer
-from .draft_tally import DraftTally, TalliedNodes
+from .draft_stats import DraftStats, TalliedNodes
 from .output import Delta, RequestMetrics, StepTiming, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
@@ -127,7 +127,7 @@ class RequestState:
     first_token_time: float = 0.0
     accepted_lengths: list[int] = field(default_factory=list)
     verified: tuple[TokenTree, StepTiming] | None = None
-    nodes: TalliedNodes = field(default_factory=lambda: DraftTally().open())
+    nodes: TalliedNodes = field(default_factory=lambda: DraftStats().open())
     has_ended: bool = False
     # The blocks' ids as an array with room behind them, and how many of the first are in it.
     _table: Int32 = field(default_factory=lambda: np.empty(FIRST_TABLE_LEN, dtype=np.int32))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import Int32, UInt64
 from ..proposals import chain_proposal
-from ..request.draft_tally import DraftTally
+from ..request.draft_stats import DraftStats
 from ..request.request import NO_MOVES, RequestState
 from ..sampling.penalties import path_entries
 from ..sampling.rows import rows_of_requests
@@ -255,7 +255,7 @@ def load_kernels() -> None:
     visible_columns(cut.ancestors(), (cut.sizes + 1).astype(np.int32))
     walk_all(trees, np.arange(6, dtype=np.int32), RowSlots(starts, np.arange(6, dtype=np.int32)))
     paths = Paths.of([[(0, 0, -1)]] * 2)
-    DraftTally().add([0, 0], trees, paths.sources, paths.ends)
+    DraftStats().add([0, 0], trees, paths.sources, paths.ends)
     nodes = trees.nodes, trees.node_ends, ids
     tables = block_tables([ids, ids])
     path_entries(trees[0].nodes)

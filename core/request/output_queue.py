@@ -13,7 +13,7 @@ from .request import RequestState
 logger = logging.getLogger(__name__)
 
 
-class Outbox:
+class OutputQueue:
     """Events for the sinks of requests, in order. One event loop uses it.
 
     A sink wakes other threads, which take the interpreter while they format and send. Between an

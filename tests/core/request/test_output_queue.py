@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 from draftline.core.errors import DraftlineError, RequestError, RequestFailed
-from draftline.core.request.outbox import Outbox
 from draftline.core.request.output import Delta
+from draftline.core.request.output_queue import OutputQueue
 from draftline.core.request.request import Request, RequestState, Sink
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
@@ -32,7 +32,7 @@ def test_events_are_told_in_order_once_they_are_delivered() -> None:
         assert isinstance(event, Delta)
         heard.append((event.request_id, event.token_ids))
 
-    outbox = Outbox(lambda *_: None)
+    outbox = OutputQueue(lambda *_: None)
     first, second = state_of("a", sink), state_of("b", sink)
     for state, token in ((first, 1), (second, 2), (first, 3)):
         outbox.post(state, delta(state.request_id, token))
@@ -50,7 +50,7 @@ def test_a_sink_that_fails_ends_its_request_and_no_other() -> None:
     def broken(_event: Delta | DraftlineError) -> None:
         raise ValueError("no room")
 
-    outbox = Outbox(lambda state, error: failed.append((state.request_id, error)))
+    outbox = OutputQueue(lambda state, error: failed.append((state.request_id, error)))
     outbox.post(state_of("a", broken), delta("a", 1))
     outbox.post(state_of("b", lambda _: heard.append("b")), delta("b", 1))
     outbox.deliver()
@@ -62,7 +62,7 @@ def test_a_sink_that_fails_ends_its_request_and_no_other() -> None:
 
 def test_what_a_sink_causes_is_told_after_what_waits() -> None:
     heard: list[object] = []
-    outbox = Outbox(lambda *_: None)
+    outbox = OutputQueue(lambda *_: None)
     other = state_of("b", heard.append)
 
     def sink(event: Delta | DraftlineError) -> None:
@@ -84,7 +84,7 @@ def test_a_last_word_that_cannot_be_told_is_logged(
         raise ValueError("what the tenant wrote")
 
     failed: list[object] = []
-    outbox = Outbox(lambda *parts: failed.append(parts))
+    outbox = OutputQueue(lambda *parts: failed.append(parts))
     with caplog.at_level(logging.ERROR):
         outbox.tell(state_of("a", broken), last)
     assert not failed

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..errors import Contained, DraftlineError
-from ..request.constraint import Constraint, TreeForm
-from ..request.request import RequestState
-from ..step.drafted_trees import DraftedTree, DraftedTrees
+from .errors import Contained, DraftlineError
+from .request.constraint import Constraint, TreeForm
+from .request.request import RequestState
+from .step.drafted_trees import DraftedTree, DraftedTrees
 
 Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
@@ -22,7 +22,7 @@ class _Pending:
     form: asyncio.Future[TreeForm]
 
 
-class FormQueue:
+class GrammarMaskQueue:
     """Asks for the masks of every constrained request's next tree. One event loop uses it.
 
     A request whose masks are late takes part in no step until they are there, so that no request

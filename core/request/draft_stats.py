@@ -31,7 +31,7 @@ class NodeTotals(NamedTuple):
         return self.drafted - self.accepted
 
 
-class DraftTally:
+class DraftStats:
     """Counts for all requests; each has a row until it ends."""
 
     __slots__ = ("_counts", "_free", "_names")
@@ -99,7 +99,7 @@ def add_nodes(  # noqa: PLR0917 - compiled functions take no options by name
     sources: Int32,
     source_ends: Int64,
 ) -> None:
-    """Count the nodes of each tree, and those on its path; see `DraftTally.add`."""
+    """Count the nodes of each tree, and those on its path; see `DraftStats.add`."""
     node, place = 0, 0
     for tree in range(len(rows)):
         while node < node_ends[tree]:
@@ -112,26 +112,26 @@ def add_nodes(  # noqa: PLR0917 - compiled functions take no options by name
 
 
 class TalliedNodes:
-    """The nodes of one request: a row of the tally, and after its end what stood there."""
+    """The nodes of one request: a row of the stats, and after its end what stood there."""
 
-    __slots__ = ("_final", "_tally", "row")
+    __slots__ = ("_final", "_stats", "row")
 
-    def __init__(self, tally: DraftTally, row: int) -> None:
+    def __init__(self, stats: DraftStats, row: int) -> None:
         self.row = row
-        self._tally = tally
+        self._stats = stats
         self._final: NodeTotals | None = None
 
     @property
     def totals(self) -> NodeTotals:
         """What was counted."""
-        return self._tally.totals(self.row) if self._final is None else self._final
+        return self._stats.totals(self.row) if self._final is None else self._final
 
     def take_back(self, sources: Iterable[str]) -> None:
         """Nodes that were accepted stand behind the answer's end."""
-        self._tally.take_back(self.row, sources)
+        self._stats.take_back(self.row, sources)
 
     def close(self) -> None:
         """The request has ended: what comes after is not counted."""
         self._final = self.totals
-        self._tally.close(self.row)
+        self._stats.close(self.row)
         self.row = 0
