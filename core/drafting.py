@@ -28,19 +28,17 @@ from .proposals import (
     StepCommit,
 )
 from .reach import AT_LEAVES, EVERY_REACH
-from .request.constraint import TreeForm, rows_in
+from .request.allowed_tokens import TreeForm, rows_in
 from .request.request import HeadOrder, RequestState
 from .schedule.scheduler import Scheduler
 from .schedule.streaming import Streaming, max_depth
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, DraftWish, nobody_asked
 from .speculation.policy import SpeculationPolicy
-from .step.drafted_trees import DraftedTree, DraftedTrees
-from .step.tree_steps import NO_TREE_STEPS, NO_WISHES, TreeSteps, TreeWishes
-from .streaming.slices import TreeSlice
+from .step.parts import NO_TREE_STEPS, NO_WISHES, DraftedTree, DraftedTrees, TreeSteps, TreeWishes
+from .streaming.chunks import TreeSlice
 from .tree.merge import merge_all
 from .tree.tree import empty_trees
-from .verify.candidates import candidates_of, no_candidates
-from .verify.rules import COUPLED
+from .verify.rules import COUPLED, candidates_of, no_candidates
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 

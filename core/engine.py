@@ -30,26 +30,30 @@ from .errors import (
 )
 from .interfaces import ProposalSource, StepPipeline
 from .proposals import StepCommit
-from .request.chosen import Chosen
 from .request.draft_stats import DraftStats
-from .request.output import TARGET_SOURCE, Delta, StepTiming, TokenLogProb, VerifiedTree
+from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.output_queue import OutputQueue
 from .request.request import Request, RequestState
 from .request.sampling_params import StreamingMode
 from .request.stop import Advance, StopRule
+from .schedule.fair_share import EndedRequests
 from .schedule.scheduler import Scheduler
-from .schedule.shares.tenant_work import EndedRequests
 from .schedule.streaming import Streaming
 from .speculation.draft_plan import DraftBatch, StepOutcome, nobody_asked
 from .speculation.policy import SpeculationPolicy
-from .step.builder import build_step
-from .step.edits import edits_of_parts
-from .step.head_drafts import with_head_tasks
-from .step.in_flight import BuiltStep, Flights, StepDeadline, StepInFlight, StepResults
-from .step.outputs import NO_TREE_OUTPUT, TreeOutput
-from .step.prompt_chunk import PromptChunk
+from .step.builder import build_step, edits_of_parts
+from .step.heads import with_head_tasks
+from .step.in_flight import (
+    NO_TREE_OUTPUT,
+    BuiltStep,
+    Flights,
+    StepDeadline,
+    StepInFlight,
+    StepResults,
+    TreeOutput,
+)
+from .step.parts import PromptChunk, TreeSteps
 from .step.trace import StepTrace
-from .step.tree_steps import TreeSteps
 from .steps import StepOutput
 from .verify.rules import COUPLED
 from .verify.walk import Walk, walks_along

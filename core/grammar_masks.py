@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .errors import Contained, DraftlineError
-from .request.constraint import Constraint, TreeForm
+from .request.allowed_tokens import Constraint, TreeForm
 from .request.request import RequestState
-from .step.drafted_trees import DraftedTree, DraftedTrees
+from .step.parts import DraftedTree, DraftedTrees
 
 Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]

@@ -19,7 +19,7 @@ import typer
 
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import plan_model
-from ...core.request.constraint import StructuredOutput
+from ...core.request.allowed_tokens import StructuredOutput
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts

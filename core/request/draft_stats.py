@@ -13,8 +13,8 @@ import numpy as np
 
 from ..arrays import Int32, Int64
 from ..compiled import compiled
-from ..tree.kernels import SOURCE
 from ..tree.tree import TreeBatch
+from ..tree.tree_loops import SOURCE
 
 FIRST_ROWS = 64
 

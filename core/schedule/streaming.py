@@ -19,10 +19,9 @@ from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
 from ..speculation.policy import SpeculationPolicy
 from ..step.in_flight import StepInFlight
-from ..step.tree_steps import TreeSteps
-from ..streaming.misses import Misses
-from ..streaming.pace import SlicePace
-from ..streaming.slices import Node, Stream, TreeSlice
+from ..step.parts import TreeSteps
+from ..streaming.chunks import Node, Stream, TreeSlice
+from ..streaming.pace import Misses, SlicePace
 from ..tree.merge import merge, reroot
 from ..tree.streamed_tree import StreamedTree, path_to
 from .scheduler import Scheduler

@@ -17,7 +17,7 @@ import numpy as np
 from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
 from ..tree.acceptance import estimate
-from ..tree.kernels import DEPTH, DRAFTER, NODE, RANK
+from ..tree.tree_loops import DEPTH, DRAFTER, NODE, RANK
 
 # Steps that are kept of each drafter, and steps without any gain that a mean begins with.
 NUM_KEPT, PRIOR_STEPS = 256, 1.0

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..speculation.draft_plan import DraftBatch
 from ..steps import StepInput, StepOutput
-from .prompt_chunk import PromptChunk
-from .tree_steps import TreeSteps
+from .parts import PromptChunk, TreeSteps
 
 
 class TraceEvent(NamedTuple):

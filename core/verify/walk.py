@@ -17,8 +17,8 @@ from ..compiled import compiled
 from ..request.output import TARGET_SOURCE
 from ..request.request import NO_MOVES
 from ..steps import StepOutput, VerificationResult
-from ..tree.kernels import PARENT, SOURCE, TOKEN
 from ..tree.tree import TokenTree, TreeBatch
+from ..tree.tree_loops import PARENT, SOURCE, TOKEN
 
 
 class Walk(NamedTuple):

@@ -11,8 +11,7 @@ import pytest
 from draftline.core import engine
 from draftline.core.arrays import ROOT, UInt32
 from draftline.core.errors import RequestError
-from draftline.core.request.allowed_tokens import AllowedTokens, full_mask
-from draftline.core.request.constraint import TreeForm, rows_in
+from draftline.core.request.allowed_tokens import AllowedTokens, TreeForm, full_mask, rows_in
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....core.request.constraint import StructuredOutput
+from ....core.request.allowed_tokens import StructuredOutput
 from ....core.request.sampling_params import SamplingParams
 from ....models.text.chat_template import ChatOptions
 from ...settings.settings import ServerConfig

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ....core.request.output import Delta, RequestMetrics
-from ....core.schedule.shares.tenant_work import BoundedNames
+from ....core.schedule.fair_share import BoundedNames
 from ...engine.stats import EngineStats
 from ..engine_client import EngineClient
 from .engine_metrics import EngineCollector

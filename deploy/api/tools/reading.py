@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....core.errors import RequestError
-from ....core.request.constraint import StructuredOutput
+from ....core.request.allowed_tokens import StructuredOutput
 from ....models.text.lark import lark_choice, lark_regex, lark_text
 from ...settings.settings import ReasoningParserName
 from ..errors import bad_request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftline.core.streaming.misses import Misses
+from draftline.core.streaming.pace import Misses
 
 
 def test_of_answers_that_are_drafted_behind_those_that_end_a_run_are_counted() -> None:

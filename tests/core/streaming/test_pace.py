@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from draftline.core.arrays import Span
-from draftline.core.request.chosen import RowAnswer
+from draftline.core.request.output import RowAnswer
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.streaming.pace import SlicePace
 from draftline.core.tree.streamed_tree import StreamedNode, StreamedTree

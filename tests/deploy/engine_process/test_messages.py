@@ -22,7 +22,7 @@ from draftline.core.errors import (
     StageError,
     StageLost,
 )
-from draftline.core.request.constraint import StructuredOutput
+from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.core.request.output import (
     Delta,
     RequestMetrics,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from draftline.core.errors import RequestError
-from draftline.core.request.constraint import StructuredOutput
+from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.deploy.api.schema.chat import Tool, ToolFields
 from draftline.deploy.api.tools.call_syntax import ToolFamily, tool_family
 from draftline.deploy.api.tools.events import parse_whole

@@ -1,18 +1,113 @@
-"""The decoding requests of a step: their trees, and what few of them want beside."""
+"""What a step holds: prompt chunks, and the trees of decoding requests with what few of them want
+beside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..arrays import Int64, UInt32
-from ..proposals import Probe
+from ..arrays import Int32, Int64, UInt32
+from ..proposals import Probe, Proposal
 from ..request.request import RequestState
 from ..steps import TreeCandidates
-from ..streaming.slices import TreeSlice
+from ..streaming.chunks import TreeSlice
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptChunk:
+    """Positions `start` to `end` of a request, to be cached.
+
+    wants_token  it is the last chunk of a prompt, which asks for the first token
+    """
+
+    state: RequestState
+    start: int
+    end: int
+    wants_token: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the step."""
+        return self.end - self.start
+
+    @property
+    def num_chosen(self) -> int:
+        """Rows, the last ones, that get a target token."""
+        return int(self.wants_token)
+
+    @property
+    def num_scored(self) -> int:
+        """Rows, from the first on, whose next token's log-probability is wanted."""
+        state = self.state
+        if state.prompt_log_probs is None or state.has_answer:
+            return 0
+        return max(0, min(self.end, state.prompt_len - 1) - self.start)
+
+    @property
+    def tokens(self) -> Int32:
+        """Its token ids, int32 [rows]."""
+        if self.end <= self.state.prompt_len:
+            return self.state.request.prompt_ids[self.start : self.end]
+        return np.array(self.state.token_ids[self.start : self.end], dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftedTree:
+    """What drafters offer to one request, merged.
+
+    max_nodes  most of its nodes that a step may hold
+    form       uint32 [1 + nodes, words]  the tokens that the request's constraint allows after the
+               root and each node; None without one
+    """
+
+    state: RequestState
+    tree: TokenTree
+    proposals: Sequence[Proposal]
+    max_nodes: int
+    form: UInt32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftedTrees:
+    """What drafters offer to all requests of a step, in order.
+
+    states, proposals, max_nodes  by request, as in `DraftedTree`
+    forms                         by a request's place, of those that have one
+    """
+
+    states: Sequence[RequestState]
+    trees: TreeBatch
+    proposals: Sequence[Sequence[Proposal]]
+    max_nodes: Sequence[int]
+    forms: Mapping[int, UInt32] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Sequence[DraftedTree]) -> DraftedTrees:
+        """These of some requests together."""
+        return cls(
+            [part.state for part in parts],
+            TreeBatch.of([part.tree for part in parts]),
+            [part.proposals for part in parts],
+            [part.max_nodes for part in parts],
+            {place: part.form for place, part in enumerate(parts) if part.form is not None},
+        )
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def parts(self) -> list[DraftedTree]:
+        """These of each request."""
+        parts = zip(self.states, self.trees, self.proposals, self.max_nodes, strict=True)
+        return [DraftedTree(*part, self.forms.get(place)) for place, part in enumerate(parts)]
+
+    def where(self, is_wanted: Callable[[RequestState], bool]) -> DraftedTrees:
+        """These of the requests that are wanted; itself where all are."""
+        if all(map(is_wanted, self.states)):
+            return self
+        return DraftedTrees.of([part for part in self.parts() if is_wanted(part.state)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
