@@ -58,7 +58,7 @@ NUM_BUCKETS = 2 * NUM_REACHES
 EXPLORED_SHARE, FIRST_CREDIT_S, FIRST_CREDIT_STEPS, MOST_CREDIT = 0.01, 0.02, 2.0, 2.0
 # Warm-up: steps of each bucket that ask every drafter for one of the requests, at least, and at
 # most while the drafter would still pay if one more step brought so many tokens.
-LEAST_STEPS, MOST_STEPS, HOPED_FOR = 3, 64, 12.0
+LEAST_STEPS, MOST_STEPS, HOPED_FOR = 3, 40, 12.0
 # Part of its share of exploring that a drafter gets at least.
 LEAST_INTEREST = 0.1
 # Plans that a set of drafters is kept for, and levels of how unlike others requests are.

@@ -67,7 +67,7 @@ class TokenTree:
         return unpack(self.ancestors(), len(self) + 1)
 
     def ancestors(self) -> UInt64:
-        """The mask in bits, as `core/tree/kernels.py` packs it."""
+        """The mask in bits, as `core/tree/tree_loops.py` packs it."""
         ends = np.array([len(self)], dtype=np.int64)
         return tree_loops.ancestor_bits(self.nodes, ends).reshape(len(self) + 1, -1)
 

@@ -151,7 +151,7 @@ def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.ERROR):
         asyncio.run(bench.run())
     assert isinstance(bench.heard["a"][-1], RequestFailed)
-    assert "step/head_drafts.py" in caplog.text
+    assert "step/heads.py" in caplog.text
     assert "AssertionError" in caplog.text
     # Nothing was walked with the prompt.
     assert len(bench.target.steps) == 2
