@@ -9,7 +9,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .cluster.config import DrafterConfig, EngineConfig
     from .core.request.sampling_params import RequestOptions, SamplingParams
-    from .deploy.engine.engine import AsyncEngine, Engine
+    from .deploy.engine.async_engine import AsyncEngine
+    from .deploy.engine.engine import Engine
     from .models.load.bundled import demo_path
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncEngine": ".deploy.engine.engine",
+    "AsyncEngine": ".deploy.engine.async_engine",
     "DrafterConfig": ".cluster.config",
     "Engine": ".deploy.engine.engine",
     "EngineConfig": ".cluster.config",

@@ -26,9 +26,9 @@ REMOVED_COMMANDS: Mapping[str, str] = {
 }
 # Flags by their command, of those that were no settings.
 REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
-    ("doctor", "--sizes"): "the table is in docs/sizing.md",
-    ("doctor", "--stages"): "docs/sizing.md has what to expect, and draftline bench measures it",
-    ("doctor", "--context"): "docs/sizing.md has what to expect, and draftline bench measures it",
+    ("doctor", "--sizes"): "the table is in docs/operations.md (Sizing)",
+    ("doctor", "--stages"): "docs/operations.md (Sizing) has estimates, draftline bench measures",
+    ("doctor", "--context"): "docs/operations.md (Sizing) has estimates, draftline bench measures",
     ("doctor", "--redis-env"): "draftline corpus stats --store URL says whether Redis is reached",
     ("bench", "--token-map"): "leave it out: heads draft all tokens of their output head",
     ("doctor", "--address"): "run it on a node of the cluster, or set RAY_ADDRESS",

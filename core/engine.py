@@ -1,20 +1,23 @@
-"""The engine's loop body: what one step of a replica does, in order."""
+"""The engine: what one step does, from its requests to their deltas.
+
+`EngineCore.step` has three phases. Schedule: requests get KV blocks, drafters are asked, and the
+trees and prompt chunks of a step are chosen (`drafting.py`, `schedule/scheduler.py`). Run: they
+become flat arrays and go to the pipeline; up to one step more than stages is in flight. Update: an
+answer is verified, committed, cut by stop rules, told to the requests, and learned from.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from .committing import Committing
-from .drafting.asking import Drafting, DraftingGroup
-from .drafting.form_queue import FormQueue
-from .drafting.tree_choice import TreeChoice
-from .drafting.tree_fit import TreeFit
+from .arrays import Int32
+from .drafting import Drafting
 from .errors import (
     Contained,
     DraftlineError,
@@ -26,28 +29,35 @@ from .errors import (
     contain_each,
 )
 from .interfaces import ProposalSource, StepPipeline
-from .request.draft_tally import DraftTally
-from .request.outbox import Outbox
-from .request.output import Delta
+from .proposals import StepCommit
+from .request.draft_stats import DraftStats
+from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
+from .request.output_queue import OutputQueue
 from .request.request import Request, RequestState
 from .request.sampling_params import StreamingMode
-from .request.stop import StopRule
-from .schedule.budget import NodeBudget, StepOutcome
+from .request.stop import Advance, StopRule
+from .schedule.fair_share import EndedRequests
 from .schedule.scheduler import Scheduler
-from .schedule.shares.tenant_work import EndedRequests
 from .schedule.streaming import Streaming
-from .schedule.wakeup import Wakeup
-from .step.ask_plan import DraftBatch, nobody_asked
-from .step.builder import build_step
-from .step.edits import edits_of_parts
-from .step.head_drafts import with_head_tasks
-from .step.in_flight import BuiltStep, Flights, StepDeadline, StepInFlight, StepResults
-from .step.outputs import TreeOutput
+from .speculation.draft_plan import DraftBatch, StepOutcome, nobody_asked
+from .speculation.policy import SpeculationPolicy
+from .step.builder import build_step, edits_of_parts
+from .step.heads import with_head_tasks
+from .step.in_flight import (
+    NO_TREE_OUTPUT,
+    BuiltStep,
+    Flights,
+    StepDeadline,
+    StepInFlight,
+    StepResults,
+    TreeOutput,
+)
+from .step.parts import PromptChunk, TreeSteps
 from .step.trace import StepTrace
-from .step.tree_steps import NO_TREE_STEPS, TreeSteps
 from .steps import StepOutput
 from .verify.rules import COUPLED
 from .verify.walk import Walk, walks_along
+from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +74,12 @@ class EngineCore:
     Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` records steps.
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a part
+    def __init__(
         self,
         pipeline: StepPipeline,
         drafters: ProposalSource,
         scheduler: Scheduler,
-        budget: NodeBudget,
+        policy: SpeculationPolicy,
         clock: Callable[[], float],
         *,
         acceptance: str = COUPLED,
@@ -86,27 +96,22 @@ class EngineCore:
         """
         self._pipeline = pipeline
         self._scheduler = scheduler
-        self._budget = budget
-        # Only a coupled walk needs nothing of a node but the target's token after it.
-        mode: StreamingMode = streaming if acceptance == COUPLED else "off"
-        self.streaming = Streaming(scheduler, budget, clock, mode)
-        self._drafting = Drafting(drafters, scheduler, budget, clock, streaming=self.streaming)
-        self._choice = TreeChoice(scheduler, budget, clock, acceptance, streaming=self.streaming)
-        self._fit = TreeFit(scheduler, budget, acceptance)
-        self._tally = DraftTally()
-        self._outbox = Outbox(self._fail)
-        self._committing = Committing(
-            scheduler, self._drafting, budget, self._outbox, clock,
-            tally=self._tally, finish=self._finish,
-        )  # fmt: skip
+        self._policy = policy
         self._clock = clock
         self._acceptance = acceptance
         self._trace = trace
         self._wakeup = Wakeup()
-        self._forms = FormQueue(self._choice.allow, self._fail, self._wakeup.notify)
+        # Only a coupled walk needs nothing of a node but the target's token after it.
+        mode: StreamingMode = streaming if acceptance == COUPLED else "off"
+        self.streaming = Streaming(scheduler, policy, clock, mode)
+        self._drafting = Drafting(
+            drafters, scheduler, policy, self.streaming, clock,
+            acceptance=acceptance, fail=self._fail, notify=self._wakeup.notify,
+        )  # fmt: skip
+        self._draft_stats = DraftStats()
+        self._output = OutputQueue(self._fail)
         self.deadline = StepDeadline(step_timeout_s)
         self._in_flight = Flights()
-        self._asking: DraftingGroup | None = None
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
@@ -133,7 +138,7 @@ class EngineCore:
             raise RequestError("request_id", "is that of a request that runs; take another")
         state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
         self._scheduler.add(state)
-        state.nodes = self._tally.open()
+        state.nodes = self._draft_stats.open()
         self._states[request.request_id] = state
         self._wakeup.notify()
 
@@ -148,7 +153,7 @@ class EngineCore:
                 finish_reason="cancelled",
             )
             self._finish(state, last)
-            self._outbox.deliver()
+            self._output.deliver()
 
     def use_pipeline(self, pipeline: StepPipeline) -> None:
         """Go on with another pipeline, whose KV cache is empty: requests compute theirs again."""
@@ -161,37 +166,30 @@ class EngineCore:
         self._in_flight.drop()
         for state in list(self._states.values()):
             self._fail(state, error)
-        self._outbox.deliver()
+        self._output.deliver()
 
     def abandon(self, error: DraftlineError) -> None:
         """Give every request `error`; for another thread, while the engine's hangs in a step."""
         for state in list(self._states.values()):
-            self._outbox.tell(state, error)
+            self._output.tell(state, error)
 
     async def step(self) -> None:
-        """Commit what is answered; admit, draft, merge, build and submit a step; tell; else wait.
+        """Take the answers of earlier steps, and submit the next one; without one, wait.
 
-        What is waited for is the first event: an answer, proposals, token masks, a new request, a
-        cancellation. What goes wrong with a request ends that request; what no request can be
-        blamed for ends those that run. Raises `StageLost`: the pipeline must be replaced then
-        (`use_pipeline`), or all requests ended (`fail_all`).
+        Waits for the first event: an answer, proposals, token masks, a new request, a cancellation.
+        What goes wrong with a request ends that request; what no request can be blamed for ends
+        those that run. Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or
+        all requests ended (`fail_all`).
         """
         with self._supervised():
             self._wakeup.clear()
             while (in_flight := self._in_flight.answered) is not None:
-                results = self._verify(in_flight)
-                if results is not None:
-                    self._commit(in_flight, results)
-            self._admit()
-            await self._draft()
-            if self._has_room:
-                if self._trace is not None:
-                    self._trace.building()
-                draft_batch, trees = await self._merge()
-                if (built := self._build(trees)) is not None:
-                    self._submit(built, draft_batch)
-                    return
-            self._outbox.deliver()
+                self._update(in_flight)
+            built, draft_batch = await self._schedule()
+            if built is not None:
+                self._submit(built, draft_batch)
+                return
+            self._output.deliver()
             await self._wait()
 
     @contextmanager
@@ -205,67 +203,50 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - it supervises: the engine goes on
             self._fail_running(error)
         finally:
-            self._outbox.deliver()
+            self._output.deliver()
 
-    def _admit(self) -> None:
-        """Start the requests that have room."""
+    # ---- schedule
+
+    async def _schedule(self) -> tuple[BuiltStep | None, DraftBatch | None]:
+        """The next step, if one can go out now, and what was drafted for it."""
         for state in self._scheduler.admit():
             with self._contain(state):
                 state.start_time = state.start_time or self._clock()
                 self._drafting.open(state)
+        await self._start_drafting()
+        if not self._has_room:
+            return None, None
+        if self._trace is not None:
+            self._trace.building()
+        draft_batch, trees = await self._drafting.trees(self.deadline.patience_s)
+        return self._build(trees), draft_batch
 
-    async def _draft(self) -> None:
+    async def _start_drafting(self) -> None:
         """Ask the drafters about requests whose commits are known, one group of them at a time.
 
         Other steps are answered and submitted while drafters of other processes work.
         """
-        if self._asking is not None:
+        if self._drafting.is_asking:
             return
         decoding = ()
         if len(self._in_flight) < self._pipeline.max_in_flight:
-            decoding = self._scheduler.decoding(self._forms.late(), self.streaming.may_follow)
+            decoding = self._scheduler.decoding(self._drafting.late, self.streaming.may_follow)
         if decoding:
             if self._trace is not None:
                 self._trace.asking()
-            self._asking = self._drafting.start(decoding)
-            # Drafters of this process alone have answered after one turn of the loop.
-            await asyncio.sleep(0)
-            self._asking.answer.add_done_callback(self._wakeup.notify)
+            await self._drafting.start(decoding)
         elif self._in_flight:
             self._wakeup.notify_in(self.streaming.pace.take_delay())
 
     @property
     def _has_room(self) -> bool:
         """Whether a step may go out now. A group that is being drafted for keeps its place."""
-        is_late = self._asking is not None and not self._asking.answer.done()
+        is_late = self._drafting.is_asking and not self._drafting.has_answer
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
-
-    async def _merge(self) -> tuple[DraftBatch | None, TreeSteps]:
-        """The proposals that are there, and every request's tree of them, cut to the nodes that
-        are allowed and worth their time."""
-        if self._asking is None or not self._asking.answer.done():
-            return None, NO_TREE_STEPS
-        asking, self._asking = self._asking, None
-        draft_batch = asking.answer.result()
-        in_rounds = [state for state in asking.states if self._is_ready(state)]
-        drafted = self._choice.merge(in_rounds, draft_batch)
-        most = self._scheduler.nodes_each(len(drafted))
-        joined = await self._forms.join(drafted, self.deadline.patience_s, most)
-        # Where no masks were wanted nothing was awaited.
-        chosen = joined if joined is drafted else joined.where(self._is_ready)
-        trees = self._choice.choose(chosen, draft_batch)
-        streamed = [s for s in asking.states if s.stream is not None and not s.has_ended]
-        return draft_batch, self._choice.with_slices(trees, streamed, draft_batch)
-
-    def _is_ready(self, state: RequestState) -> bool:
-        """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
-        were asked or masks awaited."""
-        is_free = not (state.in_flight or state.has_ended) and state.stream is None
-        return is_free and state.is_decoding
 
     def _build(self, trees: TreeSteps) -> BuiltStep | None:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting, num_decode_steps = self._fit.fit(trees)
+        fitting, num_decode_steps = self._drafting.fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
@@ -273,10 +254,11 @@ class EngineCore:
         step = build_step(
             self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
         )
-        heads = self._drafting.stage_heads
-        level_tokens = self._drafting.level_tokens
+        heads, level_tokens = self._drafting.stage_heads
         step = with_head_tasks(step, heads, fitting.states, chunks, level_tokens)
         return BuiltStep(step, fitting, chunks)
+
+    # ---- run
 
     def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:
         step, trees, chunks = built
@@ -295,7 +277,47 @@ class EngineCore:
         self.streaming.note_sent(in_flight)
         self.num_steps += 1
 
-    def _verify(self, in_flight: StepInFlight) -> StepResults | None:
+    async def _wait(self) -> None:
+        """Wait for the first event. Raises `StageLost` where the oldest step has no answer in time.
+
+        Where nothing is under way, the caller looks again at once.
+        """
+        if self._in_flight:
+            limit_s = self.deadline.limit_s
+            left_s = self._in_flight.oldest.seconds_left(limit_s, self._answered_at, self._clock())
+            if not await self._wakeup.wait(left_s) and self._in_flight.answered is None:
+                raise StageLost(
+                    f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
+                )
+        elif self._drafting.is_asking or self._drafting.late:
+            await self._wakeup.wait(IDLE_WAIT_S)
+
+    # ---- update
+
+    def _update(self, in_flight: StepInFlight) -> None:
+        """Commit what a step's answer means for its requests."""
+        results = self._read(in_flight)
+        if results is None:
+            return
+        outcome = self._outcome(in_flight, results)
+        for state in in_flight.states:
+            state.num_losses = 0
+        self._drafting.note_results(results.features, results.drafted)
+        trees = in_flight.trees
+        self._count(trees, results, outcome)
+        walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
+        parts = zip(trees.states, walks, results.trees, strict=True)
+        contain_each(self._commit_tree, parts, self._fail_part)
+        for chunk, first in zip(in_flight.chunks, results.chunks, strict=True):
+            with self._contain(chunk.state):
+                self._commit_chunk(chunk, first)
+        now = self._clock()
+        self._policy.update(outcome, now)
+        self._policy.note_host(self._clock() - now)
+        if in_flight.traced is not None:
+            in_flight.traced.committed()
+
+    def _read(self, in_flight: StepInFlight) -> StepResults | None:
         """What the step's answer means; None if the step failed."""
         try:
             output = in_flight.answer.result()
@@ -339,40 +361,6 @@ class EngineCore:
             self._fail(state, NotFinite())
         return [state for state, _ in found]
 
-    async def _wait(self) -> None:
-        """Wait for the first event. Raises `StageLost` where the oldest step has no answer in time.
-
-        Where nothing is under way, the caller looks again at once.
-        """
-        if self._in_flight:
-            limit_s = self.deadline.limit_s
-            left_s = self._in_flight.oldest.seconds_left(limit_s, self._answered_at, self._clock())
-            if not await self._wakeup.wait(left_s) and self._in_flight.answered is None:
-                raise StageLost(
-                    f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
-                )
-        elif self._asking is not None or self._forms.late():
-            await self._wakeup.wait(IDLE_WAIT_S)
-
-    def _commit(self, in_flight: StepInFlight, results: StepResults) -> None:
-        """Take a step's results into its requests."""
-        outcome = self._outcome(in_flight, results)
-        for state in in_flight.states:
-            state.num_losses = 0
-        trees = in_flight.trees
-        self._drafting.note_features(results.features)
-        self._drafting.note_drafted(results.drafted)
-        self._committing.count(trees, results, outcome)
-        walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
-        parts = zip(trees.states, walks, results.trees, strict=True)
-        contain_each(self._committing.commit_tree, parts, self._fail_part)
-        for chunk, first in zip(in_flight.chunks, results.chunks, strict=True):
-            with self._contain(chunk.state):
-                self._committing.commit_chunk(chunk, first)
-        self._budget.note_step(outcome, self._clock())
-        if in_flight.traced is not None:
-            in_flight.traced.committed()
-
     def _outcome(self, in_flight: StepInFlight, results: StepResults) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
         before, self._answered_at = self._answered_at, self._clock()
@@ -388,9 +376,139 @@ class EngineCore:
             bool(in_flight.trees.slices), in_flight.trees.followers,
         )  # fmt: skip
 
+    def _count(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:
+        """Count the paths through the trees of requests that have not ended meanwhile."""
+        states, paths = trees.states, results.paths
+        rows = [state.nodes.row for state in states]
+        self._draft_stats.add(rows, trees.trees, paths.sources, paths.ends)
+        if not self._scheduler.fair.is_alone:
+            self._scheduler.fair.charge_trees(states, trees.num_rows * results.num_passes)
+        ended = [place for place, state in enumerate(states) if state.has_ended]
+        for place, state in enumerate(states):
+            if state.request.options.explain:
+                timing = _timing(state.request_id, outcome, self._clock())
+                state.verified = trees.trees[place], timing
+        ids = [state.request_id for state in states]
+        verified = results.verified.without(ended)
+        outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
+
+    def _commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
+        """Take the walk through a request's tree, and tell of the tokens that it took."""
+        state, walk, answer = part
+        if state.has_ended:
+            return
+        stream = state.stream
+        if stream is not None:
+            answer = answer.behind(stream.unheard)
+            # What follows the root may be on its way still.
+            stream.unheard = answer.top_next_tokens if not walk.tokens else {}
+        if not walk.tokens:
+            return
+        num_final = len(state.token_ids) - 1 if stream is None else stream.num_in_place
+        self._scheduler.share(state, num_final)
+        rows, tokens, sources, token_ids, moves = walk
+        advance = state.stop.advance(tokens)
+        taken = advance.num_tokens
+        if sources[0] == TARGET_SOURCE:
+            # Without drafts each token had a pass of its own.
+            state.accepted_lengths += [0] * max(taken, 1)
+        else:
+            state.nodes.take_back(source for source in sources[taken:] if source != TARGET_SOURCE)
+            # Mostly the last one is the target's own token, and no node.
+            num_targets = taken > 0 and sources[taken - 1] == TARGET_SOURCE
+            state.accepted_lengths.append(taken - num_targets)
+        if taken < len(tokens):
+            tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
+        verified = self._explained(state, rows[1 : taken + 1])
+        self._append(state, tokens, token_ids, answer)
+        # A request that was preempted meanwhile has no KV to move.
+        # A streamed one's were noted when its root went on.
+        if advance.finish_reason is None and state.blocks and stream is None:
+            state.moves = moves
+        num_top = state.request.params.logprobs
+        log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
+        self._emit(state, advance, tokens, sources, log_probs, trees=verified)
+
+    def _commit_chunk(self, chunk: PromptChunk, chosen: Chosen | None) -> None:
+        """Take the token that the last prompt chunk predicts; None: nothing of the chunk."""
+        if chosen is None:
+            return
+        state = chunk.state
+        self._scheduler.share(state, chunk.end)
+        if state.has_ended or not chunk.wants_token:
+            return
+        state.first_token_time = self._clock()
+        tokens = chosen.tokens.tolist()
+        if not state.stop.num_tokens_left:
+            # Only the prompt was to be computed.
+            self._emit(state, Advance(0, "", "length"), [], [], ())
+            return
+        advance = state.stop.advance(tokens)
+        self._append(state, tokens, chosen.tokens, NO_TREE_OUTPUT)
+        log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
+        self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
+
+    def _append(
+        self, state: RequestState, tokens: Sequence[int], token_ids: Int32, answer: TreeOutput
+    ) -> None:
+        base_len = len(state.token_ids)
+        state.append(tokens)
+        if state.is_open:
+            commit = StepCommit(
+                state.request_id, base_len, token_ids, answer.probe_ids, answer.top_next_tokens
+            )
+            self._drafting.note_commit(commit)
+
+    def _emit(
+        self,
+        state: RequestState,
+        advance: Advance,
+        tokens: Sequence[int],
+        sources: Sequence[str],
+        log_probs: tuple[TokenLogProb, ...],
+        *,
+        trees: tuple[VerifiedTree, ...] = (),
+    ) -> None:
+        """Tell of committed tokens."""
+        prompt_log_probs = None
+        if state.prompt_log_probs is not None and state.num_answered == len(tokens):
+            prompt_log_probs = tuple(state.prompt_log_probs)
+        _, text, finish_reason, stop_reason = advance
+        delta = Delta(
+            state.request_id,
+            tuple(tokens),
+            tuple(sources),
+            text,
+            finish_reason,
+            None,
+            log_probs,
+            prompt_log_probs,
+            stop_reason,
+            trees,
+        )
+        if finish_reason is None:
+            request = state.request
+            if request.allowed_tokens is not None:
+                request.allowed_tokens.advance(tokens)
+            self._output.post(state, delta)
+        else:
+            self._finish(state, delta)
+
+    def _explained(self, state: RequestState, rows: Sequence[int]) -> tuple[VerifiedTree, ...]:
+        """The tree that tokens of these rows come from, where the request wants to know it."""
+        if state.verified is None:
+            return ()
+        (tree, timing), state.verified = state.verified, None
+        # Without nodes, a stage may have decoded several tokens behind the root.
+        path = [row - 1 for row in rows] if len(tree) else []
+        timing = timing._replace(committed_at=self._clock())
+        return (VerifiedTree.of(tree, state.token_ids[-1], path, timing),)
+
+    # ---- requests that end
+
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state, last.finish_reason or "")
-        self._outbox.post(
+        self._output.post(
             state, last._replace(metrics=state.metrics(self._clock(), self._acceptance))
         )
 
@@ -416,7 +534,7 @@ class EngineCore:
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if not state.has_ended:
             self._forget(state, type(error).__name__)
-            self._outbox.post(state, error)
+            self._output.post(state, error)
 
     def _forget(self, state: RequestState, status: str) -> None:
         del self._states[state.request_id]
@@ -424,8 +542,14 @@ class EngineCore:
         self._scheduler.remove(state)
         state.nodes.close()
         self.ended.note(state, status, self._clock())
-        self._forms.forget(state.request_id)
         permitted = state.request.allowed_tokens
         if permitted is not None and permitted.constraint is not None:
             permitted.constraint.close()
         self._drafting.close(state)
+
+
+def _timing(request_id: str, outcome: StepOutcome, now: float) -> StepTiming:
+    """What a step that has just been answered took of a request."""
+    batch = outcome.draft_batch
+    asked = tuple(name for name, ids in batch.plan.by_drafter.items() if request_id in ids)
+    return StepTiming(asked, batch.began_at, batch.seconds, now, outcome.seconds, now)

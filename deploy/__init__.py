@@ -1,4 +1,4 @@
 """The composition root: command line, Ray Serve app, OpenAI API, bundled models.
 
-Start with `engine/engine.py`, the engine as Python sees it; commands are in `cli/`.
+Start with `engine/async_engine.py`, the engine as servers see it; commands are in `cli/`.
 """

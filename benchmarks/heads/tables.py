@@ -1,12 +1,12 @@
-"""The tables of docs/results.md from results of `draftline bench --suite heads`.
+"""Tables of the results of `draftline bench --suite heads`.
 
     python -m draftline.benchmarks.heads.tables
 
 Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
 `heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of several rounds of the rows without training and
 with everything, `heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, and those of chains of so many
-nodes under load, `heads-load-REQUESTS-PROFILE.json`, as many as are there, and replaces the tables
-between two marks in docs/results.md.
+nodes under load, `heads-load-REQUESTS-PROFILE.json`, as many as are there, and prints their tables.
+docs/results.md shows some rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ import typer
 from ...deploy.cli.bench.head_rows import MERGED, UNTRAINED
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
-from ...measure.report.marked_part import markdown_table, replaced
+from ...measure.report.marked_part import markdown_table
 from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
-# The part of the page that is written.
-PART = "heads"
 PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
 TEMPERATURES = {"t0": "greedy", "t0.7": "T = 0.7", "t1": "T = 1"}
 SHOWN_DEPTHS = 6
@@ -195,11 +192,9 @@ def depth_table(head: str, content: Mapping[str, Any]) -> str:
 def main(
     *,
     folder: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
-    page: Annotated[Path, typer.Option(help="Page with the marks.")] = PAGE,
 ) -> None:
-    """Write the tables."""
-    text = page.read_text("utf-8")
-    page.write_text(replaced(text, tables(folder), PART), encoding="utf-8")
+    """Print the tables in Markdown."""
+    print(tables(folder))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m draftline.benchmarks.peers.plot [--results FILE] [--picture FILE] [--docs FOLDER]
 
-Draws docs/peers.png, writes the page docs/peers.md, and replaces the tables between two marks in
-docs/results.md. `--docs ""` draws only.
+Draws docs/peers.png, replaces the tables between two marks in docs/results.md, and prints what the
+page leaves out: latencies, processor time, tau and equal answers. `--docs ""` writes no page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ...measure.report.marked_part import replaced
 from ...measure.report.plots import DPI, require_matplotlib
@@ -24,8 +25,8 @@ from .report import (
     OURS,
     Comparison,
     family,
-    markdown_details,
     markdown_rates,
+    print_comparison,
     read_comparison,
 )
 
@@ -153,30 +154,13 @@ DOCS = ROOT / "docs"
 PART = "peers"
 WIDTH = 120
 
-PAGE = """# Beside other servers: what a request waits for
-
-Written by `python -m draftline.benchmarks.peers.plot` from
-[peers.json](../benchmarks/results/peers.json); tokens a second stand in [results.md](results.md),
-and how it is measured in [benchmarks.md](benchmarks.md).
-
-{caption}.
-
-llama.cpp sends every token as a part of its own, the others what a pass brought, so the time
-between parts is only comparable without speculation. Processor time is that of all processes of a
-server, prompts included.
-
-{details}
-"""
-
 
 def write_docs(comparison: Comparison, docs: Path) -> None:
-    """Write `peers.md`, and the tables of `results.md`. Raises `ConfigError`."""
+    """Write the tables of `results.md`. Raises `ConfigError`."""
     page = docs / "results.md"
     line = fill(_line(comparison), WIDTH)
     tables = f"{line}.\n\n{markdown_rates(comparison)}"
     page.write_text(replaced(page.read_text("utf-8"), tables, PART), encoding="utf-8")
-    details = PAGE.format(caption=line, details=markdown_details(comparison))
-    (docs / "peers.md").write_text(details, encoding="utf-8")
 
 
 def _line(comparison: Comparison) -> str:
@@ -192,6 +176,7 @@ def main(
 ) -> None:
     """Draw the comparison and write its tables."""
     comparison = read_comparison(results)
+    print_comparison(comparison, Console())
     write_picture(comparison, picture)
     if docs:
         write_docs(comparison, Path(docs))

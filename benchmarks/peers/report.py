@@ -359,25 +359,6 @@ def markdown_rates(comparison: Comparison) -> str:
     return "\n\n".join(parts)
 
 
-def markdown_details(comparison: Comparison) -> str:
-    """What a request waits for, processor time, tau and equal answers, by set of prompts."""
-    kinds: dict[str, Callable[[Sequence[PeerRun]], str]] = {
-        "time to first token, ms, p50 / p99": ttft,
-        "time between parts of a stream, ms, p50 / p99": itl,
-        "processor time of the server, ms a token": cpu,
-        "tau": lambda runs: f"{statistics.median(run.tau for run in runs):.2f}",
-        "answers equal to draftline's plain ones": lambda runs: same(comparison, runs),
-    }
-    return "\n\n".join(
-        f"## {label}\n\n"
-        + "\n\n".join(
-            _markdown(title, comparison.loads, _rows(comparison, label, kind))
-            for title, kind in kinds.items()
-        )
-        for label in comparison.labels
-    )
-
-
 def _rows(
     comparison: Comparison, label: str, figure: Callable[[Sequence[PeerRun]], str]
 ) -> list[list[str]]:

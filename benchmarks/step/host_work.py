@@ -49,8 +49,8 @@ from ...core.request.request import Request
 from ...core.request.sampling_params import SamplingParams
 from ...core.request.stop import SilentStream, StopRule
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.speculation.policy import SpeculationPolicy
 from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput
 from ...measure.records.record import machine
@@ -176,7 +176,7 @@ class Bench:
             num_groups=1,
         )
         drafters, scheduler = CountingDrafters(load.nodes), Scheduler(pool, limits)
-        budget = NodeBudget(is_adaptive=False)
+        budget = SpeculationPolicy(is_adaptive=False)
         self.core = EngineCore(self.pipeline, drafters, scheduler, budget, time.monotonic)
         self.waiting = {f"request-{index}" for index in range(load.requests)}
         self.has_finished = False

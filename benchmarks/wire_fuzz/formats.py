@@ -19,7 +19,7 @@ from ...cluster.transport.messages import (
     encode_frame,
     encode_result,
 )
-from ...core.difference.step_decoder import MAX_SLOTS
+from ...cluster.transport.step_codec.decoder import MAX_SLOTS
 from ...core.draft_distributions import DraftDistributions
 from ...core.errors import DraftlineError, StageError, StageLost
 from ...core.interfaces import Ended, Subtree
@@ -45,7 +45,7 @@ from ...deploy.engine_process.messages import (
     Beat,
     Cancel,
     Failed,
-    NextTokens,
+    NextDelta,
     decode_from_api,
     decode_from_engine,
     encode_messages,
@@ -275,7 +275,7 @@ def _engine_process() -> list[Format]:
     from_engine = [
         encode_messages(
             [
-                NextTokens(1, (5, 6), ("suffix", "suffix"), "text"),
+                NextDelta(1, Delta("request", (5, 6), ("suffix", "suffix"), "text")),
                 Failed(2, "request", "must be a number", "seed"),
             ]
         )

@@ -14,11 +14,11 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
 from ...core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget, load_choice
-from ...core.schedule.multi_step import MultiStep
+from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
-from ...core.schedule.shares.prefill_share import PrefillShare
-from ...core.schedule.step_cost import StepCost
+from ...core.speculation.multi_step import MultiStep
+from ...core.speculation.policy import SpeculationPolicy, load_policy
+from ...core.speculation.step_cost import StepCost
 from ...core.step.builder import load_kernels
 from ...core.step.trace import StepTrace
 from ...core.steps import prompt_step
@@ -149,7 +149,7 @@ class Assembly:
         # Nodes that were drawn may not be cut by their value.
         is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
         multi_step = MultiStep(config.multi_step_ms / 1000, lambda: self.pipeline.decodes_several)
-        self.budget = NodeBudget(
+        self.policy = SpeculationPolicy(
             is_adaptive=is_adaptive,
             is_ordered=config.node_budget == "ordered",
             multi_step=multi_step,
@@ -163,7 +163,7 @@ class Assembly:
             self.pipeline,
             self.hub,
             self.scheduler,
-            self.budget,
+            self.policy,
             self._clock,
             acceptance=config.acceptance,
             trace=trace,
@@ -188,10 +188,10 @@ class Assembly:
         if self._plan.specs[0].num_blocks is None:
             self._pool.resize(self.pipeline.num_blocks)
         await asyncio.to_thread(load_kernels)
-        await asyncio.to_thread(load_choice)
+        await asyncio.to_thread(load_policy)
         config = self._plan.config
         num_slots = self._pool.num_blocks * config.block_size
-        self.budget.cost = await measure_step_cost(
+        self.policy.cost = await measure_step_cost(
             self.pipeline,
             min(config.max_num_batched_tokens, num_slots, self._plan.max_model_len),
             config.block_size,
@@ -200,7 +200,7 @@ class Assembly:
         await self.hub.start(DRAFTERS_START_S)
 
     def _step_s(self, num_rows: int) -> float:
-        return float(self.budget.cost.seconds(1, num_rows))
+        return float(self.policy.cost.seconds(1, num_rows))
 
     async def recover(self) -> tuple[int, ...]:
         """Replace what of the pipeline is lost; these stages. Drafters stay connected."""

@@ -11,8 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ...core.arrays import Int32
 from ...core.errors import RequestError
-from ...core.request.allowed_tokens import AllowedTokens, BannedSequences, allowed_tokens_of
-from ...core.request.constraint import Constraint
+from ...core.request.allowed_tokens import (
+    AllowedTokens,
+    BannedSequences,
+    Constraint,
+    allowed_tokens_of,
+)
 from ...core.request.input_checks import answer_room, check_vocabulary, checked_prompt
 from ...core.request.request import PrefixKeys, Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams

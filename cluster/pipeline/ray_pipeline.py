@@ -18,7 +18,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from ...core.difference.load_loops import load_loops
 from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
@@ -26,6 +25,7 @@ from ..loop_calls import call_on_loop
 from ..transport.distributed import DistributedTransport
 from ..transport.hidden_link import Backend
 from ..transport.in_flight import InFlightSteps
+from ..transport.messages import load_loops
 from ..transport.stage_place import StagePlace, check_nccl, fastest_backend
 from ..transport.stage_spec import StageSpec
 

@@ -1,6 +1,6 @@
 """What coordinator and stages tell each other, as msgpack: steps, answers, failures.
 
-Steps travel as differences (`core/difference/`). Decoding makes these values and nothing else,
+Steps travel as deltas (`step_codec/`). Decoding makes these values and nothing else,
 whatever the bytes are: every field is checked against its annotation, arrays by their numpy type.
 On a connection a message has its length before it; `distributed.py` cuts off whoever cannot show
 the secret of the run before that.
@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -20,11 +21,11 @@ import msgspec
 import numpy as np
 
 from ...core.arrays import PackedArray, pack, unpack
-from ...core.difference.step_decoder import StepDecoder
-from ...core.difference.step_difference import ChoiceDifference, RowsDifference, StepDifference
-from ...core.difference.step_encoder import StepEncoder
 from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
-from ...core.steps import StepInput, StepOutput
+from ...core.steps import LogitEdits, Penalties, StepInput, StepOutput, prompt_step
+from .step_codec.decoder import StepDecoder
+from .step_codec.encoder import StepEncoder
+from .step_codec.step_delta import ChoiceDelta, RowsDelta, StepDelta
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ EPOCH_BITS = 62
 
 
 class StepMessage(NamedTuple):
-    """To a stage: a step, by its number in the pipeline's run, as a `StepDifference`.
+    """To a stage: a step, by its number in the pipeline's run, as a `StepDelta`.
 
     Only the last stage is told what there is to choose.
     """
@@ -47,8 +48,8 @@ class StepMessage(NamedTuple):
     sequence: int
     epoch: int
     serial: int
-    rows: RowsDifference
-    choice: ChoiceDifference | None
+    rows: RowsDelta
+    choice: ChoiceDelta | None
 
 
 class StepPayloads(NamedTuple):
@@ -100,10 +101,10 @@ class StepWriter:
         Raises `ProtocolError` where a value of it has no encoding.
         """
         try:
-            difference = self._encoder.encode(step)
-            head = (sequence, difference.epoch, difference.serial)
-            rows = msgspec.Raw(_encoder.encode(difference.rows))
-            whole = _encoder.encode((*head, rows, difference.choice))
+            delta = self._encoder.encode(step)
+            head = (sequence, delta.epoch, delta.serial)
+            rows = msgspec.Raw(_encoder.encode(delta.rows))
+            whole = _encoder.encode((*head, rows, delta.choice))
             return StepPayloads(_encoder.encode((*head, rows, None)), whole)
         except (TypeError, OverflowError) as error:
             self._encoder.forget()
@@ -122,7 +123,19 @@ class StepReader:
         Raises `ProtocolError`, which names the field, for what is no message or not the next one.
         """
         sequence, epoch, serial, rows, choice = _decode(_steps, data)
-        return sequence, self._decoder.decode(StepDifference(epoch, serial, rows, choice))
+        return sequence, self._decoder.decode(StepDelta(epoch, serial, rows, choice))
+
+
+def load_loops() -> None:
+    """Compile the loops of both ends, or load them: no step is to wait for that."""
+    step = prompt_step(2, 1)
+    ids, zeros = step.logits_rows, np.zeros(2, dtype=np.float32)
+    penalties = Penalties(ids, ids, ids > 0, ids, ids, 1.0, 0.5, 0.5)
+    mask = np.ones((2, 2), dtype=np.uint32)
+    step = replace(step, edits=(LogitEdits(0, 2, ids, zeros, penalties, mask),))
+    writer, reader = StepWriter(0), StepReader()
+    for sequence in range(2):
+        reader.read(writer.write(sequence, step).whole)
 
 
 def encode_result(sequence: int, answer: StageResult) -> bytes:

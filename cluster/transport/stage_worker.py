@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from ...core.difference.load_loops import load_loops
 from ...core.errors import StageLost
+from .messages import load_loops
 from .stage_place import StagePlace
 from .stage_spec import StageRunner, StageSpec
 

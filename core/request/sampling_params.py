@@ -8,7 +8,7 @@ from typing import Literal
 from ..errors import RequestError, are_token_ids, is_number, is_whole, require
 from ..logits_params import LogitsParams
 from ..proposals import cache_key
-from .constraint import StructuredOutput
+from .allowed_tokens import StructuredOutput
 
 MAX_SEED = 2**63 - 1
 MAX_LOG_PROBS = 20

@@ -9,10 +9,10 @@ from operator import attrgetter
 
 from ..errors import CapacityError, RequestError
 from ..request.request import PrefixKeys, RequestState
-from ..step.prompt_chunk import PromptChunk
+from ..step.parts import PromptChunk
 from .block_pool import BlockPool
-from .shares.fair_share import FairShare
-from .shares.prefill_share import PrefillShare
+from .fair_share import FairShare
+from .prefill_share import PrefillShare
 
 # A prompt that fills more steps is long.
 LONG_STEPS = 2

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import numpy as np
 
 from ..arrays import Int32, UInt64
 from ..proposals import chain_proposal
-from ..request.draft_tally import DraftTally
+from ..request.draft_stats import DraftStats
 from ..request.request import NO_MOVES, RequestState
-from ..sampling.penalties import path_entries
-from ..sampling.rows import rows_of_requests
+from ..sampling.rows import build_edits, path_entries, rows_of_requests
 from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, TreeRows, Verification
-from ..streaming.slices import with_slices
-from ..tree.acceptance_table import AcceptanceTable
-from ..tree.kernels import pack, unpack, visible_columns
+from ..streaming.chunks import rows_of_edits, with_slices
+from ..tree.acceptance import AcceptanceTable
 from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
+from ..tree.tree import NO_TREE
+from ..tree.tree_loops import pack, unpack, visible_columns
 from ..verify.walk import Paths, RowSlots, walk_all
-from .edits import placed_edits
 from .layout import fill_tables, lay_out
-from .prompt_chunk import PromptChunk
-from .tree_steps import TreeStep, TreeSteps
+from .parts import PromptChunk, TreeStep, TreeSteps
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 
@@ -42,7 +42,7 @@ def end_ids_of(states: Sequence[RequestState]) -> Int32:
     return table
 
 
-def build_step(  # noqa: PLR0917 - the parts of a step
+def build_step(
     step_id: int,
     chunks: Sequence[PromptChunk],
     trees: TreeSteps,
@@ -102,7 +102,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     )
 
 
-def _tree_rows(  # noqa: PLR0917 - of the step's arrays
+def _tree_rows(
     trees: TreeSteps, starts: Int32, slots: Int32, positions: Int32, tables: Int32, block_size: int
 ) -> Sequence[TreeRows | None]:
     """What the rows see; those of slices get their KV slots."""
@@ -255,8 +255,60 @@ def load_kernels() -> None:
     visible_columns(cut.ancestors(), (cut.sizes + 1).astype(np.int32))
     walk_all(trees, np.arange(6, dtype=np.int32), RowSlots(starts, np.arange(6, dtype=np.int32)))
     paths = Paths.of([[(0, 0, -1)]] * 2)
-    DraftTally().add([0, 0], trees, paths.sources, paths.ends)
+    DraftStats().add([0, 0], trees, paths.sources, paths.ends)
     nodes = trees.nodes, trees.node_ends, ids
     tables = block_tables([ids, ids])
     path_entries(trees[0].nodes)
     lay_out(*nodes, none, none, np.zeros(2, dtype=np.int32), none, none, none, ids, tables, 2)
+
+
+Contain = Callable[[RequestState], AbstractContextManager[None]]
+
+
+def edits_of_parts(
+    trees: TreeSteps, chunks: Sequence[PromptChunk], contain: Contain
+) -> tuple[TreeSteps, Sequence[PromptChunk], list[LogitEdits | None]]:
+    """The parts whose changes to logits could be made, and these; none where nobody has any.
+
+    contain: what goes wrong with a request's changes ends that request alone
+    """
+    states = (*trees.states, *(chunk.state for chunk in chunks))
+    if not any(state.edits_logits for state in states):
+        return trees, chunks, []
+    kept, kept_chunks, edits = [], [], []
+    for place, tree in enumerate(trees):
+        with contain(tree.state):
+            edits.append(edits_for(tree))
+            kept.append(place)
+    for chunk in chunks:
+        with contain(chunk.state):
+            edits.append(edits_for(chunk))
+            kept_chunks.append(chunk)
+    return trees.select(kept), kept_chunks, edits
+
+
+def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
+    """What the request's parameters change in the rows of a part, as if they were the first.
+
+    None: nothing, or the part gets no target token.
+    """
+    if not part.num_chosen:
+        return None
+    if isinstance(part, TreeStep):
+        if part.slice is None:
+            return build_edits(part.state, part.tree, 0, part.wishes.form)
+        edits = build_edits(part.state, part.slice.path, 0)
+        return None if edits is None else rows_of_edits(edits, part.slice.rows)
+    permitted = part.state.request.allowed_tokens
+    constraint = None if permitted is None else permitted.constraint
+    form = None if constraint is None else constraint.first[None]
+    return build_edits(part.state, NO_TREE, 0, form)
+
+
+def placed_edits(chosen: Int32, edits: Sequence[LogitEdits | None]) -> tuple[LogitEdits, ...]:
+    """The edits of a step's parts at their rows; `chosen` int32 [parts]: how many each part has."""
+    if not edits:
+        return ()
+    firsts = [0, *chosen.cumsum().tolist()]
+    placed = zip(firsts, edits, strict=False)
+    return tuple(replace(edit, first_row=first) for first, edit in placed if edit is not None)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..arrays import Int32, Int64
 from ..compiled import compiled
-from ..tree.kernels import DEPTH, TOKEN
+from ..tree.tree_loops import DEPTH, TOKEN
 
 
 @compiled

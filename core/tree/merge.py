@@ -1,6 +1,6 @@
 """Merges all drafters' proposals in one token tree a request.
 
-See docs/algorithms/token_trees.md, "Merging proposals".
+See docs/how-it-works.md, "Merging proposals".
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from ..arrays import ROOT, Int32
 from ..proposals import Probe, Proposal
-from . import kernels as tree_kernels
-from .acceptance_table import AcceptanceTable
+from . import tree_loops
+from .acceptance import AcceptanceTable
 from .tree import TokenTree, TreeBatch, empty_trees
 
 NO_COUNTS = AcceptanceTable().counts
@@ -52,7 +52,7 @@ def merge_all(
     # In the order of the first of each: numbers are given as names come.
     source_ids = {name: ids.source_id(name) for name in dict.fromkeys(names)}
     return TreeBatch(
-        *tree_kernels.merge_nodes(
+        *tree_loops.merge_nodes(
             np.concatenate([proposal.tokens for proposal in proposals]),
             np.concatenate([proposal.parents for proposal in proposals]),
             np.concatenate([proposal.log_probs for proposal in proposals]),

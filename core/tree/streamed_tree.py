@@ -3,7 +3,7 @@
 Its root is the last committed token. Nodes are sent in slices, each of which goes out while those
 before it are on their way; answers come in the order of the slices, and the root advances over
 every token of the target that is known. What the target leaves is dropped, wherever it is. See
-docs/streaming.md.
+docs/how-it-works.md, "Pipelined trees".
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from ..arrays import ROOT
 from ..proposals import TopNextTokens
-from .kernels import PARENT, SOURCE, TOKEN
 from .tree import NO_TREE, TokenTree
+from .tree_loops import PARENT, SOURCE, TOKEN
 
 # What was answered to a row.
 A = TypeVar("A")

@@ -9,8 +9,8 @@ from typing import overload
 import numpy as np
 
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64, lengths_of
-from . import kernels as tree_kernels
-from .kernels import unpack
+from . import tree_loops
+from .tree_loops import unpack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class TokenTree:
     def ancestors(self) -> UInt64:
         """The mask in bits, as `core/tree/kernels.py` packs it."""
         ends = np.array([len(self)], dtype=np.int64)
-        return tree_kernels.ancestor_bits(self.nodes, ends).reshape(len(self) + 1, -1)
+        return tree_loops.ancestor_bits(self.nodes, ends).reshape(len(self) + 1, -1)
 
     def keep(self, kept: Bool) -> TokenTree:
         """The tree of these nodes; the parent of each must be among them. `kept` is bool [n]."""
@@ -162,7 +162,7 @@ class TreeBatch(Sequence[TokenTree]):
         """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""
         if kept.all():
             return self
-        arrays = tree_kernels.keep_nodes(
+        arrays = tree_loops.keep_nodes(
             self.nodes,
             self.values,
             self.attributions,
@@ -175,17 +175,15 @@ class TreeBatch(Sequence[TokenTree]):
 
     def best_of_each(self, limits: Sequence[int]) -> Bool:
         """bool, of the nodes of all: the most valuable of each tree, at most `limits` of them."""
-        return tree_kernels.best_of_each(
-            self.values, self.ends[0], np.array(limits, dtype=np.int64)
-        )
+        return tree_loops.best_of_each(self.values, self.ends[0], np.array(limits, dtype=np.int64))
 
     def ancestors(self) -> UInt64:
         """`TokenTree.ancestors` of all trees, uint64 [sum of rows * words]."""
-        return tree_kernels.ancestor_bits(self.nodes, self.ends[0])
+        return tree_loops.ancestor_bits(self.nodes, self.ends[0])
 
     def count_sources(self) -> list[dict[str, int]]:
         """`TokenTree.count_sources` of all trees."""
-        counts = tree_kernels.count_sources(self.nodes, self.ends[0], len(self.names))
+        counts = tree_loops.count_sources(self.nodes, self.ends[0], len(self.names))
         # Most trees of a step have as many of each as another one.
         known: dict[tuple[int, ...], dict[str, int]] = {}
         return [

@@ -1,13 +1,19 @@
-"""The acceptance rules by name, and the random numbers that they decide by.
+"""The acceptance rules by name, the candidates of a tree that they decide about, and the random
+numbers that they decide by.
 
-See docs/algorithms/verification.md.
+See docs/how-it-works.md, "Other rules".
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ..arrays import Float64
+from ..arrays import ROOT, Float32, Float64, Int32
+from ..proposals import Proposal
+from ..steps import TreeCandidates
+from ..tree.tree import NO_TREE, TokenTree
 
 # Sample-and-match, which needs no rule: the target's own tokens are walked along the tree.
 COUPLED = "coupled"
@@ -37,3 +43,54 @@ class SeededRng:
     def uniform(self) -> float:
         """The next uniform number."""
         return self._rng.random()
+
+
+def candidates_of(
+    rule: str, tree: TokenTree, proposals: Sequence[Proposal], max_nodes: int
+) -> TreeCandidates:
+    """The candidates of a tree that these proposals were merged in, with at most `max_nodes` nodes.
+
+    Whether a node is tested must not depend on its own token. So once the tree is full no later
+    node is, not even one that stands in it already.
+    """
+    placed = {
+        edge: node
+        for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    }
+    used: set[int] = set()
+    rows: list[tuple[int, int, int]] = []
+    places: list[tuple[Proposal, int]] = []
+    for proposal in proposals:
+        merged: list[int | None] = []
+        edges = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
+        for index, (drafted_parent, token) in enumerate(edges):
+            parent = ROOT if drafted_parent == ROOT else merged[drafted_parent]
+            is_full = len(used) >= max_nodes
+            node = None if parent is None or is_full else placed.get((parent, token))
+            merged.append(node)
+            if node is not None and parent is not None:
+                used.add(node)
+                rows.append((parent, node, token))
+                places.append((proposal, index))
+    ids, probs = _distributions(places)
+    parents, nodes, tokens = np.array(rows, dtype=np.int32).reshape(-1, 3).T
+    return TreeCandidates(rule, len(tree), parents, nodes, tokens, ids, probs)
+
+
+def no_candidates(rule: str) -> TreeCandidates:
+    """The candidates of a root without a tree: none."""
+    return candidates_of(rule, NO_TREE, (), 0)
+
+
+def _distributions(places: Sequence[tuple[Proposal, int]]) -> tuple[Int32, Float32]:
+    width = max(
+        (p.distributions.ids.shape[1] for p, _ in places if p.distributions is not None), default=0
+    )
+    ids = np.zeros((len(places), width), dtype=np.int32)
+    probs = np.zeros((len(places), width), dtype=np.float32)
+    for row, (proposal, index) in enumerate(places):
+        if proposal.distributions is not None:
+            num_ids = proposal.distributions.ids.shape[1]
+            ids[row, :num_ids] = proposal.distributions.ids[index]
+            probs[row, :num_ids] = proposal.distributions.probs[index]
+    return ids, probs

@@ -1,8 +1,7 @@
 """What is committed of each tree: the acceptance walk of coupled sampling, or a rule's verification
 result.
 
-Why the walk gives the text of plain decoding: docs/algorithms/sampling.md and verification.md,
-"Coupled walk".
+Why the walk gives the text of plain decoding: docs/how-it-works.md, "Coupled walk".
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from ..compiled import compiled
 from ..request.output import TARGET_SOURCE
 from ..request.request import NO_MOVES
 from ..steps import StepOutput, VerificationResult
-from ..tree.kernels import PARENT, SOURCE, TOKEN
 from ..tree.tree import TokenTree, TreeBatch
+from ..tree.tree_loops import PARENT, SOURCE, TOKEN
 
 
 class Walk(NamedTuple):

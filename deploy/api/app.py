@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -27,21 +26,25 @@ from ..tenants.store import open_tenant_store
 from ..tenants.watch import TenantWatch
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .http.callers import OPEN_PATHS, ApiKeys, Callers, caller_of, require_operator
-from .http.metrics import CONTENT_TYPE, AnsweringPage, MetricsPage, ServerMetrics
-from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
-from .http.origins import AllowedOrigins
+from .http.callers import OPEN_PATHS, ApiKeys, Callers
+from .http.metrics import AnsweringPage, MetricsPage, ServerMetrics
+from .http.middleware import (
+    REQUEST_ID_HEADER,
+    AllowedOrigins,
+    BodyLimits,
+    Drain,
+    RefuseWhileDraining,
+    RequestIds,
+)
 from .rates.admission import RateLimits
 from .rates.gate import Gate, gate_of
+from .routes.bodies import BODIES, Bodies
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
-from .routes.bodies import Bodies
-from .routes.live_page import FILES, add_live_page
-from .routes.live_page import PATH as LIVE_PAGE
-from .routes.not_served import no_such_route
+from .routes.generation import add_generation_routes
+from .routes.models import ModelSource, ServedModels, add_model_routes
 from .routes.openapi import describe
-from .routes.served_models import ModelSource, ServedModels
-from .routes.server_info import server_info, server_load, shown
-from .routes.text_routes import BODIES, add_text_routes
+from .routes.operations import LIVE_PAGE_FILES, add_operations_routes, no_such_route
+from .routes.text import add_text_routes
 
 if TYPE_CHECKING:
     from ..observe.spans import RequestTracer
@@ -118,12 +121,11 @@ def create_models_app(  # noqa: PLR0913 - most are keywords
         lifespan=lambda _app: _running(engine_clients, gate, watch, tracer),
     )
     models = ServedModels(sources)
-    add_text_routes(app, models.all, Bodies(config, models), tracer)
-    _add_model_routes(app, models)
-    _add_operator_routes(app, engine_clients, metrics, drain)
-    _add_info_routes(app, sources, config)
-    if config.live_page:
-        add_live_page(app)
+    bodies = Bodies(config, models)
+    add_generation_routes(app, models.all, bodies, tracer)
+    add_text_routes(app, models.all, bodies)
+    add_model_routes(app, models)
+    add_operations_routes(app, sources, config, metrics, drain)
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -144,7 +146,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain, callers: C
         ApiKeys,
         callers=callers,
         is_open=not config.has_keys,
-        open_paths=OPEN_PATHS | FILES.keys() if config.live_page else OPEN_PATHS,
+        open_paths=OPEN_PATHS | LIVE_PAGE_FILES.keys() if config.live_page else OPEN_PATHS,
     )
     if config.cors_allow_origins:
         exposed = (REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER, *RATE_HEADERS)
@@ -183,84 +185,6 @@ async def _running(
             await watch.start()
             stack.push_async_callback(watch.close)
         yield
-
-
-def _add_model_routes(app: FastAPI, models: ServedModels) -> None:
-    @app.get("/v1/models")
-    async def list_models(request: Request) -> dict[str, Any]:
-        """The models of this server that the caller may use."""
-        caller = caller_of(request)
-        return {"object": "list", "data": [model.card(caller) for model in models.usable(caller)]}
-
-    @app.get("/v1/models/{model_id:path}")
-    async def show_model(model_id: str, request: Request) -> dict[str, Any]:
-        """One model."""
-        caller = caller_of(request)
-        return models.find(model_id, caller).card(caller)
-
-
-def _add_operator_routes(
-    app: FastAPI, engine_clients: Sequence[EngineClient], metrics: MetricsPage, drain: Drain
-) -> None:
-    @app.post("/ping", include_in_schema=False)
-    @app.head("/ping", include_in_schema=False)
-    @app.head("/health", include_in_schema=False)
-    @app.head("/readyz", include_in_schema=False)
-    @app.get("/health")
-    @app.get("/readyz")
-    @app.get("/ping")
-    async def health() -> Response:
-        """200 while requests are served, of one model at least, else 503."""
-        if drain.is_draining:
-            raise drain.refusal()
-        if any(await asyncio.gather(*(client.is_healthy() for client in engine_clients))):
-            return JSONResponse({"status": "ok"})
-        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")
-
-    @app.head("/livez", include_in_schema=False)
-    @app.get("/livez")
-    async def alive() -> dict[str, str]:
-        """200 while the server runs: what cannot serve now may come back by itself."""
-        return {"status": "ok"}
-
-    @app.get("/metrics")
-    async def prometheus(request: Request) -> Response:
-        """Prometheus text, for the operator."""
-        require_operator(request)
-        return Response(await metrics.text(engine_clients), media_type=CONTENT_TYPE)
-
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        """draftline's version."""
-        return {"version": __version__}
-
-
-def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: ServerConfig) -> None:
-    @app.head("/", include_in_schema=False)
-    @app.get("/")
-    async def root() -> dict[str, str]:
-        """What this server has, for whoever opens its address; no key is needed."""
-        page = {"ui": LIVE_PAGE} if config.live_page else {}
-        return {"server": "draftline", "api": "/v1", **page}
-
-    @app.get("/server_info")
-    async def info(request: Request) -> dict[str, Any]:
-        """Versions and settings, without secrets, for the operator."""
-        require_operator(request)
-        stats = await asyncio.gather(*(source.engine_client.stats() for source in sources))
-        names = [source.name for source in sources]
-        told = server_info({"server": config}, dict(zip(names, stats, strict=True)))
-        settings = {source.name: shown(source.settings) for source in sources}
-        if len(sources) == 1:
-            return told | {"engine": settings[names[0]]}
-        return told | {"models": settings}
-
-    @app.get("/load")
-    async def load(request: Request) -> dict[str, int]:
-        """Requests that run or wait, for the operator."""
-        require_operator(request)
-        stats = await asyncio.gather(*(source.engine_client.stats() for source in sources))
-        return server_load([engine for engines in stats for engine in engines])
 
 
 def _answer_nobody(_request: Request, _error: Exception) -> Response:

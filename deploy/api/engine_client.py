@@ -1,17 +1,23 @@
-"""What the HTTP API needs of an engine, and an engine in this process that has it."""
+"""What the HTTP API needs of an engine: one in this process, or the half that all others share."""
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol, cast
 
+from ...cluster.loop_calls import spare_collector
+from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...models.text.tokenizer import load_tokenizer
 from ..engine.stats import EngineStats
 from .text_codec import TextCodec
 
 if TYPE_CHECKING:
-    from ..engine.engine import AsyncEngine
+    from ..engine.async_engine import AsyncEngine
 
 
 class EngineClient(Protocol):
@@ -102,3 +108,61 @@ class LocalEngineClient:
     async def is_healthy(self) -> bool:
         """Whether the engine serves."""
         return self._engine.is_healthy()
+
+
+class RemoteEngineClient(ABC):
+    """An engine in other processes. Token ids go there and come back; text is made here.
+
+    Only deltas of requests with stop texts come with text, which the engine cuts.
+    """
+
+    _codec: TextCodec
+    _max_model_len: int
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        return self._codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return self._max_model_len
+
+    async def stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        request_id: str,
+    ) -> AsyncGenerator[Delta, None]:
+        """One request's deltas; closing the generator cancels the request.
+
+        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineFailed`,
+        `EngineClosed`, `ReaderTooSlow`.
+        """
+        texts: AnswerText | None = None
+        batches = self._batches(prompt, params, options, request_id)
+        async with aclosing(batches):
+            async for deltas in batches:
+                # Made when the engine has found that the prompt's ids have texts.
+                texts = texts or self._codec.answer_text(prompt, params)
+                for delta in deltas:
+                    yield texts.completed(delta)
+
+    @abstractmethod
+    def _batches(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        request_id: str,
+    ) -> AsyncGenerator[Sequence[Delta], None]:
+        """A request's deltas as they come, to the last one; closing it cancels the request."""
+        ...
+
+    async def _load_tokenizer(self, model: str) -> None:
+        """Read the tokenizer of a folder or hub id. Raises `CheckpointError`."""
+        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, model))
+        spare_collector()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.request.output import Delta
 from ...core.request.sampling_params import SamplingParams
-from ..engine.engine import AsyncEngine
+from ..engine.async_engine import AsyncEngine
 from ..ray_serve.runtime import quiet_libraries
 from ..settings.settings import build_serve_args
 from .progress import progress

@@ -1,4 +1,4 @@
 """The engine as Python sees it: `Engine` for scripts, `AsyncEngine` for servers.
 
-Start with `engine.py`.
+Start with `async_engine.py`.
 """

@@ -1,14 +1,15 @@
-"""The queue between an engine's thread and whoever reads one request's deltas."""
+"""The way from an engine's thread to whoever reads one request's deltas on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from ...core.errors import DraftlineError, ReaderTooSlow
-from ...core.request.output import TokenLogProb, VerifiedTree
-from .loop_mailbox import LoopMailbox
+from ...core.request.output import Delta, TokenLogProb
 
 # What may wait for the reader of a stream, where nobody says otherwise.
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
@@ -19,32 +20,10 @@ ALTERNATIVE_BYTES = 100
 # Of a tree, whose places and names many share.
 NODE_BYTES = 100
 
-
-class TokenDelta(Protocol):
-    """What takes memory of a `core.request.output.Delta`, or of a message with the same fields."""
-
-    @property
-    def text(self) -> str:
-        """As in `Delta`, like all below."""
-        ...
-
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...  # noqa: D102
-
-    @property
-    def log_probs(self) -> tuple[TokenLogProb, ...]: ...  # noqa: D102
-
-    @property
-    def prompt_log_probs(self) -> tuple[TokenLogProb | None, ...] | None: ...  # noqa: D102
-
-    @property
-    def trees(self) -> tuple[VerifiedTree, ...]: ...  # noqa: D102
+_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox] = WeakKeyDictionary()
 
 
-D = TypeVar("D", bound=TokenDelta)
-
-
-class DeltaQueue(Generic[D]):
+class DeltaQueue:
     """Events of one request, made in any thread and read on one event loop.
 
     The engine never waits for a reader. Once more than `max_bytes` (as of `delta_bytes`) wait, what
@@ -57,22 +36,22 @@ class DeltaQueue(Generic[D]):
         self._mailbox = LoopMailbox.of(loop)
         self._max_bytes = max_bytes
         self._on_full = on_full
-        self._events: asyncio.Queue[D | DraftlineError] = asyncio.Queue()
+        self._events: asyncio.Queue[Delta | DraftlineError] = asyncio.Queue()
         self._num_bytes = 0
         self._is_full = False
         self._error: DraftlineError | None = None
 
-    def on_output(self, event: D | DraftlineError) -> None:
+    def on_output(self, event: Delta | DraftlineError) -> None:
         """Take an event from any thread."""
         self._mailbox.post(self.put, event)
 
-    async def next(self) -> D:
+    async def next(self) -> Delta:
         """The next delta. Raises the error that ended the request."""
         if self._error is not None:
             raise self._error
         return self._taken(await self._events.get())
 
-    async def next_all(self) -> list[D]:
+    async def next_all(self) -> list[Delta]:
         """All deltas that are there, at least one. Raises the error that ended the request."""
         deltas = [await self.next()]
         while not self._events.empty():
@@ -84,7 +63,7 @@ class DeltaQueue(Generic[D]):
             deltas.append(self._taken(event))
         return deltas
 
-    def put(self, event: D | DraftlineError) -> None:
+    def put(self, event: Delta | DraftlineError) -> None:
         """Take an event on the loop itself."""
         if self._is_full:
             return
@@ -101,14 +80,60 @@ class DeltaQueue(Generic[D]):
                 self._on_full()
         self._events.put_nowait(event)
 
-    def _taken(self, event: D | DraftlineError) -> D:
+    def _taken(self, event: Delta | DraftlineError) -> Delta:
         if isinstance(event, DraftlineError):
             raise event
         self._num_bytes -= delta_bytes(event)
         return event
 
 
-def delta_bytes(delta: TokenDelta) -> int:
+class LoopMailbox:
+    """Calls for one event loop, from any thread, in order.
+
+    A step of the engine tells every request of its tokens. To wake the loop for each would take
+    longer than all else that telling takes, and would let go of the interpreter each time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._is_woken = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
+        """The one of this loop; called on the loop itself."""
+        mailbox = _mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = _mailboxes[loop] = cls(loop)
+        return mailbox
+
+    def post(self, call: Callable[[Any], None], event: object) -> None:
+        """Call on the loop, with this event."""
+        # A server that shuts down closes its loop before the engine's last output.
+        if self._loop.is_closed():
+            return
+        self._calls.append((call, event))
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # First: whoever posts from now on wakes the loop again.
+        self._is_woken = False
+        try:
+            while self._calls:
+                call, event = self._calls.popleft()
+                call(event)
+        finally:
+            # One that fails keeps nothing from the others.
+            if self._calls:
+                self._wake()
+
+
+def delta_bytes(delta: Delta) -> int:
     """About how much memory a delta takes."""
     size = DELTA_BYTES + len(delta.text) + TOKEN_BYTES * len(delta.token_ids)
     if delta.trees:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...cluster.drafting.stats import DrafterStats
-from ...core.schedule.shares.tenant_work import TenantTotals
+from ...core.schedule.fair_share import TenantTotals
 from ...core.schedule.streaming import StreamingCounts
 from ...core.step.in_flight import StepTimes
 from .shadow import ShadowCounts

@@ -1,7 +1,4 @@
-"""The API's side: an engine in another process, as the API's routes see one.
-
-Texts are made here, from the tokens that come; only those of requests with stop texts come whole.
-"""
+"""The API's side: an engine in another process, as the API's routes see one."""
 
 from __future__ import annotations
 
@@ -13,15 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal, TypeVar
 
-from ...cluster.loop_calls import spare_collector
 from ...core.errors import DraftlineError, EngineClosed, EngineFailed, StageLost
-from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...models.text.tokenizer import load_tokenizer
-from ..api.engine_client import EngineClient
+from ..api.engine_client import EngineClient, RemoteEngineClient
 from ..api.rates.verdict import Verdict
-from ..api.text_codec import TextCodec
 from ..engine.delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from ..engine.stats import EngineStats
 from .connection import SILENCE_S, Connection
@@ -38,7 +31,7 @@ from .messages import (
     Health,
     Hello,
     Judged,
-    NextTokens,
+    NextDelta,
     Refused,
     Reply,
     Serving,
@@ -57,7 +50,7 @@ CONTROL_TIMEOUT_S = 5.0
 LOST = "its process is gone"
 
 
-class SocketEngineClient:
+class SocketEngineClient(RemoteEngineClient):
     """An engine at the other end of a socket. `start` connects; one event loop uses it.
 
     model             folder or hub id of its target, for the tokenizer
@@ -81,7 +74,7 @@ class SocketEngineClient:
         self._on_drain = on_drain
         self._silence_s = silence_s
         self._numbers = itertools.count()
-        self._streams: dict[int, DeltaQueue[NextTokens]] = {}
+        self._streams: dict[int, DeltaQueue] = {}
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._verdicts: dict[int, asyncio.Future[Verdict]] = {}
         self._is_healthy = False
@@ -104,9 +97,8 @@ class SocketEngineClient:
             silence_s=self._silence_s,
         )
         await loop.create_unix_connection(lambda: self._connection, sock=self._end)
-        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, self._model))
+        await self._load_tokenizer(self._model)
         self._max_model_len = (await self._hello).max_model_len
-        spare_collector()
 
     async def close(self) -> None:
         """End all requests and the connection; the engine lives on."""
@@ -114,35 +106,17 @@ class SocketEngineClient:
         self.end_requests(EngineClosed("the engine was closed"))
         self._connection.close()
 
-    @property
-    def codec(self) -> TextCodec:
-        """The model's tokenizer."""
-        return self._codec
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        return self._max_model_len
-
-    async def stream(
+    async def _batches(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
         options: RequestOptions,
-        *,
         request_id: str,
-    ) -> AsyncGenerator[Delta, None]:
-        """One request's deltas; closing the generator cancels the request.
-
-        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineFailed`,
-        `EngineClosed`, `ReaderTooSlow`.
-        """
+    ) -> AsyncGenerator[list[Delta], None]:
         self._check_engine()
         number = next(self._numbers)
-        # Made when the engine has found that the prompt's ids have texts.
-        texts: AnswerText | None = None
         packed = packed_prompt(prompt)
-        deltas = DeltaQueue[NextTokens](
+        deltas = DeltaQueue(
             asyncio.get_running_loop(),
             self._max_unread_bytes,
             on_full=lambda: self._connection.send(Cancel(number)),
@@ -151,12 +125,9 @@ class SocketEngineClient:
         self._connection.send(Add(number, request_id, packed, params, options))
         try:
             while True:
-                tokens = await deltas.next()
-                is_last = tokens.finish_reason is not None
-                texts = texts or self._codec.answer_text(prompt, params)
-                text = texts.advance(tokens.token_ids, tokens.finish_reason, tokens.text)
-                yield tokens.delta(request_id, text)
-                if is_last:
+                batch = await deltas.next_all()
+                yield batch
+                if batch[-1].finish_reason is not None:
                     return
         finally:
             # Not there any more: the engine has ended it.
@@ -227,8 +198,8 @@ class SocketEngineClient:
 
     def _on_message(self, message: FromEngine) -> None:
         match message:
-            case NextTokens():
-                self._on_tokens(message)
+            case NextDelta():
+                self._on_delta(message)
             case Failed():
                 self._on_failed(message)
             case Health():
@@ -250,13 +221,13 @@ class SocketEngineClient:
         else:
             _settle(self._replies.get(message.question), message)
 
-    def _on_tokens(self, message: NextTokens) -> None:
+    def _on_delta(self, message: NextDelta) -> None:
         deltas = self._streams.get(message.number)
         if deltas is None:
             return
-        if message.finish_reason is not None:
+        if message.delta.finish_reason is not None:
             del self._streams[message.number]
-        deltas.put(message)
+        deltas.put(message.delta)
 
     def _on_failed(self, message: Failed) -> None:
         deltas = self._streams.pop(message.number, None)

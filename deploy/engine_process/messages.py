@@ -25,14 +25,7 @@ from ...core.errors import (
     StageError,
     StageLost,
 )
-from ...core.request.output import (
-    Delta,
-    FinishReason,
-    RequestMetrics,
-    StopReason,
-    TokenLogProb,
-    VerifiedTree,
-)
+from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..api.rates.verdict import Limits, Verdict
 from ..engine.stats import EngineStats
@@ -162,53 +155,11 @@ class Health(_Message, frozen=True):
     is_healthy: bool
 
 
-class NextTokens(_Message, frozen=True):
-    """What one step adds to a request: fields as in `core.request.output.Delta`.
-
-    text is empty but for requests with stop texts, whose text the engine cuts.
-    """
+class NextDelta(_Message, frozen=True):
+    """What one step adds to a request. It has text where there are stop texts."""
 
     number: int
-    token_ids: tuple[int, ...]
-    sources: tuple[str, ...]
-    text: str = ""
-    finish_reason: FinishReason | None = None
-    metrics: RequestMetrics | None = None
-    log_probs: tuple[TokenLogProb, ...] = ()
-    prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
-    stop_reason: StopReason = None
-    trees: tuple[VerifiedTree, ...] = ()
-
-    @classmethod
-    def of(cls, number: int, delta: Delta) -> NextTokens:
-        """The message of a delta."""
-        return cls(
-            number,
-            delta.token_ids,
-            delta.sources,
-            delta.text,
-            delta.finish_reason,
-            delta.metrics,
-            delta.log_probs,
-            delta.prompt_log_probs,
-            delta.stop_reason,
-            delta.trees,
-        )
-
-    def delta(self, request_id: str, text: str) -> Delta:
-        """The delta, with its text."""
-        return Delta(
-            request_id=request_id,
-            token_ids=self.token_ids,
-            sources=self.sources,
-            text=text,
-            finish_reason=self.finish_reason,
-            metrics=self.metrics,
-            log_probs=self.log_probs,
-            prompt_log_probs=self.prompt_log_probs,
-            stop_reason=self.stop_reason,
-            trees=self.trees,
-        )
+    delta: Delta
 
 
 class Failed(_Message, frozen=True):
@@ -273,7 +224,7 @@ class Drain(_Message, frozen=True):
     """Refuse new requests and let those that run end; a second one: end them now."""
 
 
-FromEngine = Setup | Hello | Health | NextTokens | Failed | Reply | Judged | Drain
+FromEngine = Setup | Hello | Health | NextDelta | Failed | Reply | Judged | Drain
 
 
 def encode_messages(messages: Sequence[FromApi | FromEngine]) -> bytes:

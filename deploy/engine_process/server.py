@@ -11,17 +11,13 @@ import logging
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...cluster.loop_calls import call_on_loop
 from ...core.errors import CapacityError, DraftlineError, ReaderTooSlow, as_request_failure
 from ...core.request.output import Delta
-from ...core.request.request import Sink
-from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..api.rates.gate import CountingGate, Gate
-from ..engine.stats import EngineStats
 from .connection import SILENCE_S, Connection
 from .gates import GateSession
 from .messages import (
@@ -37,7 +33,7 @@ from .messages import (
     GateMessage,
     Health,
     Hello,
-    NextTokens,
+    NextDelta,
     Refused,
     Reply,
     Serving,
@@ -45,74 +41,11 @@ from .messages import (
     decode_from_api,
 )
 
+if TYPE_CHECKING:
+    from ..api.http.metrics import ServerMetrics
+    from ..engine.async_engine import AsyncEngine
+
 logger = logging.getLogger(__name__)
-
-
-class ServedEngine(Protocol):
-    """What is served: `deploy.engine.engine.AsyncEngine`."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Most requests that run or wait."""
-        ...
-
-    async def add(
-        self,
-        request_id: str,
-        prompt: list[int],
-        params: SamplingParams,
-        options: RequestOptions,
-        sink: Sink,
-        *,
-        with_text: bool,
-    ) -> None:
-        """Queue a request, whose `sink` is called in any thread."""
-        ...
-
-    def cancel(self, request_id: str) -> None:
-        """End a request soon."""
-        ...
-
-    def retry_after_s(self) -> int:
-        """Seconds until a full queue has probably room."""
-        ...
-
-    def after_step(self, function: Callable[[], object]) -> None:
-        """For sinks: run `function` once all have heard of the step."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """A snapshot."""
-        ...
-
-    def is_healthy(self) -> bool:
-        """Whether requests can be served now."""
-        ...
-
-
-class Recorder(Protocol):
-    """What is counted of requests: `deploy.api.http.metrics.ServerMetrics`."""
-
-    def record(self, delta: Delta, gap_s: float | None) -> None:
-        """Count a delta; `gap_s`: since the one before it."""
-        ...
-
-    def refused(self, tenant: str, reason: str) -> None:
-        """Count a request that a tenant's limit refused."""
-        ...
-
-    def store_failed(self, store: str) -> None:
-        """Count that a store could not be asked."""
-        ...
-
-    def render(self, stats: list[EngineStats]) -> bytes:
-        """The text of `/metrics`."""
-        ...
 
 
 class EngineServer:
@@ -120,8 +53,8 @@ class EngineServer:
 
     def __init__(
         self,
-        engine: ServedEngine,
-        recorder: Recorder,
+        engine: AsyncEngine,
+        recorder: ServerMetrics,
         *,
         gate: Gate | None = None,
         silence_s: float = SILENCE_S,
@@ -324,7 +257,7 @@ class ApiSession:
             return
         if event.finish_reason is not None:
             del self._running[number]
-        self.connection.send(NextTokens.of(number, event))
+        self.connection.send(NextDelta(number, event))
 
     def _reply(self, message: Ask) -> Reply:
         stats = [self._engine.stats()] if self._server.is_loaded else []

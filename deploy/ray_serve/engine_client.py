@@ -24,14 +24,11 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from ...cluster.config import EngineConfig
-from ...cluster.loop_calls import spare_collector
 from ...core.errors import CapacityError, EngineClosed
-from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...models.load.model_info import read_model_info
-from ...models.text.tokenizer import load_tokenizer
-from ..api.text_codec import TextCodec
+from ..api.engine_client import RemoteEngineClient
 from ..engine.stats import EngineStats
 from .deployment_plan import text_key
 from .heartbeat import without_heartbeats
@@ -46,9 +43,9 @@ HEALTH_TIMEOUT_S = 1.0
 SEED_BITS = 62
 
 
-class RayEngineClient:
-    """The replicas of one engine deployment. Text is read and made here; replicas get and give
-    token ids, and texts of requests with stop texts only.
+class RayEngineClient(RemoteEngineClient):
+    """The replicas of one engine deployment. Where that of a request is lost, another goes on
+    behind what was told.
 
     silence_s  a stream without a sign of life for so long has lost its replica
     limits     of going on at another
@@ -76,46 +73,23 @@ class RayEngineClient:
         """Read the model's tokenizer and sizes. Raises `CheckpointError`."""
         info = await asyncio.to_thread(read_model_info, self._config.model)
         self._max_model_len = self._config.max_model_len or info.max_context_len
-        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, info.path))
-        spare_collector()
+        await self._load_tokenizer(str(info.path))
 
     async def close(self) -> None:
         """Nothing to release: Ray Serve owns the replicas."""
 
-    @property
-    def codec(self) -> TextCodec:
-        """The model's tokenizer."""
-        return self._codec
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        return self._max_model_len
-
-    async def stream(
+    def _batches(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
         options: RequestOptions,
-        *,
         request_id: str,
-    ) -> AsyncGenerator[Delta, None]:
-        """One request's deltas; closing the generator cancels the request.
-
-        Where its replica is lost, another goes on behind what was told.
-        """
+    ) -> AsyncGenerator[Sequence[Delta], None]:
         if params.seed is None:
             # Drawn here, it is the same for every replica.
             params = replace(params, seed=secrets.randbits(SEED_BITS))
         begin = partial(self._begin, tuple(prompt), request_id)
-        texts: AnswerText | None = None
-        counts = _Noted(self._counts, request_id)
-        batches = resumed(begin, params, options, self._limits, counts)
-        async with aclosing(batches):
-            async for deltas in batches:
-                texts = texts or self._codec.answer_text(prompt, params)
-                for delta in deltas:
-                    yield texts.completed(delta)
+        return resumed(begin, params, options, self._limits, _Noted(self._counts, request_id))
 
     async def _begin(
         self,

@@ -140,7 +140,7 @@ class EngineReplica:
         # The ingress and the driver never load the engine's code.
         from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
         from ..api.start_notes import engine_notes, log_notes  # noqa: PLC0415
-        from ..engine.engine import AsyncEngine  # noqa: PLC0415
+        from ..engine.async_engine import AsyncEngine  # noqa: PLC0415
 
         log_notes(config.name, engine_notes(config))
         if warning := priority_warning(os.nice(0)):
@@ -261,7 +261,7 @@ class Ingress:
         """Ray Serve serves what this returns."""
         # The replicas of the engine do without it, which takes seconds to import.
         from ..api.app import create_models_app  # noqa: PLC0415
-        from ..api.routes.served_models import ModelSource  # noqa: PLC0415
+        from ..api.routes.models import ModelSource  # noqa: PLC0415
         from ..api.start_notes import log_notes, server_notes  # noqa: PLC0415
 
         for model in self._app.models:

@@ -1,7 +1,7 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
 EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, P-EAGLE, SpecFormer, Medusa, DFlash, DSpark
-(`models/heads/`). See docs/algorithms/heads.md, "Drafting".
+(`models/heads/`). See docs/drafters.md, "Head drafter".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Speculative sampling's drafter (Leviathan et al. 2023, Chen et al. 2023), on draftline's own stage
 with a KV cache of its own. Where its tokenizer is not the target's, `vocabulary/` says what its
-draws are. See docs/algorithms/drafters.md, "Model drafter".
+draws are. See docs/drafters.md, "Model drafter".
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ...core.draft_distributions import DraftDistributions
 from ...core.logits_params import LogitsParams
 from ...core.proposals import DraftRequest
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
-from ...core.request.token_counts import TokenCounts
+from ...core.request.request import TokenCounts
 from ...core.sampling.rows import edits_of
 from ...core.steps import LogitEdits, StepOutput
 from ...core.tree.tree import NO_TREE

@@ -14,7 +14,7 @@ from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.step.layout import kv_slots
 from ...core.steps import StepInput, StepOutput, TreeRows
-from ...core.tree.kernels import pack
+from ...core.tree.tree_loops import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution

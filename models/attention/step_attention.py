@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.arrays import Bool, Int32, Int64
 from ...core.steps import StepInput
-from ...core.tree.kernels import unpack
+from ...core.tree.tree_loops import unpack
 
 
 class PagedKv:

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from ...core.arrays import Int32
 from ...core.errors import CheckpointError
 from ...core.steps import StepInput, StepOutput, TreeRows
-from ...core.tree.kernels import unpack
+from ...core.tree.tree_loops import unpack
 from ..attention.step_attention import PagedKv
 from ..layers.int8_linear import NONE
 from ..sampling import choose_sampler

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.arrays import ROOT, Bool, Int32
 from ...core.errors import CheckpointError
 from ...core.steps import SamplingRows, StepInput, TreeRows
-from ...core.tree.kernels import pack
+from ...core.tree.tree_loops import pack
 
 # Of the largest logit: what products of other shapes may differ by, in 16 bits too.
 TOLERANCE = 0.05

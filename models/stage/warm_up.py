@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...core.request.allowed_tokens import full_mask
 from ...core.steps import LogitEdits, Penalties, SamplingRows, StepInput, TreeRows, prompt_step
-from ...core.tree.kernels import pack
+from ...core.tree.tree_loops import pack
 from ...kernels.attention.split_rule import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS

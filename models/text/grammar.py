@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...core.arrays import UInt32
 from ...core.errors import RequestError
-from ...core.request.constraint import StructuredOutput, TreeForm
+from ...core.request.allowed_tokens import StructuredOutput, TreeForm
 from ...core.tree.tree import NO_TREE, TokenTree
 from .grammar_messages import Setup
 from .grammar_process import Form, GrammarProcess

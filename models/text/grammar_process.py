@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
-from ...core.request.constraint import StructuredOutput, TreeForm
+from ...core.request.allowed_tokens import StructuredOutput, TreeForm
 from ...core.tree.tree import TokenTree
 from .grammar_messages import Close, Follow, Followed, Setup, Started
 

@@ -22,7 +22,7 @@ from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.report import goals
 from draftline.benchmarks.gpu.setting import Setting
 from draftline.core.steps import SamplingRows, StepOutput
-from draftline.core.tree.kernels import unpack
+from draftline.core.tree.tree_loops import unpack
 from draftline.models import sampling as sampling_backend
 
 CPU = torch.device("cpu")

@@ -228,9 +228,6 @@ def test_pages_are_written_between_their_marks(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| draftline, plain | 10 | - |" in text
     assert "One round; greedy, float32, 16 tokens an answer; P, 1 thread a model" in text
-    details = (tmp_path / "peers.md").read_text()
-    assert "| draftline, plain | 10.0 / 30.0 | - |" in details
-    assert "| vLLM, plain | 2 of 2 | - |" in details
 
 
 def test_the_documentation_holds_the_tables_of_the_results() -> None:

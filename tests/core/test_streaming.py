@@ -196,12 +196,12 @@ async def test_heads_draft_behind_slices_that_go_on_from_others() -> None:
     bench = await one_stream(heads=True)
     assert bench.tokens("a") == plain_answer([1, 2, 3], 100, 1, VOCAB)
     assert bench.target.num_behind_others > 3
-    assert bench.drafters.num_taken > 3
+    assert bench.drafters.num_taken > 2
 
 
 async def test_probes_are_answered() -> None:
     bench = await one_stream(probes=True)
-    assert bench.drafters.probe_answers > 3
+    assert bench.drafters.probe_answers > 2
 
 
 async def test_features_of_nodes_come_with_their_commit() -> None:

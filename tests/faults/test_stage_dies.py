@@ -81,8 +81,8 @@ def kill_a_stage(engine: Engine, before: int, number: signal.Signals) -> None:
     stays, victim = stage_pids()
     held = num_held(stays)
     os.kill(victim, number)
-    wait_until(lambda: not engine.is_healthy())
-    wait_until(engine.is_healthy)
+    wait_until(lambda: engine.health() != "ready")
+    wait_until(lambda: engine.health() == "ready")
     assert stays in stage_pids()
     assert not is_alive(victim)
     # A group of stages has 13 descriptors and 4 threads.

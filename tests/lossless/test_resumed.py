@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
 from draftline.core.errors import RequestError
-from draftline.core.request.constraint import StructuredOutput
+from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.core.request.output import Delta, TokenLogProb
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts

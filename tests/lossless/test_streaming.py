@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.core.drafting.asking import Drafting
-from draftline.core.proposals import Drafted
+from draftline.core.drafting import Drafting
+from draftline.core.proposals import Drafted, FeatureRows
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
@@ -111,16 +111,16 @@ def drafts_of(
     """What heads drafted, by the request's number and the length of its text."""
     found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     numbers: dict[str, int] = {}
-    note = Drafting.note_drafted
+    note = Drafting.note_results
 
-    def noted(self: Drafting, drafted: Sequence[Drafted]) -> None:
+    def noted(self: Drafting, features: Sequence[FeatureRows], drafted: Sequence[Drafted]) -> None:
         for one in drafted:
             for request_id, length, proposal in one.proposals:
                 number = numbers.setdefault(request_id, len(numbers))
                 found[number, length] = proposal.tokens.tolist(), proposal.parents.tolist()
-        note(self, drafted)
+        note(self, features, drafted)
 
-    with patch.object(Drafting, "note_drafted", noted), Engine(config) as engine:
+    with patch.object(Drafting, "note_results", noted), Engine(config) as engine:
         answers(engine, params)
     return found
 

@@ -24,7 +24,7 @@ from ....deploy.cli.bench.suite import ENGINE_SETTINGS
 from ....deploy.cli.bench.suite_rows import GUESS_LEN, TREE_NODES
 from ....deploy.cli.corpus.model import CorpusModel, Limits
 from ....deploy.cli.demo.build_store import NAMESPACE, cut
-from ....deploy.engine.engine import AsyncEngine
+from ....deploy.engine.async_engine import AsyncEngine
 from ....measure.clients.setting import TARGET_ONLY, Setting
 from ....measure.report.intervals import counts_of
 from ....retrieval_store.corpus.document_filter import DocumentFilter, DocumentRules

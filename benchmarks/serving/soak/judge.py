@@ -14,7 +14,7 @@ import httpx
 from ....cluster.config import EngineConfig
 from ....deploy.api.app import create_app
 from ....deploy.api.engine_client import LocalEngineClient
-from ....deploy.engine.engine import AsyncEngine
+from ....deploy.engine.async_engine import AsyncEngine
 from ....deploy.settings.settings import ServerConfig
 from .clients import Answer, Choice, answer_of
 from .faults import Done

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ....core.schedule.budget import load_choice
+from ....core.speculation.policy import load_policy
 from ....core.step.builder import load_kernels
 from ....deploy.ray_serve.runtime import quiet_libraries
 from ....measure.records.record import machine
@@ -111,7 +111,7 @@ def main(  # noqa: PLR0913 - one parameter an option
     quiet_libraries()
     console = Console(width=200, highlight=False)
     load_kernels()
-    load_choice()
+    load_policy()
     profile = read_cost_profile(PROFILE)
     row_s = row_seconds(profile) if row_us is None else row_us / 1e6
     times = StageTimes(stage_s=stage_ms / 1e3, row_s=row_s, hop_s=hop_ms / 1e3)

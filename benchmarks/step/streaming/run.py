@@ -29,8 +29,8 @@ from ....core.request.request import Request
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....core.request.stop import SilentStream, StopRule
 from ....core.schedule.block_pool import BlockPool
-from ....core.schedule.budget import NodeBudget
 from ....core.schedule.scheduler import Scheduler, SchedulerLimits
+from ....core.speculation.policy import SpeculationPolicy
 from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.draft_times import DraftTimes, times_of
@@ -145,10 +145,10 @@ class Run:
             num_groups=self.stages.max_in_flight,
             share_prefixes=False,
         )
-        self._budget = NodeBudget()
+        self._policy = SpeculationPolicy()
         self._core = EngineCore(
             self.stages, self._hub, Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits),
-            self._budget, clock, streaming=MODES[mode],
+            self._policy, clock, streaming=MODES[mode],
         )  # fmt: skip
         self._running: dict[str, _Heard] = {}
         # Tokens, and seconds that their requests waited for them, while all requests decode.
@@ -158,7 +158,7 @@ class Run:
 
     async def run(self) -> Found:
         """Answer until too few requests are left."""
-        self._budget.cost = await measure_step_cost(
+        self._policy.cost = await measure_step_cost(
             self.stages, MAX_STEP_ROWS, BLOCK_SIZE, self._clock
         )
         self.stages.steps.clear()

@@ -7,18 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....core.request.constraint import StructuredOutput
+from ....core.request.allowed_tokens import StructuredOutput
 from ....core.request.sampling_params import SamplingParams
 from ....models.text.chat_template import ChatOptions
 from ...settings.settings import ServerConfig
 from ..errors import bad_request
-from ..schema.chat import ChatFields
-from ..schema.messages import ChatMessage
+from ..schema.chat import ChatFields, ChatMessage
 from ..text_codec import TextCodec
-from ..tools.answer_reading import AnswerReading
 from ..tools.call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
-from ..tools.choice import ChosenTools, call_limit, choose_tools
 from ..tools.events import Parser
+from ..tools.reading import AnswerReading, ChosenTools, call_limit, choose_tools
 
 Messages = list[dict[str, Any]]
 

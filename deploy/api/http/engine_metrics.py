@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from ....cluster.drafting.stats import DrafterStats
 from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
-from ....core.schedule.shares.tenant_work import TenantTotals
+from ....core.schedule.fair_share import TenantTotals
 from ....core.step.in_flight import STEP_BOUNDS_S
 from ...engine.stats import EngineStats
 

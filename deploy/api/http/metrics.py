@@ -2,7 +2,7 @@
 
 `vllm:` names mean what they mean there; `draftline:` ones are ours and carry the drafter as
 `source`. What is counted a request is taken from finished requests, the rest from the engines when
-scraped (`engine_metrics.py`). `docs/metrics.md` lists them all.
+scraped (`engine_metrics.py`). docs/operations.md, "Metrics", lists them all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ....core.request.output import Delta, RequestMetrics
-from ....core.schedule.shares.tenant_work import BoundedNames
+from ....core.schedule.fair_share import BoundedNames
 from ...engine.stats import EngineStats
 from ..engine_client import EngineClient
 from .engine_metrics import EngineCollector

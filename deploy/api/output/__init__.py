@@ -1,4 +1,4 @@
 """Answers as clients read them: whole bodies, and events of a stream.
 
-Start with `answers.py`.
+Start with `events.py`.
 """

@@ -4,22 +4,209 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
-from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.aio.storage import MemoryStorage, RedisStorage, Storage
+from limits.aio.storage.base import SlidingWindowCounterSupport
 from limits.errors import StorageError
 from redis import RedisError
 from redis.asyncio import Redis
 
 from ...settings.settings import ServerConfig
-from .places import LocalPlaces, Places, RedisPlaces
-from .rates import Rates
 from .verdict import ALLOWED, Kind, Limits, Rate, Verdict
+
+WINDOW_S = 60
+# Above any count: what has been generated is charged also where nothing is left.
+NO_LIMIT = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Counts of the minute before and of the one that runs, and seconds until each is over.
+
+    `now_left_s` counts to the end of the minute after the running one, as the library has it.
+    """
+
+    before: int
+    before_left_s: float
+    now: int
+    now_left_s: float
+
+    @property
+    def used(self) -> float:
+        """What the last 60 s hold."""
+        return self.before * self.before_left_s / WINDOW_S + self.now
+
+    @property
+    def reset_s(self) -> float:
+        """Until nothing is used."""
+        if self.now:
+            return self.now_left_s
+        return self.before_left_s if self.before else 0.0
+
+    def wait_s(self, limit: int, cost: int) -> float:
+        """Until `cost` fits, if nothing else comes; infinite where it never does."""
+        room = limit - cost
+        if room < 0:
+            return math.inf
+        if math.floor(self.used) <= room:
+            return 0.0
+        if self.now <= room:
+            # The minute before runs out.
+            return self.before_left_s - (room - self.now) * WINDOW_S / self.before
+        # Then the running one does, once it is the one before.
+        until_next = max(self.now_left_s - WINDOW_S, 0.0)
+        return until_next + WINDOW_S * (1 - room / self.now)
+
+
+class Rates:
+    """Counts of all tenants in one storage. What the storage raises is passed on."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._windows = cast("SlidingWindowCounterSupport", storage)
+
+    async def take(self, kind: Kind, tenant: str, limit: int, cost: int) -> tuple[bool, Rate]:
+        """Count `cost` if it fits; whether it did, and where the tenant stands then."""
+        key = _rate_key(kind, tenant)
+        is_taken = await self._windows.acquire_sliding_window_entry(key, limit, WINDOW_S, cost)
+        found = await self._windows.get_sliding_window(key, WINDOW_S)
+        window = Window(*(max(value or 0, 0) for value in found))  # pyright: ignore[reportArgumentType]
+        left = max(limit - math.floor(window.used), 0)
+        wait_s = 0.0 if is_taken else max(window.wait_s(limit, cost), 0.001)
+        return is_taken, Rate(limit=limit, remaining=left, reset_s=window.reset_s, wait_s=wait_s)
+
+    async def charge(self, kind: Kind, tenant: str, cost: int) -> None:
+        """Count what has happened already, whatever is left."""
+        await self._windows.acquire_sliding_window_entry(
+            _rate_key(kind, tenant), NO_LIMIT, WINDOW_S, cost
+        )
+
+
+def _rate_key(kind: Kind, tenant: str) -> str:
+    """Without the limit: a change of it forgets nothing."""
+    return f"draftline/{kind}/{tenant}"
+
+
+# A place of a process that died is free again after so long; living ones are renewed before.
+LEASE_S = 30
+RENEWAL_S = 10
+
+TAKE = """
+local now = redis.call('TIME')[1]
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+RENEW = """
+local ends = redis.call('TIME')[1] + tonumber(ARGV[1])
+for place = 2, #ARGV do redis.call('ZADD', KEYS[1], ends, ARGV[place]) end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+"""
+
+
+class Places(Protocol):
+    """Requests in progress, by tenant. What Redis raises is passed on."""
+
+    async def take(self, tenant: str, most: int, request_id: str) -> bool:
+        """Take a place of `most`; False where none is free."""
+        ...
+
+    async def leave(self, tenant: str, request_id: str) -> None:
+        """Give a place back; one that was not taken is ignored."""
+        ...
+
+    def forget(self, tenant: str, request_id: str) -> None:
+        """Say no more that its holder lives; one that was given back is ignored."""
+        ...
+
+    async def renew(self) -> None:
+        """Say that the holders of places live; called about once a second."""
+        ...
+
+
+class LocalPlaces:
+    """Places of the requests that pass this process."""
+
+    def __init__(self) -> None:
+        self._taken: defaultdict[str, set[str]] = defaultdict(set)
+
+    async def take(self, tenant: str, most: int, request_id: str) -> bool:
+        """Take a place of `most`; False where none is free."""
+        if len(self._taken[tenant]) >= most:
+            return False
+        self._taken[tenant].add(request_id)
+        return True
+
+    async def leave(self, tenant: str, request_id: str) -> None:
+        """Give a place back."""
+        self.forget(tenant, request_id)
+
+    def forget(self, tenant: str, request_id: str) -> None:
+        """Give a place back: there are no leases that would end."""
+        taken = self._taken.get(tenant)
+        if taken is not None:
+            taken.discard(request_id)
+            if not taken:
+                del self._taken[tenant]
+
+    async def renew(self) -> None:
+        """Nothing: they end with this process."""
+
+
+class RedisPlaces:
+    """Places that all servers with one Redis share: a sorted set a tenant, with leases."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._take: Any = client.register_script(TAKE)
+        self._renew: Any = client.register_script(RENEW)
+        self._held: defaultdict[str, set[str]] = defaultdict(set)
+        self._renewed_at = 0.0
+
+    async def take(self, tenant: str, most: int, request_id: str) -> bool:
+        """Take a place of `most`; False where none is free."""
+        taken = await self._take(keys=[_places_key(tenant)], args=[most, request_id, LEASE_S])
+        if taken:
+            self._held[tenant].add(request_id)
+        return bool(taken)
+
+    async def leave(self, tenant: str, request_id: str) -> None:
+        """Give a place back."""
+        if request_id in self._held.get(tenant, ()):
+            self.forget(tenant, request_id)
+            await self._client.zrem(_places_key(tenant), request_id)
+
+    def forget(self, tenant: str, request_id: str) -> None:
+        """Renew its lease no more."""
+        held = self._held.get(tenant)
+        if held is not None:
+            held.discard(request_id)
+            if not held:
+                del self._held[tenant]
+
+    async def renew(self) -> None:
+        """Renew the leases, now and then."""
+        now = time.monotonic()
+        if now - self._renewed_at < RENEWAL_S:
+            return
+        self._renewed_at = now
+        for tenant, held in list(self._held.items()):
+            await self._renew(keys=[_places_key(tenant)], args=[LEASE_S, *held])
+
+
+def _places_key(tenant: str) -> str:
+    return f"draftline:places:{tenant}"
+
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -15,9 +15,19 @@ from ...settings.limits import RequestLimits
 from ...settings.settings import ServerConfig
 from ..http.callers import caller_of
 from ..http.middleware import read_body
+from ..schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ..schema.request_models import RequestModel
-from .served_models import ServedModel, ServedModels
+from ..schema.responses import ResponsesRequest
+from .models import ServedModel, ServedModels
 
+# What is posted, by path.
+BODIES: dict[str, type[RequestModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
 # Reading and checking so many bytes takes about a millisecond.

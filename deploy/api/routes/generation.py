@@ -1,33 +1,90 @@
-"""`/v1/completions` and `/v1/chat/completions`: from a body to an answer or a stream."""
+"""`/v1/completions`, `/v1/chat/completions` and `/v1/responses`: from a body to an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 
 from ....cluster.loop_calls import off_loop
+from ....core.errors import RequestError
 from ....core.request.input_checks import answer_room
 from ....core.request.sampling_params import MAX_SEED, SamplingParams
+from ..errors import ApiError, to_api_error
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs
 from ..generation.stream_pace import Pace
 from ..http.callers import caller_of, require_operator
-from ..output.answers import answer_events, whole_answer
-from ..output.completions import ChatFormat, CompletionFormat, Heading
-from ..output.event_stream import EventStream, until_disconnect
-from ..output.parsed_chat import ParsedChatFormat
+from ..output.completions import ChatFormat, CompletionFormat, Heading, ParsedChatFormat
+from ..output.events import (
+    EventStream,
+    FramedEventStream,
+    answer_events,
+    until_disconnect,
+    whole_answer,
+)
+from ..output.json_parts import chat_logprob
+from ..output.responses import ResponseRun, ResponseWriter
 from ..rates.admission import admission_of
-from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from .served_models import ServedModel
+from ..schema.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from ..schema.responses import ResponsesRequest, named_here
+from ..tools.reading import PlainParser
+from .bodies import Bodies
+from .models import ServedModel
 
 if TYPE_CHECKING:
     from ...observe.spans import RequestSpans, RequestTracer
+
+# Routes over stored responses; this server stores none.
+RESPONSE_PATHS = (
+    ("/v1/responses/{response_id}", "GET"),
+    ("/v1/responses/{response_id}", "DELETE"),
+    ("/v1/responses/{response_id}/cancel", "POST"),
+    ("/v1/responses/{response_id}/input_items", "GET"),
+)
+
+
+def add_generation_routes(
+    app: FastAPI, models: Iterable[ServedModel], bodies: Bodies, tracer: RequestTracer | None
+) -> None:
+    """Add all of them. `tracer` makes spans of requests."""
+    generation = {model.name: GenerationRoutes(model, tracer) for model in models}
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        """Continue one or several prompts."""
+        body, model = await bodies.read(request, CompletionRequest)
+        answer = await generation[model.name].completions(request, body)
+        return bodies.name_ignored(answer, body)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        """Answer the last message of a chat."""
+        body, model = await bodies.read(request, ChatRequest)
+        answer = await generation[model.name].chat_completions(request, body)
+        return bodies.name_ignored(answer, body)
+
+    @app.post("/v1/responses")
+    async def create(request: Request) -> Response:
+        """Answer a text or the items of a conversation."""
+        body, model = await bodies.read(request, ResponsesRequest)
+        answer = await generation[model.name].responses(request, body)
+        return bodies.name_ignored(answer, body)
+
+    for path, method in RESPONSE_PATHS:
+        app.add_api_route(path, find, methods=[method])
+
 
 Prompts = Sequence[Sequence[int]]
 # As Ray Serve names it, by default.
@@ -52,7 +109,7 @@ class GenerationRoutes:
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
         whole = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
-        context = self.context(request)
+        context = self._context(request)
         prompts = [body.cut_prompt(prompt, context) for prompt in whole]
         echo = []
         if body.echo:
@@ -62,7 +119,7 @@ class GenerationRoutes:
                 for text, ids, cut in pairs
             ]
         form = CompletionFormat(
-            self._heading("cmpl"),
+            self._heading("cmpl-"),
             codec.bytes_of,
             skip_special_tokens=body.skip_special_tokens is not False,
         )
@@ -71,8 +128,8 @@ class GenerationRoutes:
     async def chat_completions(self, request: Request, body: ChatRequest) -> Response:
         """Answer the last message of a chat."""
         codec = self._engine_client.codec
-        plan = await self.plan(body)
-        heading = self._heading("chatcmpl")
+        plan = await self._plan(body)
+        heading = self._heading("chatcmpl-")
         form = ChatFormat(heading, codec.bytes_of)
         if plan.new_parser is not None:
             form = ParsedChatFormat(
@@ -81,21 +138,41 @@ class GenerationRoutes:
                 plan.new_parser,
                 include_reasoning=body.include_reasoning,
             )
-        prompt = body.cut_prompt(plan.prompt, self.context(request))
+        prompt = body.cut_prompt(plan.prompt, self._context(request))
         return await self._answer(request, body, [prompt], form, plan=plan)
 
-    def context(self, request: Request) -> int:
+    async def responses(self, request: Request, body: ResponsesRequest) -> Response:
+        """Answer a text or the items of a conversation."""
+        heading = self._heading("resp_")
+        try:
+            chat = body.chat()
+            plan = await self._plan(chat)
+            prompt = chat.cut_prompt(plan.prompt, self._context(request))
+            job = await self._job(request, chat, [prompt], heading.response_id, plan=plan)
+        except (ApiError, RequestError) as error:
+            raise named_here(to_api_error(error)) from error
+        spell = partial(chat_logprob, self._engine_client.codec.bytes_of)
+        parser = PlainParser() if plan.new_parser is None else plan.new_parser()
+        run = ResponseRun(self._engine_client, job, parser, ResponseWriter(heading, body, spell))
+        if body.stream:
+            events = run.events(self._metrics)
+            first = await until_disconnect(request.receive, anext(events))
+            return FramedEventStream(first, events)
+        content = await until_disconnect(request.receive, run.whole(self._metrics))
+        return Response(content, media_type="application/json")
+
+    def _context(self, request: Request) -> int:
         """Most tokens of a request of this caller, prompt and answer."""
         return caller_of(request).context(self._engine_client.max_model_len)
 
-    async def plan(self, body: ChatRequest) -> ChatPlan:
+    async def _plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
         output = body.structured_output_form()
         planner = ChatPlanner(self._engine_client.codec, self._config)
         return await planner.plan(body, body.messages, output)
 
     def _heading(self, prefix: str) -> Heading:
-        return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
+        return Heading(f"{prefix}{uuid.uuid4().hex}", int(time.time()), self._model.name)
 
     async def _answer(
         self,
@@ -108,7 +185,7 @@ class GenerationRoutes:
         plan: ChatPlan | None = None,
     ) -> Response:
         response_id = form.heading.response_id
-        job = await self.job(request, body, prompts, response_id, echo=echo, plan=plan)
+        job = await self._job(request, body, prompts, response_id, echo=echo, plan=plan)
         if body.stream:
             events = answer_events(
                 self._engine_client, job, form, self._metrics, include_usage=body.include_usage
@@ -119,7 +196,7 @@ class GenerationRoutes:
         content = await until_disconnect(request.receive, answer)
         return Response(content, media_type="application/json")
 
-    async def job(
+    async def _job(
         self,
         request: Request,
         body: GenerationRequest,
@@ -137,7 +214,7 @@ class GenerationRoutes:
         if body.speculative.explain:
             require_operator(request)
         timeout = self._config.request_timeout_s
-        each, context = body.num_choices, self.context(request)
+        each, context = body.num_choices, self._context(request)
         params = self._params(body, prompts, context)
         options = caller_of(request).with_tenant(body.request_options())
         if (session := request.headers.get(SESSION_HEADER)) is not None:
@@ -205,3 +282,13 @@ def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:
         return [params] * count
     seeds = [(params.seed + index) % (MAX_SEED + 1) for index in range(count)]
     return [replace(params, seed=seed) for seed in seeds]
+
+
+async def find(response_id: str) -> Response:
+    """404: responses are not stored."""
+    raise ApiError(
+        HTTPStatus.NOT_FOUND,
+        f"{response_id!r} is not here: this server keeps no responses; send the whole "
+        "conversation as input of the next one",
+        param="response_id",
+    )

@@ -15,8 +15,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 from ....core.errors import RequestError
 from ....core.request.sampling_params import RequestOptions, SamplingParams, StreamingMode
 from ..errors import bad_request
-from .chat import ChatFields
-from .messages import ChatMessage
+from .chat import ChatFields, ChatMessage
 from .request_models import RequestModel, StrictModel
 from .sampling_fields import MAX_TOKEN_ID, SamplingFields, check_token_ids
 from .size_checks import CHAT_REFUSED, COMPLETION_REFUSED, Refused

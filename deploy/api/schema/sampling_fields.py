@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ....core.errors import RequestError, shortened
-from ....core.request.constraint import StructuredOutput
+from ....core.request.allowed_tokens import StructuredOutput
 from ....core.request.sampling_params import SamplingParams
 from ..errors import bad_request
 from .request_models import RequestModel, StrictModel

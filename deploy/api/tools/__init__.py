@@ -1,4 +1,4 @@
 """Tools and reasoning: templates and forms for requests, parsers for what a model writes.
 
-Start with `call_syntax.py`.
+Start with `reading.py`.
 """

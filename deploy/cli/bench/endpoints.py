@@ -33,7 +33,7 @@ from ....measure.simulate.cost_profile import SMALL_MODEL, CostProfile, read_cos
 from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.simulation import Simulation
 from ....retrieval_store.serving.open_store import shown_store
-from ...engine.engine import AsyncEngine
+from ...engine.async_engine import AsyncEngine
 from ...settings.settings import build_serve_args
 from ..progress import progress
 from .job import BenchJob

@@ -20,7 +20,7 @@ from ....measure.prompts.bench_prompt import BenchPrompt, spread
 from ....measure.report.lossless_report import LosslessReport
 from ....measure.runs.distribution import check_first_token, check_seeds
 from ....measure.runs.lossless import check_answers
-from ...engine.engine import AsyncEngine
+from ...engine.async_engine import AsyncEngine
 from ...ray_serve.runtime import quiet_libraries
 from ...settings.settings import build_serve_args
 from ..progress import progress

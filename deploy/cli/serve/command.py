@@ -117,7 +117,7 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
     from ...api.engine_client import LocalEngineClient  # noqa: PLC0415
     from ...api.http.connections import ConnectionLimits  # noqa: PLC0415
     from ...api.http.middleware import Drain  # noqa: PLC0415
-    from ...engine.engine import AsyncEngine  # noqa: PLC0415
+    from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
     from .local_server import Shutdown, serve_local  # noqa: PLC0415
 
     failure: Future[str] = Future()
@@ -146,7 +146,7 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
 def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> None:
     # Each takes a second to import, which the other ways of serving need not wait for.
     from ...api.http.metrics import ServerMetrics  # noqa: PLC0415
-    from ...engine.engine import AsyncEngine  # noqa: PLC0415
+    from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
     from ...engine_process.messages import Setup  # noqa: PLC0415
     from .api_process import packed_settings  # noqa: PLC0415
     from .split_server import SplitServer, serve_split  # noqa: PLC0415

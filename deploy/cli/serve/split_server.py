@@ -17,7 +17,7 @@ from typing import Any
 from ....cluster.loop_calls import spare_collector
 from ....core.errors import EngineFailed
 from ...api.http.metrics import ServerMetrics
-from ...engine.engine import AsyncEngine
+from ...engine.async_engine import AsyncEngine
 from ...engine_process.messages import Setup
 from ...engine_process.server import EngineServer
 from .api_processes import ApiProcesses

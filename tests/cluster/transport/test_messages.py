@@ -252,7 +252,7 @@ def other_array(packed: list[Any], data: st.DataObject) -> PackedArray:
 
 
 @given(st.integers(0, 2**32), st.data())
-def test_a_difference_of_other_arrays_is_a_protocol_error_or_a_step(
+def test_a_delta_of_other_arrays_is_a_protocol_error_or_a_step(
     seed: int, data: st.DataObject
 ) -> None:
     """Numbers that fit nothing that is kept never reach it, and never a compiled loop."""

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import Proposal
-from draftline.core.request.token_counts import TokenCounts
+from draftline.core.request.request import TokenCounts
 from draftline.core.sampling.choose import counts_of
-from draftline.core.sampling.penalties import penalties_of
+from draftline.core.sampling.rows import penalties_of
 from draftline.core.tree.merge import merge
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from draftline.cluster.transport.step_codec.encoder import flatten_trees
 from draftline.core.arrays import Int32
-from draftline.core.difference.tree_arrays import flatten_trees
 from draftline.core.proposals import chain_proposal
 from draftline.core.steps import StepTrees, TreeRows
-from draftline.core.tree.kernels import visible_columns
 from draftline.core.tree.merge import merge_all
 from draftline.core.tree.tree import TreeBatch
+from draftline.core.tree.tree_loops import visible_columns
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.engine_steps import engine_steps, two_ways

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from draftline.core.steps import StepInput, TreeRows, prompt_step
-from draftline.core.tree.kernels import pack
+from draftline.core.tree.tree_loops import pack
 from draftline.core.verify.stream_walk import MOST_REQUESTS, StreamWalks, WalkedRow
 
 

@@ -12,7 +12,7 @@ from draftline.core.errors import ProtocolError
 from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.steps import TreeCandidates
 from draftline.core.tree.merge import merge
-from draftline.core.verify.candidates import candidates_of
+from draftline.core.verify.rules import candidates_of
 from support.inputs.enumerated_steps import Propose, committed
 from support.inputs.enumeration import Distributions, Text, deviation, random_distributions
 from support.inputs.plain_rules import ReferenceRng, Rng, children_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from draftline import AsyncEngine, EngineConfig, SamplingParams
 from draftline.core.errors import ReaderTooSlow, StageLost
 from draftline.core.request.output import Delta, TokenLogProb
 from draftline.deploy.api.errors import to_api_error
-from draftline.deploy.engine.delta_queue import DELTA_BYTES, DeltaQueue, delta_bytes
+from draftline.deploy.engine.delta_queue import DELTA_BYTES, DeltaQueue, LoopMailbox, delta_bytes
 
 
 def delta(text: str = "") -> Delta:
@@ -91,7 +92,7 @@ async def test_a_request_whose_answer_nobody_reads_is_cancelled(checkpoint: Path
 
 
 async def test_all_that_waits_is_read_at_once_and_an_error_after_it() -> None:
-    queue = DeltaQueue[Delta](asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=pytest.fail)
+    queue = DeltaQueue(asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=pytest.fail)
     for text in "ab":
         queue.put(delta(text))
     assert [one.text for one in await queue.next_all()] == ["a", "b"]
@@ -101,3 +102,58 @@ async def test_all_that_waits_is_read_at_once_and_an_error_after_it() -> None:
     assert [one.text for one in await queue.next_all()] == ["c", "d", "e"]
     with pytest.raises(StageLost):
         await queue.next_all()
+
+
+async def test_calls_of_other_threads_arrive_in_order_and_none_is_lost() -> None:
+    mailbox = LoopMailbox.of(asyncio.get_running_loop())
+    heard: list[tuple[int, int]] = []
+    threads = [
+        threading.Thread(
+            target=lambda name=name: [mailbox.post(heard.append, (name, i)) for i in range(2000)]
+        )
+        for name in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    async with asyncio.timeout(30):
+        while len(heard) < 6000:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+    for name in range(3):
+        assert [index for who, index in heard if who == name] == list(range(2000))
+
+
+async def test_events_that_come_together_are_delivered_together() -> None:
+    loop = asyncio.get_running_loop()
+    mailbox = LoopMailbox.of(loop)
+    assert LoopMailbox.of(loop) is mailbox
+    heard: list[int] = []
+    for index in range(5):
+        mailbox.post(heard.append, index)
+    assert heard == []
+    turns = 0
+    while len(heard) < 5:
+        await asyncio.sleep(0)
+        turns += 1
+    assert (heard, turns) == ([0, 1, 2, 3, 4], 1)
+
+
+async def test_a_call_that_fails_keeps_nothing_from_the_others() -> None:
+    loop = asyncio.get_running_loop()
+    failures: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
+    mailbox, heard = LoopMailbox.of(loop), []
+    for call in (heard.append, {}.__getitem__, heard.append):
+        mailbox.post(call, 1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert heard == [1, 1]
+    assert [type(one) for one in failures] == [KeyError]
+
+
+def test_a_closed_loop_hears_nothing_more() -> None:
+    loop = asyncio.new_event_loop()
+    mailbox, heard = LoopMailbox.of(loop), []
+    loop.close()
+    mailbox.post(heard.append, 1)
+    assert heard == []
+    assert not mailbox._calls

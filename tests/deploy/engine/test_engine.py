@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import RequestError
-from draftline.core.request.constraint import StructuredOutput
+from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.core.request.sampling_params import RequestOptions
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from draftline import Engine, EngineConfig, SamplingParams
 from draftline.core.errors import RequestError
-from draftline.deploy.engine.engine import AsyncEngine
+from draftline.deploy.engine.async_engine import AsyncEngine
 
 SLOTS = 64
 PROMPT = "abcdefgh"

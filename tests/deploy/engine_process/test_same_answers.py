@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
 from draftline.core.errors import RequestError
-from draftline.core.request.constraint import StructuredOutput
+from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.core.request.output import Delta
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.engine_client import EngineClient, LocalEngineClient

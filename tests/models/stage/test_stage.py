@@ -14,7 +14,7 @@ import torch
 from draftline.core.proposals import Proposal
 from draftline.core.steps import LogitEdits, StepInput, StepOutput, Verification, VerificationResult
 from draftline.core.tree.merge import merge
-from draftline.core.verify.candidates import candidates_of
+from draftline.core.verify.rules import candidates_of
 from draftline.models.load.partition import LayerSpan, partition_layers
 from draftline.models.stage.stage import Stage, load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step

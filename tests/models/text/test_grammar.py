@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT, Bool, UInt32
 from draftline.core.errors import EngineClosed, RequestError
-from draftline.core.request.allowed_tokens import AllowedTokens, full_mask, unpack
-from draftline.core.request.constraint import StructuredOutput, TreeForm
+from draftline.core.request.allowed_tokens import (
+    AllowedTokens,
+    StructuredOutput,
+    TreeForm,
+    full_mask,
+    unpack,
+)
 from draftline.core.tree.tree import NO_TREE, TokenTree
 from draftline.models.load.bundled import demo_path
 from draftline.models.text import grammar

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import UInt32
 from draftline.core.errors import RequestError
-from draftline.core.request.allowed_tokens import unpack
-from draftline.core.request.constraint import Kind, StructuredOutput
+from draftline.core.request.allowed_tokens import Kind, StructuredOutput, unpack
 from draftline.core.tree.tree import NO_TREE
 from draftline.models.text.grammar import GrammarConstraint, GrammarFactory
 from draftline.models.text.grammar_messages import Setup

@@ -7,8 +7,7 @@ import torch
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.core.tree.merge import merge
-from draftline.core.verify.candidates import candidates_of
-from draftline.core.verify.rules import SeededRng
+from draftline.core.verify.rules import SeededRng, candidates_of
 from draftline.models.verify.typical import verify_typical
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -28,9 +28,9 @@ from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams, StreamingMode
 from draftline.core.request.stop import StopRule
 from draftline.core.schedule.block_pool import BlockPool
-from draftline.core.schedule.budget import NodeBudget
-from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
+from draftline.core.speculation.multi_step import MultiStep
+from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.step.trace import StepTrace
 from support.fakes.fake_target import FakeTarget, next_token, plain_answer, top_ids
 from support.fakes.no_pace import NoPace
@@ -273,7 +273,7 @@ class Bench:
             share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
-        self.budget = NodeBudget(
+        self.policy = SpeculationPolicy(
             is_adaptive=self.is_adaptive, multi_step=MultiStep(self.multi_step_s)
         )
         self.use_target(self.target)
@@ -281,7 +281,7 @@ class Bench:
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
         self.core = EngineCore(
-            target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace,
+            target, self.drafters, self.scheduler, self.policy, self.clock, trace=self.trace,
             streaming=self.streaming,
         )  # fmt: skip
         self.core.streaming.pace = NoPace(self.num_groups)

@@ -1,4 +1,4 @@
-"""An engine of the same shape as `deploy.engine.engine.AsyncEngine`, without a model."""
+"""An engine of the same shape as `deploy.engine.async_engine.AsyncEngine`, without a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftline.core.request.output import (
     VerifiedTree,
 )
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
-from draftline.core.schedule.shares.tenant_work import TenantTotals
+from draftline.core.schedule.fair_share import TenantTotals
 from draftline.core.schedule.streaming import StreamingCounts
 from draftline.core.step.in_flight import StepTimes
 from draftline.deploy.engine.stats import EngineStats

@@ -17,7 +17,7 @@ from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import StageLost
 from draftline.core.proposals import Proposal, chain_proposal, empty_proposal
 from draftline.core.steps import HeadDrafts, StepInput, StepOutput
-from draftline.core.tree.kernels import unpack
+from draftline.core.tree.tree_loops import unpack
 from draftline.core.verify.accepted_rows import CommittedRows, accepted_rows, committed_rows
 from draftline.core.verify.stream_walk import SliceWalk, StreamWalks
 

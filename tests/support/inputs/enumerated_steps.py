@@ -8,7 +8,7 @@ import numpy as np
 from draftline.core.proposals import Proposal
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
-from draftline.core.verify.candidates import candidates_of
+from draftline.core.verify.rules import candidates_of
 
 from .enumeration import Distributions, Text
 from .plain_rules import RULES, Rng, children_of

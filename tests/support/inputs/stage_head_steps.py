@@ -11,7 +11,7 @@ from draftline.core.arrays import Int32
 from draftline.core.proposals import FeatureLayers
 from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import HeadTask, SamplingRows, StepInput, StepTrees, prompt_step
-from draftline.core.tree.kernels import pack
+from draftline.core.tree.tree_loops import pack
 from draftline.drafters.heads.drafter import network_of
 from draftline.drafters.heads.last_stage import LastStageHead, LastStageHeadSpec
 from draftline.drafters.heads.options import HeadOptions

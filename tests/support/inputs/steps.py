@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from draftline.core.arrays import Int32
 from draftline.core.steps import SamplingRows, StepInput, TreeRows
-from draftline.core.tree.kernels import pack
+from draftline.core.tree.tree_loops import pack
 
 BLOCK_SIZE = 4
 NONE = np.empty(0, dtype=np.int32)

@@ -16,7 +16,7 @@ import httpx
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.engine.engine import AsyncEngine
+from draftline.deploy.engine.async_engine import AsyncEngine
 from draftline.deploy.settings.settings import ServerConfig
 
 ROOT = Path(draftline.__file__).parent

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from draftline.deploy.api.rates import gate as gate_module
-from draftline.deploy.api.rates import places
 from draftline.deploy.api.rates.gate import CountingGate
 from draftline.deploy.api.rates.verdict import Limits
 from redis.asyncio import Redis
@@ -57,8 +56,8 @@ async def test_replicas_count_together(tmp_path: Path) -> None:
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_module, "PERIOD_S", 0.2)
-    monkeypatch.setattr(places, "LEASE_S", 3)
-    monkeypatch.setattr(places, "RENEWAL_S", 0.1)
+    monkeypatch.setattr(gate_module, "LEASE_S", 3)
+    monkeypatch.setattr(gate_module, "RENEWAL_S", 0.1)
 
 
 @pytest.mark.usefixtures("short_leases")

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from draftline.core.request.constraint import StructuredOutput
+from draftline.core.request.allowed_tokens import StructuredOutput
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.fakes.fake_engine import FakeEngine

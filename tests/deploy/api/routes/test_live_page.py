@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from draftline.deploy.api.routes.live_page import FILES, FOLDER
+from draftline.deploy.api.routes.operations import LIVE_PAGE_FILES as FILES
+from draftline.deploy.api.routes.operations import LIVE_PAGE_FOLDER as FOLDER
 from support.fakes.fake_engine import FakeEngine
 
 # What a page could load or send elsewhere; namespaces of XML are names.

@@ -11,7 +11,7 @@ from draftline import __version__
 from draftline.cluster.config import EngineConfig
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.api.routes.server_info import without_secrets
+from draftline.deploy.api.routes.operations import without_secrets
 from draftline.deploy.settings.settings import ServerConfig
 from pydantic import SecretStr
 from support.fakes.fake_engine import FakeEngine

@@ -13,7 +13,7 @@ from draftline.cluster.config import EngineConfig
 from draftline.deploy.api.app import create_models_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.metrics import JointMetrics, ServerMetrics
-from draftline.deploy.api.routes.served_models import ModelSource
+from draftline.deploy.api.routes.models import ModelSource
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import TenantConfig
 from prometheus_client.parser import text_string_to_metric_families

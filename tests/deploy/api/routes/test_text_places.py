@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 from draftline.core.request.output import TokenLogProb
-from draftline.deploy.api.output.logprob_bodies import CompletionLogprobs
+from draftline.deploy.api.output.json_parts import CompletionLogprobs
 from draftline.models.text.token_bytes import TokenBytes
 from hypothesis import given
 from hypothesis import strategies as st

@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from draftline.deploy.api.routes.bodies import HEADER
-from draftline.deploy.api.routes.text_routes import BODIES
+from draftline.deploy.api.routes.bodies import BODIES, HEADER
 from draftline.deploy.api.schema.request_models import StrictModel
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from draftline.core.errors import RequestError
-from draftline.core.request.constraint import StructuredOutput
-from draftline.deploy.api.schema.tools import Tool, ToolFields
-from draftline.deploy.api.tools.answer_reading import AnswerReading
+from draftline.core.request.allowed_tokens import StructuredOutput
+from draftline.deploy.api.schema.chat import Tool, ToolFields
 from draftline.deploy.api.tools.call_syntax import ToolFamily, tool_family
-from draftline.deploy.api.tools.choice import call_limit, choose_tools
 from draftline.deploy.api.tools.events import parse_whole
+from draftline.deploy.api.tools.reading import AnswerReading, call_limit, choose_tools
 from draftline.models.load.bundled import demo_path
 from draftline.models.text.grammar import GrammarFactory
 from draftline.models.text.tokenizer import load_tokenizer

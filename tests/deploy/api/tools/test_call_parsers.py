@@ -19,7 +19,7 @@ from draftline.deploy.api.tools.events import (
     parse_whole,
 )
 from draftline.deploy.api.tools.forced_calls import ForcedCallParser
-from draftline.deploy.api.tools.reasoning import PlainParser, ReasoningParser
+from draftline.deploy.api.tools.reading import PlainParser, ReasoningParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

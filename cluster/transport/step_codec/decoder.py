@@ -1,0 +1,321 @@
+"""A stage's end: whole steps from deltas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....core.arrays import Int32, Int64, UInt32
+from ....core.errors import ProtocolError
+from ....core.reach import AT_LEAVES, EVERY_REACH
+from ....core.steps import HeadTask, LogitEdits, Penalties, SamplingRows, StepInput, TreeRows
+from .cached import NO_INTS, CachedEdits, CachedSampling, CachedTables, with_room
+from .step_delta import (
+    AS_KEPT,
+    NO_TREE,
+    NONE,
+    ChoiceDelta,
+    EditChanges,
+    MaskChanges,
+    RowsDelta,
+    StepDelta,
+    TreeArrays,
+    are_starts,
+    ends_of,
+    expect,
+    expect_flat,
+)
+
+NUM_HEADS, MASK_ROWS = 9, 7
+# Requests of a step, and requests that are kept, are fewer.
+MAX_SLOTS = 1 << 16
+NO_CHOICE: dict[str, Any] = {
+    "logits_rows": NO_INTS,
+    "sampling": SamplingRows.greedy(np.empty(0, dtype=np.int64)),
+    "probe_rows": NO_INTS,
+    "probe_top_k": 0,
+    "scored_rows": NO_INTS,
+    "scored_tokens": NO_INTS,
+}
+
+Arrays = list[NDArray[Any]]
+
+
+class StepDecoder:
+    """Keeps what a `StepEncoder` sends, by request slot, and makes whole steps again.
+
+    A message against another one than the last it got raises `ProtocolError`, and so does
+    everything behind it up to a message that begins anew: a step is right or it is none.
+    """
+
+    __slots__ = ("_edits", "_epoch", "_sampling", "_serial", "_tables")
+
+    def __init__(self) -> None:
+        self._begin(None)
+
+    def decode(self, delta: StepDelta) -> StepInput:
+        """The step that was encoded, without `request_keys`.
+
+        Without a `choice` it has rows alone: nothing to choose, to probe or to score. Raises
+        `ProtocolError` for what no `StepEncoder` has made of a step, or not as the next message.
+        """
+        if delta.serial == 0:
+            self._begin(delta.epoch)
+        if self._epoch is None or (self._epoch, self._serial) != (
+            delta.epoch,
+            delta.serial,
+        ):
+            raise ProtocolError(
+                f"step {delta.rows.step_id} is a delta against message "
+                f"{delta.serial - 1} of epoch {delta.epoch}, which is not the last here"
+            )
+        epoch, self._epoch = self._epoch, None
+        step = self._decoded(delta.rows, delta.choice)
+        self._epoch, self._serial = epoch, self._serial + 1
+        return step
+
+    def _begin(self, epoch: int | None) -> None:
+        self._epoch = epoch
+        self._serial = 0
+        self._tables = CachedTables()
+        self._sampling = CachedSampling()
+        self._edits = ReceivedEdits()
+
+    def _decoded(self, rows: RowsDelta, choice: ChoiceDelta | None) -> StepInput:
+        _check(rows)
+        return StepInput(
+            step_id=rows.step_id,
+            moves=rows.moves,
+            token_ids=rows.token_ids,
+            positions=rows.positions,
+            slots=rows.slots,
+            request_starts=rows.request_starts,
+            context_lens=rows.context_lens,
+            block_tables=self._tables.apply(rows.request_slots, rows.tables),
+            trees=split_trees(rows),
+            is_traced=rows.is_traced,
+            **(NO_CHOICE if choice is None else self._chosen(rows, choice)),
+        )
+
+    def _chosen(self, rows: RowsDelta, choice: ChoiceDelta) -> dict[str, Any]:
+        logits_rows = choice.logits_rows
+        expect_flat("logits rows", logits_rows)
+        if len(logits_rows):
+            fits = logits_rows.min() >= 0 and logits_rows.max() < len(rows.token_ids)
+            expect(fits, "logits are of no row")
+        return {
+            "logits_rows": logits_rows,
+            "sampling": self._sampling.apply(rows, logits_rows, choice.sampling),
+            "probe_rows": choice.probe_rows,
+            "probe_top_k": choice.probe_top_k,
+            "scored_rows": choice.scored_rows,
+            "scored_tokens": choice.scored_tokens,
+            "with_log_probs": choice.with_log_probs,
+            "with_entropies": choice.with_entropies,
+            "num_top": choice.num_top,
+            "verification": choice.verification,
+            "edits": self._edits.apply(choice.edits, rows.slots_of(logits_rows)),
+            "feature_requests": _places(choice.feature_requests, len(rows.context_lens)),
+            "slice_requests": _places(choice.slice_requests, len(rows.context_lens)),
+            "head_tasks": _tasks(choice, len(rows.context_lens)),
+            "following_tokens": _following(choice, len(rows.context_lens)),
+            "request_keys": _keys(choice, len(rows.context_lens)),
+        }
+
+
+def _tasks(choice: ChoiceDelta, num_requests: int) -> tuple[HeadTask, ...]:
+    tasks = choice.head_tasks
+    for task in tasks:
+        _places(task.places, num_requests)
+        fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
+        expect(fits, "a head is to draft no tree")
+        is_known = all(0 <= reaches <= EVERY_REACH | AT_LEAVES for reaches in task.reaches)
+        fits = len(task.places) == len(task.reaches) and is_known
+        expect(fits, "a head is to draft after no outcome")
+        expect(task.level_tokens >= 0.0, "levels of a head's drafts take less than nothing")
+    return tasks
+
+
+def _keys(choice: ChoiceDelta, num_requests: int) -> tuple[int, ...]:
+    wanted = num_requests if choice.head_tasks else 0
+    expect(len(choice.request_keys) == wanted, "keys are of no request")
+    return choice.request_keys
+
+
+def _following(choice: ChoiceDelta, num_requests: int) -> Int32 | None:
+    tokens = choice.following_tokens
+    if tokens is None:
+        expect(not choice.head_tasks, "heads are not told what follows")
+    else:
+        expect_flat("following tokens", tokens)
+        expect(len(tokens) <= num_requests, "tokens follow no prompt")
+    return tokens
+
+
+def _places(places: tuple[int, ...], num_requests: int) -> tuple[int, ...]:
+    rising = all(first < second for first, second in pairwise((-1, *places, num_requests)))
+    expect(rising, "features or drafts are of no request")
+    return places
+
+
+def _check(rows: RowsDelta) -> None:
+    """Raise `ProtocolError` unless rows, requests and slots belong together."""
+    slots = rows.request_slots
+    expect_flat("rows", rows.token_ids, rows.positions, rows.slots, rows.context_lens, slots)
+    num_requests, num_rows = len(rows.context_lens), len(rows.token_ids)
+    are_whole = len(rows.positions) == len(rows.slots) == num_rows
+    are_whole &= are_starts(rows.request_starts, num_requests, num_rows)
+    expect(are_whole and len(slots) == num_requests, "rows are of no request")
+    expect(all(0 <= slot < MAX_SLOTS for slot in slots.tolist()), "requests have no slot")
+
+
+def split_trees(rows: RowsDelta) -> tuple[TreeRows | None, ...]:
+    """The trees of a step whose rows were checked.
+
+    Raises `ProtocolError` for what `flatten_trees` cannot have made.
+    """
+    num_requests, arrays = len(rows.context_lens), rows.trees
+    if arrays is None:
+        return (None,) * num_requests
+    shapes = arrays.shapes
+    expect_flat("trees", arrays.ancestors)
+    expect(shapes.shape == (num_requests, 2), "trees are of other requests")
+    places = np.flatnonzero(shapes[:, 0] != NO_TREE[0])
+    sizes = [(rows, words) for rows, words in shapes.tolist() if rows != NO_TREE[0]]
+    expect(all(rows >= 0 and words >= 0 for rows, words in sizes), "trees have sizes below 0")
+    ends = list(accumulate(rows * words for rows, words in sizes))
+    expect((ends[-1] if ends else 0) == len(arrays.ancestors), "trees are cut short")
+    columns = _columns(rows, arrays, places)
+    trees: list[TreeRows | None] = [None] * num_requests
+    parts = zip(places.tolist(), sizes, [0, *ends], ends, columns, strict=False)
+    for place, shape, first, end, (slots, positions) in parts:
+        trees[place] = TreeRows(arrays.ancestors[first:end].reshape(shape), slots, positions)
+    return tuple(trees)
+
+
+def _columns(rows: RowsDelta, arrays: TreeArrays, places: Int64) -> Sequence[tuple[Int32, Int32]]:
+    """Slots and positions of the columns of each tree."""
+    columns = arrays.columns
+    if columns is None:
+        slots, positions = rows.slots, rows.positions
+        firsts = rows.request_starts[places].tolist()
+        ends = rows.request_starts[places + 1].tolist()
+    else:
+        slots, positions = columns.slots, columns.positions
+        expect_flat("trees", columns.counts, slots, positions)
+        expect(len(columns.counts) == len(places), "columns are of other trees")
+        expect(len(slots) == len(positions), "columns have no position")
+        ends = ends_of(columns.counts, len(slots), "columns")
+        firsts = [0, *ends]
+    pairs = zip(firsts, ends, strict=False)
+    return [(slots[first:end], positions[first:end]) for first, end in pairs]
+
+
+class ReceivedEdits:
+    """The receiver's end."""
+
+    __slots__ = ("_kept", "_masks")
+
+    def __init__(self) -> None:
+        self._kept: defaultdict[int, CachedEdits] = defaultdict(CachedEdits)
+        self._masks = ReceivedMasks()
+
+    def apply(self, changes: EditChanges | None, row_slots: Int32) -> tuple[LogitEdits, ...]:
+        """The edits that the other end's `changes` was given.
+
+        The tokens of their penalties are the kept ones, which the next call changes. Raises
+        `ProtocolError` for what the other end cannot have made.
+        """
+        if changes is None:
+            return ()
+        heads = changes.heads
+        expect(heads.ndim == 2 and heads.shape[1] == NUM_HEADS, "edits have no heads")
+        num_masks = heads[:, MASK_ROWS]
+        is_masked = num_masks != NONE
+        expect(is_masked.any() == (changes.masks is not None), "edits have no masks")
+        masks = iter(
+            () if changes.masks is None else self._masks.apply(changes.masks, num_masks[is_masked])
+        )
+        edits = []
+        for head, *parts in zip(heads.tolist(), *_parts_of(changes), strict=True):
+            expect(0 <= head[0] < len(row_slots), "edits are of no row")
+            kept = self._kept[int(row_slots[head[0]])]
+            mask = None if head[MASK_ROWS] == NONE else next(masks)
+            edits.append(_applied(kept, head, parts, mask))
+        return tuple(edits)
+
+
+def _parts_of(changes: EditChanges) -> Iterator[Arrays]:
+    """The arrays of every edit, field by field as in `_Parts`."""
+    heads = changes.heads
+    num_biases = np.maximum(heads[:, 2], 0)
+    num_new = np.where(heads[:, 3] == NONE, 0, heads[:, 3] - heads[:, 4])
+    lengths = {
+        "bias_tokens": num_biases, "bias": num_biases, "factors": 3 * heads[:, 8],
+        "count_places": heads[:, 5], "tokens": num_new, "counts": heads[:, 5] + num_new,
+        "in_prompt": heads[:, 5] + num_new, "path_rows": heads[:, 6], "path_tokens": heads[:, 6],
+    }  # fmt: skip
+    for name, own in lengths.items():
+        array = getattr(changes, name)
+        expect_flat(name, array)
+        ends = ends_of(own, len(array), name)
+        yield [array[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+
+
+def _applied(kept: CachedEdits, head: list[int], parts: Arrays, mask: UInt32 | None) -> LogitEdits:
+    """One edit, which is kept from now on."""
+    first_row, num_rows, num_biases, num_tokens, num_kept, num_changed, *_ = head
+    bias_tokens, bias, factors, places, tokens, counts, in_prompt, path_rows, path_tokens = parts
+    if num_biases != AS_KEPT:
+        kept.bias_tokens, kept.bias = bias_tokens, bias
+    if len(factors):
+        kept.factors = factors
+    penalties = None
+    if num_tokens != NONE:
+        expect(0 <= num_kept <= kept.num_tokens, "tokens are not known here")
+        if num_changed:
+            expect(places.min() >= 0 and places.max() < num_kept, "counts are of no token")
+        kept.counts[places], kept.in_prompt[places] = counts[:num_changed], in_prompt[:num_changed]
+        kept.put_tail(num_kept, tokens, counts[num_changed:], in_prompt[num_changed:])
+        penalties = Penalties(*kept.text, path_rows, path_tokens, *kept.factors.tolist())
+    return LogitEdits(first_row, num_rows, kept.bias_tokens, kept.bias, penalties, mask)
+
+
+class ReceivedMasks:
+    """The receiver's end: masks by number."""
+
+    __slots__ = ("_masks",)
+
+    def __init__(self) -> None:
+        self._masks = np.zeros((0, 0), dtype=np.uint32)
+
+    def apply(self, changes: MaskChanges, counts: Int32) -> list[UInt32]:
+        """The masks that the other end's `changes` was given, by their numbers of rows.
+
+        Raises `ProtocolError` for what the other end cannot have made.
+        """
+        ids, new_ids, new_masks = changes.ids, changes.new_ids, changes.new_masks
+        expect_flat("masks", ids, new_ids)
+        is_whole = new_masks.shape == (len(new_ids), changes.num_words)
+        expect(is_whole, "masks are cut short")
+        if changes.num_words != self._masks.shape[1]:
+            self._masks = np.zeros((0, changes.num_words), dtype=np.uint32)
+        num_known = len(self._masks)
+        if len(new_ids):
+            expect(
+                new_ids.min() >= 0 and new_ids.max() < num_known + len(new_ids),
+                "new masks have no numbers",
+            )
+            self._masks = with_room(self._masks, int(new_ids.max()) + 1)
+            self._masks[new_ids] = new_masks
+        if len(ids):
+            fits = ids.min() >= 0 and ids.max() < len(self._masks)
+            expect(fits, "masks are not known here")
+        ends = ends_of(counts, len(ids), "masks")
+        masks = self._masks.take(ids, axis=0)
+        return [masks[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]

@@ -1,0 +1,123 @@
+"""Token masks of requests with a structured output, computed beside the engine's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from .errors import Contained, DraftlineError
+from .request.allowed_tokens import Constraint, TreeForm
+from .request.request import RequestState
+from .step.parts import DraftedTree, DraftedTrees
+
+Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
+Fail = Callable[[RequestState, DraftlineError], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    drafted: DraftedTree
+    form: asyncio.Future[TreeForm]
+
+
+class GrammarMaskQueue:
+    """Asks for the masks of every constrained request's next tree. One event loop uses it.
+
+    A request whose masks are late takes part in no step until they are there, so that no request
+    waits for another's grammar. Its text does not depend on that.
+    """
+
+    __slots__ = ("_allow", "_fail", "_on_ready", "_pending")
+
+    def __init__(self, allow: Allow, fail: Fail, on_ready: Callable[[], object]) -> None:
+        """What is done with masks.
+
+        allow     cuts a tree by its request's rules
+        fail      ends a request where that fails
+        on_ready  called when masks are there
+        """
+        self._allow = allow
+        self._fail = fail
+        self._on_ready = on_ready
+        self._pending: dict[str, _Pending] = {}
+
+    def late(self) -> set[str]:
+        """Requests that cannot take part in a step now."""
+        return {name for name, pending in self._pending.items() if not pending.form.done()}
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        if pending := self._pending.pop(request_id, None):
+            pending.form.cancel()
+
+    async def join(self, drafted: DraftedTrees, patience_s: float, most_nodes: int) -> DraftedTrees:
+        """The requests of a step, in order, whose token masks are there within `patience_s`.
+
+        A request without a structured output needs none.
+
+        most_nodes: of one tree in this step; a tree whose form was late is of an earlier one.
+        """
+        if not self._pending and not any(map(_has_rules, drafted.states)):
+            return drafted
+        parts = drafted.parts()
+        constrained = [part.state for part in parts if _constraint(part.state) is not None]
+        for part in parts:
+            self._ask(part)
+        await _wait([self._pending[s.request_id] for s in constrained if self._has(s)], patience_s)
+        joined = [self._joined(part, most_nodes) for part in parts]
+        return DraftedTrees.of([part for part in joined if part is not None])
+
+    def _has(self, state: RequestState) -> bool:
+        return state.request_id in self._pending
+
+    def _ask(self, drafted: DraftedTree) -> None:
+        state = drafted.state
+        constraint = _constraint(state)
+        if constraint is None or self._has(state):
+            return
+        with Contained(state.request_id, partial(self._fail, state)):
+            form = asyncio.wrap_future(constraint.follow(drafted.tree))
+            form.add_done_callback(self._arrived)
+            self._pending[state.request_id] = _Pending(drafted, form)
+
+    def _arrived(self, form: asyncio.Future[TreeForm]) -> None:
+        # One that nobody takes any more may have failed.
+        if not form.cancelled():
+            form.exception()
+        self._on_ready()
+
+    def _joined(self, drafted: DraftedTree, most_nodes: int) -> DraftedTree | None:
+        """A request's tree by its rules; where it has a form, the one that the form was asked for.
+
+        None if the request was cancelled meanwhile, has failed, or its form is late.
+        """
+        state = drafted.state
+        if _constraint(state) is None:
+            with Contained(state.request_id, partial(self._fail, state)):
+                return self._allow(drafted, None)
+            return None
+        pending = self._pending.get(state.request_id)
+        if pending is None or not pending.form.done():
+            return None
+        del self._pending[state.request_id]
+        with Contained(state.request_id, partial(self._fail, state)):
+            formed = self._allow(pending.drafted, pending.form.result())
+            return replace(formed, max_nodes=min(formed.max_nodes, most_nodes))
+        return None
+
+
+async def _wait(pending: Sequence[_Pending], seconds: float) -> None:
+    late = [mask.form for mask in pending if not mask.form.done()]
+    if late:
+        await asyncio.wait(late, timeout=seconds)
+
+
+def _has_rules(state: RequestState) -> bool:
+    return state.request.allowed_tokens is not None
+
+
+def _constraint(state: RequestState) -> Constraint | None:
+    permitted = state.request.allowed_tokens
+    return None if permitted is None else permitted.constraint

@@ -1,0 +1,254 @@
+"""What a step holds: prompt chunks, and the trees of decoding requests with what few of them want
+beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..arrays import Int32, Int64, UInt32
+from ..proposals import Probe, Proposal
+from ..request.request import RequestState
+from ..steps import TreeCandidates
+from ..streaming.chunks import TreeSlice
+from ..tree.tree import TokenTree, TreeBatch, empty_trees
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptChunk:
+    """Positions `start` to `end` of a request, to be cached.
+
+    wants_token  it is the last chunk of a prompt, which asks for the first token
+    """
+
+    state: RequestState
+    start: int
+    end: int
+    wants_token: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the step."""
+        return self.end - self.start
+
+    @property
+    def num_chosen(self) -> int:
+        """Rows, the last ones, that get a target token."""
+        return int(self.wants_token)
+
+    @property
+    def num_scored(self) -> int:
+        """Rows, from the first on, whose next token's log-probability is wanted."""
+        state = self.state
+        if state.prompt_log_probs is None or state.has_answer:
+            return 0
+        return max(0, min(self.end, state.prompt_len - 1) - self.start)
+
+    @property
+    def tokens(self) -> Int32:
+        """Its token ids, int32 [rows]."""
+        if self.end <= self.state.prompt_len:
+            return self.state.request.prompt_ids[self.start : self.end]
+        return np.array(self.state.token_ids[self.start : self.end], dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftedTree:
+    """What drafters offer to one request, merged.
+
+    max_nodes  most of its nodes that a step may hold
+    form       uint32 [1 + nodes, words]  the tokens that the request's constraint allows after the
+               root and each node; None without one
+    """
+
+    state: RequestState
+    tree: TokenTree
+    proposals: Sequence[Proposal]
+    max_nodes: int
+    form: UInt32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftedTrees:
+    """What drafters offer to all requests of a step, in order.
+
+    states, proposals, max_nodes  by request, as in `DraftedTree`
+    forms                         by a request's place, of those that have one
+    """
+
+    states: Sequence[RequestState]
+    trees: TreeBatch
+    proposals: Sequence[Sequence[Proposal]]
+    max_nodes: Sequence[int]
+    forms: Mapping[int, UInt32] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Sequence[DraftedTree]) -> DraftedTrees:
+        """These of some requests together."""
+        return cls(
+            [part.state for part in parts],
+            TreeBatch.of([part.tree for part in parts]),
+            [part.proposals for part in parts],
+            [part.max_nodes for part in parts],
+            {place: part.form for place, part in enumerate(parts) if part.form is not None},
+        )
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def parts(self) -> list[DraftedTree]:
+        """These of each request."""
+        parts = zip(self.states, self.trees, self.proposals, self.max_nodes, strict=True)
+        return [DraftedTree(*part, self.forms.get(place)) for place, part in enumerate(parts)]
+
+    def where(self, is_wanted: Callable[[RequestState], bool]) -> DraftedTrees:
+        """These of the requests that are wanted; itself where all are."""
+        if all(map(is_wanted, self.states)):
+            return self
+        return DraftedTrees.of([part for part in self.parts() if is_wanted(part.state)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeWishes:
+    """What a request's tree has beside its nodes, by source; most have nothing.
+
+    num_top_next_tokens  how many most probable next tokens of the root and every node are wanted
+    candidates           of the tree, where an acceptance rule decides; else None
+    form                 uint32 [1 + nodes, words]  the tokens that the request's constraint allows
+                         after the root and each node; None without one
+    """
+
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    num_top_next_tokens: Mapping[str, int] = field(default_factory=dict)
+    candidates: TreeCandidates | None = None
+    form: UInt32 | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing."""
+        has_rows = self.probes or self.num_top_next_tokens
+        return not has_rows and self.candidates is None and self.form is None
+
+
+NO_WISHES = TreeWishes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeStep:
+    """The root, the tree and the probes of one decoding request."""
+
+    state: RequestState
+    tree: TokenTree
+    wishes: TreeWishes
+    slice: TreeSlice | None = None
+
+    @property
+    def root_token(self) -> int:
+        """The token of the first row."""
+        return self.state.token_ids[-1] if self.slice is None else self.slice.root.token
+
+    @property
+    def num_chosen(self) -> int:
+        """Rows, the first ones, that get a target token."""
+        return 1 + len(self.tree)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the step."""
+        return self.num_chosen + sum(len(probe.tokens) for probe in self.wishes.probes.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeSteps:
+    """The parts of all decoding requests, in order.
+
+    drafted  the trees before the budget cut them, to learn from
+    wishes   by a request's place, of those that have any
+    slices   likewise, of those whose trees go out in slices; nodes of `trees` that follow nodes of
+             earlier slices stand below the root
+    """
+
+    states: Sequence[RequestState]
+    trees: TreeBatch
+    drafted: TreeBatch
+    wishes: Mapping[int, TreeWishes] = field(default_factory=dict)
+    slices: Mapping[int, TreeSlice] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[TreeStep]:
+        return map(self.part, range(len(self)))
+
+    @property
+    def num_rows(self) -> Int64:
+        """int64 [requests]: rows of each in the step."""
+        rows = self.trees.sizes + 1
+        for place, wishes in self.wishes.items():
+            rows[place] += sum(len(probe.tokens) for probe in wishes.probes.values())
+        return rows
+
+    @property
+    def followers(self) -> frozenset[str]:
+        """Ids of the requests whose slices go behind others of theirs."""
+        later = (place for place, part in self.slices.items() if not part.is_first)
+        return frozenset(self.states[place].request_id for place in later)
+
+    def part(self, place: int) -> TreeStep:
+        """That of one request."""
+        wishes = self.wishes.get(place, NO_WISHES)
+        return TreeStep(self.states[place], self.trees[place], wishes, self.slices.get(place))
+
+    def beside(self, sliced: Sequence[tuple[RequestState, TreeSlice, TreeWishes]]) -> TreeSteps:
+        """These, and slices of other requests behind them; itself without any."""
+        if not sliced:
+            return self
+        states, slices, wishes = zip(*sliced, strict=True)
+        count = len(self)
+        return TreeSteps(
+            [*self.states, *states],
+            TreeBatch.of([*self.trees, *(part.tree() for part in slices)]),
+            TreeBatch.of([*self.drafted, *empty_trees(len(slices))]),
+            {
+                **self.wishes,
+                **{place: own for place, own in enumerate(wishes, count) if not own.is_empty},
+            },
+            dict(enumerate(slices, count)),
+        )
+
+    def with_bare(self, bare: Mapping[int, TreeWishes]) -> TreeSteps:
+        """The requests at these places get their root alone, as in plain decoding, and `bare`."""
+        if not bare:
+            return self
+        is_kept = np.ones(len(self), dtype=np.bool_)
+        is_kept[list(bare)] = False
+        return TreeSteps(
+            self.states,
+            self.trees.keep(is_kept.repeat(self.trees.sizes)),
+            self.drafted.keep(is_kept.repeat(self.drafted.sizes)),
+            {
+                place: wishes
+                for place, wishes in {**self.wishes, **bare}.items()
+                if not wishes.is_empty
+            },
+            {place: part.bare() if place in bare else part for place, part in self.slices.items()},
+        )
+
+    def select(self, places: Sequence[int]) -> TreeSteps:
+        """Those of the requests at `places`, which rise; itself where these are all."""
+        if len(places) == len(self):
+            return self
+        if not places:
+            return NO_TREE_STEPS
+        return TreeSteps(
+            [self.states[place] for place in places],
+            TreeBatch.of([self.trees[place] for place in places]),
+            TreeBatch.of([self.drafted[place] for place in places]),
+            {new: self.wishes[old] for new, old in enumerate(places) if old in self.wishes},
+            {new: self.slices[old] for new, old in enumerate(places) if old in self.slices},
+        )
+
+
+NO_TREE_STEPS = TreeSteps((), empty_trees(0), empty_trees(0))

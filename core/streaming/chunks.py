@@ -1,0 +1,246 @@
+"""Chunks of pipelined trees: their rows in a step, and what its answer means for them.
+
+See docs/how-it-works.md, "Pipelined trees". A chunk's first row is the root, computed where it
+belongs; then come nodes that were not sent yet. What they see of nodes of earlier chunks stands
+where these wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Bool, Float32, Int32
+from ..proposals import FeatureRows, Probe
+from ..reach import reach_of
+from ..request.output import Chosen, RowAnswer
+from ..request.request import RequestState
+from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
+from ..tree.streamed_tree import StreamedNode, StreamedTree, token_tree, with_ancestors
+from ..tree.tree import NO_TREE, TokenTree
+from ..tree.tree_loops import pack
+
+Stream = StreamedTree[RowAnswer]
+Node = StreamedNode[RowAnswer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeSlice:
+    """The part of a request's tree that goes into one step.
+
+    root   as it is when the slice is sent
+    nodes  that were not sent before, parents first
+    above  these and their ancestors below the root, and
+    path   the same as a tree
+    rows   int32 [1 + nodes]  rows of `path` that are computed, its root's first
+    is_first  whether nothing of the tree was on its way before
+    """
+
+    stream: Stream
+    root: Node
+    nodes: Sequence[Node]
+    above: Sequence[Node]
+    path: TokenTree
+    rows: Int32
+    is_first: bool
+
+    @classmethod
+    def of(cls, stream: Stream, nodes: Sequence[Node], names: tuple[str, ...]) -> TreeSlice:
+        """That of these nodes."""
+        new = set(map(id, nodes))
+        above = with_ancestors(nodes)
+        rows = [row for row, node in enumerate(above, 1) if id(node) in new]
+        return cls(
+            stream,
+            stream.root,
+            [above[row - 1] for row in rows],
+            above,
+            token_tree(above, stream.root.position, names),
+            np.array([0, *rows], dtype=np.int32),
+            stream.is_new,
+        )
+
+    def bare(self) -> TreeSlice:
+        """That of the root alone."""
+        return TreeSlice.of(self.stream, (), self.path.names)
+
+    def tree(self) -> TokenTree:
+        """The nodes that are computed, those whose parents are in flight below the root."""
+        return token_tree(self.nodes, self.root.position, self.path.names)
+
+    @property
+    def num_killed(self) -> int:
+        """Nodes that the text has left."""
+        return sum(not node.is_alive for node in self.nodes)
+
+    @property
+    def most_places(self) -> int:
+        """Places from the first token's on that hold all KV of the request, at most."""
+        deepest = max((node.position + 1 for node in self.nodes), default=0)
+        return max(self.stream.num_places, deepest) + len(self.nodes)
+
+    def place(self, table: Int32, block_size: int, probes: Sequence[Probe]) -> TreeRows:
+        """Give the nodes their places; what the rows see beside the committed text.
+
+        table: int32 [blocks], the request's
+        probes: whose rows stand behind, at places that are free again after the step
+        """
+        self.stream.place(self.nodes)
+        places = np.array(list(map(_place, (self.root, *self.above))), dtype=np.int32)
+        is_earlier = np.ones(len(places), dtype=np.bool_)
+        is_earlier[self.rows] = False
+        columns = np.concatenate([np.flatnonzero(is_earlier), self.rows])
+        offsets = np.concatenate([np.zeros(1, dtype=np.int32), self.path.depths])[columns]
+        mask, places = self.path.mask()[np.ix_(self.rows, columns)], places[columns]
+        if probes:
+            mask = _with_probes(mask, int(is_earlier.sum()), probes)
+            offsets = np.concatenate([offsets, *(probe.offsets for probe in probes)])
+            free = self.stream.free_places(len(offsets) - len(places))
+            places = np.concatenate([places, np.array(free, dtype=np.int32)])
+        return TreeRows(
+            pack(mask),
+            slots_of(table, places, block_size),
+            (self.root.position + offsets).astype(np.int32),
+        )
+
+    def take(self, targets: Chosen) -> None:
+        """Note what was chosen after the rows."""
+        for row, node in enumerate((self.root, *self.nodes)):
+            # The root may have been a node of an earlier slice.
+            if node.target is None:
+                node.target = int(targets.tokens[row])
+                node.answer = (targets, row)
+
+
+def slots_of(table: Int32, places: Int32, block_size: int) -> Int32:
+    """int32 [n]: the KV slots of places int32 [n] in a request's blocks."""
+    return table[places // block_size] * np.int32(block_size) + places % np.int32(block_size)
+
+
+def _with_probes(mask: Bool, root: int, probes: Sequence[Probe]) -> Bool:
+    """The mask with rows, and columns, of probes behind it; they see the root's column `root`."""
+    count = sum(len(probe.tokens) for probe in probes)
+    rows, columns = mask.shape
+    whole = np.zeros((rows + count, columns + count), dtype=np.bool_)
+    whole[:rows, :columns] = mask
+    whole[rows:, root] = True
+    for probe in probes:
+        end = len(probe.tokens)
+        whole[rows : rows + end, columns : columns + end] = probe.mask
+        rows, columns = rows + end, columns + end
+    return whole
+
+
+def with_slices(
+    trees: StepTrees,
+    slices: Mapping[int, TreeSlice],
+    probes: Mapping[int, Sequence[Probe]],
+    tables: Int32,
+    block_size: int,
+) -> Sequence[TreeRows | None]:
+    """What the rows of a step see, whose requests at the places of `slices` are streamed.
+
+    Gives their nodes places, and writes the KV slots of their rows into the step's (`trees.slots`).
+    """
+    own: dict[int, TreeRows] = {}
+    for place, part in slices.items():
+        own[place] = part.place(tables[place], block_size, probes.get(place, ()))
+        start, count = int(trees.starts[place]), len(own[place].ancestors)
+        trees.slots[start : start + count] = own[place].slots[-count:]
+    return [own.get(place, rows) for place, rows in enumerate(trees[:])]
+
+
+def rows_of_edits(edits: LogitEdits, rows: Int32) -> LogitEdits:
+    """Changes to the logits of some of the rows after a tree's root and nodes."""
+    mask, penalties = edits.mask, edits.penalties
+    if mask is not None and len(mask) > 1:
+        mask = mask[rows]
+    if penalties is not None:
+        penalties = _penalties_of_rows(penalties, rows)
+    return replace(edits, num_rows=len(rows), mask=mask, penalties=penalties)
+
+
+def _penalties_of_rows(penalties: Penalties, rows: Int32) -> Penalties:
+    new = np.full(int(rows.max()) + 1, -1, dtype=np.int32)
+    new[rows] = np.arange(len(rows), dtype=np.int32)
+    is_within = penalties.path_rows < len(new)
+    kept = np.flatnonzero(is_within)
+    kept = kept[new[penalties.path_rows[kept]] >= 0]
+    return replace(
+        penalties,
+        path_rows=new[penalties.path_rows[kept]],
+        path_tokens=penalties.path_tokens[kept],
+    )
+
+
+def _place(node: Node) -> int:
+    assert node.place is not None, "a node's ancestors are sent before it or with it"
+    return node.place
+
+
+class SliceAnswer(NamedTuple):
+    """What one request gets from the answer to a slice.
+
+    drafted  its whole tree before the answer, to learn from; none where the root stays
+    path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
+             next token is not known yet
+    chosen   after the root and the nodes that the root goes over
+    rows     of the slice, in which the path's steps are; 0 of a step that is in an earlier one
+    features  of these, as far as they are known of all before one; none if nobody wants them
+    """
+
+    drafted: TokenTree
+    path: Sequence[tuple[int, int, int]]
+    chosen: Chosen
+    rows: Sequence[int] = ()
+    features: Sequence[FeatureRows] = ()
+
+
+NO_ANSWER = SliceAnswer(NO_TREE, (), Chosen.along(()))
+
+
+def read_slice(
+    state: RequestState, part: TreeSlice, targets: Chosen, block_size: int
+) -> SliceAnswer:
+    """Take the answer into the request's tree; its next step moves the KV of what was passed.
+
+    A request that has ended, or gave up its KV since, takes nothing: it computes that again.
+    """
+    stream = part.stream
+    if state.has_ended or state.stream is not stream:
+        return NO_ANSWER
+    part.take(targets)
+    if stream.root.target is None:
+        # Mostly of a slice that is in vain: the root waits for another.
+        return NO_ANSWER
+    first = stream.root.position
+    drafted = token_tree(stream.alive(), first, part.path.names)
+    passed = stream.advance()
+    at_leaf = passed.at_leaf and bool(part.nodes)
+    stream.outcomes.append((reach_of(len(passed.tokens) - 1), at_leaf))
+    if passed.moves:
+        moves = slots_of(
+            state.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size
+        ).reshape(-1, 2)
+        state.moves = np.concatenate([state.moves, moves])
+    steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
+    rows = [row if chosen is targets else 0 for chosen, row in passed.answers]
+    features = _features(state.request_id, first, passed.answers)
+    return SliceAnswer(drafted, list(steps), Chosen.along(passed.answers), rows, features)
+
+
+def _features(request_id: str, position: int, answers: Sequence[RowAnswer]) -> list[FeatureRows]:
+    """Those of passed nodes, the first of which stands at `position`; a gap parts them."""
+    found: list[FeatureRows] = []
+    values: list[Float32] = []
+    for place, (chosen, row) in enumerate(answers):
+        if chosen.features is not None:
+            values.append(chosen.features[row])
+        if values and (chosen.features is None or place + 1 == len(answers)):
+            end = position + place + (chosen.features is not None)
+            found.append(FeatureRows(request_id, end - len(values), np.stack(values)))
+            values = []
+    return found

@@ -1,0 +1,386 @@
+"""`/v1/responses`: what a model's answer becomes, as one body or as the events of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, Protocol
+
+from openai.types.responses import Response, ResponseUsage
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+
+from ....cluster.loop_calls import off_loop
+from ....core.request.output import FinishReason, RequestMetrics, TokenLogProb
+from ..engine_client import EngineClient
+from ..errors import ApiError, to_api_error
+from ..generation.job import CompletionOutput, Job, Piece, run_job
+from ..http.metrics import AnswerRecorder
+from ..schema.responses import ResponsesRequest
+from ..tools.events import CallArguments, CallStart, Content, Event, Parser, Reasoning
+from .completions import Heading, metrics_block
+from .json_parts import LazyList, write_json
+
+Data = dict[str, Any]
+Spell = Callable[[TokenLogProb], Data]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputItem(Protocol):
+    """One item; events lack what the stream adds: their number and the item's place."""
+
+    item_id: str
+
+    def body(self, status: Status) -> Data:
+        """The item as it stands."""
+        ...
+
+    def begin(self) -> list[Data]:
+        """Events behind the one that adds the item."""
+        ...
+
+    def end(self) -> list[Data]:
+        """Events before the one that ends the item."""
+        ...
+
+
+class MessageItem:
+    """Text for the user."""
+
+    def __init__(self, spell: Spell) -> None:
+        """`spell` gives the entry of a token's log-probability."""
+        self.item_id = f"msg_{uuid.uuid4().hex}"
+        self._spell = spell
+        self._text = ""
+        self._tokens: list[TokenLogProb] = []
+
+    def add(self, text: str, tokens: Sequence[TokenLogProb]) -> Data:
+        """The event of more text, with the log-probabilities of its tokens."""
+        log_probs = [self._spell(token) for token in tokens]
+        self._text += text
+        self._tokens += tokens
+        kind = "response.output_text.delta"
+        return {"type": kind, "content_index": 0, "delta": text, "logprobs": log_probs}
+
+    def body(self, status: Status) -> Data:
+        """A `ResponseOutputMessage`; it is empty as long as it is not ended."""
+        content = [] if status == "in_progress" else [self._part]
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def begin(self) -> list[Data]:
+        """The one part of the message."""
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return [{"type": "response.content_part.added", "content_index": 0, "part": part}]
+
+    def end(self) -> list[Data]:
+        """The whole text, and the whole part."""
+        done = {"type": "response.output_text.done", "content_index": 0}
+        part = {"type": "response.content_part.done", "content_index": 0, "part": self._part}
+        return [{**done, "text": self._text, "logprobs": self._logprobs}, part]
+
+    @property
+    def _logprobs(self) -> LazyList:
+        return LazyList(self._spell, list(self._tokens))
+
+    @property
+    def _part(self) -> Data:
+        return {
+            "type": "output_text",
+            "text": self._text,
+            "annotations": [],
+            "logprobs": self._logprobs,
+        }
+
+
+class CallItem:
+    """A call of a function."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self.item_id = f"fc_{uuid.uuid4().hex}"
+        self._call_id = call_id
+        self._name = name
+        self._arguments = ""
+
+    def add(self, text: str) -> Data:
+        """The event of more arguments."""
+        self._arguments += text
+        return {"type": "response.function_call_arguments.delta", "delta": text}
+
+    def body(self, status: Status) -> Data:
+        """A `ResponseFunctionToolCall`."""
+        return {
+            "id": self.item_id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": self._arguments,
+        }
+
+    def begin(self) -> list[Data]:
+        """Nothing: arguments come as they are."""
+        return []
+
+    def end(self) -> list[Data]:
+        """The whole arguments."""
+        kind = "response.function_call_arguments.done"
+        return [{"type": kind, "arguments": self._arguments, "name": self._name}]
+
+
+class ReasoningItem:
+    """What the model thought."""
+
+    def __init__(self) -> None:
+        self.item_id = f"rs_{uuid.uuid4().hex}"
+        self._text = ""
+
+    def add(self, text: str) -> Data:
+        """The event of more thoughts."""
+        self._text += text
+        return {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
+
+    def body(self, status: Status) -> Data:
+        """A `ResponseReasoningItem`."""
+        content = [] if status == "in_progress" else [self._part]
+        return {
+            "id": self.item_id,
+            "type": "reasoning",
+            "status": status,
+            "summary": [],
+            "content": content,
+        }
+
+    def begin(self) -> list[Data]:
+        """The one part of the thoughts."""
+        part = {"type": "reasoning_text", "text": ""}
+        return [{"type": "response.content_part.added", "content_index": 0, "part": part}]
+
+    def end(self) -> list[Data]:
+        """The whole text, and the whole part."""
+        return [
+            {"type": "response.reasoning_text.done", "content_index": 0, "text": self._text},
+            {"type": "response.content_part.done", "content_index": 0, "part": self._part},
+        ]
+
+    @property
+    def _part(self) -> Data:
+        return {"type": "reasoning_text", "text": self._text}
+
+
+class ResponseWriter:
+    """One response as it grows. Every call gives the events of what it adds."""
+
+    def __init__(self, heading: Heading, request: ResponsesRequest, spell: Spell) -> None:
+        """`spell` gives the entry of a token's log-probability."""
+        self._spell = spell
+        self._heading = heading
+        self._request = request
+        self._ended: list[Data] = []
+        self._open: OutputItem | None = None
+        self._number = 0
+        self._state: Data = {"status": "in_progress"}
+
+    def begin(self) -> list[Data]:
+        """The events that a stream begins with."""
+        return [
+            self._event({"type": "response.created", "response": self.body()}),
+            self._event({"type": "response.in_progress", "response": self.body()}),
+        ]
+
+    def add(self, events: Iterable[Event], tokens: Sequence[TokenLogProb] = ()) -> list[Data]:
+        """The next parts of the answer. `tokens` stand beside the text that comes first."""
+        added: list[Data] = []
+        for event in events:
+            match event:
+                case Content(text):
+                    if not isinstance(self._open, MessageItem):
+                        self._start(MessageItem(self._spell), added)
+                    assert isinstance(self._open, MessageItem)
+                    added.append(self._placed(self._open.add(text, tokens)))
+                    tokens = ()
+                case Reasoning(text):
+                    if not isinstance(self._open, ReasoningItem):
+                        self._start(ReasoningItem(), added)
+                    assert isinstance(self._open, ReasoningItem)
+                    added.append(self._placed(self._open.add(text)))
+                case CallStart(_, call_id, name):
+                    self._start(CallItem(call_id, name), added)
+                case CallArguments(_, text):
+                    assert isinstance(self._open, CallItem)
+                    added.append(self._placed(self._open.add(text)))
+        return added
+
+    def finish(self, reason: FinishReason, metrics: Sequence[RequestMetrics]) -> list[Data]:
+        """The answer has ended. A response holds at least one item."""
+        added: list[Data] = []
+        if self._open is None:
+            self._start(MessageItem(self._spell), added)
+        is_cut = reason == "length"
+        self._end("incomplete" if is_cut else "completed", added)
+        self._state = {"status": "incomplete" if is_cut else "completed", "usage": _usage(metrics)}
+        if is_cut:
+            self._state["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._state["completed_at"] = time.time()
+        return added
+
+    def last_event(self, extra: Data) -> Data:
+        """The event that ends a stream."""
+        kind = f"response.{self._state['status']}"
+        return self._event({"type": kind, "response": self.body(extra)})
+
+    def fail(self, error: ApiError) -> Data:
+        """The event that ends a stream where something went wrong behind its first event."""
+        details = {"code": "server_error", "message": error.message}
+        self._state = {"status": "failed", "error": details}
+        return self._event({"type": "response.failed", "response": self.body()})
+
+    def body(self, extra: Data | None = None) -> Data:
+        """The response as it stands, with fields beyond OpenAI's."""
+        request, heading = self._request, self._heading
+        response = Response.model_construct(
+            id=heading.response_id,
+            object="response",
+            created_at=heading.created,
+            model=heading.model,
+            output=list(self._ended),
+            **(_echo(request) | self._state),
+            **(extra or {}),
+        )
+        return response.model_dump(exclude_unset=True, warnings=False)
+
+    def _start(self, item: OutputItem, told: list[Data]) -> None:
+        if self._open is not None:
+            self._end("completed", told)
+        self._open = item
+        body = item.body("in_progress")
+        told.append(
+            self._event({"type": "response.output_item.added", **self._place, "item": body})
+        )
+        told += map(self._placed, item.begin())
+
+    def _end(self, status: Status, told: list[Data]) -> None:
+        assert self._open is not None
+        told += map(self._placed, self._open.end())
+        body = self._open.body(status)
+        told.append(self._event({"type": "response.output_item.done", **self._place, "item": body}))
+        self._ended.append(body)
+        self._open = None
+
+    @property
+    def _place(self) -> Data:
+        return {"output_index": len(self._ended)}
+
+    def _placed(self, event: Data) -> Data:
+        assert self._open is not None
+        return self._event(event | self._place | {"item_id": self._open.item_id})
+
+    def _event(self, event: Data) -> Data:
+        number, self._number = self._number, self._number + 1
+        return event | {"sequence_number": number}
+
+
+def framed(event: Data) -> str:
+    """An event as server-sent events spell it, with its name."""
+    return f"event: {event['type']}\ndata: {write_json(event)}\n\n"
+
+
+def _echo(request: ResponsesRequest) -> Data:
+    """What the request asked for, as responses repeat it."""
+    temperature, top_p, choice = request.temperature, request.top_p, request.tool_choice
+    return {
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": 1.0 if temperature is None else temperature,
+        "text": {"format": request.text.format.model_dump(by_alias=True, exclude_none=True)},
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [tool.model_dump() for tool in request.tools],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if top_p is None else top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _usage(metrics: Sequence[RequestMetrics]) -> ResponseUsage:
+    prompt = sum(request.prompt_tokens for request in metrics)
+    generated = sum(request.generated_tokens for request in metrics)
+    cached = sum(request.cached_tokens for request in metrics)
+    return ResponseUsage(
+        input_tokens=prompt,
+        input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
+        output_tokens=generated,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=prompt + generated,
+    )
+
+
+class ResponseRun:
+    """Runs one job into one response."""
+
+    def __init__(
+        self, engine_client: EngineClient, job: Job, parser: Parser, response: ResponseWriter
+    ) -> None:
+        self._engine_client = engine_client
+        self._job = job
+        self._parser = parser
+        self._response = response
+        self._answer: CompletionOutput = job.answers()[0]
+
+    async def whole(self, metrics: AnswerRecorder) -> bytes:
+        """The body as JSON. Raises what `run_job` raises."""
+        async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
+            async for _, delta in deltas:
+                self._answer.add(delta)
+        return await off_loop(self._body)
+
+    def _body(self) -> bytes:
+        self._write(self._answer.whole())
+        return write_json(self._response.body(metrics_block([self._answer]))).encode()
+
+    async def events(self, metrics: AnswerRecorder) -> AsyncGenerator[str, None]:
+        """The events of a stream, with their names.
+
+        What goes wrong before the first event is raised; later it is an event of its own.
+        """
+        has_begun = False
+        try:
+            async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
+                async for _, delta in deltas:
+                    parts = [] if has_begun else self._response.begin()
+                    parts += self._write(self._answer.add(delta))
+                    for event in parts:
+                        has_begun = True
+                        yield framed(event)
+        except Exception as error:  # the status is sent: only an event can tell the client
+            if not has_begun:
+                raise
+            yield framed(self._response.fail(to_api_error(error)))
+        else:
+            yield framed(self._response.last_event(metrics_block([self._answer])))
+
+    def _write(self, piece: Piece) -> list[dict[str, object]]:
+        """The events of a piece."""
+        tokens = [token for token in piece.log_probs or () if token is not None]
+        events = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            events += self._parser.finish()
+        parts = self._response.add(events, tokens)
+        if piece.finish_reason is not None:
+            metrics = [] if self._answer.metrics is None else [self._answer.metrics]
+            parts += self._response.finish(piece.finish_reason, metrics)
+        return parts

@@ -1,0 +1,127 @@
+"""The models that a server has, and which of them a request is for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from ....cluster.config import EngineConfig
+from ....core.errors import shortened
+from ...settings.settings import ServerConfig
+from ..engine_client import EngineClient
+from ..errors import ApiError, bad_request
+from ..http.callers import Caller, caller_of
+from ..http.metrics import AnswerRecorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """One model, and what answers with it.
+
+    config    the server's settings, with those parsers that this model wants
+    metrics   where its answers are counted
+    settings  the engine's, of which `/v1/models` and `/server_info` tell; None: not known
+    """
+
+    name: str
+    engine_client: EngineClient
+    config: ServerConfig
+    metrics: AnswerRecorder
+    settings: EngineConfig | None = None
+
+
+class ServedModel:
+    """A model by its name, as clients see it.
+
+    names  that requests and tenants' settings may call it by: where it was given none, as other
+           servers, what its setting `model` says, too
+    """
+
+    def __init__(self, source: ModelSource) -> None:
+        engine = source.settings
+        drafters = () if engine is None else engine.drafters
+        self.source = source
+        self.name = source.name
+        self.names = {self.name}
+        if engine is not None and engine.served_model_name is None:
+            self.names.add(engine.model)
+        self._drafters = [drafter.source for drafter in drafters]
+        self._created = int(time.time())
+
+    def card(self, caller: Caller) -> dict[str, Any]:
+        """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "draftline",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": caller.context(self.source.engine_client.max_model_len),
+            "permission": [],
+            "drafters": self._drafters,
+        }
+
+
+class ServedModels:
+    """All models of a server; there is at least one."""
+
+    def __init__(self, sources: Sequence[ModelSource]) -> None:
+        self._by_name: Mapping[str, ServedModel] = {
+            source.name: ServedModel(source) for source in sources
+        }
+        others = {name: model for model in self.all for name in model.names}
+        self._by_any_name = others | self._by_name
+
+    @property
+    def all(self) -> list[ServedModel]:
+        """Every one."""
+        return list(self._by_name.values())
+
+    def usable(self, caller: Caller) -> list[ServedModel]:
+        """Those that a caller may use."""
+        return [model for model in self._by_name.values() if caller.may_use(model.names)]
+
+    def find(self, asked: str | None, caller: Caller) -> ServedModel:
+        """The model of a request; of one that names none, the only one there is.
+
+        Raises `ApiError` 400 where it must name one, 403 for a model that the caller may not use,
+        404 for one that is not served.
+        """
+        if asked is None and len(self._by_name) > 1:
+            raise bad_request(
+                "model", f"is missing; this server has several: {self._known(caller)}"
+            )
+        model = self.all[0] if asked is None else self._by_any_name.get(asked)
+        if model is None:
+            raise ApiError(
+                HTTPStatus.NOT_FOUND,
+                f"model: {shortened(asked)} is not served here; known: {self._known(caller)}",
+                param="model",
+            )
+        caller.check_model(model.name, model.names)
+        return model
+
+    def _known(self, caller: Caller) -> str:
+        return ", ".join(repr(model.name) for model in self.usable(caller)) or "none"
+
+
+def add_model_routes(app: FastAPI, models: ServedModels) -> None:
+    """Add `/v1/models`."""
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> dict[str, Any]:
+        """The models of this server that the caller may use."""
+        caller = caller_of(request)
+        return {"object": "list", "data": [model.card(caller) for model in models.usable(caller)]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def show_model(model_id: str, request: Request) -> dict[str, Any]:
+        """One model."""
+        caller = caller_of(request)
+        return models.find(model_id, caller).card(caller)
