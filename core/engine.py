@@ -236,7 +236,7 @@ class EngineCore:
                 self._trace.asking()
             await self._drafting.start(decoding)
         elif self._in_flight:
-            self._wakeup.notify_in(self.streaming.pace.take_delay())
+            self._wakeup.notify_in(self.streaming.take_delay())
 
     @property
     def _has_room(self) -> bool:

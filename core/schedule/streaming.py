@@ -200,6 +200,10 @@ class Streaming:
         planned_at = None if step.draft_batch is None else step.draft_batch.began_at
         self.pace.sent(_streams(step), step.num_rows, planned_at)
 
+    def take_delay(self) -> float | None:
+        """Seconds until the next chunk may be planned; None where none waits for its turn."""
+        return self.pace.take_delay() if self._may_be else None
+
     def wants_spans(self, trees: TreeSteps) -> bool:
         """Whether stages are to say how long they work on a step."""
         return bool(trees.slices) and self.pace.wants_spans()
@@ -209,6 +213,8 @@ class Streaming:
 
         spans: what stages said of it, if they were to
         """
+        if not self._may_be:
+            return
         if spans and step.trees.slices:
             self.pace.note_spans(spans, step.num_rows)
         for part in step.trees.slices.values():
