@@ -7,6 +7,8 @@ by it, and heads of the last stage may be told to draft only behind such steps a
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 # Most accepted nodes of a step of each reach but the last.
 REACHES = (0, 3)
 NUM_REACHES = len(REACHES) + 1
@@ -19,7 +21,7 @@ AT_LEAVES = 1 << NUM_REACHES
 
 def reach_of(num_accepted: int) -> int:
     """The reach of a step in which so many nodes were accepted."""
-    return sum(num_accepted > most for most in REACHES)
+    return bisect_left(REACHES, num_accepted)
 
 
 def is_in(reaches: int, num_accepted: int, at_leaf: bool = False) -> bool:

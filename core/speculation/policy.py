@@ -15,7 +15,7 @@ of what else would have to be learned of each request. Formulas: docs/how-it-wor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -58,11 +58,12 @@ NUM_BUCKETS = 2 * NUM_REACHES
 EXPLORED_SHARE, FIRST_CREDIT_S, FIRST_CREDIT_STEPS, MOST_CREDIT = 0.01, 0.02, 2.0, 2.0
 # Warm-up: steps of each bucket that ask every drafter for one of the requests, at least, and at
 # most while the drafter would still pay if one more step brought so many tokens.
-LEAST_STEPS, MOST_STEPS, HOPED_FOR = 3, 40, 12.0
+LEAST_STEPS, MOST_STEPS, HOPED_FOR = 3, 64, 12.0
 # Part of its share of exploring that a drafter gets at least.
 LEAST_INTEREST = 0.1
-# Plans that a set of drafters is kept for, and levels of how unlike others requests are.
-KEPT_PLANS, LEVELS = 8, 5
+# Plans that a set of drafters is kept for; levels of how unlike others requests are, and the ratio
+# from which on that may be chance.
+KEPT_PLANS, LEVELS, LIKE_OTHERS = 8, 10, 0.5
 # Backoff: most tokens of each request without a plan, after plans that asked nobody.
 MOST_BACKOFF = 32
 # Steps that pay for telling a drafter of a request, at most.
@@ -86,6 +87,9 @@ REACH_DECAY, OWN_DECAY = 0.99, 0.98
 OWN_PRIOR, LEAST_OWN, MOST_OWN = 4.0, 0.1, 1.5
 
 
+NO_HEADS = (0,) * NUM_REACHES
+
+
 @dataclass(slots=True)
 class _Request:
     """What is known of a request.
@@ -96,20 +100,16 @@ class _Request:
            this one
     accepted, expected  draft tokens of late, and as many as the estimates of all requests said
     num_tokens          of its text, up to which these have lost weight
+    ratio               how many more draft tokens of it are accepted than of others
     """
 
     kind: int
     known: int = 0
-    heads: list[int] = field(default_factory=lambda: [0] * NUM_REACHES)
+    heads: Sequence[int] = NO_HEADS
     accepted: float = 0.0
     expected: float = 0.0
     num_tokens: int = 0
-
-    @property
-    def ratio(self) -> float:
-        """How many more draft tokens of it are accepted than of others."""
-        ratio = (self.accepted + OWN_PRIOR) / (self.expected + OWN_PRIOR)
-        return min(max(ratio, LEAST_OWN), MOST_OWN)
+    ratio: float = 1.0
 
     def grow_to(self, num_tokens: int) -> None:
         """The text has so many tokens now; with each the request is more like others again."""
@@ -117,6 +117,8 @@ class _Request:
         self.num_tokens = num_tokens
         self.accepted *= left
         self.expected *= left
+        ratio = (self.accepted + OWN_PRIOR) / (self.expected + OWN_PRIOR)
+        self.ratio = min(max(ratio, LEAST_OWN), MOST_OWN)
 
 
 class _Chosen(NamedTuple):
@@ -128,7 +130,7 @@ class _Chosen(NamedTuple):
     """
 
     asked: list[int]
-    heads: list[list[int]]
+    heads: list[Sequence[int]]
     explored: list[int]
 
 
@@ -242,11 +244,12 @@ class SpeculationPolicy:
             self._sets.clear()
         chosen = _Chosen([], [], [0] * len(wishes))
         for wish in wishes:
-            own, allowed = self._request(wish), self._allowed(wish)
+            own, reach = self._request(wish), wish.reach
             own.grow_to(wish.num_tokens)
-            reach, on_trial, in_stage = wish.reach, self._new & allowed, self._in_stage & allowed
+            allowed = self._present if wish.drafters is None else self._allowed(wish)
+            on_trial, in_stage = self._new & allowed, self._in_stage & allowed
             now = (self._paying(own, reach, wish, allowed, load) | on_trial) & ~self._in_stage
-            after = [0] * NUM_REACHES
+            after = NO_HEADS
             if in_stage:
                 if wish.heads_drafted:
                     now |= own.heads[reach] & allowed
@@ -273,12 +276,15 @@ class SpeculationPolicy:
 
     def _paying(self, own: _Request, reach: int, wish: DraftWish, allowed: int, load: _Load) -> int:
         """Bits of the set that makes most tokens a second after a step of this accepted length."""
-        bucket, level = own.kind * NUM_REACHES + reach, round(LEVELS * own.ratio)
+        bucket = own.kind * NUM_REACHES + reach
+        level = LEVELS if own.ratio >= LIKE_OTHERS else max(round(LEVELS * own.ratio), 1)
         found = self._sets.get((bucket, level, allowed))
         if found is None:
             prices = self._prices(bucket, load)
-            found = best_set(self._lengths, bucket, prices, allowed, max(level, 1) / LEVELS)
+            found = best_set(self._lengths, bucket, prices, allowed, level / LEVELS)
             self._sets[bucket, level, allowed] = found
+        if not found & ~own.known:
+            return found
         for drafter in _bits_of(found & ~own.known):
             # A drafter that does not know the request is told of it, which its steps pay for.
             opening_s = float(self._seconds[drafter, 2]) * wish.num_tokens
@@ -356,8 +362,8 @@ class SpeculationPolicy:
                 self._credit_s[drafter] = left_s - spent_s
                 due = left_out
             if is_head:
-                for one in due:
-                    heads[place][one] |= bit
+                told = [bits | bit * (one in due) for one, bits in enumerate(heads[place])]
+                heads[place] = told
             else:
                 asked[place] |= bit
                 explored[place] |= bit
@@ -397,18 +403,19 @@ class SpeculationPolicy:
     ) -> DraftPlan:
         asked, heads, explored = chosen
         ids = [wish.request_id for wish in wishes]
+        reaches = [wish.reach for wish in wishes]
         self._reaches *= REACH_DECAY
-        for wish in wishes:
-            self._reaches[wish.reach] += 1.0 / len(wishes)
+        self._reaches += np.bincount(reaches, minlength=NUM_REACHES) / len(reaches)
         likely = (self._reaches / self._reaches.sum()).tolist()
         by_drafter, trials, orders, counts = {}, {}, {}, {}
         for drafter, name in enumerate(self._names):
             bit = 1 << drafter
             if own := tuple([one for one, bits in zip(ids, asked, strict=True) if bits & bit]):
                 by_drafter[name] = own
-                trials[name] = frozenset(
-                    [one for one, bits in zip(ids, explored, strict=True) if bits & bit]
-                )
+                if any(explored):
+                    trials[name] = frozenset(
+                        [one for one, bits in zip(ids, explored, strict=True) if bits & bit]
+                    )
             if not self._in_stage & bit:
                 continue
             after = {
@@ -430,7 +437,10 @@ class SpeculationPolicy:
             level_tokens={name: level_tokens(costs[name].level_s, token_s) for name in orders},
             step_s=load.plain_s + load.single_s,
             token_s=token_s,
-            buckets=dict(zip(ids, map(self._bucket, wishes), strict=True)),
+            buckets={
+                wish.request_id: (wish.temperature > 0) * NUM_REACHES + reach
+                for wish, reach in zip(wishes, reaches, strict=True)
+            },
         )
 
     def _back_off(self, ids: Iterable[str]) -> None:
@@ -466,7 +476,7 @@ class SpeculationPolicy:
         found = self._new & allowed | self._paying(own, reach_of(0), wish, allowed, load)
         if not found and self._backoff_left > 0:
             self._backed_off.add(wish.request_id)
-        own.heads = [found & self._in_stage] * NUM_REACHES
+        own.heads = (found & self._in_stage,) * NUM_REACHES
         return frozenset(self._names[drafter] for drafter in _bits_of(found))
 
     # ---- which nodes
@@ -498,8 +508,9 @@ class SpeculationPolicy:
             return batch.keep(kept)
         values = batch.values
         if ids:
-            ratios = [self._requests[one].ratio if one in self._requests else 1.0 for one in ids]
-            values = np.minimum(values * np.repeat(ratios, batch.sizes), MOST_LIKELY)
+            known = self._requests
+            ratios = np.array([known[one].ratio if one in known else 1.0 for one in ids])
+            values = np.minimum(values * ratios.repeat(batch.sizes), MOST_LIKELY)
         # Stable, and a node is worth no more than its parent: parents stay where children do.
         order = np.argsort(-np.where(kept, values, -1.0), kind="stable")
         order = order[: np.count_nonzero(kept)]

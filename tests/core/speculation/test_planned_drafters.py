@@ -293,8 +293,8 @@ def test_each_request_has_the_drafters_that_pay_for_it() -> None:
     asked = simulation.num_asked.copy()
     simulation.run(["good", "bad"], 20.0)
     good, bad = (simulation.num_asked["some", one] - asked["some", one] for one in ("good", "bad"))
-    assert bad < 0.3 * good
-    assert bad * cost.query_s < 0.02 * 20.0
+    assert bad < 0.4 * good
+    assert bad * cost.query_s < 0.03 * 20.0
 
 
 def test_new_requests_begin_with_what_is_known_of_their_class() -> None:
