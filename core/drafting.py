@@ -64,7 +64,7 @@ class Drafting:
         *,
         acceptance: str,
         fail: Callable[[RequestState, DraftlineError], None],
-        notify: Callable[[object], None],
+        notify: Callable[..., None],
     ) -> None:
         """`acceptance`: the rule that decides about drafts.
 

@@ -31,11 +31,11 @@ class AcceptedLengths(NamedTuple):
 
     kept   float32 [buckets, drafters, NUM_KEPT, drafters]  of the last steps that asked a drafter:
            the depth down to which nodes of each drafter were accepted; -1 if it was not asked
-    count  int64 [buckets, drafters]  such steps so far
+    num_steps  int64 [buckets, drafters]  such steps so far
     """
 
     kept: Float32
-    count: Int64
+    num_steps: Int64
 
     @classmethod
     def none(cls, num_buckets: int, num_drafters: int) -> AcceptedLengths:
@@ -46,10 +46,10 @@ class AcceptedLengths(NamedTuple):
 
     def with_room(self, num_drafters: int) -> AcceptedLengths:
         """The same with more drafters, the known ones first."""
-        num_buckets, known = self.count.shape
+        num_buckets, known = self.num_steps.shape
         wider = AcceptedLengths.none(num_buckets, num_drafters)
         wider.kept[:, :known, :, :known] = self.kept
-        wider.count[:, :known] = self.count
+        wider.num_steps[:, :known] = self.num_steps
         return wider
 
 
@@ -120,14 +120,14 @@ def record_lengths(known: AcceptedLengths, buckets: Int64, asked: Int64, lengths
     asked    int64 [requests]  bits of drafters
     lengths  int64 [requests, drafters]
     """
-    num_drafters = known.count.shape[1]
+    num_drafters = known.num_steps.shape[1]
     for request in range(len(buckets)):
         bucket, bits = buckets[request], asked[request]
         for drafter in range(num_drafters):
             if bucket < 0 or not bits >> drafter & 1:
                 continue
-            step = known.kept[bucket, drafter, known.count[bucket, drafter] % NUM_KEPT]
-            known.count[bucket, drafter] += 1
+            step = known.kept[bucket, drafter, known.num_steps[bucket, drafter] % NUM_KEPT]
+            known.num_steps[bucket, drafter] += 1
             for other in range(num_drafters):
                 step[other] = lengths[request, other] if bits >> other & 1 else -1
 
@@ -136,7 +136,7 @@ def record_lengths(known: AcceptedLengths, buckets: Int64, asked: Int64, lengths
 def margin(known: AcceptedLengths, bucket: int, drafter: int, others: int) -> float:
     """Tokens a step that a drafter adds to `others`, bits, where all of them are asked."""
     total, count = 0.0, 0
-    for place in range(min(known.count[bucket, drafter], NUM_KEPT)):
+    for place in range(min(known.num_steps[bucket, drafter], NUM_KEPT)):
         step, most, is_known = known.kept[bucket, drafter, place], np.float32(0.0), True
         for other in range(len(step)):
             if others >> other & 1:
@@ -198,4 +198,4 @@ def _rate(  # noqa: PLR0917 - compiled functions take no options by name
             gain += ratio * margin(known, bucket, drafter, before)
             seconds += prices.drafters[drafter]
             before |= 1 << drafter
-    return (1.0 + gain) / (seconds + prices.node_s * gain)
+    return float((1.0 + gain) / (seconds + prices.node_s * gain))

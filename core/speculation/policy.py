@@ -359,7 +359,8 @@ class SpeculationPolicy:
                 spent_s += query_s + (0.0 if own.known & bit else open_s * wish.num_tokens)
                 if min(spent_s, self._most_credit_s) > left_s:
                     break
-                self._credit_s[drafter] = left_s - spent_s
+                # One bad try does not end exploring for long.
+                self._credit_s[drafter] = max(left_s - spent_s, -self._most_credit_s)
                 due = left_out
             if is_head:
                 told = [bits | bit * (one in due) for one, bits in enumerate(heads[place])]
@@ -372,7 +373,7 @@ class SpeculationPolicy:
     def _is_warming_up(self, drafter: int, own: _Request, reach: int, load: _Load) -> bool:
         """Whether little is known of a drafter, which may still pay beyond all that take less."""
         bucket = own.kind * NUM_REACHES + reach
-        count = int(self._lengths.count[bucket, drafter])
+        count = int(self._lengths.num_steps[bucket, drafter])
         if count < LEAST_STEPS or count >= MOST_STEPS:
             return count < LEAST_STEPS
         return self._hoped_for(drafter, bucket, load) >= 1.0
@@ -381,7 +382,7 @@ class SpeculationPolicy:
         """The part of its share of exploring that a drafter gets: one that may hardly pay, in no
         bucket, is explored less often."""
         hopes = [self._hoped_for(drafter, bucket, load) for bucket in range(NUM_BUCKETS)
-                 if self._lengths.count[bucket, drafter]]  # fmt: skip
+                 if self._lengths.num_steps[bucket, drafter]]  # fmt: skip
         return min(max(*hopes, LEAST_INTEREST), 1.0) if hopes else 1.0
 
     def _hoped_for(self, drafter: int, bucket: int, load: _Load) -> float:
@@ -389,7 +390,7 @@ class SpeculationPolicy:
         brought `HOPED_FOR` tokens."""
         taken_s = self._seconds[:, :2].sum(axis=1)
         cheaper = sum(1 << int(one) for one in np.flatnonzero(taken_s < taken_s[drafter]))
-        count = min(int(self._lengths.count[bucket, drafter]), NUM_KEPT)
+        count = min(int(self._lengths.num_steps[bucket, drafter]), NUM_KEPT)
         hoped = count * margin(self._lengths, bucket, drafter, cheaper) + HOPED_FOR
         least_s = (count + 1) * max(float(taken_s[drafter]), LEAST_TAKEN_S)
         return float(hoped * self._ratio * load.token_s / least_s)

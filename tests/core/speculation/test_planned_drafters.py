@@ -187,7 +187,7 @@ def test_a_dear_one_whose_tokens_several_cheap_ones_say_together_is_left_out() -
 def test_what_is_drafted_behind_a_new_prompt_is_chosen_together_too() -> None:
     """The dear one pays by itself, and not beside the cheap ones."""
     wish = DraftWish("new", 0.0, None, 100, 100)
-    simulation = Parts(more=0, cost_s=0.0009)
+    simulation = Parts(more=0, cost_s=0.002)
     simulation.asked_later(REQUESTS, 8.0)
     # First steps are known by themselves.
     for index in range(60):
