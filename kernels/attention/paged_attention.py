@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..dot_types import dot_type, triton_type
 from ..row_scales import are_by_row
-from .kernels import attend_tiles
 from .spec import LayerSpec
 from .split_rule import COLUMN_STEP
 from .step_layout import StepLayout
+from .tree_attention_kernels import attend_tiles
 
 # Asked for by name: Triton will change its default, and warns until then.
 FUSED = {"enable_fp_fusion": True}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..dependent_launch import dependent_launch
 from ..row_scales import are_by_row
-from . import kernels
-from .kernels import gate, normalise, take_log_softmax, turn_heads
+from . import elementwise_kernels
+from .elementwise_kernels import gate, normalise, take_log_softmax, turn_heads
 from .reference import HeadNorms, KvTarget
 
 # Asked for by name: Triton will change its default, and warns until then.
@@ -52,7 +52,7 @@ def turn_and_store(
     if not num_rows:
         return
     by_row = are_by_row(target.scales)
-    kernels.turn_and_store[num_rows, num_heads](
+    elementwise_kernels.turn_and_store[num_rows, num_heads](
         heads, pairs, target.slots, cos, sin, cos if norms is None else norms.scales,
         cos if target.scales is None else target.scales, 0.0 if norms is None else norms.eps,
         heads.stride(0), heads.stride(1), cos.stride(0),

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..dependent_launch import dependent_launch
 from ..dot_types import dot_type
 from . import reference as int8_reference
-from .kernels import multiply_int8
+from .int8_kernels import multiply_int8
 from .reference import MOST_INT8_ROWS
 
 LEAST_ROWS = 16

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from ..row_scales import are_by_row
-from .kernels import copy_rows, store_rows
+from .kv_cache_kernels import copy_rows, store_rows
 
 # Numbers that one program copies.
 CHUNK = 1024

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..dependent_launch import dependent_launch
 from ..dot_types import dot_type
 from ..weight_tiles import LEAST_ROWS, OUTPUTS, num_stages
-from .kernels import multiply_few_rows
+from .linear_kernels import multiply_few_rows
 from .reference import MOST_FEW_ROWS
 
 # Bytes of a row's inputs in a tile, by those of a number. Factors of float32 are multiplied in

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from ..dot_types import dot_type
-from .kernels import multiply_rows
+from .linear_kernels import multiply_rows
 
 ROWS = 64
 # Bytes of a row's inputs in a tile: tiles of all stages fit the shared memory of any GPU.

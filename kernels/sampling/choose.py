@@ -30,8 +30,8 @@ import triton
 from torch import Tensor
 
 from .filter_kernels import BINS, add_up, find_doubt, gather
-from .kernels import find_bests, find_winners, pick_tokens
 from .noise_kernels import EXACT
+from .sampling_kernels import find_bests, find_winners, pick_tokens
 from .tables import SamplingScratch, SamplingTables
 from .threshold_kernels import find_thresholds
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .edit_tables import ROW_FIELDS
-from .kernels import load_logits
+from .sampling_kernels import load_logits
 
 FIELDS = tl.constexpr(ROW_FIELDS)
 

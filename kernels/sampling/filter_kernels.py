@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import best_of_row, load_logits, ranks_of, shifted
+from .sampling_kernels import best_of_row, load_logits, ranks_of, shifted
 
 BINS = tl.constexpr(512)
 # Bins are told apart by exponent and five bits of the mantissa; the first begins above 2^-10.

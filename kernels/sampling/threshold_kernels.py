@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .filter_kernels import share_of, size_at, weights_of_ranks
-from .kernels import best_of_row, load_logits, ranks_of, shifted
+from .sampling_kernels import best_of_row, load_logits, ranks_of, shifted
 
 # Above all ranks.
 EVERYTHING = tl.constexpr(2**63 - 1)

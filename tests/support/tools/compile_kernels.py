@@ -15,18 +15,17 @@ from typing import Any
 import torch
 import triton
 from draftline.kernels import weight_tiles
-from draftline.kernels.attention import kernels as attention_kernels
 from draftline.kernels.attention import paged_attention
+from draftline.kernels.attention import tree_attention_kernels as attention_kernels
 from draftline.kernels.attention.spec import AttentionShape
 from draftline.kernels.attention.split_rule import TILE_LINES, SplitRule
 from draftline.kernels.dot_types import dot_type, triton_type
-from draftline.kernels.elementwise import kernels as elementwise_kernels
+from draftline.kernels.elementwise import elementwise_kernels
 from draftline.kernels.elementwise.ops import LOGITS_CHUNK
-from draftline.kernels.int8 import kernels as int8_kernels
+from draftline.kernels.int8 import int8_kernels
 from draftline.kernels.int8 import product as int8_product
-from draftline.kernels.kv import kernels as kv_kernels
-from draftline.kernels.linear import few_rows
-from draftline.kernels.linear import kernels as linear_kernels
+from draftline.kernels.kv import kv_cache_kernels as kv_kernels
+from draftline.kernels.linear import few_rows, linear_kernels
 from draftline.kernels.linear import product as linear_product
 from support.tools.machine_code import Resources, publishes, resources, waits_first
 from triton.backends.compiler import GPUTarget

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import triton
-from draftline.kernels.elementwise import kernels as elementwise_kernels
+from draftline.kernels.elementwise import elementwise_kernels
 from draftline.kernels.elementwise.ops import FUSED, norm_warps
-from draftline.kernels.sampling import edit_kernels, filter_kernels, threshold_kernels
-from draftline.kernels.sampling import kernels as sampling_kernels
+from draftline.kernels.sampling import (
+    edit_kernels,
+    filter_kernels,
+    sampling_kernels,
+    threshold_kernels,
+)
 from draftline.kernels.sampling.choose import BISECT, BISECT_LEN, LAUNCH
 from draftline.kernels.sampling.noise_kernels import EXACT
 from support.tools.machine_code import resources, waits_first

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ..activation_kernels import activated
 from ..dependent_launch import await_inputs
-from ..kv.kernels import as_stored, row_scales
+from ..kv.kv_cache_kernels import as_stored, row_scales
 
 
 @triton.jit
