@@ -28,13 +28,13 @@ from .proposals import (
     StepCommit,
 )
 from .reach import AT_LEAVES, EVERY_REACH
-from .request.allowed_tokens import TreeForm, rows_in
+from .request.allowed_tokens import GrammarMasks, rows_in
 from .request.request import HeadOrder, RequestState
 from .schedule.scheduler import Scheduler
 from .schedule.streaming import Streaming, max_depth
-from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, DraftWish, nobody_asked
+from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
 from .speculation.policy import SpeculationPolicy
-from .step.parts import NO_TREE_STEPS, NO_WISHES, DraftedTree, DraftedTrees, TreeSteps, TreeWishes
+from .step.parts import NO_EXTRAS, NO_TREE_STEPS, DraftedTree, DraftedTrees, TreeExtras, TreeSteps
 from .streaming.chunks import TreeSlice
 from .tree.merge import merge_all
 from .tree.tree import empty_trees
@@ -95,7 +95,7 @@ class Drafting:
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
             expected = self._policy.expected(
-                _wish(state), self._drafters.costs(), len(self._scheduler.running)
+                _planned(state), self._drafters.costs(), len(self._scheduler.running)
             )
             self._drafters.open(state.draft_request(), expected)
             names = self._drafters.feature_drafters
@@ -246,7 +246,7 @@ class Drafting:
         plan = NOBODY
         if begun:
             plan = self._policy.plan(
-                list(map(_wish, begun)),
+                list(map(_planned, begun)),
                 costs,
                 others + len(wanting) - len(begun),
                 may_decode_several=want_tokens_alone(states),
@@ -327,7 +327,7 @@ class Drafting:
         self._policy.note_host(self._clock() - start)
         return DraftedTrees(states, trees, proposals, limits)
 
-    def _allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
+    def _allow(self, drafted: DraftedTree, form: GrammarMasks | None) -> DraftedTree:
         """Cut the nodes that the request's rules forbid, which would only cost rows.
 
         `form`: what its grammar allows, where it has one. Trees of draws stay as they are.
@@ -350,19 +350,19 @@ class Drafting:
         if self._acceptance != COUPLED:
             return self._as_drawn(drafted)
         start = self._clock()
-        wishes: dict[int, TreeWishes] = {}
+        extras: dict[int, TreeExtras] = {}
         # Mostly nobody has any.
-        if _has_wishes(chain.from_iterable(drafted.proposals)):
+        if _has_extras(chain.from_iterable(drafted.proposals)):
             parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
-            wishes = {
-                place: TreeWishes(
+            extras = {
+                place: TreeExtras(
                     self._probes(state, proposals, batch.plan), _top_next_tokens(proposals)
                 )
                 for place, (state, proposals) in parts
-                if _has_wishes(proposals)
+                if _has_extras(proposals)
             }
         num_probe_rows = sum(
-            len(probe.tokens) for wish in wishes.values() for probe in wish.probes.values()
+            len(probe.tokens) for own in extras.values() for probe in own.probes.values()
         )
         trees = self._policy.select(
             drafted.trees,
@@ -374,9 +374,9 @@ class Drafting:
         )
         for place, form in drafted.forms.items():
             left = form[rows_in(trees[place], drafted.trees[place])]
-            wishes[place] = replace(wishes.get(place, NO_WISHES), form=left)
+            extras[place] = replace(extras.get(place, NO_EXTRAS), form=left)
         self._policy.note_host(self._clock() - start)
-        return TreeSteps(drafted.states, trees, drafted.trees, wishes)
+        return TreeSteps(drafted.states, trees, drafted.trees, extras)
 
     def _with_slices(
         self, trees: TreeSteps, states: Sequence[RequestState], batch: DraftBatch
@@ -384,7 +384,7 @@ class Drafting:
         """The trees of a step beside chunks of pipelined ones, which grow by the proposals."""
         start = self._clock()
         most = self._scheduler.nodes_each(len(trees) + len(states))
-        sliced: list[tuple[RequestState, TreeSlice, TreeWishes]] = []
+        sliced: list[tuple[RequestState, TreeSlice, TreeExtras]] = []
         for state in states:
             limit, proposals = min(most, state.max_nodes), _wanted(state, batch)
             # Probes go on from the text, not from what is only assumed.
@@ -392,15 +392,15 @@ class Drafting:
             probes = self._probes(state, proposals, batch.plan) if is_behind else {}
             self._streaming.grow(state, proposals, limit)
             if (part := self._streaming.slice(state, limit)) is not None:
-                sliced.append((state, part, TreeWishes(probes, _top_next_tokens(proposals))))
+                sliced.append((state, part, TreeExtras(probes, _top_next_tokens(proposals))))
         self._policy.note_host(self._clock() - start)
         return trees.beside(sliced)
 
     def _without_drafts(self, drafted: DraftedTrees) -> TreeSteps:
         none = empty_trees(len(drafted))
         places = drafted.forms if self._acceptance == COUPLED else range(len(drafted))
-        wishes = {place: self._root_wishes(drafted.forms.get(place)) for place in places}
-        return TreeSteps(drafted.states, none, none, wishes)
+        extras = {place: self._root_extras(drafted.forms.get(place)) for place in places}
+        return TreeSteps(drafted.states, none, none, extras)
 
     def _as_drawn(self, drafted: DraftedTrees) -> TreeSteps:
         """Trees for a verification rule: cut by the order of nodes, never by what was drawn.
@@ -408,17 +408,17 @@ class Drafting:
         So no policy selects among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.
         """
-        wishes = {}
+        extras = {}
         for place, part in enumerate(drafted.parts()):
             candidates = candidates_of(self._acceptance, part.tree, part.proposals, part.max_nodes)
-            own = TreeWishes(self._fitting(part.proposals), _top_next_tokens(part.proposals))
-            wishes[place] = replace(own, candidates=candidates)
-        return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
+            own = TreeExtras(self._fitting(part.proposals), _top_next_tokens(part.proposals))
+            extras[place] = replace(own, candidates=candidates)
+        return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), extras)
 
-    def _root_wishes(self, form: UInt32 | None) -> TreeWishes:
+    def _root_extras(self, form: UInt32 | None) -> TreeExtras:
         """What a root alone has beside it. `form`: what is allowed after it, and perhaps more."""
         candidates = None if self._acceptance == COUPLED else no_candidates(self._acceptance)
-        return TreeWishes(candidates=candidates, form=None if form is None else form[:1])
+        return TreeExtras(candidates=candidates, form=None if form is None else form[:1])
 
     def _probes(
         self, state: RequestState, proposals: Sequence[Proposal], plan: DraftPlan
@@ -447,7 +447,7 @@ class Drafting:
         each request the step decodes, which is one beside drafts."""
         num_decode_steps = self._num_decode_steps(trees)
         fitting: list[int] = []
-        bare: dict[int, TreeWishes] = {}
+        bare: dict[int, TreeExtras] = {}
         roots = [len(state.token_ids) - 1 for state in trees.states]
         slots = (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
         for place, part in trees.slices.items():
@@ -466,7 +466,7 @@ class Drafting:
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, roots[place] + 1):
                 fitting.append(place)
-                bare[place] = self._root_wishes(trees.part(place).wishes.form)
+                bare[place] = self._root_extras(trees.part(place).extras.form)
         # Tenants' turns change with the requests that run, so one that got its slots may have lost
         # them.
         fitting = [place for place in fitting if trees.states[place].blocks]
@@ -478,7 +478,7 @@ class Drafting:
     def _num_decode_steps(self, trees: TreeSteps) -> int:
         """Tokens of each request in a step of roots alone of which nothing else is wanted."""
         states = trees.states
-        if not states or len(trees.trees.nodes) or trees.wishes or trees.slices:
+        if not states or len(trees.trees.nodes) or trees.extras or trees.slices:
             return 1
         if self._scheduler.is_prefilling or not want_tokens_alone(states):
             return 1
@@ -500,12 +500,12 @@ def _is_ready(state: RequestState) -> bool:
     return is_free and state.is_decoding
 
 
-def _wish(state: RequestState) -> DraftWish:
+def _planned(state: RequestState) -> PlannedRequest:
     request = state.request
     # Whether its text has come to a leaf of a pipelined tree, where heads were told not to draft.
     outcomes = () if state.stream is None else state.stream.outcomes
     told = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
-    return DraftWish(
+    return PlannedRequest(
         state.request_id,
         request.params.temperature,
         request.options.drafters,
@@ -533,5 +533,5 @@ def _top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
     return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
 
 
-def _has_wishes(proposals: Iterable[Proposal]) -> bool:
+def _has_extras(proposals: Iterable[Proposal]) -> bool:
     return any(p.probe is not None or p.num_top_next_tokens for p in proposals)

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .errors import Contained, DraftlineError
-from .request.allowed_tokens import Constraint, TreeForm
+from .request.allowed_tokens import Constraint, GrammarMasks
 from .request.request import RequestState
 from .step.parts import DraftedTree, DraftedTrees
 
-Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
+Allow = Callable[[DraftedTree, GrammarMasks | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
     drafted: DraftedTree
-    form: asyncio.Future[TreeForm]
+    form: asyncio.Future[GrammarMasks]
 
 
 class GrammarMaskQueue:
@@ -82,7 +82,7 @@ class GrammarMaskQueue:
             form.add_done_callback(self._arrived)
             self._pending[state.request_id] = _Pending(drafted, form)
 
-    def _arrived(self, form: asyncio.Future[TreeForm]) -> None:
+    def _arrived(self, form: asyncio.Future[GrammarMasks]) -> None:
         # One that nobody takes any more may have failed.
         if not form.cancelled():
             form.exception()

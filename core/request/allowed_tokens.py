@@ -18,7 +18,7 @@ Kind = Literal["json_object", "json", "regex", "choice", "grammar"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TreeForm:
+class GrammarMasks:
     """What a form allows after a root and after the nodes of a tree.
 
     accepted  bool [nodes]  whether a node and all above it fit the form, and may go on. Masks may
@@ -43,7 +43,7 @@ class Constraint(Protocol):
         """uint32 [words]: the tokens that may begin the answer."""
         ...
 
-    def follow(self, tree: TokenTree) -> Future[TreeForm]:
+    def follow(self, tree: TokenTree) -> Future[GrammarMasks]:
         """What is allowed after the committed tokens and after the nodes of `tree`.
 
         The future raises `RequestError` where the form cannot be followed within its limits.
@@ -154,9 +154,9 @@ class AllowedTokens:
         tree: TokenTree,
         num_answered: int,
         answered: Sequence[int] = (),
-        form: TreeForm | None = None,
+        form: GrammarMasks | None = None,
     ) -> Bool:
-        """bool [nodes]: whether a node and all above it may be chosen; see `TreeForm.accepted`."""
+        """bool [nodes]: whether a node and all above it may be chosen (`GrammarMasks.accepted`)."""
         if (
             form is not None
             and self.always is None

@@ -192,7 +192,7 @@ class FairShare:
         self._of(state).num_running -= 1
 
     def charge_prompt(self, state: RequestState, start: int, end: int) -> None:
-        """The prompt's tokens of a chunk, each once: to compute it anew is nobody's wish."""
+        """The prompt's tokens of a chunk, each once: computing it anew is not charged."""
         if self.is_alone:
             return
         num_new = min(end, state.prompt_len) - max(start, state.num_charged)

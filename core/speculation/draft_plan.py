@@ -12,7 +12,7 @@ from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
 
 
-class DraftWish(NamedTuple):
+class PlannedRequest(NamedTuple):
     """A request that takes drafts.
 
     drafters       that it takes; None: all
@@ -85,13 +85,15 @@ class DraftPlan:
 NOBODY = DraftPlan({})
 
 
-def ask_everybody(wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> DraftPlan:
+def ask_everybody(requests: Sequence[PlannedRequest], costs: Mapping[str, DraftCost]) -> DraftPlan:
     """Every drafter that they take is asked for all requests, and may probe for them."""
     by_drafter: dict[str, tuple[str, ...]] = {}
     for name in costs:
-        takers = [wish for wish in wishes if wish.drafters is None or name in wish.drafters]
+        takers = [
+            request for request in requests if request.drafters is None or name in request.drafters
+        ]
         if takers:
-            by_drafter[name] = tuple(wish.request_id for wish in takers)
+            by_drafter[name] = tuple(request.request_id for request in takers)
     heads = {
         name: dict.fromkeys(ids, EVERY_REACH)
         for name, ids in by_drafter.items()

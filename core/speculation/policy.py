@@ -42,7 +42,7 @@ from .draft_plan import (
     NOBODY,
     DraftBatch,
     DraftPlan,
-    DraftWish,
+    PlannedRequest,
     StepOutcome,
     ask_everybody,
 )
@@ -216,7 +216,7 @@ class SpeculationPolicy:
 
     def plan(
         self,
-        wishes: Sequence[DraftWish],
+        requests: Sequence[PlannedRequest],
         costs: Mapping[str, DraftCost],
         num_other_rows: int,
         *,
@@ -229,52 +229,54 @@ class SpeculationPolicy:
         may_decode_several  whether a step without drafts may decode several tokens of each
         """
         if not self._is_adaptive:
-            return ask_everybody(wishes, costs)
+            return ask_everybody(requests, costs)
         with self._best_effort:
             self._know(costs)
-            load = self._load(len(wishes), num_other_rows, may_decode_several)
-            return self._plan(wishes, costs, load)
+            load = self._load(len(requests), num_other_rows, may_decode_several)
+            return self._plan(requests, costs, load)
         return NOBODY
 
     def _plan(
-        self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], load: _Load
+        self, requests: Sequence[PlannedRequest], costs: Mapping[str, DraftCost], load: _Load
     ) -> DraftPlan:
         self._num_plans += 1
         if self._num_plans % KEPT_PLANS == 0:
             self._sets.clear()
-        chosen = _Chosen([], [], [0] * len(wishes))
-        for wish in wishes:
-            own, reach = self._request(wish), wish.reach
-            own.grow_to(wish.num_tokens)
-            allowed = self._present if wish.drafters is None else self._allowed(wish)
+        chosen = _Chosen([], [], [0] * len(requests))
+        for request in requests:
+            own, reach = self._request(request), request.reach
+            own.grow_to(request.num_tokens)
+            allowed = self._present if request.drafters is None else self._allowed(request)
             on_trial, in_stage = self._new & allowed, self._in_stage & allowed
-            now = (self._paying(own, reach, wish, allowed, load) | on_trial) & ~self._in_stage
+            now = (self._paying(own, reach, request, allowed, load) | on_trial) & ~self._in_stage
             after = NO_HEADS
             if in_stage:
-                if wish.heads_drafted:
+                if request.heads_drafted:
                     now |= own.heads[reach] & allowed
                 after = [
-                    (self._paying(own, one, wish, allowed, load) | on_trial) & in_stage
+                    (self._paying(own, one, request, allowed, load) | on_trial) & in_stage
                     for one in range(NUM_REACHES)
                 ]
             chosen.asked.append(now)
             chosen.heads.append(after)
-        if len(wishes) > 1:
-            self._drop_unshared(wishes, chosen.asked, load)
+        if len(requests) > 1:
+            self._drop_unshared(requests, chosen.asked, load)
         for drafter in _bits_of(self._present & ~self._new):
-            self._explore(drafter, wishes, chosen, load)
-        for wish, bits, after in zip(wishes, chosen.asked, chosen.heads, strict=True):
-            own = self._requests[wish.request_id]
+            self._explore(drafter, requests, chosen, load)
+        for request, bits, after in zip(requests, chosen.asked, chosen.heads, strict=True):
+            own = self._requests[request.request_id]
             own.known |= bits
             own.heads = after
         if not any(chosen.asked) and not any(map(any, chosen.heads)):
-            self._back_off(wish.request_id for wish in wishes)
+            self._back_off(request.request_id for request in requests)
             return NOBODY
         self._backed_off.clear()
         self._backoff = self._backoff_left = 0
-        return self._as_plan(wishes, costs, load, chosen)
+        return self._as_plan(requests, costs, load, chosen)
 
-    def _paying(self, own: _Request, reach: int, wish: DraftWish, allowed: int, load: _Load) -> int:
+    def _paying(
+        self, own: _Request, reach: int, request: PlannedRequest, allowed: int, load: _Load
+    ) -> int:
         """Bits of the set that makes most tokens a second after a step of this accepted length."""
         bucket = own.kind * NUM_REACHES + reach
         level = LEVELS if own.ratio >= LIKE_OTHERS else max(round(LEVELS * own.ratio), 1)
@@ -287,8 +289,8 @@ class SpeculationPolicy:
             return found
         for drafter in _bits_of(found & ~own.known):
             # A drafter that does not know the request is told of it, which its steps pay for.
-            opening_s = float(self._seconds[drafter, 2]) * wish.num_tokens
-            most_s = load.token_s * min(wish.tokens_left, HORIZON)
+            opening_s = float(self._seconds[drafter, 2]) * request.num_tokens
+            most_s = load.token_s * min(request.tokens_left, HORIZON)
             if opening_s > margin(self._lengths, bucket, drafter, 0) * most_s:
                 found &= ~(1 << drafter)
         return found
@@ -305,7 +307,9 @@ class SpeculationPolicy:
             load.row_s * float(self._nodes[bucket // NUM_REACHES]),
         )
 
-    def _drop_unshared(self, wishes: Sequence[DraftWish], asked: list[int], load: _Load) -> None:
+    def _drop_unshared(
+        self, requests: Sequence[PlannedRequest], asked: list[int], load: _Load
+    ) -> None:
         """Leave out drafters whose message takes longer than what few requests save by it: sets
         are priced as if all requests shared it."""
         union, common = int(np.bitwise_or.reduce(asked)), int(np.bitwise_and.reduce(asked))
@@ -313,9 +317,9 @@ class SpeculationPolicy:
             bit, saved_s = 1 << drafter, 0.0
             message_s, query_s, _ = self._seconds[drafter].tolist()
             gains: dict[int, float] = {}
-            for wish, bits in zip(wishes, asked, strict=True):
+            for request, bits in zip(requests, asked, strict=True):
                 if bits & bit:
-                    bucket = self._bucket(wish)
+                    bucket = self._bucket(request)
                     if bucket not in gains:
                         gains[bucket] = margin(self._lengths, bucket, drafter, 0)
                     saved_s += gains[bucket] * load.token_s - query_s
@@ -323,11 +327,11 @@ class SpeculationPolicy:
                 asked[:] = [bits & ~bit for bits in asked]
 
     def _explore(
-        self, drafter: int, wishes: Sequence[DraftWish], chosen: _Chosen, load: _Load
+        self, drafter: int, requests: Sequence[PlannedRequest], chosen: _Chosen, load: _Load
     ) -> None:
         """Ask a drafter for one request more while it is new to a bucket, and for as many as the
         seconds that were saved up allow where it is left out."""
-        bit, count = 1 << drafter, len(wishes)
+        bit, count = 1 << drafter, len(requests)
         asked, heads, explored = chosen
         is_head = bool(self._in_stage & bit)
         if not is_head and all(bits & bit for bits in asked):
@@ -342,21 +346,21 @@ class SpeculationPolicy:
         first = int(self._turns[drafter])
         for step in range(count):
             place = (first + step) % count
-            wish = wishes[place]
-            if not self._allowed(wish) & bit:
+            request = requests[place]
+            if not self._allowed(request) & bit:
                 continue
-            own = self._requests[wish.request_id]
+            own = self._requests[request.request_id]
             if is_head:
                 left_out = [one for one in range(NUM_REACHES) if not heads[place][one] & bit]
             else:
-                left_out = [] if asked[place] & bit else [wish.reach]
+                left_out = [] if asked[place] & bit else [request.reach]
             if not left_out:
                 continue
             due = []
             if not step and message_s + query_s <= load.plain_s:
                 due = [one for one in left_out if self._is_warming_up(drafter, own, one, load)]
             if not due:
-                spent_s += query_s + (0.0 if own.known & bit else open_s * wish.num_tokens)
+                spent_s += query_s + (0.0 if own.known & bit else open_s * request.num_tokens)
                 if min(spent_s, self._most_credit_s) > left_s:
                     break
                 # One bad try does not end exploring for long.
@@ -397,14 +401,14 @@ class SpeculationPolicy:
 
     def _as_plan(
         self,
-        wishes: Sequence[DraftWish],
+        requests: Sequence[PlannedRequest],
         costs: Mapping[str, DraftCost],
         load: _Load,
         chosen: _Chosen,
     ) -> DraftPlan:
         asked, heads, explored = chosen
-        ids = [wish.request_id for wish in wishes]
-        reaches = [wish.reach for wish in wishes]
+        ids = [request.request_id for request in requests]
+        reaches = [request.reach for request in requests]
         self._reaches *= REACH_DECAY
         self._reaches += np.bincount(reaches, minlength=NUM_REACHES) / len(reaches)
         likely = (self._reaches / self._reaches.sum()).tolist()
@@ -439,8 +443,8 @@ class SpeculationPolicy:
             step_s=load.plain_s + load.single_s,
             token_s=token_s,
             buckets={
-                wish.request_id: (wish.temperature > 0) * NUM_REACHES + reach
-                for wish, reach in zip(wishes, reaches, strict=True)
+                request.request_id: (request.temperature > 0) * NUM_REACHES + reach
+                for request, reach in zip(requests, reaches, strict=True)
             },
         )
 
@@ -458,25 +462,25 @@ class SpeculationPolicy:
         return True
 
     def expected(
-        self, wish: DraftWish, costs: Mapping[str, DraftCost], num_running: int
+        self, request: PlannedRequest, costs: Mapping[str, DraftCost], num_running: int
     ) -> frozenset[str]:
         """Drafters that will be asked for a new request, as far as others like it tell."""
         if not self._is_adaptive:
-            return frozenset(ask_everybody([wish], costs).by_drafter)
+            return frozenset(ask_everybody([request], costs).by_drafter)
         with self._best_effort:
-            return self._expected(wish, costs, num_running)
+            return self._expected(request, costs, num_running)
         return frozenset()
 
     def _expected(
-        self, wish: DraftWish, costs: Mapping[str, DraftCost], num_running: int
+        self, request: PlannedRequest, costs: Mapping[str, DraftCost], num_running: int
     ) -> frozenset[str]:
         self._know(costs)
-        load, own = self._load(max(num_running, 1), 0, True), self._request(wish)
-        allowed = self._allowed(wish)
+        load, own = self._load(max(num_running, 1), 0, True), self._request(request)
+        allowed = self._allowed(request)
         # Nothing was accepted before its first step.
-        found = self._new & allowed | self._paying(own, reach_of(0), wish, allowed, load)
+        found = self._new & allowed | self._paying(own, reach_of(0), request, allowed, load)
         if not found and self._backoff_left > 0:
-            self._backed_off.add(wish.request_id)
+            self._backed_off.add(request.request_id)
         own.heads = (found & self._in_stage,) * NUM_REACHES
         return frozenset(self._names[drafter] for drafter in _bits_of(found))
 
@@ -724,21 +728,21 @@ class SpeculationPolicy:
         self._interests = np.append(self._interests, np.ones(more))
         self._sets.clear()
 
-    def _request(self, wish: DraftWish) -> _Request:
-        own = self._requests.get(wish.request_id)
+    def _request(self, request: PlannedRequest) -> _Request:
+        own = self._requests.get(request.request_id)
         if own is None:
-            own = self._requests[wish.request_id] = _Request(int(wish.temperature > 0))
+            own = self._requests[request.request_id] = _Request(int(request.temperature > 0))
         return own
 
-    def _bucket(self, wish: DraftWish) -> int:
-        return (wish.temperature > 0) * NUM_REACHES + wish.reach
+    def _bucket(self, request: PlannedRequest) -> int:
+        return (request.temperature > 0) * NUM_REACHES + request.reach
 
-    def _allowed(self, wish: DraftWish) -> int:
+    def _allowed(self, request: PlannedRequest) -> int:
         """Bits of the drafters that the request takes."""
-        if wish.drafters is None:
+        if request.drafters is None:
             return self._present
         named = enumerate(self._names)
-        return self._present & sum(1 << place for place, name in named if name in wish.drafters)
+        return self._present & sum(1 << place for place, name in named if name in request.drafters)
 
     def _load(self, count: int, num_other_rows: int, may_decode_several: bool) -> _Load:
         plain_s, first = self._step_s(count, may_decode_several), count + num_other_rows
@@ -781,10 +785,10 @@ def _sums(values: Float64) -> Float64:
 def load_policy() -> None:
     """Compile the loops, or load them, so that no step waits for it."""
     policy, costs = SpeculationPolicy(), {"any": DraftCost()}
-    wish = DraftWish("any", 0.0, None, 2, 2)
+    request = PlannedRequest("any", 0.0, None, 2, 2)
     for _ in range(2 * LEAST_STEPS):
-        policy.expected(wish, costs, 1)
-        plan = policy.plan([wish], costs, 0)
+        policy.expected(request, costs, 1)
+        plan = policy.plan([request], costs, 0)
         assert plan.by_drafter, "what is new and takes nothing is asked"
         tree = merge([chain_proposal("any", np.arange(2, dtype=np.int32))], 2, 2, policy.table)
         policy.select([tree], [2], 0)

@@ -109,7 +109,7 @@ def _tree_rows(
     rows = StepTrees(_ancestors(trees), starts, slots, positions, len(trees))
     if not trees.slices:
         return rows
-    probes = {place: [*wishes.probes.values()] for place, wishes in trees.wishes.items()}
+    probes = {place: [*extras.probes.values()] for place, extras in trees.extras.items()}
     return with_slices(rows, trees.slices, probes, tables, block_size)
 
 
@@ -128,7 +128,7 @@ def _places_of_features(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tupl
 
 
 def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification | None:
-    candidates = [own.candidates for own in trees.wishes.values() if own.candidates is not None]
+    candidates = [own.candidates for own in trees.extras.values() if own.candidates is not None]
     if not candidates:
         return None
     assert len(candidates) == len(trees), "one rule decides about all trees"
@@ -142,12 +142,12 @@ def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification
 def _probe_nodes(trees: TreeSteps) -> tuple[Int32, Int32, Int32]:
     """Tokens and offsets of all probe rows, and how many each request has, int32 [requests]."""
     counts = np.zeros(len(trees), dtype=np.int32)
-    if not trees.wishes:
+    if not trees.extras:
         return NO_ROWS, NO_ROWS, counts
     probes = []
-    for place, wishes in sorted(trees.wishes.items()):
-        probes += wishes.probes.values()
-        counts[place] = sum(len(probe.tokens) for probe in wishes.probes.values())
+    for place, extras in sorted(trees.extras.items()):
+        probes += extras.probes.values()
+        counts[place] = sum(len(probe.tokens) for probe in extras.probes.values())
     tokens = np.concatenate([NO_ROWS, *(probe.tokens for probe in probes)])
     return tokens, np.concatenate([NO_ROWS, *(probe.offsets for probe in probes)]), counts
 
@@ -164,12 +164,12 @@ def _chunk_rows(chunks: Sequence[PromptChunk]) -> tuple[Int32, Int32, Int32]:
 def _ancestors(trees: TreeSteps) -> UInt64:
     """The bits of all trees with their probe rows, one behind the other."""
     ancestors = trees.trees.ancestors()
-    if not any(wishes.probes for wishes in trees.wishes.values()):
+    if not any(extras.probes for extras in trees.extras.values()):
         return ancestors
     sizes = trees.trees.sizes + 1
     bits = np.split(ancestors, (sizes * -(-sizes // WORD_BITS)).cumsum()[:-1])
-    for place, wishes in trees.wishes.items():
-        if wishes.probes:
+    for place, extras in trees.extras.items():
+        if extras.probes:
             own = bits[place].reshape(sizes[place], -1)
             bits[place] = _with_probes(own, trees.part(place)).ravel()
     return np.concatenate(bits)
@@ -181,7 +181,7 @@ def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
     mask = np.zeros((size, size), dtype=np.bool_)
     mask[:, 0] = True
     mask[:start, :start] = unpack(bits, start)
-    for probe in step.wishes.probes.values():
+    for probe in step.extras.probes.values():
         end = start + len(probe.tokens)
         mask[start:end, start:end] = probe.mask
         start = end
@@ -189,24 +189,24 @@ def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
 
 
 def _probe_rows(trees: TreeSteps, starts: Int32) -> Int32:
-    if not trees.wishes:
+    if not trees.extras:
         return NO_ROWS
     wanted = [NO_ROWS]
-    for place, wishes in sorted(trees.wishes.items()):
+    for place, extras in sorted(trees.extras.items()):
         start = int(starts[place])
         first = start + trees.part(place).num_chosen
-        if wishes.num_top_next_tokens:
+        if extras.num_top_next_tokens:
             wanted.append(np.arange(start, first, dtype=np.int32))
-        for probe in wishes.probes.values():
+        for probe in extras.probes.values():
             wanted.append(probe.wanted + np.int32(first))
             first += len(probe.tokens)
     return np.concatenate(wanted)
 
 
 def _probe_top_k(trees: TreeSteps) -> int:
-    wishes = trees.wishes.values()
-    probes = (probe.top_k for own in wishes for probe in own.probes.values())
-    top_next_tokens = (count for own in wishes for count in own.num_top_next_tokens.values())
+    extras = trees.extras.values()
+    probes = (probe.top_k for own in extras for probe in own.probes.values())
+    top_next_tokens = (count for own in extras for count in own.num_top_next_tokens.values())
     return max((0, *probes, *top_next_tokens))
 
 
@@ -296,7 +296,7 @@ def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
         return None
     if isinstance(part, TreeStep):
         if part.slice is None:
-            return build_edits(part.state, part.tree, 0, part.wishes.form)
+            return build_edits(part.state, part.tree, 0, part.extras.form)
         edits = build_edits(part.state, part.slice.path, 0)
         return None if edits is None else rows_of_edits(edits, part.slice.rows)
     permitted = part.state.request.allowed_tokens

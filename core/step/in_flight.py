@@ -63,7 +63,7 @@ class StepOutputReader:
 
     def of_trees(self, steps: TreeSteps) -> list[TreeOutput]:
         """`of_tree` for all; where nobody wants more than the walks, nothing."""
-        if self._output.log_probs is not None or steps.wishes:
+        if self._output.log_probs is not None or steps.extras:
             return [self.of_tree(step) for step in steps]
         self._next_chosen = len(steps) + len(steps.trees.nodes)
         return [NO_TREE_OUTPUT] * len(steps)
@@ -73,7 +73,7 @@ class StepOutputReader:
 
         To be called before the commit: the request's last token is the root.
         """
-        top_next_tokens = self._top_next_tokens(step) if step.wishes.num_top_next_tokens else {}
+        top_next_tokens = self._top_next_tokens(step) if step.extras.num_top_next_tokens else {}
         probe_ids = self._probe_ids(step)
         return TreeOutput(self._chosen(step.num_chosen), probe_ids, top_next_tokens)
 
@@ -95,7 +95,7 @@ class StepOutputReader:
     def _probe_ids(self, step: TreeStep) -> dict[str, Int32]:
         return {
             source: self._best_ids(len(probe.wanted))[:, : probe.top_k]
-            for source, probe in step.wishes.probes.items()
+            for source, probe in step.extras.probes.items()
         }
 
     def _top_next_tokens(self, step: TreeStep) -> dict[str, TopNextTokens]:
@@ -103,7 +103,7 @@ class StepOutputReader:
         ids = self._best_ids(len(tokens))
         return {
             source: TopNextTokens(tokens, ids[:, :count])
-            for source, count in step.wishes.num_top_next_tokens.items()
+            for source, count in step.extras.num_top_next_tokens.items()
         }
 
     def _best_ids(self, count: int) -> Int32:
@@ -238,7 +238,7 @@ class StepInFlight:
 
     def read(self, output: StepOutput) -> StepResults:
         """The answer, cut into those of the trees and the chunks."""
-        has_rule = any(own.candidates is not None for own in self.trees.wishes.values())
+        has_rule = any(own.candidates is not None for own in self.trees.extras.values())
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )

@@ -111,7 +111,7 @@ class DraftedTrees:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TreeWishes:
+class TreeExtras:
     """What a request's tree has beside its nodes, by source; most have nothing.
 
     num_top_next_tokens  how many most probable next tokens of the root and every node are wanted
@@ -132,7 +132,7 @@ class TreeWishes:
         return not has_rows and self.candidates is None and self.form is None
 
 
-NO_WISHES = TreeWishes()
+NO_EXTRAS = TreeExtras()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +141,7 @@ class TreeStep:
 
     state: RequestState
     tree: TokenTree
-    wishes: TreeWishes
+    extras: TreeExtras
     slice: TreeSlice | None = None
 
     @property
@@ -157,7 +157,7 @@ class TreeStep:
     @property
     def num_rows(self) -> int:
         """Rows in the step."""
-        return self.num_chosen + sum(len(probe.tokens) for probe in self.wishes.probes.values())
+        return self.num_chosen + sum(len(probe.tokens) for probe in self.extras.probes.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +165,7 @@ class TreeSteps:
     """The parts of all decoding requests, in order.
 
     drafted  the trees before the budget cut them, to learn from
-    wishes   by a request's place, of those that have any
+    extras   by a request's place, of those that have any
     slices   likewise, of those whose trees go out in slices; nodes of `trees` that follow nodes of
              earlier slices stand below the root
     """
@@ -173,7 +173,7 @@ class TreeSteps:
     states: Sequence[RequestState]
     trees: TreeBatch
     drafted: TreeBatch
-    wishes: Mapping[int, TreeWishes] = field(default_factory=dict)
+    extras: Mapping[int, TreeExtras] = field(default_factory=dict)
     slices: Mapping[int, TreeSlice] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -186,8 +186,8 @@ class TreeSteps:
     def num_rows(self) -> Int64:
         """int64 [requests]: rows of each in the step."""
         rows = self.trees.sizes + 1
-        for place, wishes in self.wishes.items():
-            rows[place] += sum(len(probe.tokens) for probe in wishes.probes.values())
+        for place, extras in self.extras.items():
+            rows[place] += sum(len(probe.tokens) for probe in extras.probes.values())
         return rows
 
     @property
@@ -198,27 +198,27 @@ class TreeSteps:
 
     def part(self, place: int) -> TreeStep:
         """That of one request."""
-        wishes = self.wishes.get(place, NO_WISHES)
-        return TreeStep(self.states[place], self.trees[place], wishes, self.slices.get(place))
+        extras = self.extras.get(place, NO_EXTRAS)
+        return TreeStep(self.states[place], self.trees[place], extras, self.slices.get(place))
 
-    def beside(self, sliced: Sequence[tuple[RequestState, TreeSlice, TreeWishes]]) -> TreeSteps:
+    def beside(self, sliced: Sequence[tuple[RequestState, TreeSlice, TreeExtras]]) -> TreeSteps:
         """These, and slices of other requests behind them; itself without any."""
         if not sliced:
             return self
-        states, slices, wishes = zip(*sliced, strict=True)
+        states, slices, extras = zip(*sliced, strict=True)
         count = len(self)
         return TreeSteps(
             [*self.states, *states],
             TreeBatch.of([*self.trees, *(part.tree() for part in slices)]),
             TreeBatch.of([*self.drafted, *empty_trees(len(slices))]),
             {
-                **self.wishes,
-                **{place: own for place, own in enumerate(wishes, count) if not own.is_empty},
+                **self.extras,
+                **{place: own for place, own in enumerate(extras, count) if not own.is_empty},
             },
             dict(enumerate(slices, count)),
         )
 
-    def with_bare(self, bare: Mapping[int, TreeWishes]) -> TreeSteps:
+    def with_bare(self, bare: Mapping[int, TreeExtras]) -> TreeSteps:
         """The requests at these places get their root alone, as in plain decoding, and `bare`."""
         if not bare:
             return self
@@ -229,9 +229,9 @@ class TreeSteps:
             self.trees.keep(is_kept.repeat(self.trees.sizes)),
             self.drafted.keep(is_kept.repeat(self.drafted.sizes)),
             {
-                place: wishes
-                for place, wishes in {**self.wishes, **bare}.items()
-                if not wishes.is_empty
+                place: extras
+                for place, extras in {**self.extras, **bare}.items()
+                if not extras.is_empty
             },
             {place: part.bare() if place in bare else part for place, part in self.slices.items()},
         )
@@ -246,7 +246,7 @@ class TreeSteps:
             [self.states[place] for place in places],
             TreeBatch.of([self.trees[place] for place in places]),
             TreeBatch.of([self.drafted[place] for place in places]),
-            {new: self.wishes[old] for new, old in enumerate(places) if old in self.wishes},
+            {new: self.extras[old] for new, old in enumerate(places) if old in self.extras},
             {new: self.slices[old] for new, old in enumerate(places) if old in self.slices},
         )
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...core.arrays import UInt32
 from ...core.errors import RequestError
-from ...core.request.allowed_tokens import StructuredOutput, TreeForm
+from ...core.request.allowed_tokens import GrammarMasks, StructuredOutput
 from ...core.tree.tree import NO_TREE, TokenTree
 from .grammar_messages import Setup
 from .grammar_process import Form, GrammarProcess
@@ -61,7 +61,7 @@ class GrammarConstraint:
         self._form = form
         self.first = first
 
-    def follow(self, tree: TokenTree) -> Future[TreeForm]:
+    def follow(self, tree: TokenTree) -> Future[GrammarMasks]:
         """The nodes of `tree` that the grammar allows, and their token masks. Does not wait."""
         return self._process.follow(self._form, tree)
 
@@ -78,7 +78,7 @@ def _make(
     process: GrammarProcess,
     form: Form,
     made: Future[GrammarConstraint],
-    first: Future[TreeForm],
+    first: Future[GrammarMasks],
 ) -> None:
     """Fulfil `made` once the form's first mask is there, or with why the form cannot be used."""
     error = first.exception()

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
-from ...core.request.allowed_tokens import StructuredOutput, TreeForm
+from ...core.request.allowed_tokens import GrammarMasks, StructuredOutput
 from ...core.tree.tree import TokenTree
 from .grammar_messages import Close, Follow, Followed, Setup, Started
 
@@ -52,7 +52,7 @@ class Form:
 class _Call:
     form: Form
     tree: TokenTree
-    answer: Future[TreeForm]
+    answer: Future[GrammarMasks]
     deadline: float = 0.0
     num_deaths: int = 0
     settled: threading.Event = field(default_factory=threading.Event)
@@ -94,7 +94,7 @@ class GrammarProcess:
             self._num_forms += 1
             return Form(self._num_forms, (output.kind, output.value), output.field)
 
-    def follow(self, form: Form, tree: TokenTree) -> Future[TreeForm]:
+    def follow(self, form: Form, tree: TokenTree) -> Future[GrammarMasks]:
         """The nodes of `tree` that the form allows after its committed tokens. Does not wait.
 
         The future raises `RequestError`, or `EngineClosed`. One call of a form at a time.
@@ -299,17 +299,17 @@ def _refused(call: _Call, message: str) -> RequestError:
     return RequestError(call.form.field_name, message)
 
 
-def _form(call: _Call, followed: Followed) -> TreeForm:
+def _form(call: _Call, followed: Followed) -> GrammarMasks:
     rows = list(followed.rows)
     allowed = np.frombuffer(followed.masks, dtype=np.uint32).reshape(len(rows), -1)
     masks = np.zeros((1 + len(call.tree), allowed.shape[1]), dtype=np.uint32)
     masks[rows] = allowed
     accepted = np.zeros(1 + len(call.tree), dtype=np.bool_)
     accepted[rows] = True
-    return TreeForm(accepted[1:], masks)
+    return GrammarMasks(accepted[1:], masks)
 
 
-def _settle(call: _Call, result: TreeForm | DraftlineError) -> None:
+def _settle(call: _Call, result: GrammarMasks | DraftlineError) -> None:
     call.settled.set()
     # A request that has ended does not wait any more.
     if call.answer.done() or not call.answer.set_running_or_notify_cancel():

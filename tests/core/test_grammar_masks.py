@@ -11,7 +11,7 @@ import pytest
 from draftline.core import engine
 from draftline.core.arrays import ROOT, UInt32
 from draftline.core.errors import RequestError
-from draftline.core.request.allowed_tokens import AllowedTokens, TreeForm, full_mask, rows_in
+from draftline.core.request.allowed_tokens import AllowedTokens, GrammarMasks, full_mask, rows_in
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
@@ -31,12 +31,12 @@ class Form:
         self.first: UInt32 = EVERY
         self.committed: list[int] = []
         self.closed = False
-        self.waiting: list[tuple[Future[TreeForm], TokenTree]] = []
+        self.waiting: list[tuple[Future[GrammarMasks], TokenTree]] = []
         self._late = late
         self._fails_at = fails_at
 
-    def follow(self, tree: TokenTree) -> Future[TreeForm]:
-        answer: Future[TreeForm] = Future()
+    def follow(self, tree: TokenTree) -> Future[GrammarMasks]:
+        answer: Future[GrammarMasks] = Future()
         self.waiting.append((answer, tree))
         if not self._late:
             self.answer()
@@ -49,7 +49,7 @@ class Form:
                 answer.set_exception(RequestError("structured_outputs", "takes too much"))
             else:
                 masks = np.repeat(EVERY[None], 1 + len(tree), axis=0)
-                answer.set_result(TreeForm(np.ones(len(tree), dtype=np.bool_), masks))
+                answer.set_result(GrammarMasks(np.ones(len(tree), dtype=np.bool_), masks))
         self.waiting.clear()
 
     def advance(self, token_ids: Sequence[int]) -> None:

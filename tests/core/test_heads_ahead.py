@@ -13,7 +13,7 @@ from draftline.core.errors import RequestFailed
 from draftline.core.proposals import DraftCost, chain_proposal
 from draftline.core.reach import EVERY_REACH, reach_of
 from draftline.core.speculation import draft_plan
-from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, DraftWish, StepOutcome
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.steps import HeadTask
@@ -161,7 +161,7 @@ HEADS = {"head": DraftCost(0.0, 0.1, is_ahead=True)}
 
 
 def plan_of(policy: SpeculationPolicy, num_accepted: int, *, drafted: bool = True) -> DraftPlan:
-    wish = DraftWish("r", 0.0, None, 100, 100, num_accepted, drafted)
+    wish = PlannedRequest("r", 0.0, None, 100, 100, num_accepted, drafted)
     return policy.plan([wish], HEADS, 0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from draftline.core.proposals import DraftCost, Proposal, Query, StepCommit, chain_proposal
 from draftline.core.request.sampling_params import StreamingMode
 from draftline.core.schedule import streaming
-from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, DraftWish, StepOutcome
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge
@@ -71,7 +71,7 @@ async def test_steps_of_whole_trees_ask_all_at_once(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("skipped", [(), ("b",)])
 def test_nothing_is_learned_of_drafters_that_were_skipped(skipped: tuple[str, ...]) -> None:
     policy, costs = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2])), {"b": DraftCost(0.0, 0.2)}
-    wish = DraftWish("r", 0.0, None, 100, 100)
+    wish = PlannedRequest("r", 0.0, None, 100, 100)
     tree = merge([chain_proposal("b", np.arange(1, dtype=np.int32))], 4, 4, policy.table)
     for step in range(80):
         plan = DraftPlan({"b": ("r",)}, buckets={"r": 0})

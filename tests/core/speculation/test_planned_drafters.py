@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from draftline.core.proposals import DraftCost, chain_proposal
-from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, DraftWish, StepOutcome
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import EXPLORED_SHARE, SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.merge import merge
@@ -45,7 +45,7 @@ def test_where_nobody_pays_most_steps_go_without_a_plan() -> None:
     simulation = Simulation({"useless": Guess(lambda _request: 0.0, cost=cost)})
     for index in range(200):
         requests = [f"r{index}", f"r{index + 1}"]
-        wish = DraftWish(requests[1], 0.0, None, 100, 100)
+        wish = PlannedRequest(requests[1], 0.0, None, 100, 100)
         simulation.policy.expected(wish, {"useless": cost}, 2)
         for group in requests:
             simulation.round([group])
@@ -186,7 +186,7 @@ def test_a_dear_one_whose_tokens_several_cheap_ones_say_together_is_left_out() -
 
 def test_what_is_drafted_behind_a_new_prompt_is_chosen_together_too() -> None:
     """The dear one pays by itself, and not beside the cheap ones."""
-    wish = DraftWish("new", 0.0, None, 100, 100)
+    wish = PlannedRequest("new", 0.0, None, 100, 100)
     simulation = Parts(more=0, cost_s=0.002)
     simulation.asked_later(REQUESTS, 8.0)
     # First steps are known by themselves.
@@ -313,7 +313,7 @@ def test_new_requests_begin_with_what_is_known_of_their_class() -> None:
     assert simulation.num_asked["some", "greedy-new"] == 5
     assert simulation.num_asked.get(("some", "sampled-new"), 0) <= 1
     wishes = [
-        DraftWish(f"{kind}-newer", warmth, None, 100, 100)
+        PlannedRequest(f"{kind}-newer", warmth, None, 100, 100)
         for kind, warmth in (("greedy", 0.0), ("sampled", 1.0))
     ]
     costs = {"some": simulation.guesses["some"].cost}
@@ -355,8 +355,8 @@ def test_probes_that_do_not_pay_are_dropped_and_their_drafters_nodes_stay() -> N
 def test_one_that_is_not_adaptive_asks_everyone_for_all_that_they_take() -> None:
     policy = SpeculationPolicy(StepCost(*CURVE), is_adaptive=False)
     wishes = [
-        DraftWish("a", 0.0, None, 10, 10),
-        DraftWish("b", 0.0, ("second",), 10, 10),
+        PlannedRequest("a", 0.0, None, 10, 10),
+        PlannedRequest("b", 0.0, ("second",), 10, 10),
     ]
     plan = policy.plan(wishes, {"first": DraftCost(), "second": DraftCost()}, 0)
     assert plan.by_drafter == {"first": ("a",), "second": ("a", "b")}
@@ -387,8 +387,8 @@ def test_what_is_new_is_asked_whatever_it_brings_and_what_is_gone_never() -> Non
     for _ in range(100):
         simulation.round(requests)
     assert [simulation.num_asked["head", one] for one in requests] == [100, 100]
-    wishes = [DraftWish(one, 0.0, None, 100, 100) for one in requests]
-    others = DraftWish("other", 0.0, ("none",), 100, 100)
+    wishes = [PlannedRequest(one, 0.0, None, 100, 100) for one in requests]
+    others = PlannedRequest("other", 0.0, ("none",), 100, 100)
     policy = simulation.policy
     plan = policy.plan([*wishes, others], {"head": new}, 0)
     assert plan.by_drafter == {"head": requests}, "not for who does not take it"
@@ -404,7 +404,7 @@ def test_what_is_new_is_asked_whatever_it_brings_and_what_is_gone_never() -> Non
 
 
 def test_an_engine_without_drafters_expects_and_asks_nobody() -> None:
-    policy, wish = SpeculationPolicy(), DraftWish("r", 0.0, None, 2, 2)
+    policy, wish = SpeculationPolicy(), PlannedRequest("r", 0.0, None, 2, 2)
     assert policy.expected(wish, {}, 1) == frozenset()
     assert not policy.plan([wish], {}, 0).by_drafter
 
@@ -413,7 +413,7 @@ def test_an_engine_without_drafters_expects_and_asks_nobody() -> None:
 def test_nothing_is_learned_of_slices_that_went_behind_others(is_behind: bool) -> None:
     """All drafts are wrong there, which says nothing of what drafts bring a round."""
     policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
-    wish, costs = DraftWish("a", 0.0, None, 100, 100), {"b": DraftCost(0.2, 0.2)}
+    wish, costs = PlannedRequest("a", 0.0, None, 100, 100), {"b": DraftCost(0.2, 0.2)}
     tree = merge([chain_proposal("b", np.arange(1, dtype=np.int32))], 4, 4, policy.table)
     right, wrong = [(0, 0, 0), (1, 9, -1)], [(0, 9, -1)]
     for step, path in enumerate([right] * 20 + [wrong] * 60):
@@ -431,14 +431,14 @@ def test_a_plan_that_asks_nobody_may_have_requests_beside_it() -> None:
     """Those that go on behind steps in flight: their drafters were chosen before."""
     policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
     dear = {"b": DraftCost(90.0, 90.0)}
-    plan = policy.plan([DraftWish("new", 0.0, None, 100, 100)], dear, 0)
+    plan = policy.plan([PlannedRequest("new", 0.0, None, 100, 100)], dear, 0)
     assert not plan.by_drafter
     learn_of(policy, plan.beside({"b": ["old"]}), dear, ["new", "old"])
 
 
 def test_a_drafter_may_join_while_a_step_is_in_flight() -> None:
     policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
-    wish, costs = DraftWish("a", 0.0, None, 100, 100), dict.fromkeys("bc", DraftCost())
+    wish, costs = PlannedRequest("a", 0.0, None, 100, 100), dict.fromkeys("bc", DraftCost())
     plan = policy.plan([wish], costs, 0)
     more = {**costs, "d": DraftCost()}
     later = policy.plan([wish], more, 0)

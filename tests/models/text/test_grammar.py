@@ -13,8 +13,8 @@ from draftline.core.arrays import ROOT, Bool, UInt32
 from draftline.core.errors import EngineClosed, RequestError
 from draftline.core.request.allowed_tokens import (
     AllowedTokens,
+    GrammarMasks,
     StructuredOutput,
-    TreeForm,
     full_mask,
     unpack,
 )
@@ -51,7 +51,7 @@ def constraint_of(factory: GrammarFactory, kind: str, value: str = "") -> Gramma
     return factory.constraint(output).result(WAIT_S)
 
 
-def form_of(constraint: GrammarConstraint, tree: TokenTree) -> TreeForm:
+def form_of(constraint: GrammarConstraint, tree: TokenTree) -> GrammarMasks:
     return constraint.follow(tree).result(WAIT_S)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from draftline.core.proposals import DraftCost, Proposal, chain_proposal
-from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, DraftWish, StepOutcome
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.multi_step import MultiStep
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
@@ -71,7 +71,7 @@ class Simulation:
     def round(self, requests: Sequence[str]) -> None:
         costs = {name: guess.cost for name, guess in self.guesses.items()}
         wishes = [
-            DraftWish(one, self.temperature(one), None, 100 + self.decoded.get(one, 0),
+            PlannedRequest(one, self.temperature(one), None, 100 + self.decoded.get(one, 0),
                       self.tokens_left, self.num_accepted.get(one, 0))
             for one in requests
         ]  # fmt: skip
