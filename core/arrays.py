@@ -75,7 +75,7 @@ def unpack(
     given, shape, data = packed
     if given != name:
         raise ProtocolError(f"{field}: numbers are {given[:8]!r}, not {name!r}")
-    # Their number comes first: whoever sends more dimensions may send millions.
+    # Their number is checked first: a sender of too many dimensions may send millions.
     if len(shape) not in dims or min(shape) < 0 or max(shape) > MAX_LENGTH:
         raise ProtocolError(f"{field}: not an array of {' or '.join(map(str, dims))} dimensions")
     if len(data) != math.prod(shape) * wire.itemsize:

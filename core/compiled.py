@@ -86,7 +86,7 @@ def _plain(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Where the data of an array begins. It must be contiguous, and held by whoever uses this."""
+    """Where the data of an array begins, which must be contiguous and kept by the caller."""
     assert array.flags.c_contiguous
     assert array.flags.aligned
     return array.ctypes.data

@@ -81,16 +81,16 @@ class Drafting:
         self._masks = GrammarMaskQueue(self._allow, fail, notify)
         self._group: _Group | None = None
         self._commits: list[StepCommit] = []
-        # Of heads of the last stage, as of the last plan that told them to draft: what a further
-        # level takes, in tokens that would save as much.
+        # Of heads of the last stage, as of the last plan that had them draft: what a further level
+        # takes, in tokens that would save as much.
         self._level_tokens: dict[str, float] = {}
 
-    # ---- what drafters are told of requests
+    # ---- what drafters receive
 
     def open(self, state: RequestState) -> None:
         """Begin a request with the drafters, if it wants them and has not begun.
 
-        Drafters that will probably be asked for it are told now, the others when they are asked.
+        Drafters that will probably be asked for it receive it now, the others when they are asked.
         """
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
@@ -144,7 +144,7 @@ class Drafting:
 
     @property
     def is_asking(self) -> bool:
-        """Whether drafters are being asked, or have answered and nobody took it."""
+        """Whether drafters are being asked, or their answer was not taken yet."""
         return self._group is not None
 
     @property
@@ -273,7 +273,7 @@ class Drafting:
         self, states: Sequence[RequestState], plan: DraftPlan, sizes: Mapping[str, int] = NO_SIZES
     ) -> None:
         """The next step hands out the features of requests that such a drafter is asked for, and
-        its heads draft trees of `sizes` nodes for those that they are told to."""
+        its heads draft trees of `sizes` nodes for the requests of their orders."""
         # A pipelined tree keeps to what was decided before its first chunk.
         states = [state for state in states if state.stream is None or state.stream.is_new]
         names = self._drafters.feature_drafters
@@ -351,7 +351,7 @@ class Drafting:
             return self._as_drawn(drafted)
         start = self._clock()
         extras: dict[int, TreeExtras] = {}
-        # Mostly nobody has any.
+        # Few requests have any.
         if _has_extras(chain.from_iterable(drafted.proposals)):
             parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
             extras = {
@@ -502,9 +502,9 @@ def _is_ready(state: RequestState) -> bool:
 
 def _planned(state: RequestState) -> PlannedRequest:
     request = state.request
-    # Whether its text has come to a leaf of a pipelined tree, where heads were told not to draft.
+    # Whether its text has come to a leaf of a pipelined tree, where heads had no order to draft.
     outcomes = () if state.stream is None else state.stream.outcomes
-    told = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
+    ordered = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
     return PlannedRequest(
         state.request_id,
         request.params.temperature,
@@ -512,7 +512,7 @@ def _planned(state: RequestState) -> PlannedRequest:
         len(state.token_ids),
         state.stop.num_tokens_left,
         state.num_accepted,
-        heads_drafted=told or not outcomes or not outcomes[-1][1],
+        heads_drafted=ordered or not outcomes or not outcomes[-1][1],
     )
 
 

@@ -3,7 +3,7 @@
 `EngineCore.step` has three phases. Schedule: requests get KV blocks, drafters are asked, and the
 trees and prompt chunks of a step are chosen (`drafting.py`, `schedule/scheduler.py`). Run: they
 become flat arrays and go to the pipeline; up to one step more than stages is in flight. Update: an
-answer is verified, committed, cut by stop rules, told to the requests, and learned from.
+answer is verified, committed, cut by stop rules, sent to the requests' sinks, and learned from.
 """
 
 from __future__ import annotations

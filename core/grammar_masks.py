@@ -83,7 +83,7 @@ class GrammarMaskQueue:
             self._pending[state.request_id] = _Pending(drafted, form)
 
     def _arrived(self, form: asyncio.Future[GrammarMasks]) -> None:
-        # One that nobody takes any more may have failed.
+        # A mask that is not needed any more may have failed.
         if not form.cancelled():
             form.exception()
         self._on_ready()

@@ -173,7 +173,7 @@ class FeatureDrafter(Protocol):
     def observe_features(self, rows: Sequence[FeatureRows]) -> None:
         """Take features of open requests, each in the order of positions, before their commits.
 
-        Some may be missing, where nobody asked, and some may come again, where a request's KV was
+        Some may be missing, where none were wanted. Some may come again, where a request's KV was
         computed again.
         """
         ...
@@ -235,7 +235,7 @@ class ProposalSource(Protocol):
     """The engine's only access to drafters (`cluster/drafting/hub.py`). Never raises."""
 
     def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
-        """Begin a request. The drafters `at_once` hear of it now, all by default; the others when
+        """Begin a request. The drafters `at_once` receive it now, all by default; the others when
         they are first asked for it."""
         ...
 
@@ -252,7 +252,8 @@ class ProposalSource(Protocol):
         """Take what was committed, ask for proposals; by request id, in order of priority.
 
         asked  ids of the requests that each drafter is asked for, by name; None: each for all.
-               Whoever is not asked is told nothing: it hears what it missed when it is asked again
+               A drafter that is not asked receives no message; when it is asked again, it receives
+               all that it missed
         """
         ...
 

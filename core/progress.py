@@ -15,7 +15,7 @@ class Work(Protocol):
 
 
 class Progress(Protocol):
-    """Announces work, and is told by the `Work` that it returns how far it is."""
+    """Announces work; the `Work` that it returns reports how far it is."""
 
     def __call__(
         self, label: str, *, total: float | None, unit: str, done: float = 0
@@ -25,7 +25,7 @@ class Progress(Protocol):
 
 
 class Unseen:
-    """Work whose progress nobody sees."""
+    """Work without a progress display."""
 
     def advance(self, count: float = 1, note: str | None = None) -> None:
         """Nothing."""

@@ -336,10 +336,10 @@ class DraftCost:
     """Seconds of the engine's time that a drafter takes, running means; 0 before it was asked.
 
     message_s     of a message to it, whatever it asks for
-    query_s       of each request that it is asked for, beside that; it hears then what was
+    query_s       of each request that it is asked for, beside that; it receives then what was
                   committed since
     open_token_s  of opening a request, for each token of its text
-    is_new        it is asked whatever it brings, until its first drafts have told what it is
+    is_new        it is asked whatever it brings, until its first drafts have shown what it is
     is_ahead      it drafts at the end of a step for the next one
     level_s       of a further level of what it drafts then
     """

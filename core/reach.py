@@ -2,7 +2,7 @@
 
 Texts copy in runs. After a step in which nothing was accepted, n-grams and retrieved texts are
 right again for a token or two; after one of many accepted nodes, for many. So drafters are chosen
-by it, and heads of the last stage may be told to draft only behind such steps as need them.
+by it, and heads of the last stage may draft only behind such steps as need them.
 """
 
 from __future__ import annotations

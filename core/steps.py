@@ -246,7 +246,7 @@ class HeadDrafts(NamedTuple):
     texts      each one's place and the tokens of the text that its proposal stands behind
     seconds    that reading and drafting took
     last_rows  int32 [trees]  of each tree that is no slice, the last row, from its root on, that
-               the stage took for committed: what the coordinator finds, too. None: not told
+               the stage took for committed: what the coordinator finds, too. None: not given
     num_levels  of its trees that took a pass each; 0: one says all of them
     """
 

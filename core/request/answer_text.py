@@ -1,4 +1,4 @@
-"""The text of an answer from its tokens, for whoever gets the tokens alone.
+"""The text of an answer from its tokens, for clients of engines that send tokens alone.
 
 The engine commits tokens, and needs their text only where a stop text is looked for. Otherwise the
 process that answers the client makes the text: `SilentStream` (`core/request/stop.py`) stands in

@@ -1,4 +1,4 @@
-"""What requests are told: deltas, log-probabilities and metrics; and what the target chose."""
+"""The output of requests: deltas, log-probabilities and metrics; and what the target chose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StopReason = str | int | None
 
 # The source of a token that no drafter proposed: the target's own next token.
 TARGET_SOURCE = "target"
-# Nodes of a tree that is shown to whoever watches.
+# Most nodes of a tree that is shown.
 MAX_SHOWN_NODES = 128
 
 
@@ -235,7 +235,7 @@ class Chosen(NamedTuple):
     """The target's tokens after some rows of one request.
 
     tokens     int32 [rows]
-    log_probs  float32 [rows]; None if nobody in the step wants them
+    log_probs  float32 [rows]; None if no request of the step wants them
     top        of the same rows; None likewise
     features   float32 [rows, width]  the target's, of slices whose are wanted; None of all others
     """

@@ -17,7 +17,7 @@ class OutputQueue:
     """Events for the sinks of requests, in order. One event loop uses it.
 
     A sink wakes other threads, which take the interpreter while they format and send. Between an
-    answer and the next step the stages would wait for that; beside the next step nobody does.
+    answer and the next step the stages would wait for that; beside the next step they do not.
     """
 
     __slots__ = ("_events", "_fail")
@@ -49,5 +49,5 @@ class OutputQueue:
         if isinstance(event, Delta) and event.finish_reason is None:
             self._fail(state, as_request_failure(error, state.request_id))
             return
-        # It was the last word: nobody else hears of it.
+        # It was the last event: only the log shows this.
         logger.error("event=sink_failed request_id=%s error=%s", state.request_id, place_of(error))

@@ -140,8 +140,8 @@ class RequestOptions:
                  rounds, whatever `streaming` says
     session      where an engine has several replicas, requests of one session go to the same one;
                  empty: it is of none
-    answered     first tokens of the answer, which another engine has told: the answer goes on
-                 behind them, and they are not told again
+    answered     first tokens of the answer, which another engine has sent: the answer goes on
+                 behind them, and they are not sent again
 
     Raises `RequestError` naming the field.
     """

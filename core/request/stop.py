@@ -26,7 +26,7 @@ NO_STOPS: Mapping[int, str] = MappingProxyType({})
 
 
 class SilentStream:
-    """A `TextStream` that gives no text, for whoever reads the tokens alone."""
+    """A `TextStream` that gives no text, for callers that read the tokens alone."""
 
     __slots__ = ()
 

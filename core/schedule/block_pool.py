@@ -12,7 +12,7 @@ class BlockPool:
     """Hands out blocks of KV slots; all stages share one numbering.
 
     A full block whose KV is final may be registered under a key (`core/request/request.py`);
-    requests with the same prefix then share it. A registered block that nobody holds counts as
+    requests with the same prefix then share it. A registered block without an owner counts as
     free, but keeps its KV until it is needed: the one that was let go first is taken first.
     """
 
@@ -36,7 +36,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks without an owner."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -83,7 +83,7 @@ class BlockPool:
             self._by_key[key] = block
 
     def unregister(self, keys: Sequence[bytes]) -> None:
-        """Share the blocks of these keys with nobody new, where there are any."""
+        """Stop sharing the blocks of these keys with new requests, where there are any."""
         for key in keys:
             block = self._by_key.pop(key, None)
             if block is not None:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from ..arrays import Int64
 from ..request.request import RequestState
 
-# Tenants that are told apart in totals; what is beyond goes as one.
+# Tenants with totals of their own; all others share one.
 MAX_TENANTS = 100
 OTHERS = "other"
 
@@ -80,7 +80,7 @@ class BoundedNames:
 
 
 class EndedRequests:
-    """What an engine's ended requests took. `on_end` hears of each, on the engine's thread.
+    """What an engine's ended requests took. `on_end` is called for each, on the engine's thread.
 
     wasted_by_source  nodes that were verified and thrown away, by drafter
     """
@@ -150,7 +150,7 @@ class FairShare:
 
     def __init__(self) -> None:
         self._known: dict[str, _Tenant] = {}
-        # Of the tenant that left last: where those begin that find nobody.
+        # Of the tenant that left last: where tenants begin that come alone.
         self._last_counter = 0.0
 
     @property
@@ -266,7 +266,7 @@ class FairShare:
 
     def is_owed_place(self, state: RequestState, most: int) -> bool:
         """Whether a new request may queue though `most` run or wait: its tenant has less than its
-        part of them, so that one that floods the queue shuts nobody out."""
+        part of them, so that one that floods the queue does not shut others out."""
         name = state.request.options.tenant
         active = {known for known, tenant in self._known.items() if tenant.num_requests} | {name}
         mine = self._known.get(name)

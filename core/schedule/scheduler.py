@@ -316,7 +316,7 @@ class Scheduler:
         self._preempt(state)
 
     def forget_kv(self) -> None:
-        """All KV is lost: whoever ran waits, and computes it again."""
+        """All KV is lost: the requests that ran wait, and compute it again."""
         for state in list(self.running.values()):
             self._preempt(state)
         self._pool.forget_keys()

@@ -29,7 +29,7 @@ from .scheduler import Scheduler
 # No node that is less probable, for each request that runs, is sent ahead of what is known, however
 # cheap a row is.
 LEAST_VALUE = 0.004
-# A drafted token that is more probable than not: nobody is waited for who may know of others.
+# A drafted token that is more probable than not: slow drafters are not waited for.
 SURE_VALUE, MOST_FIRSTS = 0.5, 16
 # Fewer are no stream.
 MIN_FLIGHTS = 2
@@ -183,7 +183,7 @@ class Streaming:
 
     def _worth(self, stream: Stream, nodes: Sequence[Node]) -> Sequence[Node]:
         """Those that are worth their rows, given that the text comes to the best of them: a slice
-        that is in vain delays nobody who waits for its answer."""
+        that is in vain delays no other request."""
         if not nodes:
             return nodes
         values = np.sort([node.value for node in nodes])[::-1]

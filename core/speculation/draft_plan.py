@@ -19,7 +19,7 @@ class PlannedRequest(NamedTuple):
     num_tokens     of its text
     tokens_left    that its answer may still have
     num_accepted   draft tokens that were accepted in its last step
-    heads_drafted  whether heads of the last stage, if told to, drafted where the text has come to
+    heads_drafted  whether heads of the last stage had to draft where the text has come to
     """
 
     request_id: str
@@ -46,11 +46,11 @@ class DraftPlan:
     trials        of these, the requests for which the drafter is not known to pay
     heads         of the last stage's heads, which draft at the end of this step for the next one:
                   by request, after which accepted lengths they do, bits of `core/reach.py`. In
-                  `by_drafter` they are asked for what the plan before told them to draft
+                  `by_drafter` they are asked for what the plan before ordered
     head_counts   for how many requests each of these is expected to draft; all, if not here
     level_tokens  of those heads: what a further level of their drafts takes, in tokens that would
                   save as much
-    step_s        seconds of a step of one token of each request; 0 where nobody asks what it takes
+    step_s        seconds of a step of one token of each request; 0 if it is not known
     token_s       seconds that an accepted token saves
     buckets       of each request that was planned for, what is learned of it belongs to
     """
@@ -137,7 +137,7 @@ class DraftBatch:
 
 
 def nobody_asked(began_at: float) -> DraftBatch:
-    """The batch of a step that was planned then, and asked nobody."""
+    """The batch of a step that was planned then, without drafts."""
     return DraftBatch({}, began_at, 0.0, NOBODY, {})
 
 

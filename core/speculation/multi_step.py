@@ -33,7 +33,7 @@ class MultiStep:
     def __init__(
         self, limit_s: float = 0.0, is_possible: Callable[[], bool] = lambda: True
     ) -> None:
-        """`limit_s`: how long such a step may last, so that nobody waits for it; 0: a token a step.
+        """`limit_s`: how long such a step may last: others wait for it; 0: a token a step.
 
         is_possible  whether the pipeline takes such steps now
         """

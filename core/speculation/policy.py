@@ -64,7 +64,7 @@ LEAST_INTEREST = 0.1
 # Plans that a set of drafters is kept for; levels of how unlike others requests are, and the ratio
 # from which on that may be chance.
 KEPT_PLANS, LEVELS, LIKE_OTHERS = 8, 10, 0.5
-# Backoff: most tokens of each request without a plan, after plans that asked nobody.
+# Backoff: most tokens of each request without a plan, after plans that asked no drafter.
 MOST_BACKOFF = 32
 # Steps that pay for telling a drafter of a request, at most.
 HORIZON = 64
@@ -288,7 +288,7 @@ class SpeculationPolicy:
         if not found & ~own.known:
             return found
         for drafter in _bits_of(found & ~own.known):
-            # A drafter that does not know the request is told of it, which its steps pay for.
+            # A drafter that does not know the request has to read it, which its steps pay for.
             opening_s = float(self._seconds[drafter, 2]) * request.num_tokens
             most_s = load.token_s * min(request.tokens_left, HORIZON)
             if opening_s > margin(self._lengths, bucket, drafter, 0) * most_s:
@@ -367,8 +367,8 @@ class SpeculationPolicy:
                 self._credit_s[drafter] = max(left_s - spent_s, -self._most_credit_s)
                 due = left_out
             if is_head:
-                told = [bits | bit * (one in due) for one, bits in enumerate(heads[place])]
-                heads[place] = told
+                orders = [bits | bit * (one in due) for one, bits in enumerate(heads[place])]
+                heads[place] = orders
             else:
                 asked[place] |= bit
                 explored[place] |= bit
@@ -449,13 +449,13 @@ class SpeculationPolicy:
         )
 
     def _back_off(self, ids: Iterable[str]) -> None:
-        """A plan asked nobody for these: so it is for a while, longer each time."""
+        """A plan asked no drafter for these: none is asked for a while, longer each time."""
         self._backed_off.update(ids)
         self._backoff = min(max(2 * self._backoff, 1), MOST_BACKOFF)
         self._backoff_left = self._backoff
 
     def is_backed_off(self, ids: Iterable[str]) -> bool:
-        """Whether nobody is asked for a step of these requests, without a plan for it."""
+        """Whether no drafter is asked for a step of these requests, without a plan for it."""
         if self._backoff_left <= 0 or not self._backed_off.issuperset(ids):
             return False
         self._backoff_left -= self._last_passes

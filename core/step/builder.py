@@ -52,7 +52,7 @@ def build_step(
 ) -> StepInput:
     """One step of all the given chunks and trees; trees come first.
 
-    `edits`: `edits_for` of each part; none at all where nobody's logits are changed.
+    `edits`: `edits_for` of each part; empty where no request's logits are changed.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
     the requests' last commits left.
@@ -268,7 +268,7 @@ Contain = Callable[[RequestState], AbstractContextManager[None]]
 def edits_of_parts(
     trees: TreeSteps, chunks: Sequence[PromptChunk], contain: Contain
 ) -> tuple[TreeSteps, Sequence[PromptChunk], list[LogitEdits | None]]:
-    """The parts whose changes to logits could be made, and these; none where nobody has any.
+    """The parts whose changes to logits could be made, and these; none where no request has any.
 
     contain: what goes wrong with a request's changes ends that request alone
     """

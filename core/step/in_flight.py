@@ -48,7 +48,7 @@ class TreeOutput(NamedTuple):
         return self._replace(top_next_tokens=joined)
 
 
-# Of a tree of which nobody wants to know more than its walk says.
+# Of a tree of which only the walk is wanted.
 NO_TREE_OUTPUT = TreeOutput(Chosen(np.empty(0, dtype=np.int32), None, None), {}, {})
 
 
@@ -62,7 +62,7 @@ class StepOutputReader:
         self._next_chosen = self._next_probe = self._next_scored = 0
 
     def of_trees(self, steps: TreeSteps) -> list[TreeOutput]:
-        """`of_tree` for all; where nobody wants more than the walks, nothing."""
+        """`of_tree` for all; nothing where only the walks are wanted."""
         if self._output.log_probs is not None or steps.extras:
             return [self.of_tree(step) for step in steps]
         self._next_chosen = len(steps) + len(steps.trees.nodes)
@@ -284,7 +284,7 @@ class StepInFlight:
         return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
 
     def give_up(self) -> None:
-        """Nobody waits for the answer any more; whatever it raises has been told."""
+        """The answer is not awaited any more; its error has been reported."""
         self.answer.add_done_callback(_ignore)
 
 

@@ -95,7 +95,7 @@ class StepTrace:
         chunks: Sequence[PromptChunk],
         draft_batch: DraftBatch | None,
     ) -> TracedStep:
-        """A step is about to be submitted; `draft_batch` is None where nobody could be asked."""
+        """A step is about to be submitted; `draft_batch` is None without decoding requests."""
         times = _Times(self._asked_at, self._built_at, self.clock())
         return TracedStep(self, times, step, trees, chunks, draft_batch)
 

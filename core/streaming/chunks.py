@@ -189,7 +189,7 @@ class SliceAnswer(NamedTuple):
              next token is not known yet
     chosen   after the root and the nodes that the root goes over
     rows     of the slice, in which the path's steps are; 0 of a step that is in an earlier one
-    features  of these, as far as they are known of all before one; none if nobody wants them
+    features  of these, as far as they are known of all before one; none if they are not wanted
     """
 
     drafted: TokenTree

@@ -95,14 +95,14 @@ class SlicePace:
         # When the slowest stage, if it were the first, has computed all that was sent, and what the
         # last step took it.
         self._free_at = self._stage_s = 0.0
-        # What it takes of a step, by what the step costs; None: not told yet.
+        # What it takes of a step, by what the step costs; None: not measured yet.
         self._slowest_share: float | None = None
         # Steps with slices that were sent.
         self._num_slices = 0
         # From a slice's planning, drafters' time included, until it is sent.
         self._lead_s = 0.0
         self._slowness = 1.0
-        # When somebody who waits may send.
+        # When a request that waits may send.
         self._turn_at: float | None = None
 
     def sent(
@@ -167,7 +167,7 @@ class SlicePace:
         return lost_s <= 0 or value * max(due_at - begins_at, 0.0) > (1 - value) * lost_s
 
     def take_delay(self) -> float | None:
-        """Seconds until the first turn of those who wait for one; None: nobody does."""
+        """Seconds until the first request that waits has its turn; None: none waits."""
         turn_at, self._turn_at = self._turn_at, None
         return None if turn_at is None else max(0.0, turn_at - self._clock())
 

@@ -20,9 +20,9 @@ PRIOR_NODES = 8.0
 MAX_NODES = 128.0
 
 # What a drafter calls less probable is as good as this; what it calls certain, as this.
-LEAST_TOLD, MOST_LIKELY = 1e-6, 0.999
+LEAST_STATED, MOST_LIKELY = 1e-6, 0.999
 # Columns of the counts.
-ACCEPTED, JUDGED, TOLD = range(3)
+ACCEPTED, JUDGED, STATED = range(3)
 
 _RANKS = MAX_RANK + 1
 _DEPTHS = len(DEPTH_BINS) + 1
@@ -85,22 +85,22 @@ def bin_of(log_prob: float, depth: int, rank: int) -> int:
 
 
 @compiled
-def told_by(log_prob: float) -> float:
+def own_probability(log_prob: float) -> float:
     """The drafter's own probability of a node, above 0 also where the logarithm is -infinity."""
-    return min(max(float(np.exp(log_prob)), LEAST_TOLD), 1.0)
+    return min(max(float(np.exp(log_prob)), LEAST_STATED), 1.0)
 
 
 @compiled
 def estimate(counts: Float64, source: int, log_prob: float, depth: int, rank: int) -> float:
     """The node's own probability, corrected by what became of others of its bin."""
     total, own = counts[source, NUM_BINS], counts[source, bin_of(log_prob, depth, rank)]
-    told = told_by(log_prob)
+    stated = own_probability(log_prob)
     # Before any was seen: what the drafter says, and half where it says nothing. An optimist finds
     # out, a pessimist never does.
-    ratio = (total[ACCEPTED] + 1.0) / (total[TOLD] + (1.0 if log_prob < 0 else 2.0))
-    mean_told = (own[TOLD] + PRIOR_NODES * told) / (own[JUDGED] + PRIOR_NODES)
-    mean = (own[ACCEPTED] + PRIOR_NODES * ratio * mean_told) / (own[JUDGED] + PRIOR_NODES)
-    return min(mean * told / mean_told, MOST_LIKELY)
+    ratio = (total[ACCEPTED] + 1.0) / (total[STATED] + (1.0 if log_prob < 0 else 2.0))
+    mean_stated = (own[STATED] + PRIOR_NODES * stated) / (own[JUDGED] + PRIOR_NODES)
+    mean = (own[ACCEPTED] + PRIOR_NODES * ratio * mean_stated) / (own[JUDGED] + PRIOR_NODES)
+    return min(mean * stated / mean_stated, MOST_LIKELY)
 
 
 @compiled
@@ -111,6 +111,6 @@ def record(
     for row in (counts[source, bin_of(log_prob, depth, rank)], counts[source, NUM_BINS]):
         row[ACCEPTED] += accepted
         row[JUDGED] += 1.0
-        row[TOLD] += told_by(log_prob)
+        row[STATED] += own_probability(log_prob)
         if row[JUDGED] > MAX_NODES:
             row[:] = row / 2.0

@@ -114,7 +114,7 @@ class StreamedTree(Generic[A]):
         self.asked: StreamedNode[A] | None = None
         # Who is asked about it.
         self.drafters: tuple[str, ...] = ()
-        # What drafters will hear with the next commit, by name.
+        # What drafters receive with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
         # Of the answers that moved the root, since nothing of it was on its way: their reaches
         # (`core/reach.py`), and whether at a leaf.
@@ -158,7 +158,7 @@ class StreamedTree(Generic[A]):
                 own.append((drafter, rank, log_prob))
 
     def to_extend(self, least_value: float, max_depth: int) -> StreamedNode[A] | None:
-        """The most probable node that nothing follows yet and nobody was asked about; None where
+        """The most probable node that nothing follows yet and that was not asked about; None where
         no such node is worth `least_value`. First the root, where nothing is on its way: all that
         was drafted behind it knew less of the text."""
         most = self.root.position + max_depth

@@ -1,4 +1,4 @@
-"""The acceptance walk beside the logits: which rows of a step are committed, told from the step
+"""The acceptance walk beside the logits: which rows of a step are committed, found from the step
 itself, so that the last stage knows whose hidden states to hand out.
 
 All requests of a step go through one compiled loop over flat arrays.

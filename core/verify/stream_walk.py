@@ -50,7 +50,7 @@ class StreamWalks:
     __slots__ = ("_forget", "_rows")
 
     def __init__(self, forget: Callable[[int], object] = lambda _: None) -> None:
-        """`forget`: hears the key of a request that is let go."""
+        """`forget`: called with the key of a request that is let go."""
         self._forget = forget
         self._rows: dict[int, Sequence[WalkedRow]] = {}
 
