@@ -79,7 +79,7 @@ class PoolServer:
         from ...actors.drafter_server import DrafterServer  # noqa: PLC0415
         from ...cluster.drafting.factory import build_drafter  # noqa: PLC0415
         from ...cluster.links.tokens import Access, new_token  # noqa: PLC0415
-        from ...cluster.transport.stage_failure import end_process  # noqa: PLC0415
+        from ...cluster.transport.stage_spec import end_process  # noqa: PLC0415
 
         self._drain_s = config.drain_s
         self._key = serve.get_replica_context().replica_id.unique_id
