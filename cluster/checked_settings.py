@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..core.errors import ConfigError
-from .removed_settings import removed_value
+from .removed_settings import REMOVED_SETTINGS, removed_value
 
 MAX_CHARS = 80
 # Whole words of a field's name: `kv_cache_tokens` is none of them.
@@ -40,6 +40,8 @@ class Settings(BaseModel):
         known = list(type(self).model_fields)
         for key, value in values.items():
             if key not in known and extra != "allow":
+                if key in REMOVED_SETTINGS:
+                    raise ConfigError(key, f"was removed; {REMOVED_SETTINGS[key]}")
                 raise unknown_key(key, key, known)
             if (removed := removed_value(key, value)) is not None:
                 raise ConfigError(key, removed)

@@ -37,42 +37,44 @@ class DrafterConfig(Settings):
         "model or head"
     )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
-    transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
+    transport: DrafterTransport = Field(
+        "inproc", description="inproc: in the engine's process; grpc: in a server"
+    )
     address: str | tuple[str, ...] | None = Field(
         None,
-        description="host:port of a running drafter server, or a list of several that share its "
-        "requests; grpc starts one where it is null",
+        description="host:port of a running drafter server, or a list of several that share the"
+        " requests; by default grpc starts one",
     )
     drafter_pool: str | None = Field(
         None,
-        description="Ray Serve application whose drafter servers share its requests with those of "
-        "other engines; with grpc",
+        description="Ray Serve application whose drafter servers are shared by several engines;"
+        " needs grpc",
     )
     servers: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="how many servers of it grpc starts, which share its requests"
+        1, description="number of servers that grpc starts; they share the requests"
     )
     max_nodes: Annotated[int, Field(ge=1, le=256)] = Field(
-        16, description="most nodes it may propose for one request and step"
+        16, description="most draft tokens that it may propose for one request and step"
     )
 
     tls_ca: str | None = Field(
         None,
-        description="PEM file that certificates of its gRPC servers are checked with: of the "
-        "server at address or of a pool, of retrieval servers (server), of its actor on Ray",
+        description="PEM file that verifies the certificates of its gRPC servers: at address, "
+        "of a pool, of retrieval servers (server), of its actor on Ray",
     )
     tls_certificate: str | None = Field(
         None,
-        description="PEM file shown to servers that ask for one; on Ray its actor serves with TLS "
-        "where all three are given",
+        description="PEM file shown to servers that ask for a certificate; on Ray its actor "
+        "serves TLS if all three are set",
     )
     tls_key: str | None = Field(None, description="PEM file of that certificate's key")
     tls_server_name: str | None = Field(
-        None, description="name in the servers' certificates, where it is not the address's host"
+        None, description="name in the servers' certificates, if it is not the address's host"
     )
     token_env: str | None = Field(
         None,
-        description="environment variable with the token that is shown to the server at address "
-        "or to retrieval servers; those that the engine starts and those of a pool have their own",
+        description="environment variable with the token for the server at address or for "
+        "retrieval servers; servers that the engine or a pool starts need none",
     )
     token_file: str | None = Field(None, description="file with that token")
 
@@ -144,91 +146,91 @@ class EngineConfig(Settings):
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
 
-    model: str = Field("demo", description="folder or hub id of the target; demo: the bundled one")
+    model: str = Field(
+        "demo", description="folder or hub id of the target; demo is the bundled model"
+    )
     served_model_name: str | None = Field(
         None,
-        description="name in the API; default: model, or the last part of its path where that is a "
-        "folder, whose path requests may name, too",
+        description="name in the API; default: model, or the last part of its path if it is a "
+        "folder",
     )
-    backend: Backend = Field("local", description="stages in this process, or Ray actors")
+    backend: Backend = Field(
+        "local", description="local: stages in this process; ray: stages are Ray actors"
+    )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=8)] = Field(
-        1, description="stages that the target's layers are cut into"
+        1, description="number of pipeline stages that the target's layers are split into"
     )
     stage_transport: TransportName = Field(
         "auto",
-        description="how Ray stages pass activations; auto: nccl where each has a GPU of its own, "
-        "else distributed (through host memory)",
+        description="how Ray stages pass hidden states; auto: nccl if each stage has a GPU of "
+        "its own, else distributed (through host memory)",
     )
     cpus_per_stage: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="CPUs that a stage's Ray actor reserves; its threads on a CPU, at least 1"
+        1.0,
+        description="CPUs that a stage's Ray actor reserves; also its threads on a CPU, at least 1",
     )
     gpus_per_stage: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="GPUs that it reserves where stages run on GPUs; several may share one"
-    )
-    head_features: Literal["auto", "states", "sums"] = Field(
-        "auto",
-        description="what stages hand on to heads of the last one, which read several layers. "
-        "states: those of each; sums: what the head's first matrix makes of them, added up on the "
-        "way, where that is narrower; auto: sums between GPUs of a Ray cluster",
+        1.0, description="GPUs that a stage on GPUs reserves; a fraction lets stages share one"
     )
     standby_stages: Annotated[int, Field(ge=0, le=8)] = Field(
         1,
-        description="Ray workers that wait, with their imports done, to replace a dead stage on a "
-        "CPU; each holds about 0.5 GB and reserves nothing. On Ray Serve all replicas share them",
+        description="spare Ray workers that replace a dead stage on a CPU; each holds about 0.5"
+        " GB and reserves nothing. On Ray Serve all replicas share them",
     )
     cpus_per_drafter: Annotated[float, Field(gt=0)] = Field(
         1.0, description="CPUs that a drafter's Ray actor reserves"
     )
     gpus_per_drafter: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="GPUs that it reserves; 0: it computes on CPUs"
+        0.0, description="GPUs that a drafter's Ray actor reserves; 0: it runs on CPUs"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's 16 bits on a GPU"
+        "auto",
+        description="arithmetic; auto: float32 on CPUs, the checkpoint's 16-bit type on GPUs",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device to compute on; auto: a GPU where one is"
+        "auto", description="device to compute on; auto: a GPU if there is one"
     )
     compile: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: float32 stages on CPUs run draftline's own C++ operators, built once in "
-        "the background where g++ is; off: torch's own",
+        description="auto: float32 stages on CPUs run draftline's C++ kernels, built once in "
+        "the background if g++ is installed; off: torch's kernels",
     )
     compile_cache: str = Field(
-        "~/.cache/draftline/compile", description="folder that keeps these operators"
+        "~/.cache/draftline/compile", description="folder for the built C++ kernels"
     )
     batch_invariant: Literal["auto", "off", "on"] = Field(
         "auto",
-        description="on: rows of a request are computed alike, bit by bit, whatever others its "
-        "steps hold, or the start fails: by own operators on CPUs, own products and tiles of one "
-        "size on GPUs, which is slower there; auto: where that costs nothing: by own operators on "
-        "CPUs",
+        description="on: a request is computed alike, bit by bit, whatever shares its steps, or"
+        " the start fails; slower on GPUs. auto: where that is free, which is on "
+        "CPUs with the C++ kernels",
     )
     quantization: Literal["none", "int8"] = Field(
-        "none", description="of weights; int8: those of linear layers in 8 bits, rounded; lossy"
+        "none", description="int8: round the weights of linear layers to 8 bits; lossy"
     )
     attention: Attention = Field(
-        "auto", description="what computes attention; draftline doctor says what auto picks"
+        "auto", description="attention backend; draftline doctor shows what auto picks"
     )
-    enforce_eager: bool = Field(False, description="no CUDA graphs: a quicker start, slower steps")
+    enforce_eager: bool = Field(False, description="no CUDA graphs: a faster start, slower steps")
     graph_capture_s: Annotated[float, Field(ge=0)] = Field(
         60.0,
-        description="how long graphs are captured at start; what is missing then is rounded up",
+        description="time limit for capturing CUDA graphs at the start; steps of a missing size"
+        " use the next larger graph",
     )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="longest prompt plus answer, tokens; default: the model's context"
+        None, description="most tokens of prompt plus answer; default: the model's context"
     )
-    block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="KV slots a block")
+    block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
     kv_cache_tokens: Annotated[int, Field(ge=64)] | None = Field(
         None,
-        description="KV slots of every stage, over all requests; default: what a GPU has room for, "
-        "16384 on a CPU",
+        description="KV slots of every stage, over all requests; default: what a GPU has room "
+        "for, 16384 on a CPU",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",
-        description="of keys and values; auto: as the arithmetic; fp8: half of bfloat16's memory",
+        description="type of keys and values; auto: as dtype; fp8: half of bfloat16's memory",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description="share of a GPU's memory that is in use once the KV cache fills the rest"
+        0.9, description="share of a GPU's memory that weights and KV cache may use together"
     )
     enable_prefix_caching: bool = Field(
         True, description="requests of one tenant share the KV of equal prefixes"
@@ -237,73 +239,70 @@ class EngineConfig(Settings):
         16, description="requests that run at once"
     )
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
-        256, description="requests that may wait; one more is refused with 429"
+        256, description="requests that may wait; further ones get 429"
     )
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = Field(
-        512, description="rows of one step: tree nodes first, then prompt chunks"
+        512, description="most tokens of a step: draft tokens first, then prompt chunks"
     )
     prefill_share: Annotated[float, Field(ge=0.05, le=1)] = Field(
         0.35,
-        description="largest share of a step's time that prompts of more than two steps take while "
-        "answers are generated; 1: no bound",
+        description="largest share of a step's time for prompts of more than two steps while "
+        "answers are generated; 1: no limit",
     )
     multi_step_ms: Annotated[float, Field(ge=0, le=1000)] = Field(
         20.0,
-        description="how long a step may last that decodes several tokens of each request, where "
-        "there are no drafts and one stage runs own operators (a fourth longer before steps of two "
-        "end); 0: a token a step",
+        description="longest step that decodes several tokens of each request: without drafts, "
+        "on one stage with the C++ kernels; 0: one token a step",
     )
     tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(
-        16, description="most nodes of one request's tree; 0: plain decoding"
+        16, description="most draft tokens of one request and step; 0: plain decoding"
     )
     node_budget: NodeBudgetKind = Field(
         "adaptive",
-        description="how much is drafted. adaptive: nodes are bought where they save time; full: "
-        "every drafter is asked, and every tree is as large as it may be, whatever that costs; "
-        "ordered: as full, but what the first drafters propose comes first, whatever its value",
+        description="how much is drafted. adaptive: what saves time; full: ask every drafter "
+        "and verify the largest trees; ordered: as full, drafters named first go "
+        "first",
     )
     streaming: StreamingMode = Field(
         "auto",
-        description="whether a request's tree goes through the stages in slices, several at a "
-        "time, so that it keeps more than one of them busy. auto: where there are four stages or "
-        "more, and more of them than requests; on: every request, always; off: a tree a round. "
-        "Not with structured outputs or acceptance rules; changes no answer",
+        description="pipeline a request's tree through the stages in chunks. auto: with four "
+        "stages or more, and more stages than requests; on: always; off: whole "
+        "trees. Not with structured outputs or acceptance rules; changes no answer",
     )
     acceptance: Acceptance = Field(
         "coupled",
-        description="how drafts are accepted. coupled: answers do not depend on them at all; "
-        "rejection: answers have the target's distribution; typical: lossy, they have not",
+        description="how drafts are accepted. coupled: answers do not depend on drafts; "
+        "rejection: answers have the target's distribution; typical: lossy",
     )
     shadow_rate: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0,
-        description="share of a server's requests that are repeated without drafts when nobody "
-        "waits, one at a time at the lowest priority, and compared: "
-        "draftline:shadow_requests_total counts differences by cause; 0: none. With acceptance: "
-        "coupled",
+        description="share of requests that are repeated without drafts when the server is idle"
+        " and compared; draftline:shadow_requests_total counts the results. Needs "
+        "acceptance: coupled",
     )
     draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = Field(
-        50.0, description="how long a step waits for drafters of other processes"
+        50.0, description="how long a step waits for drafters in other processes"
     )
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
         30.0,
-        description="a step without an answer for this long, and for 20 times as long as the "
-        "slowest of late, counts as a lost stage",
+        description="a step without an answer for this long, and for 20 times the slowest "
+        "recent step, counts as a lost stage",
     )
     recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
         120.0, description="how long lost stages may take to come back; requests wait for them"
     )
     drafters: tuple[DrafterConfig, ...] = Field(
         (),
-        description="in order of priority; servers and commands that are told nothing take suffix "
-        "and prompt_lookup, a script none",
+        description="drafters in order of priority; serve and other commands default to suffix "
+        "and prompt_lookup, EngineConfig in a script to none",
     )
     trace_steps: Path | None = Field(
         None,
-        description="file that gets Chrome trace events of each step, for ui.perfetto.dev; what it "
-        "held is lost",
+        description="file for Chrome trace events of each step, for ui.perfetto.dev; it is "
+        "overwritten",
     )
     trace_steps_max_mb: Annotated[int, Field(ge=1)] = Field(
-        256, description="most 10^6 bytes of the trace; the newest steps are kept"
+        256, description="largest size of the trace in 10^6 bytes; the newest steps are kept"
     )
 
     @field_validator("trace_steps")

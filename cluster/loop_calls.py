@@ -82,17 +82,6 @@ def spare_collector() -> None:
 
 
 @contextlib.contextmanager
-def collector_spared() -> Iterator[None]:
-    """What `spare_collector` does, for as long as engines that are measured live."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause the garbage collector in all threads, for work that makes very many objects.
 

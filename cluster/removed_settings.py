@@ -7,21 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# Keys of an engine's or a server's settings, and their flags.
+REMOVED_SETTINGS: Mapping[str, str] = {
+    "head_features": "leave it out: stages hand on the states that heads read",
+}
 # Options of drafters.
 REMOVED_OPTIONS: Mapping[str, str] = {
     "chat_template": "leave it out: drafters read the served model's prompt as text",
     "ahead": "use tree: dynamic or sequoia, which bring more in the same time",
     "ahead_outcomes": "it was of ahead, which left, too",
+    "replay_features": "leave it out: a head drafts from the states that come",
+    "token_map": "leave it out: a head drafts all tokens of its output head",
 }
 REMOVED_COMMANDS: Mapping[str, str] = {
     "trace": "open the file of --trace-steps in ui.perfetto.dev",
+    "train blockwise": "use train medusa, whose heads are published",
+    "train token-map": "heads draft all tokens of their output head",
 }
 # Flags by their command, of those that were no settings.
 REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
-    ("doctor", "--sizes"): "the table is in docs/sizing.md",
-    ("doctor", "--stages"): "docs/sizing.md has what to expect, and draftline bench measures it",
-    ("doctor", "--context"): "docs/sizing.md has what to expect, and draftline bench measures it",
+    ("doctor", "--sizes"): "the table is in docs/operations.md (Sizing)",
+    ("doctor", "--stages"): "docs/operations.md (Sizing) has estimates, draftline bench measures",
+    ("doctor", "--context"): "docs/operations.md (Sizing) has estimates, draftline bench measures",
     ("doctor", "--redis-env"): "draftline corpus stats --store URL says whether Redis is reached",
+    ("bench", "--token-map"): "leave it out: heads draft all tokens of their output head",
     ("doctor", "--address"): "run it on a node of the cluster, or set RAY_ADDRESS",
 }
 # Values of a key, of any section.

@@ -13,8 +13,9 @@ from .request.outbox import Outbox
 from .request.output import TARGET_SOURCE, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.request import RequestState
 from .request.stop import Advance
-from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
+from .speculation.draft_plan import StepOutcome
+from .speculation.policy import SpeculationPolicy
 from .step.in_flight import StepResults
 from .step.outputs import NO_TREE_OUTPUT, TreeOutput
 from .step.prompt_chunk import PromptChunk
@@ -23,19 +24,19 @@ from .verify.walk import Walk
 
 
 class Committing:
-    """Takes results into requests, and tells their sinks, the drafters and the budget.
+    """Takes results into requests, and tells their sinks, the drafters and the policy.
 
     tally   of the nodes of all requests
     finish  ends a request with its last delta
     """
 
-    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_outbox", "_scheduler", "_tally")
+    __slots__ = ("_clock", "_drafting", "_finish", "_outbox", "_policy", "_scheduler", "_tally")
 
-    def __init__(  # noqa: PLR0913 - one parameter a part
+    def __init__(
         self,
         scheduler: Scheduler,
         drafting: Drafting,
-        budget: NodeBudget,
+        policy: SpeculationPolicy,
         outbox: Outbox,
         clock: Callable[[], float],
         *,
@@ -44,7 +45,7 @@ class Committing:
     ) -> None:
         self._scheduler = scheduler
         self._drafting = drafting
-        self._budget = budget
+        self._policy = policy
         self._outbox = outbox
         self._tally = tally
         self._clock = clock
@@ -65,9 +66,6 @@ class Committing:
         ids = [state.request_id for state in states]
         verified = results.verified.without(ended)
         outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
-        start = self._clock()
-        self._budget.judge(outcome)
-        self._budget.note_host(self._clock() - start)
 
     def commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""

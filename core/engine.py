@@ -32,12 +32,12 @@ from .request.output import Delta
 from .request.request import Request, RequestState
 from .request.sampling_params import StreamingMode
 from .request.stop import StopRule
-from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .schedule.shares.tenant_work import EndedRequests
 from .schedule.streaming import Streaming
 from .schedule.wakeup import Wakeup
-from .step.ask_plan import DraftBatch, nobody_asked
+from .speculation.draft_plan import DraftBatch, StepOutcome, nobody_asked
+from .speculation.policy import SpeculationPolicy
 from .step.builder import build_step
 from .step.edits import edits_of_parts
 from .step.head_drafts import with_head_tasks
@@ -64,12 +64,12 @@ class EngineCore:
     Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` records steps.
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a part
+    def __init__(
         self,
         pipeline: StepPipeline,
         drafters: ProposalSource,
         scheduler: Scheduler,
-        budget: NodeBudget,
+        policy: SpeculationPolicy,
         clock: Callable[[], float],
         *,
         acceptance: str = COUPLED,
@@ -86,17 +86,17 @@ class EngineCore:
         """
         self._pipeline = pipeline
         self._scheduler = scheduler
-        self._budget = budget
+        self._policy = policy
         # Only a coupled walk needs nothing of a node but the target's token after it.
         mode: StreamingMode = streaming if acceptance == COUPLED else "off"
-        self.streaming = Streaming(scheduler, budget, clock, mode)
-        self._drafting = Drafting(drafters, scheduler, budget, clock, streaming=self.streaming)
-        self._choice = TreeChoice(scheduler, budget, clock, acceptance, streaming=self.streaming)
-        self._fit = TreeFit(scheduler, budget, acceptance)
+        self.streaming = Streaming(scheduler, policy, clock, mode)
+        self._drafting = Drafting(drafters, scheduler, policy, clock, streaming=self.streaming)
+        self._choice = TreeChoice(scheduler, policy, clock, acceptance, streaming=self.streaming)
+        self._fit = TreeFit(scheduler, policy, acceptance)
         self._tally = DraftTally()
         self._outbox = Outbox(self._fail)
         self._committing = Committing(
-            scheduler, self._drafting, budget, self._outbox, clock,
+            scheduler, self._drafting, policy, self._outbox, clock,
             tally=self._tally, finish=self._finish,
         )  # fmt: skip
         self._clock = clock
@@ -270,18 +270,16 @@ class EngineCore:
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
             return None
-        replays = self._drafting.replays(fitting) if num_decode_steps == 1 and not chunks else []
-        every = [*chunks, *replays]
         step = build_step(
-            self.num_steps, every, fitting, self._scheduler.block_size, edits, num_decode_steps
+            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
         )
         heads = self._drafting.stage_heads
         level_tokens = self._drafting.level_tokens
-        step = with_head_tasks(step, heads, fitting.states, every, level_tokens)
-        return BuiltStep(step, fitting, chunks, replays)
+        step = with_head_tasks(step, heads, fitting.states, chunks, level_tokens)
+        return BuiltStep(step, fitting, chunks)
 
     def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:
-        step, trees, chunks, replays = built
+        step, trees, chunks = built
         if self.streaming.wants_spans(trees) or self._trace is not None:
             step = replace(step, is_traced=True)
         trace = self._trace
@@ -291,7 +289,7 @@ class EngineCore:
         answer.add_done_callback(self._wakeup.notify)
         in_flight = StepInFlight(
             step, trees, chunks, answer, draft_batch, sent_at, traced,
-            self._scheduler.block_size, replays,
+            self._scheduler.block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
         self.streaming.note_sent(in_flight)
@@ -371,7 +369,9 @@ class EngineCore:
         for chunk, first in zip(in_flight.chunks, results.chunks, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
-        self._budget.note_step(outcome, self._clock())
+        now = self._clock()
+        self._policy.update(outcome, now)
+        self._policy.note_host(self._clock() - now)
         if in_flight.traced is not None:
             in_flight.traced.committed()
 
@@ -380,7 +380,7 @@ class EngineCore:
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
-        chunks = (*in_flight.chunks, *in_flight.replays)
+        chunks = in_flight.chunks
         num_prompt_rows = sum(chunk.num_rows for chunk in chunks)
         num_in_flight, num_passes = 1 + len(self._in_flight), results.num_passes
         self._scheduler.note_step(in_flight.num_rows, chunks, seconds / num_passes, num_in_flight)

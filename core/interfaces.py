@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -210,17 +210,6 @@ class CachingDrafter(Protocol):
 
 
 @runtime_checkable
-class PassCounter(Protocol):
-    """A drafter that counts the passes of its models, and reads from a clock, seconds, how long
-    they take; whoever sets another one makes it follow other times."""
-
-    clock: Callable[[], float]
-
-    @property
-    def num_passes(self) -> int: ...  # noqa: D102 - see the class
-
-
-@runtime_checkable
 class OwningDrafter(Protocol):
     """A drafter that holds threads or connections."""
 
@@ -278,14 +267,6 @@ class ProposalSource(Protocol):
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features for the next message to those."""
-        ...
-
-    def missing_features(self, request_id: str, length: int) -> tuple[int, int] | None:
-        """Positions, from one to before another, of the first features that one of those lacks and
-        wants to have computed again; None where there is none.
-
-        length: of the text, whose last token has none yet
-        """
         ...
 
     @property

@@ -5,7 +5,7 @@ The target's token at a position is argmax(log p / T + noise), and a drafter kno
 differ from the drafter's by independent standard Gumbel errors, child i is the target's token with
 probability softmax(s)_i; times the mass that the listed siblings hold together, since the target
 may choose an unlisted token. Without noise (T = 0) this is q itself. See
-docs/algorithms/drafters.md, "Coupled ranking".
+docs/drafters.md, "Coupled ranking".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trees whose shape is known before anything is drafted: which ranks follow which.
 
-Forms and formulas: docs/algorithms/drafters.md, "Model trees".
+Forms and formulas: docs/drafters.md, "Model trees".
 """
 
 from __future__ import annotations

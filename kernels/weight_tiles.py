@@ -2,7 +2,7 @@
 
 A program reads the weights of some outputs and all rows. So the more outputs it has, the less often
 rows are read; and the more tiles of inputs are on their way, the busier the memory is. Sizes were
-tried on an H200 (docs/gpu-first-run.md). Importing needs Triton.
+tried on an H200 (CONTRIBUTING.md). Importing needs Triton.
 """
 
 from __future__ import annotations

@@ -28,15 +28,11 @@ from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine as AttentionMachine
 from ...kernels.dispatch import choose_attention
 from ...measure.records.record import machine
-from .device_facts import device_facts
 from .findings import Findings
-from .goals import goals
 from .instruments.clock import TimeBudget
-from .instruments.roofline import write_roofline
-from .part_process import PartProcesses, SettingFacts
-from .parts import PARTS, Part, RunPart, measure_all, run_here
+from .parts import PARTS, Part, PartProcesses, RunPart, SettingFacts, measure_all, run_here
 from .plan import FULL_PLAN, TINY_PLAN
-from .report import print_report, write_json
+from .report import device_facts, goals, print_report, write_json, write_roofline
 from .setting import DTYPE
 
 ROOT = Path(__file__).parents[2]

@@ -1,13 +1,15 @@
-"""What was measured, what was not and why."""
+"""Findings in a file, so that a process of its own adds a part's, figure by figure."""
 
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -161,3 +163,32 @@ def free_memory() -> None:
         # After a fault the GPU takes no calls any more, which the next part will tell.
         with suppress(RuntimeError):
             torch.cuda.empty_cache()
+
+
+def save_findings(path: Path, findings: Findings) -> None:
+    """Write all of it; whoever reads meanwhile reads the file of before."""
+    content = {
+        "rates": None if findings.rates is None else asdict(findings.rates),
+        "figures": [asdict(figure) for figure in findings.figures],
+        "facts": findings.facts,
+        "skipped": findings.skipped,
+        "failed": findings.failed,
+    }
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(content))
+    beside.replace(path)
+
+
+def load_findings(path: Path, findings: Findings) -> None:
+    """Put what the file holds in `findings`."""
+    content = json.loads(path.read_text())
+    findings.rates = None if content["rates"] is None else Rates(**content["rates"])
+    findings.figures = [_figure(fields) for fields in content["figures"]]
+    findings.facts, findings.skipped = content["facts"], content["skipped"]
+    findings.failed = content["failed"]
+
+
+def _figure(fields: dict[str, object]) -> Figure:
+    work = Work(**fields.pop("work"))  # pyright: ignore[reportCallIssue, reportArgumentType]
+    order = tuple(fields.pop("order"))  # pyright: ignore[reportArgumentType]
+    return Figure(**fields, work=work, order=order)  # pyright: ignore[reportArgumentType]

@@ -2,13 +2,11 @@
 
     python -m draftline.benchmarks.heads.plots
 
-Draws what `tables.py` writes: `heads.png` and, of heads that were trained alike,
-`heads-equal.png`.
+Draws what `tables.py` writes, in `heads.png`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,14 +15,12 @@ import numpy as np
 import typer
 
 from ...measure.report.plots import require_matplotlib
-from .equal_training import EQUAL, SUITES, TRAINING
 from .tables import (
     RESULTS,
     SHOWN_DEPTHS,
     Columns,
     depth_shares,
     names_of,
-    read_alike,
     read_columns,
 )
 
@@ -91,11 +87,6 @@ def main(
     head, first = next(iter(every.items()))
     shares = {name: depth_shares(first, name, SHOWN_DEPTHS) for name in names_of({head: first})}
     draw(every, shares, f"share of steps that accept so many: {head}", folder / "heads.png")
-    alike, records = read_alike(folder, SUITES[EQUAL]), folder / TRAINING
-    if alike and records.exists():
-        trained = json.loads(records.read_text("utf-8"))
-        shares = {name: record["acceptance_by_depth"] for name, record in trained.items()}
-        draw(alike, shares, "accepted behind accepted: held-out texts", folder / "heads-equal.png")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""The tables of docs/results.md from results of `draftline bench --suite heads`.
+"""Tables of the results of `draftline bench --suite heads`.
 
     python -m draftline.benchmarks.heads.tables
 
 Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
 `heads-PROMPTS-TEMPERATURE-PROFILE.json`, those of several rounds of the rows without training and
-with everything, `heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, those of chains of so many nodes
-under load, `heads-load-REQUESTS-PROFILE.json`, and those of heads that were trained alike
-(`equal_training.py`), as many as are there, and replaces the tables between two marks in
-docs/results.md.
+with everything, `heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, and those of chains of so many
+nodes under load, `heads-load-REQUESTS-PROFILE.json`, as many as are there, and prints their tables.
+docs/results.md shows some rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,16 +21,11 @@ import typer
 from ...deploy.cli.bench.head_rows import MERGED, UNTRAINED
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
-from ...measure.report.marked_part import markdown_table, replaced
+from ...measure.report.marked_part import markdown_table
 from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
-from .equal_training import SUITES, TRAINING, difference_table, together
-from .equal_training import depth_table as trained_depth_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
-# The part of the page that is written.
-PART = "heads"
 PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
 TEMPERATURES = {"t0": "greedy", "t0.7": "T = 0.7", "t1": "T = 1"}
 SHOWN_DEPTHS = 6
@@ -54,11 +48,6 @@ def read_columns(
     return found
 
 
-def read_alike(folder: Path, suites: Iterable[str]) -> Columns:
-    """The files of heads that were trained alike."""
-    return together(read_columns(folder, suite=suite) for suite in suites)
-
-
 def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
     """The files of so many requests at once."""
     paths = {count: folder / f"heads-load-{count}-{profile}.json" for count in LOADS}
@@ -70,10 +59,9 @@ def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
 
 
 def tables(folder: Path) -> str:
-    """Heads that were trained alike; tau; acceptance by depth and time of the first file; speeds of
-    each profile."""
+    """tau; acceptance by depth and time of the first file; speeds of each profile."""
     real = read_columns(folder)
-    parts = [*_equal_tables(folder), table("tau", real, tau_cell)]
+    parts = [table("tau", real, tau_cell)]
     head, content = next(iter(real.items()))
     parts.append(depth_table(head, content))
     by_profile: dict[str, Columns] = {}
@@ -96,18 +84,6 @@ def tables(folder: Path) -> str:
     if MERGED in content["settings"] and by_profile:
         parts.append(break_even_table(real, by_profile))
     return "\n\n".join(parts)
-
-
-def _equal_tables(folder: Path) -> Iterator[str]:
-    """tau, differences with their intervals, and acceptance while they were trained."""
-    for title, suites in SUITES.items():
-        columns = read_alike(folder, suites)
-        if columns:
-            yield table(f"{title}: tau", columns, tau_cell)
-            yield difference_table(title, columns)
-    records = folder / TRAINING
-    if records.exists():
-        yield trained_depth_table(json.loads(records.read_text("utf-8")))
 
 
 def table(title: str, columns: Columns, cell: Any) -> str:
@@ -216,11 +192,9 @@ def depth_table(head: str, content: Mapping[str, Any]) -> str:
 def main(
     *,
     folder: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
-    page: Annotated[Path, typer.Option(help="Page with the marks.")] = PAGE,
 ) -> None:
-    """Write the tables."""
-    text = page.read_text("utf-8")
-    page.write_text(replaced(text, tables(folder), PART), encoding="utf-8")
+    """Print the tables in Markdown."""
+    print(tables(folder))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import httpx
 
-from .cases import Case, Request, make_cases
-from .client import ANSWER_TIMEOUT_S, Outcome, send
-from .garbage import Garbage
-from .health import HealthWatch
-from .server import KEY_HEADER, Holdings, Server, holdings, served
-from .steady import SteadyStreams, steady_bodies, text_of
+from .cases import Case, Garbage, Request, make_cases
+from .clients import ANSWER_TIMEOUT_S, Outcome, SteadyStreams, send, steady_bodies, text_of
+from .server import KEY_HEADER, HealthWatch, Holdings, Server, holdings, served
 from .values import MARKER
 
 SEED = 15

@@ -1,9 +1,9 @@
 """Whether speculation changes a token under any sampling parameter: each alone and some together.
 
-    python -m draftline.benchmarks.lossless.sampling_matrix [--prompts 8] [--write]
+    python -m draftline.benchmarks.lossless.sampling_matrix [--prompts 8] [--output FILE]
 
 Every cell decodes the same prompts with one set of parameters, by each drafter and by all, and
-compares tokens and log-probabilities with plain decoding. `--write` makes `docs/sampling.md`.
+compares tokens and log-probabilities with plain decoding.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from ...measure.runs.near_tie import Judge, Parting
 from ..peers.transformers_peer import TransformersPeer
 from .matrix import DRAFTERS, MIXES
 
-PAGE = Path(__file__).parents[2] / "docs" / "sampling.md"
-TABLE_BEGIN = "<!-- made by python -m draftline.benchmarks.lossless.sampling_matrix --write -->"
+RESULT = Path(__file__).parents[1] / "results" / "sampling_matrix.json"
 PLAIN = RequestOptions(speculative=False)
 # Two shapes of a batch round a sum of thousands of terms differently.
 LOG_PROB_TOLERANCE = 1e-3
@@ -123,6 +122,24 @@ class Sheet:
         rows += [[name, *(str(found[name, mix]) for mix in COLUMNS)] for name in PARAMETERS]
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
+    def record(self, prompts: int, tokens: int) -> dict[str, object]:
+        """What a file keeps: the sizes, and of every cell how much was compared and differed."""
+        return {
+            "prompts": prompts,
+            "tokens": tokens,
+            "cells": [
+                {
+                    "parameter": cell.parameter,
+                    "drafters": cell.mix,
+                    "tokens": cell.tokens,
+                    "drafted": cell.accepted,
+                    "near_ties": len(cell.near_ties),
+                    "faults": list(cell.faults),
+                }
+                for cell in self.cells
+            ],
+        }
+
 
 def run_matrix(
     prompts: int,
@@ -210,16 +227,15 @@ def _log_probs(output: RequestOutput) -> list[float]:
 def main(
     prompts: Annotated[int, typer.Option(help="Held-out prompts.")] = 8,
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 48,
-    write: Annotated[bool, typer.Option(help="Keep the table in docs/sampling.md.")] = False,
+    output: Annotated[Path | None, typer.Option(help="JSON file that gets all cells.")] = None,
 ) -> None:
     """Run the matrix and print its table; exits 1 if anything but near-ties differs."""
     sheet = run_matrix(prompts, tokens)
     print(sheet.table())
     for fault in sheet.faults:
         print(f"DIFFERS: {fault}")
-    if write:
-        before, _, _ = PAGE.read_text().partition(TABLE_BEGIN)
-        PAGE.write_text(f"{before}{TABLE_BEGIN}\n\n{sheet.table()}")
+    if output is not None:
+        output.write_text(json.dumps(sheet.record(prompts, tokens), indent=1) + "\n")
     raise typer.Exit(1 if sheet.faults else 0)
 
 

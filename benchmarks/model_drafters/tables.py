@@ -1,10 +1,10 @@
-"""The tables of docs/results.md from results of `draftline bench --suite model-drafters`.
+"""Tables of the results of `draftline bench --suite model-drafters`.
 
     python -m draftline.benchmarks.model_drafters.tables
 
 Reads `models-bundled-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
 `models-bundled-TEMPERATURE-PROFILE.json`, and `models-acceptance.json`, as many as are there, and
-replaces the tables between two marks in docs/results.md.
+prints their tables. docs/results.md shows some rows.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ...measure.report.marked_part import markdown_table, replaced
+from ...measure.report.marked_part import markdown_table
 from ...measure.simulate.cost_profile import SMALL_MODEL, bundled_profiles, read_cost_profile
 from ..heads.tables import (
-    PAGE,
     RESULTS,
     Columns,
     depth_table,
@@ -30,7 +29,6 @@ from ..heads.tables import (
     tau_cell,
 )
 
-PART = "model drafters"
 SUITE = "models"
 
 
@@ -87,11 +85,9 @@ def _first_share(content: Mapping[str, Any], name: str) -> str:
 def main(
     *,
     folder: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
-    page: Annotated[Path, typer.Option(help="Page with the marks.")] = PAGE,
 ) -> None:
-    """Write the tables."""
-    text = page.read_text("utf-8")
-    page.write_text(replaced(text, tables(folder), PART), encoding="utf-8")
+    """Print the tables in Markdown."""
+    print(tables(folder))
 
 
 if __name__ == "__main__":

@@ -30,15 +30,11 @@ from ...kernels.cpu.build import load_cpu_ops
 from ...measure.records.record import machine
 from ...models.load.bundled import demo_path
 from .catalogue import Peers, chosen, known_servers, shown
-from .environment import PeerEnvironment
-from .llama.gguf_file import write_checkpoint
-from .llama.server_binary import HOW_TO, LlamaBinary
-from .plan import PromptSets, digest, make_starts
-from .prompt_sets import BUNDLED, read_sets
-from .report.runs import Comparison, resumed
-from .report.table import print_comparison
+from .gguf_file import write_checkpoint
+from .plan import BUNDLED, PromptSets, digest, make_starts, read_sets
+from .report import Comparison, print_comparison, resumed
 from .rounds import TRANSFORMERS, Turn, estimate, make_turns, run_turns
-from .servers import DRAFTER, TARGET, ServerSpec
+from .servers import DRAFTER, HOW_TO, TARGET, LlamaBinary, PeerEnvironment, ServerSpec
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import ConfigError
-from .environment import PeerEnvironment
-from .llama.server_binary import LlamaBinary
-from .report.runs import OUR_DEFAULT, OUR_PLAIN, VLLM_PLAIN
+from .report import OUR_DEFAULT, OUR_PLAIN, VLLM_PLAIN
 from .rounds import TRANSFORMERS
 from .servers import (
     DRAFTERS,
     LLAMA_SPECULATION,
     VLLM_SPECULATION,
+    LlamaBinary,
+    PeerEnvironment,
     ServerSpec,
     draftline_server,
     llama_server,

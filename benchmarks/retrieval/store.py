@@ -9,30 +9,143 @@ first million tokens. A lookup's time is the wall clock's, with whatever else th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from ...actors.retrieval_server import RetrievalServer
 from ...cluster.retrieval.client import GrpcLookup
-from ...core.arrays import Int32
+from ...core.arrays import Float64, Int32
+from ...core.compiled import compiled
 from ...core.interfaces import Lookup
 from ...measure.records.record import machine
+from ...models.load.bundled import demo_path
+from ...models.text.tokenizer import load_tokenizer
 from ...retrieval_store.directory_store.store import DirectoryStore
 from ...retrieval_store.search.lookup import SHARED, SegmentLookup
 from ...retrieval_store.segment.segment import Segment, build_segment
-from ..step.peak_memory import peak_bytes, restart_peak
-from .lookup_server import served
-from .store_text import CONTEXT_LEN, VOCAB_SIZE, store_text
+from ...training.corpus import SourceFile, held_out_files, training_files
+
+
+@contextmanager
+def served(lookup: Lookup) -> Iterator[str]:
+    """The address of a server in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(_started(lookup), loop).result()
+    yield f"127.0.0.1:{server[1]}"
+    asyncio.run_coroutine_threadsafe(server[0].stop(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+async def _started(lookup: Lookup) -> tuple[RetrievalServer, int]:
+    server = RetrievalServer(lookup)
+    return server, await server.start()
+
+
+# Synthetic tokens; sources have the demo model's, which are fewer.
+VOCAB_SIZE = 50_000
+ZIPF_EXPONENT = 1.05
+# A pair of tokens is followed by one of these, the k-th with probability 2**-(k + 1), and in one
+# of 16 cases by any token.
+BRANCHES = 8
+NOISE = 1 / 16
+DOCUMENT_LEN = 1000
+CONTEXT_LEN = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoreText:
+    """Documents of int32 token ids, and contexts int32 [n, 16] out of text that is not stored."""
+
+    documents: list[Int32]
+    contexts: Int32
+
+
+def store_text(num_tokens: int, num_contexts: int) -> StoreText:
+    """About `num_tokens` of documents, shuffled: every source there is, and synthetic ones.
+
+    Half of the contexts are out of held-out sources, half out of synthetic text. The same on every
+    call on one machine.
+    """
+    rng = np.random.default_rng(0)
+    sources, total = [], 0
+    for document in _tokenized(training_files(more=True)):
+        if total + len(document) > num_tokens // 2:
+            break
+        sources.append(document)
+        total += len(document)
+    synthetic = zipf_markov(num_tokens - total, rng)
+    documents = [*sources, *_cut(synthetic, rng)]
+    order = rng.permutation(len(documents))
+    held_out = np.concatenate(_tokenized(held_out_files()))
+    texts = (held_out, zipf_markov(max(10 * CONTEXT_LEN, num_contexts), rng))
+    contexts = [_windows(text, num_contexts // 2, rng) for text in texts]
+    return StoreText([documents[index] for index in order], np.concatenate(contexts))
+
+
+def zipf_markov(count: int, rng: np.random.Generator) -> Int32:
+    """`count` tokens: each pair of tokens has a few top next tokens of its own, drawn by Zipf's
+    distribution.
+    """
+    weights = np.arange(1, VOCAB_SIZE + 1) ** -ZIPF_EXPONENT
+    levels = np.cumsum(weights) / weights.sum()
+    # The top next tokens of a pair are looked up by a hash of it in this table of drawn tokens.
+    table = np.searchsorted(levels, rng.random(2**20)).astype(np.int32)
+    return _walk(table, rng.random(count))
+
+
+def _tokenized(files: list[SourceFile]) -> list[Int32]:
+    tokenizer = load_tokenizer(demo_path("demo"))
+    texts = [file.text for file in files]
+    return [np.array(ids, dtype=np.int32) for ids in tokenizer(texts, verbose=False)["input_ids"]]
+
+
+def _cut(text: Int32, rng: np.random.Generator) -> list[Int32]:
+    lengths = rng.geometric(1 / DOCUMENT_LEN, 2 * len(text) // DOCUMENT_LEN + 1)
+    ends = np.cumsum(lengths)
+    return [part for part in np.split(text, ends[ends < len(text)]) if len(part)]
+
+
+def _windows(text: Int32, count: int, rng: np.random.Generator) -> Int32:
+    starts = rng.integers(0, len(text) - CONTEXT_LEN, count)
+    return text[starts[:, None] + np.arange(CONTEXT_LEN)]
+
+
+@compiled
+def _walk(table: Int32, uniforms: Float64) -> NDArray[np.int32]:
+    text = np.empty(len(uniforms), dtype=np.int32)
+    before, last = np.int64(0), np.int64(0)
+    for place in range(len(uniforms)):
+        uniform = uniforms[place]
+        if uniform < NOISE:
+            found = np.int64(uniform / NOISE * len(table))
+        else:
+            rest = (uniform - NOISE) / (1 - NOISE)
+            branch = min(np.int64(-np.log2(1 - rest)), BRANCHES - 1)
+            found = before * 1_000_003 + last * 7_919 + branch * 104_729
+        token = table[found % len(table)]
+        before, last = last, np.int64(token)
+        text[place] = token
+    return text
+
 
 RESULTS = Path(__file__).parents[1] / "results" / "store.json"
 WORKER = Path(__file__).with_name("arctic_worker.py")
@@ -188,6 +301,23 @@ def _table(rows: Sequence[Measured]) -> Table:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def restart_peak() -> int:
+    """Forget the process' highest use of memory so far; what is in use, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _bytes_of("VmRSS")
+
+
+def peak_bytes() -> int:
+    """The highest use of memory since `restart_peak`, in bytes."""
+    return _bytes_of("VmHWM")
+
+
+def _bytes_of(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * 1024
 
 
 def main(

@@ -1,4 +1,4 @@
 """Whole servers under load, under faults and under hostile requests.
 
-Start with `load.py`.
+Start with `faults.py`.
 """

@@ -32,10 +32,9 @@ import typer
 from rich.console import Console
 
 from ...cluster.config import DrafterConfig, EngineConfig
-from ...cluster.loop_calls import collector_spared
 from ...deploy.cli.bench.prompts import bench_prompts
 from ...deploy.engine.async_engine import AsyncEngine
-from ...measure.clients.engine_endpoint import EngineEndpoint
+from ...measure.clients.engine_endpoint import EngineEndpoint, collector_spared
 from ...measure.clients.load import Load, run_load
 from ...measure.clients.setting import Setting
 from ...measure.prompts.bench_prompt import BenchPrompt
@@ -43,9 +42,18 @@ from ...measure.records.record import machine
 from ...measure.records.run_metrics import RunMetrics, run_metrics
 from ...measure.records.spec_counts import total
 from ...measure.runs.matched import Plan
-from ..step.decode import DRAFTERS
 
 RESULTS = Path(__file__).parents[1] / "results" / "budget_promise.json"
+DRAFTERS: dict[str, DrafterConfig] = {
+    "prompt_lookup": DrafterConfig(kind="prompt_lookup"),
+    "spectra": DrafterConfig(kind="spectra", pool=False),
+    "spectra with pool": DrafterConfig(kind="spectra"),
+    "anpd": DrafterConfig(kind="anpd"),
+    # Every round asks the same again: answers of the round before would be all it needs.
+    "suffix": DrafterConfig(kind="suffix", answer_tokens=0),
+    "retrieval": DrafterConfig(kind="retrieval", store="demo"),
+    "model": DrafterConfig(kind="model", model="demo-drafter"),
+}
 MAX_MODEL_LEN = 1024
 # Longer ones leave no room for answers.
 MAX_PROMPT_LETTERS = 2000

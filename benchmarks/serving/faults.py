@@ -29,8 +29,7 @@ from rich.table import Table
 
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...measure.records.record import machine
-from .on_ray.processes import pids_of
-from .on_ray.server import served
+from .ray_servers import pids_of, served
 
 RESULTS = Path(__file__).parents[1] / "results" / "faults.json"
 CASES = ",".join(

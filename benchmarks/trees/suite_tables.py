@@ -1,9 +1,9 @@
-"""The tables of docs/results.md from results of `draftline bench --suite spectra`.
+"""Tables of the results of `draftline bench --suite spectra`.
 
     python -m draftline.benchmarks.trees.suite_tables
 
-Reads `suite-PROMPTS-TEMPERATURE*.json` of `benchmarks/results/`, as many as are there, and replaces
-the tables between two marks in docs/results.md.
+Reads `suite-PROMPTS-TEMPERATURE*.json` of `benchmarks/results/`, as many as are there, and prints
+their tables. docs/results.md shows some rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ import typer
 from ...deploy.cli.bench.suite_rows import BETWEEN, DRAFTLINE, FIRST_ROWS, PAPER
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
-from ...measure.report.marked_part import markdown_table, replaced
+from ...measure.report.marked_part import markdown_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
-# The part of the page that is written.
-PART = "suite"
 PROMPTS = {
     "bundled": "bundled",
     "bundled-16": "bundled, 16 nodes",
@@ -153,11 +150,9 @@ def _speed(rows: Rows, name: str) -> str:
 def main(
     *,
     folder: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
-    page: Annotated[Path, typer.Option(help="Page with the marks.")] = PAGE,
 ) -> None:
-    """Write the tables."""
-    text = page.read_text("utf-8")
-    page.write_text(replaced(text, tables(read_rows(folder)), PART), encoding="utf-8")
+    """Print the tables in Markdown."""
+    print(tables(read_rows(folder)))
 
 
 if __name__ == "__main__":

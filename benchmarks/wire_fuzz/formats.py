@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...cluster.links import drafter_pb2 as pb
 from ...cluster.links import wire
-from ...cluster.links.link import DrafterReport, DraftSeconds
+from ...cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from ...cluster.transport.messages import (
     FrameBuffer,
     StepReader,
@@ -20,10 +20,24 @@ from ...cluster.transport.messages import (
     encode_result,
 )
 from ...cluster.transport.step_codec.decoder import MAX_SLOTS
-from ...core.errors import StageError, StageLost
+from ...core.draft_distributions import DraftDistributions
+from ...core.errors import DraftlineError, StageError, StageLost
 from ...core.interfaces import Ended, Subtree
+from ...core.logits_params import LogitsParams
+from ...core.proposals import (
+    Commit,
+    DraftRequest,
+    FeatureRows,
+    Probe,
+    Proposal,
+    Query,
+    TopNextTokens,
+)
 from ...core.request.output import Delta
+from ...core.request.request import Request
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...core.request.stop import SilentStream, StopRule
+from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput
 from ...deploy.engine_process.messages import (
     Add,
@@ -40,8 +54,85 @@ from ...retrieval_store.delta.fingerprint import Fingerprint
 from ...retrieval_store.learning.wire import decode_learn, encode_learn
 from ...retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
 from ...retrieval_store.wire import decode_reply, decode_request, encode_reply, encode_request
-from .drafts import ANSWERED, FEATURES, PROPOSALS, STEPS
-from .recorded_steps import recorded_steps
+from ..step.host_work import Bench, Load
+
+NUM_TOKENS = 10
+KINDS = (
+    SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_k=20, top_p=0.9, seed=1),
+    SamplingParams(
+        max_tokens=NUM_TOKENS, temperature=1.0, min_p=0.1, repetition_penalty=1.1,
+        presence_penalty=0.5, logit_bias={3: 2.0, 5: -1.0}, seed=2,
+    ),
+    SamplingParams(max_tokens=NUM_TOKENS, banned_token_ids=(7,), min_tokens=3, seed=3),
+)  # fmt: skip
+
+
+async def recorded_steps() -> list[StepInput]:
+    """All steps of five requests: two greedy ones beside the first of other kinds."""
+    load_kernels()
+    bench = Bench(Load(requests=2, nodes=6), NUM_TOKENS)
+    steps: list[StepInput] = []
+    submit = bench.pipeline.submit
+
+    def record(step: StepInput) -> Awaitable[StepOutput]:
+        steps.append(step)
+        return submit(step)
+
+    bench.pipeline.submit = record
+    for number, params in enumerate(KINDS):
+        prompt = np.arange(100 * number, 100 * number + 20, dtype=np.int32)
+        request = Request(f"shaped-{number}", prompt, params, params.seed or 0, NUM_TOKENS, _ignore)
+        bench.core.add(request, StopRule(params, (), NUM_TOKENS, SilentStream()))
+        while bench.core.has_work:
+            await bench.core.step()
+    return steps
+
+
+def _ignore(_event: Delta | DraftlineError) -> None:
+    """What is answered does not matter."""
+
+
+TOKENS = np.arange(5, 29, dtype=np.int32)
+PARENTS = np.array([-1, 0, 1, 0], dtype=np.int32)
+SHAPED = LogitsParams(
+    top_k=20,
+    top_p=0.9,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    logit_bias={3: 1.5, 70: -2.0},
+    allowed_token_ids=(5, 6, 7),
+    banned_token_ids=(9,),
+)
+OPENED = DraftRequest("one", TOKENS, 20, 0.7, 2**40, "tenant", SHAPED, (2, 3), "salt")
+COMMIT = Commit(
+    "one", 24, np.array([4, 5], dtype=np.int32), np.ones((2, 3), dtype=np.int32),
+    TopNextTokens(np.array([4, 5], dtype=np.int32), np.ones((2, 4), dtype=np.int32)),
+)  # fmt: skip
+FEATURES = [FeatureRows("one", 24, np.ones((2, 8), dtype=np.float32))]
+ANSWERED = DrafterMessage(
+    9, (), (), (), [Query("one", 26, 8), Query("two", 5, 0, (1, 2), 0.01)], 0.0
+)
+STEPS = (
+    DrafterMessage(
+        1, ("gone",), (OPENED, DraftRequest("two", TOKENS[:3], 3, 0.0, 1)), [COMMIT],
+        [Query("one", 24, 8), Query("two", 3, 4)], 0.0, [COMMIT], FEATURES,
+    ),
+    ANSWERED,
+)  # fmt: skip
+LOG_PROBS = np.array([-0.1, -0.5, -1.0, -2.0], dtype=np.float32)
+PROPOSALS = [
+    Proposal(
+        "x", TOKENS[:4], PARENTS, LOG_PROBS,
+        Probe(
+            TOKENS[:2], np.array([1, 2], dtype=np.int32), np.eye(2, dtype=np.bool_),
+            np.array([1], dtype=np.int32), 4,
+        ),
+        2,
+        DraftDistributions(np.ones((4, 2), dtype=np.int32), np.full((4, 2), 0.5, np.float32)),
+    ),
+    Proposal("x", TOKENS[:0], TOKENS[:0], LOG_PROBS[:0]),
+]  # fmt: skip
+
 
 MAX_BYTES = 1 << 24
 # A stage keeps the block tables of as many requests as a message may name, with some columns more

@@ -10,7 +10,6 @@ import numpy as np
 
 from ...core.arrays import Int32
 from ...core.proposals import Commit, DraftRequest, FeatureRows, StepCommit
-from .feature_replay import FeatureReplay
 
 # Tokens of a request whose features are kept for a drafter; older ones are let go.
 MAX_FEATURES = 4096
@@ -84,20 +83,15 @@ class DrafterBacklog:
     keeps_answers  it learns from requests that end: it is told their last tokens, and those that it
                    was never asked for are opened at their end. At most `max_ended` wait, beyond
                    that they are left out
-    replays        features that it lacks are computed again for it
     """
 
     __slots__ = (
         "_answers", "_closes", "_ended", "_features", "_keeps_answers", "_last_commits",
-        "_max_ended", "_opens", "_replayed", "_replays", "_source", "_told",
+        "_max_ended", "_opens", "_source", "_told",
     )  # fmt: skip
 
-    def __init__(
-        self, source: str, max_ended: int, *, keeps_answers: bool, replays: bool = False
-    ) -> None:
+    def __init__(self, source: str, max_ended: int, *, keeps_answers: bool) -> None:
         self._source = source
-        self._replays = replays
-        self._replayed: dict[str, FeatureReplay] = {}
         self._max_ended = max_ended
         self._keeps_answers = keeps_answers
         # Tokens of each request that it knows.
@@ -119,7 +113,6 @@ class DrafterBacklog:
         self._told.clear()
         self._answers.clear()
         self._features.clear()
-        self._replayed.clear()
         self._opens = {}
         self._closes = []
         self._last_commits = []
@@ -144,7 +137,6 @@ class DrafterBacklog:
             self._closes.append(request_id)
         self._answers.pop(request_id, None)
         self._features.pop(request_id, None)
-        self._replayed.pop(request_id, None)
         if len(self._ended) + len(self._last_commits) > self._max_ended:
             self._ended = []
             self._last_commits = []
@@ -166,20 +158,7 @@ class DrafterBacklog:
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features of open requests."""
         for own in rows:
-            waiting = self._features.setdefault(own.request_id, FeatureBacklog())
-            waiting.append(own)
-            if self._replays:
-                whole = self._replay(own.request_id).note(own)
-                if whole is not None:
-                    waiting.append(whole)
-
-    def missing_features(self, request_id: str, end: int) -> tuple[int, int] | None:
-        """Positions of the first features before `end` that it lacks and wants; None: it has all,
-        or does without."""
-        return self._replay(request_id).missing(end) if self._replays else None
-
-    def _replay(self, request_id: str) -> FeatureReplay:
-        return self._replayed.setdefault(request_id, FeatureReplay(MAX_FEATURES))
+            self._features.setdefault(own.request_id, FeatureBacklog()).append(own)
 
     def take_features(self, asked: Collection[str]) -> tuple[FeatureRows, ...]:
         """Those of the requests that a message asks for, which leaves now."""

@@ -57,7 +57,6 @@ class DrafterChannel:
 
     texts        all open requests; the owner keeps it up to date before it calls
     on_progress  called after every event of a drafter that is not local
-    replays      features that it lacks are computed again for it
     on_answer    called with what each answer took, seconds, and for how many requests it has drafts
     """
 
@@ -70,7 +69,6 @@ class DrafterChannel:
         clock: Callable[[], float],
         rng: random.Random,
         on_progress: Callable[[], None],
-        replays: bool = False,
         on_answer: Callable[[float, int], None] | None = None,
     ) -> None:
         self.link = link
@@ -86,7 +84,7 @@ class DrafterChannel:
         self._on_progress = on_progress
         self._on_answer = on_answer
         self._backlog = DrafterBacklog(
-            link.name, limits.max_backlog, keeps_answers=link.keeps_answers, replays=replays
+            link.name, limits.max_backlog, keeps_answers=link.keeps_answers
         )
         self._meter = CostMeter(is_ahead=link.ahead is not None)
         self._failures = FailureLog(logger, f"drafter={link.name}", clock=clock)
@@ -145,10 +143,6 @@ class DrafterChannel:
         """Keep features for the next message that asks for their requests."""
         if self.is_up:
             self._backlog.note_features(rows)
-
-    def missing_features(self, request_id: str, end: int) -> tuple[int, int] | None:
-        """Positions of the first features before `end` that it lacks and wants."""
-        return self._backlog.missing_features(request_id, end) if self.is_up else None
 
     def note_drafted(self, drafted: Drafted) -> None:
         """Keep what a head of the last stage drafted, until it is asked for."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...core.line_fit import LineFit
 from ...core.proposals import DraftCost, DraftRequest
-from ...core.schedule.line_fit import LineFit
 from ..links.link import DraftSeconds
 
 # What a new answer leaves of the weight of those before it.

@@ -4,9 +4,8 @@ of them that draft in the last stage, as its process loads them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...core.errors import ConfigError
@@ -22,20 +21,15 @@ if TYPE_CHECKING:
 # A key of head drafters: where they run.
 PLACEMENT = "placement"
 LAST_STAGE, ACTOR = "last_stage", "actor"
-# And of those beside the stages: whether features that they lack are computed again.
-REPLAY = "replay_features"
-HEAD_KEYS = ("model", PLACEMENT, REPLAY)
+HEAD_KEYS = ("model", PLACEMENT)
 
 
-def feature_layers_of(
-    config: EngineConfig, target: ModelInfo, *, without: Collection[str] = ()
-) -> tuple[int, ...]:
-    """Layers of the target whose outputs all heads together read, ascending; but for the heads
-    named `without`.
+def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
+    """Layers of the target whose outputs all heads together read, ascending.
 
     Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target.
     """
-    heads = [one for one in config.drafters if one.kind == HEAD and one.source not in without]
+    heads = [one for one in config.drafters if one.kind == HEAD]
     if not heads:
         return ()
     # As other drafters' code that needs torch.
@@ -75,32 +69,6 @@ def is_in_last_stage(config: DrafterConfig) -> bool:
     return placement != ACTOR
 
 
-def replaying_heads(config: EngineConfig) -> frozenset[str]:
-    """Names of the drafters for which features that they lack are computed again.
-
-    Raises `ConfigError` that names the drafter and the key.
-    """
-    names = set()
-    for index, drafter in enumerate(config.told_drafters):
-        try:
-            if _replays_features(drafter):
-                names.add(drafter.source)
-        except ConfigError as error:
-            raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
-    return frozenset(names)
-
-
-def _replays_features(config: DrafterConfig) -> bool:
-    given = config.options.get(REPLAY)
-    if config.kind != HEAD or given is None:
-        return False
-    if not isinstance(given, bool):
-        raise ConfigError(REPLAY, f"must be true or false, not {given!r}")
-    if given and is_in_last_stage(config):
-        raise ConfigError(REPLAY, f"is of heads of {PLACEMENT}: {ACTOR}; leave it out, or set that")
-    return given
-
-
 def head_folder(config: DrafterConfig) -> Path:
     """The folder of a head. Raises `ConfigError` (`model`), `CheckpointError`."""
     folder = config.options.get("model")
@@ -115,13 +83,9 @@ def head_folder(config: DrafterConfig) -> Path:
 
 
 def last_stage_heads(
-    config: EngineConfig,
-    target: ModelInfo,
-    layers: Sequence[int],
-    sum_columns: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    config: EngineConfig, target: ModelInfo, layers: Sequence[int]
 ) -> tuple[LastStageHeadSpec, ...]:
-    """The heads of the last stage, which has states of `layers` and, of some heads by name, sums in
-    these columns.
+    """The heads of the last stage, which has states of `layers`.
 
     Raises `CheckpointError`; `ConfigError` that names the drafter and the key.
     """
@@ -132,9 +96,7 @@ def last_stage_heads(
                 continue
             # As other drafters' code that needs torch.
             from ...drafters.heads.last_stage import LastStageHeadSpec  # noqa: PLC0415
-            from ...drafters.heads.networks.token_map import draft_tokens  # noqa: PLC0415
             from ...drafters.heads.options import HeadOptions  # noqa: PLC0415
-            from ...models.heads.load_head import read_head_checkpoint  # noqa: PLC0415
 
             options = drafter_options(drafter, HeadOptions, HEAD_KEYS)
             for key in ("device", "dtype"):
@@ -144,12 +106,8 @@ def last_stage_heads(
                     )
             given = FeatureLayers(tuple(layers), target.hidden_size)
             folder = head_folder(drafter)
-            head = read_head_checkpoint(folder).config if options.token_map else None
-            if head is not None:
-                _ = draft_tokens(options.token_map, head, target.vocab_size)
         except ConfigError as error:
             raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
         name, max_nodes = drafter.source, drafter.max_nodes
-        columns = sum_columns.get(name)
-        heads.append(LastStageHeadSpec(name, folder, target, given, options, max_nodes, columns))
+        heads.append(LastStageHeadSpec(name, folder, target, given, options, max_nodes))
     return tuple(heads)

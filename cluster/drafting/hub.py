@@ -44,7 +44,6 @@ class DrafterHub:
     budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
     clock, rng  seconds that never go back; jitter of reconnections
     origins     what is said of heads that do not belong to the model, by name
-    replaying   names of those for which features that they lack are computed again
     trace       has a row for each drafter that messages go to
     """
 
@@ -57,7 +56,6 @@ class DrafterHub:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         origins: Mapping[str, str] | None = None,
-        replaying: Collection[str] = (),
         trace: StepTrace | None = None,
     ) -> None:
         assert len({link.name for link in links}) == len(links), "two drafters of one name"
@@ -67,7 +65,6 @@ class DrafterHub:
         self._waiter: asyncio.Future[None] | None = None
         self._is_done: Callable[[], bool] = lambda: True
         self._limits, self._rng = limits, rng or random.Random()
-        self._replaying = frozenset(replaying)
         self._trace = trace
         self._channels = [
             self._pooled(link) if isinstance(link, DrafterPool) else self._channel(link)
@@ -101,7 +98,6 @@ class DrafterHub:
             clock=self._clock,
             rng=self._rng,
             on_progress=on_progress or self._on_progress,
-            replays=link.name in self._replaying,
             on_answer=None if trace is None else trace.drafter(link.name),
         )
 
@@ -244,16 +240,6 @@ class DrafterHub:
         known = [own for own in rows if own.request_id in self._texts]
         for channel in self._feature_channels:
             channel.note_features(known)
-
-    def missing_features(self, request_id: str, length: int) -> tuple[int, int] | None:
-        """Positions of the first features of a text of `length` tokens that a drafter lacks and
-        wants to have computed again, of the first such drafter; None where there is none."""
-        if request_id not in self._texts:
-            return None
-        for channel in self._feature_channels:
-            if (missing := channel.missing_features(request_id, length - 1)) is not None:
-                return missing
-        return None
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""

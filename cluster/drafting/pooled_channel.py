@@ -175,11 +175,6 @@ class PooledChannel:
         """Does not happen: a head of the last stage has no server."""
         raise AssertionError(f"{drafted.source} drafts by servers, not in the last stage")
 
-    def missing_features(self, request_id: str, end: int) -> tuple[int, int] | None:
-        """What the request's server lacks; see `DrafterChannel.missing_features`."""
-        member = self._places.get(request_id)
-        return None if member is None else member.channel.missing_features(request_id, end)
-
     def queue(self, queries: Sequence[Query], budget_s: float) -> bool:
         """Keep the queries of a step for the next messages; see `DrafterChannel.queue`."""
         well = self._tend()

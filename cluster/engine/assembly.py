@@ -14,11 +14,11 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
 from ...core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget, load_choice
-from ...core.schedule.multi_step import MultiStep
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.schedule.shares.prefill_share import PrefillShare
-from ...core.schedule.step_cost import StepCost
+from ...core.speculation.multi_step import MultiStep
+from ...core.speculation.policy import SpeculationPolicy, load_policy
+from ...core.speculation.step_cost import StepCost
 from ...core.step.builder import load_kernels
 from ...core.step.trace import StepTrace
 from ...core.steps import prompt_step
@@ -32,14 +32,13 @@ from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.channel import DrafterLimits
-from ..drafting.head_features import replaying_heads
+from ..drafting.head_features import feature_layers_of, last_stage_heads
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
 from ..links.pool import AnyLink
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spec import Pipeline, StageSpec
 from .engine_time import REAL_TIME, EngineTime
-from .feature_plan import plan_features
 from .request_factory import RequestFactory
 from .trace_file import TraceFile
 
@@ -90,7 +89,8 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
     device = choose_device(config.device, has_gpu=has_gpu)
     num_stages = config.pipeline_parallel_size
     spans = partition_layers(info.path, num_stages)
-    features = plan_features(config, info, spans, device)
+    layers = feature_layers_of(config, info)
+    heads = last_stage_heads(config, info, layers)
     specs = tuple(
         StageSpec(
             model_path=str(info.path),
@@ -104,10 +104,9 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
             num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
             options=replace(
                 _stage_options(config, max_model_len, (index + 1) / num_stages),
-                feature_layers=features.layers,
-                feature_sums=features.sums,
+                feature_layers=layers,
             ),
-            heads=features.heads if span.is_last else (),
+            heads=heads if span.is_last else (),
         )
         for index, span in enumerate(spans)
     )
@@ -142,7 +141,6 @@ class Assembly:
             budget_s=config.draft_deadline_ms / 1000,
             clock=self._clock,
             origins=head_origins(config),
-            replaying=replaying_heads(config),
             trace=trace,
         )
         self.pipeline = make_pipeline(plan.specs)
@@ -151,7 +149,7 @@ class Assembly:
         # Nodes that were drawn may not be cut by their value.
         is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
         multi_step = MultiStep(config.multi_step_ms / 1000, lambda: self.pipeline.decodes_several)
-        self.budget = NodeBudget(
+        self.policy = SpeculationPolicy(
             is_adaptive=is_adaptive,
             is_ordered=config.node_budget == "ordered",
             multi_step=multi_step,
@@ -165,7 +163,7 @@ class Assembly:
             self.pipeline,
             self.hub,
             self.scheduler,
-            self.budget,
+            self.policy,
             self._clock,
             acceptance=config.acceptance,
             trace=trace,
@@ -190,10 +188,10 @@ class Assembly:
         if self._plan.specs[0].num_blocks is None:
             self._pool.resize(self.pipeline.num_blocks)
         await asyncio.to_thread(load_kernels)
-        await asyncio.to_thread(load_choice)
+        await asyncio.to_thread(load_policy)
         config = self._plan.config
         num_slots = self._pool.num_blocks * config.block_size
-        self.budget.cost = await measure_step_cost(
+        self.policy.cost = await measure_step_cost(
             self.pipeline,
             min(config.max_num_batched_tokens, num_slots, self._plan.max_model_len),
             config.block_size,
@@ -202,7 +200,7 @@ class Assembly:
         await self.hub.start(DRAFTERS_START_S)
 
     def _step_s(self, num_rows: int) -> float:
-        return float(self.budget.cost.seconds(1, num_rows))
+        return float(self.policy.cost.seconds(1, num_rows))
 
     async def recover(self) -> tuple[int, ...]:
         """Replace what of the pipeline is lost; these stages. Drafters stay connected."""

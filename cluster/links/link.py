@@ -17,7 +17,6 @@ from ...core.interfaces import (
     FeatureDrafter,
     LearningDrafter,
     OwningDrafter,
-    PassCounter,
     PrefixCounts,
 )
 from ...core.proposals import (
@@ -198,14 +197,12 @@ def features_read(drafter: Drafter) -> FeatureLayers | None:
 class DrafterSession:
     """One coordinator's requests at a drafter; `prefix` keeps their ids apart from others'."""
 
-    __slots__ = ("_clock", "_drafter", "_failures", "_open_ids", "_prefix")
+    __slots__ = ("_drafter", "_failures", "_open_ids", "_prefix", "clock")
 
-    def __init__(
-        self, drafter: Drafter, prefix: str = "", clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """`clock` gives seconds, for how long the drafter works."""
+    def __init__(self, drafter: Drafter, prefix: str = "") -> None:
         self._drafter = drafter
-        self._clock = clock
+        # Seconds, for how long the drafter works.
+        self.clock: Callable[[], float] = time.perf_counter
         self._prefix = prefix
         self._failures = FailureLog(logger, f"drafter={drafter.name}")
         self._open_ids: set[str] = set()
@@ -232,7 +229,7 @@ class DrafterSession:
 
     def run(self, message: DrafterMessage) -> tuple[Sequence[Proposal], DraftSeconds]:
         """Do what one message says; also how long that took. Raises what the drafter raises."""
-        drafter, clock = self._drafter, self._clock
+        drafter, clock = self._drafter, self.clock
         start = clock()
         if message.last_commits:
             drafter.observe([self._named(commit) for commit in message.last_commits])
@@ -271,12 +268,11 @@ class InprocLink:
     """Calls a drafter directly. What the drafter raises becomes `failed`.
 
     features  what the target hands out, for one that reads some of it; by default just that
-    passes    the drafter, if it counts the passes of its models
     """
 
     __slots__ = (
-        "_columns", "_drafter", "_events", "_session", "ahead", "keeps_answers", "max_nodes",
-        "name", "passes", "reads_features",
+        "_columns", "_events", "ahead", "drafter", "keeps_answers", "max_nodes", "name",
+        "reads_features", "session",
     )  # fmt: skip
 
     is_local = True
@@ -291,24 +287,19 @@ class InprocLink:
     ) -> None:
         read = features_read(drafter)
         self._columns = None if read is None else feature_columns(features or read, read)
-        self._drafter = drafter
-        self._session = DrafterSession(drafter)
+        self.drafter = drafter
+        self.session = DrafterSession(drafter)
         self._events: LinkEvents | None = None
         self.name = drafter.name
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
         self.reads_features = read is not None
         self.ahead = drafter if isinstance(drafter, AheadDrafter) else None
-        self.passes = drafter if isinstance(drafter, PassCounter) else None
 
     @property
     def learning_counts(self) -> Mapping[str, int]:
         """Learning counts of the drafter; see `LearningDrafter`."""
-        return self._session.learning_counts
-
-    def use_clock(self, clock: Callable[[], float]) -> None:
-        """Tell how long the drafter works by this clock; before the first message."""
-        self._session = DrafterSession(self._drafter, clock=clock)
+        return self.session.learning_counts
 
     def connect(self, events: LinkEvents) -> None:
         """Report `ready` at once."""
@@ -323,8 +314,8 @@ class InprocLink:
             own = [self._columns.of(rows) for rows in message.features]
             message = replace(message, features=own)
         try:
-            proposals, seconds = self._session.run(message)
-            report = self._session.report() if is_report_due(message) else None
+            proposals, seconds = self.session.run(message)
+            report = self.session.report() if is_report_due(message) else None
         except Exception as error:
             # The hub logs what `failed` tells it, and counts what comes again.
             logger.debug("drafter=%s event=raised", self.name, exc_info=True)
@@ -338,10 +329,10 @@ class InprocLink:
     def disconnect(self) -> None:
         """Close every request, so that `ready` can promise a drafter that knows none."""
         self._events = None
-        self._session.close()
+        self.session.close()
 
     async def close(self) -> None:
         """Close every request, and free what the drafter holds."""
         self.disconnect()
-        if isinstance(self._drafter, OwningDrafter):
-            await asyncio.to_thread(self._drafter.free)
+        if isinstance(self.drafter, OwningDrafter):
+            await asyncio.to_thread(self.drafter.free)

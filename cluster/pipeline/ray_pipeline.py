@@ -72,7 +72,6 @@ class RayPipeline:
 
     source           where the stages' actors come from (`actors/kept_actors.py`)
     transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`
-    max_in_flight    default: one more than stages, so that no stage waits for the coordinator
     start_timeout_s  loading the model included
 
     Needs a Ray that is initialised. `restart` brings a pipeline with a lost stage back.
@@ -84,14 +83,14 @@ class RayPipeline:
         source: StageSource,
         *,
         transport: TransportName = "auto",
-        max_in_flight: int | None = None,
         start_timeout_s: float = 600.0,
     ) -> None:
         assert specs, "a pipeline has at least one stage"
         self._specs = tuple(specs)
         self._source = source
         self._transport_name: TransportName = transport
-        self._max_in_flight = max_in_flight or len(specs) + 1
+        # One more than stages, so that no stage waits for the coordinator.
+        self._max_in_flight = len(specs) + 1
         self._start_timeout_s = start_timeout_s
         self._lifecycle = asyncio.Lock()
         self._stages: dict[int, ActorHandle] = {}

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from ...drafters.heads.last_stage import LastStageHeadSpec
-    from ...models.heads.layer_projection import LayerProjection
     from ...models.load.partition import LayerSpan
-    from ...models.stage.options import FeatureSum, StageOptions
+    from ...models.stage.options import StageOptions
     from ...models.stage.pending_output import PendingOutput
 
 logger = logging.getLogger(__name__)
@@ -108,13 +107,13 @@ class StageSpec:
 
     def _carried_size(self, before: int) -> int:
         options = self.options
-        if options is None or not (options.feature_layers or options.feature_sums):
+        if options is None or not options.feature_layers:
             return self.hidden_size
         # As in `build`.
         from ...models.stage.feature_taps import carried_sizes  # noqa: PLC0415
 
-        layers, sums = options.feature_layers, options.feature_sums
-        return sum(carried_sizes(layers, sums, before, self.span.num_layers, self.hidden_size))
+        layers = options.feature_layers
+        return sum(carried_sizes(layers, before, self.span.num_layers, self.hidden_size))
 
     @property
     def computes_apart(self) -> bool:
@@ -143,18 +142,8 @@ class StageSpec:
             device=self.device,
             options=self.options,
             make_heads=make_heads,
-            load_projections=_load_projections,
             progress=progress,
         )
-
-
-def _load_projections(
-    one: FeatureSum, wanted: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> dict[int, LayerProjection]:
-    # As in `build`.
-    from ...models.heads.layer_projection import load_layer_projections  # noqa: PLC0415
-
-    return load_layer_projections(one.folder, one.layers, wanted, dtype, device)
 
 
 class Pipeline(Protocol):

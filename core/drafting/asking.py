@@ -18,13 +18,10 @@ from ..proposals import (
 )
 from ..reach import AT_LEAVES, EVERY_REACH
 from ..request.request import HeadOrder, RequestState
-from ..schedule.budget import NodeBudget
-from ..schedule.choice.wishes import EVERY_ANSWER, DraftWish
 from ..schedule.scheduler import Scheduler
 from ..schedule.streaming import Streaming, max_depth
-from ..step.ask_plan import AskPlan, DraftBatch, nobody_asked
-from ..step.prompt_chunk import PromptChunk
-from ..step.tree_steps import TreeSteps
+from ..speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, DraftWish, nobody_asked
+from ..speculation.policy import SpeculationPolicy
 from .tree_choice import want_tokens_alone
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -39,25 +36,31 @@ class DraftingGroup:
 
 
 class Drafting:
-    """Speaks with the drafters for all requests, as the budget says."""
+    """Speaks with the drafters for all requests, as the policy says."""
 
     __slots__ = (
-        "_budget", "_clock", "_commits", "_drafters", "_scheduler", "_streaming", "level_tokens",
+        "_clock",
+        "_commits",
+        "_drafters",
+        "_policy",
+        "_scheduler",
+        "_streaming",
+        "level_tokens",
     )  # fmt: skip
 
     def __init__(
         self,
         drafters: ProposalSource,
         scheduler: Scheduler,
-        budget: NodeBudget,
+        policy: SpeculationPolicy,
         clock: Callable[[], float],
         *,
         streaming: Streaming | None = None,
     ) -> None:
-        self._streaming = streaming or Streaming(scheduler, budget, clock)
+        self._streaming = streaming or Streaming(scheduler, policy, clock)
         self._drafters = drafters
         self._scheduler = scheduler
-        self._budget = budget
+        self._policy = policy
         self._clock = clock
         self._commits: list[StepCommit] = []
         # Of heads of the last stage, as of the last plan that told them to draft: what a further
@@ -71,7 +74,7 @@ class Drafting:
         """
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
-            expected = self._budget.expected(
+            expected = self._policy.expected(
                 self._wish(state), self._drafters.costs(), len(self._scheduler.running)
             )
             self._drafters.open(state.draft_request(), expected)
@@ -86,7 +89,7 @@ class Drafting:
 
     def close(self, state: RequestState) -> None:
         """End a request with every drafter, after handing them its last tokens."""
-        self._budget.forget(state.request_id)
+        self._policy.forget(state.request_id)
         if state.is_open:
             last = [commit for commit in self._commits if commit.request_id == state.request_id]
             self._commits = [
@@ -102,14 +105,6 @@ class Drafting:
         """Keep features for the next message to the drafters that go on from them."""
         if rows:
             self._drafters.note_features(rows)
-
-    def replays(self, trees: TreeSteps) -> list[PromptChunk]:
-        """What a step has beside its trees so that drafters get the features that they lack."""
-        wanting = [state for state in trees.states if state.wants_features]
-        find = self._drafters.missing_features
-        found = [(state, find(state.request_id, len(state.token_ids))) for state in wanting]
-        missing = [(state, *positions) for state, positions in found if positions]
-        return self._scheduler.replays(missing, int(trees.num_rows.sum())) if missing else []
 
     @property
     def stage_heads(self) -> tuple[str, ...]:
@@ -133,8 +128,8 @@ class Drafting:
         """
         began_at = self._clock()
         self._streaming.begin(states)
-        if self._budget.is_quiet(state.request_id for state in states if state.is_open):
-            self._order(states, AskPlan({}, {}))
+        if self._policy.is_backed_off(state.request_id for state in states if state.is_open):
+            self._order(states, NOBODY)
             return nobody_asked(began_at)
         most = self._scheduler.nodes_each(len(states))
         wanted = {state.request_id: self._query(state, most) for state in states}
@@ -152,19 +147,19 @@ class Drafting:
             for query in _asked_of(plan.by_drafter, list(filter(None, wanted.values())))
         ]
         start = self._clock()
-        self._budget.note_host(start - began_at)
+        self._policy.note_host(start - began_at)
         if not queries:
             if commits:
                 await self._drafters.exchange(commits, ())
             return DraftBatch({}, began_at, 0.0, plan, costs)
-        spared = frozenset[str]()
+        skipped = frozenset[str]()
         if all(state.stream is not None for state in states):
-            proposals, spared = await self._exchange(commits, queries, plan.by_drafter)
+            proposals, skipped = await self._exchange(commits, queries, plan.by_drafter)
         else:
             proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
         seconds = self._clock() - start
         costs = self._drafters.costs()
-        return DraftBatch(proposals, began_at, seconds, plan, costs, spared)
+        return DraftBatch(proposals, began_at, seconds, plan, costs, skipped)
 
     async def _exchange(
         self,
@@ -172,7 +167,7 @@ class Drafting:
         queries: Sequence[Query],
         asked: Mapping[str, Sequence[str]],
     ) -> tuple[Mapping[str, Sequence[Proposal]], frozenset[str]]:
-        """What those propose behind streamed trees who are asked; and who was spared.
+        """What those propose behind streamed trees who are asked; and who was skipped.
 
         A slice waits for drafters of other processes only where those of this one are not sure.
         """
@@ -199,21 +194,21 @@ class Drafting:
         states: Sequence[RequestState],
         wanting: Sequence[RequestState],
         costs: Mapping[str, DraftCost],
-    ) -> AskPlan:
+    ) -> DraftPlan:
         """Who is asked for those of `wanting`, which are among the step's `states`.
 
         Nothing is decided anew for what goes on behind steps in flight: stages have time for it,
         and those who are worth asking for a round are worth more, as long as they are right.
         """
         if not wanting or not costs:
-            return AskPlan({}, {})
+            return NOBODY
         begun = [state for state in wanting if state.stream is None or state.stream.is_new]
         others = len(states) - len(wanting) + self._scheduler.num_prefill_rows(len(states))
-        plan = AskPlan({}, {})
+        plan = NOBODY
         wishes = [self._wish(state) for state in begun]
         self._streaming.begin_runs(begun)
         if wishes:
-            plan = self._budget.plan(
+            plan = self._policy.plan(
                 wishes, costs, others + len(wanting) - len(begun),
                 may_decode_several=want_tokens_alone(states),
             )  # fmt: skip
@@ -236,7 +231,7 @@ class Drafting:
         return self._streaming.query(state, size) if size > 0 else None
 
     def _order(
-        self, states: Sequence[RequestState], plan: AskPlan, sizes: Mapping[str, int] = NO_SIZES
+        self, states: Sequence[RequestState], plan: DraftPlan, sizes: Mapping[str, int] = NO_SIZES
     ) -> None:
         """The next step hands out the features of requests that such a drafter is asked for, and
         its heads draft trees of `sizes` nodes for those that they are told to."""
@@ -252,24 +247,21 @@ class Drafting:
                 state.head_orders = {}
             by_id = {state.request_id: state for state in states}
             self.level_tokens.update(plan.level_tokens)
-            for name, reaches_by_id in plan.ahead.items():
+            for name, reaches_by_id in plan.heads.items():
                 for one, reaches in reaches_by_id.items():
                     at_leaves = AT_LEAVES * self._streaming.misses(by_id[one]).at_leaves
                     by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches | at_leaves)
 
     def _wish(self, state: RequestState) -> DraftWish:
         request = state.request
-        is_streamed = state.stream is not None
         return DraftWish(
             state.request_id,
             request.params.temperature,
-            request.options.namespace,
             request.options.drafters,
             len(state.token_ids),
             state.stop.num_tokens_left,
             state.num_accepted,
-            self._streaming.misses(state).shares if is_streamed else EVERY_ANSWER,
-            _is_undrafted(state),
+            not _is_undrafted(state),
         )
 
 

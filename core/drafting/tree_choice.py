@@ -10,10 +10,10 @@ from ..arrays import UInt32
 from ..proposals import Probe, Proposal
 from ..request.constraint import TreeForm, rows_in
 from ..request.request import RequestState
-from ..schedule.budget import NodeBudget
 from ..schedule.scheduler import Scheduler
 from ..schedule.streaming import Streaming, max_depth
-from ..step.ask_plan import AskPlan, DraftBatch
+from ..speculation.draft_plan import DraftBatch, DraftPlan
+from ..speculation.policy import SpeculationPolicy
 from ..step.drafted_trees import DraftedTree, DraftedTrees
 from ..step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
 from ..streaming.slices import TreeSlice
@@ -24,14 +24,14 @@ from ..verify.rules import COUPLED
 
 
 class TreeChoice:
-    """Makes a tree for each request under the budget."""
+    """Makes a tree for each request under the policy."""
 
-    __slots__ = ("_acceptance", "_budget", "_clock", "_scheduler", "_streaming")
+    __slots__ = ("_acceptance", "_clock", "_policy", "_scheduler", "_streaming")
 
     def __init__(
         self,
         scheduler: Scheduler,
-        budget: NodeBudget,
+        policy: SpeculationPolicy,
         clock: Callable[[], float],
         acceptance: str,
         *,
@@ -39,7 +39,7 @@ class TreeChoice:
     ) -> None:
         self._acceptance = acceptance
         self._scheduler = scheduler
-        self._budget = budget
+        self._policy = policy
         self._clock = clock
         self._streaming = streaming
 
@@ -54,14 +54,14 @@ class TreeChoice:
         limits = [min(most, state.max_nodes) for state in states]
         offered = limits
         if self._acceptance == COUPLED:
-            offered = list(map(self._budget.num_offered, proposals, limits))
+            offered = list(map(self._policy.num_offered, proposals, limits))
         trees = merge_all(
             proposals,
             offered,
             [max_depth(state) for state in states],
-            self._budget.table,
+            self._policy.table,
         )
-        self._budget.note_host(self._clock() - start)
+        self._policy.note_host(self._clock() - start)
         return DraftedTrees(states, trees, proposals, limits)
 
     def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
@@ -94,7 +94,7 @@ class TreeChoice:
         num_probe_rows = sum(
             len(probe.tokens) for wish in wishes.values() for probe in wish.probes.values()
         )
-        trees = self._budget.choose(
+        trees = self._policy.select(
             drafted.trees,
             drafted.max_nodes,
             self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
@@ -105,7 +105,7 @@ class TreeChoice:
         for place, form in drafted.forms.items():
             left = form[rows_in(trees[place], drafted.trees[place])]
             wishes[place] = replace(wishes.get(place, NO_WISHES), form=left)
-        self._budget.note_host(self._clock() - start)
+        self._policy.note_host(self._clock() - start)
         return TreeSteps(drafted.states, trees, drafted.trees, wishes)
 
     def with_slices(
@@ -127,10 +127,10 @@ class TreeChoice:
             if (part := self._streaming.slice(state, limit)) is not None:
                 wishes = TreeWishes(probes, _top_next_tokens(proposals))
                 sliced.append((state, part, wishes))
-        self._budget.note_host(self._clock() - start)
+        self._policy.note_host(self._clock() - start)
         return trees.beside(sliced)
 
-    def _own_wishes(self, drafted: DraftedTrees, plan: AskPlan) -> dict[int, TreeWishes]:
+    def _own_wishes(self, drafted: DraftedTrees, plan: DraftPlan) -> dict[int, TreeWishes]:
         parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
         return {
             place: TreeWishes(self._probes(state, proposals, plan), _top_next_tokens(proposals))
@@ -149,7 +149,7 @@ class TreeChoice:
     def _as_drawn(self, drafted: DraftedTrees) -> TreeSteps:
         """Trees for a verification rule: cut by the order of nodes, never by what was drawn.
 
-        So no budget chooses among the nodes, and no rule of the request: what it forbids, the
+        So no policy chooses among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.
         """
         wishes = {}
@@ -162,12 +162,12 @@ class TreeChoice:
         return TreeWishes(self._fitting(proposals), _top_next_tokens(proposals))
 
     def _probes(
-        self, state: RequestState, proposals: Sequence[Proposal], plan: AskPlan
+        self, state: RequestState, proposals: Sequence[Proposal], plan: DraftPlan
     ) -> dict[str, Probe]:
         """The probes of a request that are worth their rows."""
         for proposal in proposals:
             if proposal.probe is not None:
-                self._budget.note_probe(proposal.source, len(proposal.probe.tokens))
+                self._policy.note_probe(proposal.source, len(proposal.probe.tokens))
         return self._fitting(
             [p for p in proposals if state.request_id in plan.probing.get(p.source, ())]
         )

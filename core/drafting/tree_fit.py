@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..schedule.budget import NodeBudget
 from ..schedule.scheduler import Scheduler
+from ..speculation.policy import SpeculationPolicy
 from ..step.tree_steps import TreeSteps, TreeWishes
 from .tree_choice import bare_wishes, want_tokens_alone
 
@@ -11,11 +11,11 @@ from .tree_choice import bare_wishes, want_tokens_alone
 class TreeFit:
     """Cuts trees to the KV that is free."""
 
-    __slots__ = ("_acceptance", "_budget", "_scheduler")
+    __slots__ = ("_acceptance", "_policy", "_scheduler")
 
-    def __init__(self, scheduler: Scheduler, budget: NodeBudget, acceptance: str) -> None:
+    def __init__(self, scheduler: Scheduler, policy: SpeculationPolicy, acceptance: str) -> None:
         self._scheduler = scheduler
-        self._budget = budget
+        self._policy = policy
         self._acceptance = acceptance
 
     def fit(self, trees: TreeSteps) -> tuple[TreeSteps, int]:
@@ -62,4 +62,4 @@ class TreeFit:
         if any(state.wants_features or state.head_orders for state in states):
             return 1
         most = min(state.stop.num_tokens_left for state in states)
-        return self._budget.num_decode_steps(len(states), most)
+        return self._policy.num_decode_steps(len(states), most)

@@ -1,6 +1,6 @@
 """The rule that edits logits and chooses a target token, in numpy: as `models/sampling.py` has it.
 
-See docs/algorithms/sampling.md.
+See docs/how-it-works.md, "Coupled sampling".
 """
 
 from __future__ import annotations

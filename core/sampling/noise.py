@@ -9,7 +9,7 @@ Bits come from the SplitMix64 generator (Steele, Lea, Flood 2014) keyed by seed 
 the token id as counter. The logarithm is computed from additions, multiplications, divisions and
 bit operations only, each of which IEEE 754 rounds the same way everywhere, so that numpy, torch
 and Triton (without fused multiply-add) give the same float32 noise bit by bit.
-Formula: docs/algorithms/sampling.md, "Coupled sampling".
+Formula: docs/how-it-works.md, "Coupled sampling".
 `kernels/sampling/reference.py` is the same in torch, `kernels/sampling/noise_kernels.py` in
 Triton; change all together.
 """

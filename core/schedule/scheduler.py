@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-import numpy as np
-
 from ..errors import CapacityError, RequestError
 from ..request.request import PrefixKeys, RequestState
 from ..step.prompt_chunk import PromptChunk
@@ -268,40 +266,6 @@ class Scheduler:
                 long_left -= size if is_long else 0
         return chunks
 
-    def replays(
-        self, wanted: Sequence[tuple[RequestState, int, int]], num_rows: int
-    ) -> list[PromptChunk]:
-        """Chunks of committed tokens that a step of `num_rows` other rows has room for, as
-        `PromptChunk.replay` has them.
-
-        wanted: requests that decode, with the positions whose features are wanted. There is as much
-        room as for a long prompt, none where prompts are cached, and blocks are never taken from
-        requests.
-        """
-        room = max(0, self._limits.max_step_rows - num_rows)
-        if self._prefilling or not room:
-            return []
-        if self._prefill_share is not None:
-            room = self._prefill_share.max_rows(
-                num_rows, room, num_prompts=1, num_answering=len(self.running)
-            )
-        size, chunks, taken = self._pool.block_size, [], list[int]()
-        for state, start, stop in wanted:
-            # From a block's beginning on, so that what stands before it is read where it is.
-            first = start // size
-            end = min(stop, first * size + room)
-            count = -(-end // size) - first
-            if end <= start or count + len(self.running) > self._pool.num_free:
-                continue
-            blocks = self._pool.allocate(count)
-            table = np.array([*state.blocks[:first], *blocks], dtype=np.int32)
-            chunks.append(PromptChunk(state, first * size, end, wants_token=False, replay=table))
-            taken += blocks
-            room -= end - first * size
-        # Stages run steps in order: whoever gets these writes them after this step's rows did.
-        self._pool.free(taken)
-        return chunks
-
     def _is_long(self, state: RequestState) -> bool:
         """Whether what it is to cache fills so many steps that it holds others up for long."""
         return state.prefill_len > LONG_STEPS * self._limits.max_step_rows
@@ -324,9 +288,7 @@ class Scheduler:
         self, num_rows: int, chunks: Sequence[PromptChunk], seconds: float, num_in_flight: int
     ) -> None:
         """Learn what a step of so many rows took; see `PrefillShare.note_step`."""
-        if self._prefill_share is not None and all(
-            chunk.replay is not None or self._is_long(chunk.state) for chunk in chunks
-        ):
+        if self._prefill_share is not None and all(self._is_long(chunk.state) for chunk in chunks):
             num_prompt_rows = sum(chunk.num_rows for chunk in chunks)
             self._prefill_share.note_step(
                 num_rows - num_prompt_rows, num_prompt_rows, seconds, num_in_flight

@@ -3,7 +3,7 @@
 A request whose steps go one at a time keeps one stage busy. As long as there are more steps in
 flight than requests, each may have several: slices of one tree that grows below them. With more
 requests each has one step in flight again, which is a round, so streaming fades out by itself. See
-docs/streaming.md.
+docs/how-it-works.md, "Pipelined trees".
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..arrays import Span
 from ..proposals import DraftCost, Proposal, Query
 from ..request.request import RequestState
 from ..request.sampling_params import StreamingMode
+from ..speculation.policy import SpeculationPolicy
 from ..step.in_flight import StepInFlight
 from ..step.tree_steps import TreeSteps
+from ..streaming.misses import Misses
+from ..streaming.pace import SlicePace
 from ..streaming.slices import Node, Stream, TreeSlice
 from ..tree.merge import merge, reroot
 from ..tree.streamed_tree import StreamedTree, path_to
-from .budget import NodeBudget
-from .misses import Misses
-from .pace import SlicePace
 from .scheduler import Scheduler
 
 # No node that is less probable, for each request that runs, is sent ahead of what is known, however
@@ -57,24 +57,24 @@ class StreamingCounts:
 class Streaming:
     """Grows the trees of streamed requests."""
 
-    __slots__ = ("_budget", "_clock", "_misses", "_mode", "_scheduler", "counts", "pace")
+    __slots__ = ("_clock", "_misses", "_mode", "_policy", "_scheduler", "counts", "pace")
 
     def __init__(
         self,
         scheduler: Scheduler,
-        budget: NodeBudget,
+        policy: SpeculationPolicy,
         clock: Callable[[], float],
         mode: StreamingMode = "off",
     ) -> None:
         """`mode`: of the engine; a request may ask for less, and for `on` where this is `auto`."""
         self._scheduler = scheduler
-        self._budget = budget
+        self._policy = policy
         self._mode: StreamingMode = mode
         self._clock = clock
         # Of greedy requests, and of those that draw.
         self._misses = Misses(), Misses()
         num_stages = max(1, scheduler.num_groups - 1)
-        self.pace = SlicePace(lambda: budget.cost, num_stages, clock)
+        self.pace = SlicePace(lambda: policy.cost, num_stages, clock)
         self.counts = StreamingCounts()
 
     def num_flights(self, state: RequestState) -> int:
@@ -149,7 +149,7 @@ class Streaming:
 
     def is_sure(self, proposals: Sequence[Proposal]) -> bool:
         """Whether the next token is probably one that these propose."""
-        firsts = merge(proposals, MOST_FIRSTS, 1, self._budget.table)
+        firsts = merge(proposals, MOST_FIRSTS, 1, self._policy.table)
         return float(firsts.values.max(initial=0.0)) >= SURE_VALUE
 
     def grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> None:
@@ -167,8 +167,8 @@ class Streaming:
             at = stream.root
         depth = max_depth(state) - (at.position - stream.root.position)
         if proposals and depth > 0:
-            offered = self._budget.num_offered(proposals, max_nodes)
-            stream.graft(merge(proposals, offered, depth, self._budget.table), at)
+            offered = self._policy.num_offered(proposals, max_nodes)
+            stream.graft(merge(proposals, offered, depth, self._policy.table), at)
 
     def slice(self, state: RequestState, max_nodes: int) -> TreeSlice | None:
         """What goes into the next step; None where nothing is new."""
@@ -180,7 +180,7 @@ class Streaming:
             return None
         self.counts.slices += 1
         self.counts.nodes += len(nodes)
-        return TreeSlice.of(stream, nodes, self._budget.table.names)
+        return TreeSlice.of(stream, nodes, self._policy.table.names)
 
     def _worth(self, stream: Stream, nodes: Sequence[Node]) -> Sequence[Node]:
         """Those that are worth their rows, given that the text comes to the best of them: a slice
@@ -189,9 +189,9 @@ class Streaming:
             return nodes
         values = np.sort([node.value for node in nodes])[::-1]
         if stream.is_new:
-            count = self._budget.num_worth(values)
+            count = self._policy.num_worth(values)
         else:
-            count = max(1, self._budget.num_worth(values / values[0]))
+            count = max(1, self._policy.num_worth(values / values[0]))
         return [node for node in nodes if count and node.value >= values[count - 1]]
 
     def note_sent(self, step: StepInFlight) -> None:
@@ -229,7 +229,7 @@ class Streaming:
         the text comes there costs its request the time of all stages.
         """
         num_running = len(self._scheduler.running)
-        row = self._budget.row_share / self.pace.num_stages
+        row = self._policy.row_share / self.pace.num_stages
         return max(LEAST_VALUE, row) * num_running
 
 

@@ -14,7 +14,7 @@ from ..sampling.penalties import path_entries
 from ..sampling.rows import rows_of_requests
 from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, TreeRows, Verification
 from ..streaming.slices import with_slices
-from ..tree.acceptance_table import AcceptanceTable
+from ..tree.acceptance import AcceptanceTable
 from ..tree.kernels import pack, unpack, visible_columns
 from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
@@ -42,7 +42,7 @@ def end_ids_of(states: Sequence[RequestState]) -> Int32:
     return table
 
 
-def build_step(  # noqa: PLR0917 - the parts of a step
+def build_step(
     step_id: int,
     chunks: Sequence[PromptChunk],
     trees: TreeSteps,
@@ -102,7 +102,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     )
 
 
-def _tree_rows(  # noqa: PLR0917 - of the step's arrays
+def _tree_rows(
     trees: TreeSteps, starts: Int32, slots: Int32, positions: Int32, tables: Int32, block_size: int
 ) -> Sequence[TreeRows | None]:
     """What the rows see; those of slices get their KV slots."""
@@ -115,16 +115,16 @@ def _tree_rows(  # noqa: PLR0917 - of the step's arrays
 
 def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
     tables = [state.block_table() for state in trees.states]
-    return block_tables([*tables, *(chunk.block_table for chunk in chunks)])
+    return block_tables([*tables, *(chunk.state.block_table() for chunk in chunks)])
 
 
 def _keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    return (*(state.key for state in trees.states), *(chunk.key for chunk in chunks))
+    return (*(state.key for state in trees.states), *(chunk.state.key for chunk in chunks))
 
 
 def _places_of_features(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    parts = enumerate((*trees.states, *chunks))
-    return tuple(place for place, part in parts if part.wants_features)
+    states = (*trees.states, *(chunk.state for chunk in chunks))
+    return tuple(place for place, state in enumerate(states) if state.wants_features)
 
 
 def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification | None:
@@ -233,9 +233,7 @@ def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
 
 
 def _take_moves(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
-    # Beside a replay stands its request's tree.
-    own = (chunk.state for chunk in chunks if chunk.replay is None)
-    states = (*trees.states, *own)
+    states = (*trees.states, *(chunk.state for chunk in chunks))
     moving = [state for state in states if state.moves is not NO_MOVES]
     if not moving:
         return NO_MOVES

@@ -40,10 +40,7 @@ def _tasks(
     level_tokens: Mapping[str, float],
 ) -> tuple[HeadTask, ...]:
     wanting = [(state.head_orders, True) for state in states]
-    wanting += [
-        ({} if chunk.replay is not None else chunk.state.head_orders, chunk.wants_token)
-        for chunk in chunks
-    ]
+    wanting += [(chunk.state.head_orders, chunk.wants_token) for chunk in chunks]
     tasks = []
     for head in heads:
         wanted = [

@@ -15,11 +15,11 @@ import numpy as np
 from ..proposals import Drafted, FeatureRows
 from ..request.chosen import Chosen
 from ..request.request import RequestState
+from ..speculation.draft_plan import DraftBatch
 from ..steps import StepInput, StepOutput
 from ..streaming.answers import read_slice
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
-from .ask_plan import DraftBatch
 from .features import features_of, features_of_slices
 from .head_drafts import drafted_of
 from .outputs import StepOutputReader, TreeOutput
@@ -89,15 +89,11 @@ class BuiltStep(NamedTuple):
     step: StepInput
     trees: TreeSteps
     chunks: Sequence[PromptChunk]
-    replays: Sequence[PromptChunk]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """What was submitted, when, and the answer to come.
-
-    replays  stand behind `chunks` in the step
-    """
+    """What was submitted, when, and the answer to come."""
 
     step: StepInput
     trees: TreeSteps
@@ -107,7 +103,6 @@ class StepInFlight:
     sent_at: float
     traced: TracedStep | None
     block_size: int
-    replays: Sequence[PromptChunk] = ()
 
     @property
     def states(self) -> list[RequestState]:
@@ -166,8 +161,7 @@ class StepInFlight:
         verified = paths
         if self.trees.slices:
             paths, verified, judged, outputs, features = self._read_slices(paths, outputs, output)
-        states = (*self.states, *(chunk.state for chunk in self.replays))
-        request_ids = [state.request_id for state in states]
+        request_ids = [state.request_id for state in self.states]
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
             paths,

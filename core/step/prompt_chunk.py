@@ -15,32 +15,12 @@ class PromptChunk:
     """Positions `start` to `end` of a request, to be cached.
 
     wants_token  it is the last chunk of a prompt, which asks for the first token
-    replay       KV blocks int32 [blocks] of a *replay*: committed tokens of a request that decodes,
-                 computed again for their features alone. Their keys and values go into blocks that
-                 are nobody's afterwards, and the request is not changed. None: no replay
     """
 
     state: RequestState
     start: int
     end: int
     wants_token: bool
-    replay: Int32 | None = None
-
-    @property
-    def block_table(self) -> Int32:
-        """KV blocks of its positions and of those before it, int32 [blocks]."""
-        return self.state.block_table() if self.replay is None else self.replay
-
-    @property
-    def key(self) -> int:
-        """Names it from step to step (`StepInput.request_keys`); a replay goes beside the request's
-        own part of a step."""
-        return self.state.key if self.replay is None else -1 - self.state.key
-
-    @property
-    def wants_features(self) -> bool:
-        """Whether its features are handed out."""
-        return self.replay is not None or self.state.wants_features
 
     @property
     def num_rows(self) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ..speculation.draft_plan import DraftBatch
 from ..steps import StepInput, StepOutput
-from .ask_plan import DraftBatch
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeSteps
 
@@ -113,7 +113,7 @@ class TracedStep:
     __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_output", "_step",
                  "_times", "_trace", "_trees")  # fmt: skip
 
-    def __init__(  # noqa: PLR0917 - made by `StepTrace.submitting` alone
+    def __init__(
         self,
         trace: StepTrace,
         times: _Times,

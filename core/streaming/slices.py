@@ -1,7 +1,8 @@
 """Slices of streamed trees: their rows in a step, and what its answer means for them.
 
-See docs/streaming.md. A slice's first row is the root, computed where it belongs; then come nodes
-that were not sent yet. What they see of nodes that earlier slices hold stands where these wrote it.
+See docs/how-it-works.md, "Pipelined trees". A slice's first row is the root, computed where it
+belongs; then come nodes that were not sent yet. What they see of nodes that earlier slices hold
+stands where these wrote it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt8, UInt64
 from ..compiled import compiled
 from ..steps import WORD_BITS
-from .acceptance_table import estimate
+from .acceptance import estimate
 
 # Stands for the parent of nodes that had no room.
 CUT = ROOT - 1
@@ -23,7 +23,7 @@ NODE, DRAFTER, RANK = range(3)
 
 
 @compiled
-def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+def merge_nodes(  # noqa: PLR0917 - flat arrays, and one loop over them
     tokens: Int32,
     parents: Int32,
     log_probs: Float32,
@@ -86,7 +86,7 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
 
 
 @compiled
-def _place(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+def _place(
     nodes: Int32,
     newest: Int32,
     before: Int32,
@@ -120,7 +120,7 @@ def _place(  # noqa: PLR0913, PLR0917 - compiled functions take no options by na
 
 
 @compiled
-def _value(  # noqa: PLR0917 - compiled functions take no options by name
+def _value(
     counts: Float64, above: float, source: int, log_prob: float, depth: int, rank: int
 ) -> float:
     """The probability that the target goes through a node, `above` being that of its parent."""
@@ -130,7 +130,7 @@ def _value(  # noqa: PLR0917 - compiled functions take no options by name
 
 
 @compiled
-def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+def keep_nodes(
     nodes: Int32,
     values: Float64,
     attributions: Int32,

@@ -1,6 +1,6 @@
 """Merges all drafters' proposals in one token tree a request.
 
-See docs/algorithms/token_trees.md, "Merging proposals".
+See docs/how-it-works.md, "Merging proposals".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays import ROOT, Int32
 from ..proposals import Probe, Proposal
 from . import kernels as tree_kernels
-from .acceptance_table import AcceptanceTable
+from .acceptance import AcceptanceTable
 from .tree import TokenTree, TreeBatch, empty_trees
 
 NO_COUNTS = AcceptanceTable().counts

@@ -3,7 +3,7 @@
 Its root is the last committed token. Nodes are sent in slices, each of which goes out while those
 before it are on their way; answers come in the order of the slices, and the root advances over
 every token of the target that is known. What the target leaves is dropped, wherever it is. See
-docs/streaming.md.
+docs/how-it-works.md, "Pipelined trees".
 """
 
 from __future__ import annotations

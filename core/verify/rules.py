@@ -1,6 +1,6 @@
 """The acceptance rules by name, and the random numbers that they decide by.
 
-See docs/algorithms/verification.md.
+See docs/how-it-works.md, "Other rules".
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What is committed of each tree: the acceptance walk of coupled sampling, or a rule's verification
 result.
 
-Why the walk gives the text of plain decoding: docs/algorithms/sampling.md and verification.md,
-"Coupled walk".
+Why the walk gives the text of plain decoding: docs/how-it-works.md, "Coupled walk".
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> int:
 def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     from ...models.heads.formats.checkpoint_kind import CheckpointKind  # noqa: PLC0415
     from ...models.heads.load_head import misfits, read_head_checkpoint  # noqa: PLC0415
-    from ...models.heads.parallel_heads import ParallelConfig  # noqa: PLC0415
+    from ...models.heads.medusa import MedusaConfig  # noqa: PLC0415
     from ...models.load.checkpoint import resolve_head_path  # noqa: PLC0415
     from ...models.load.model_info import read_model_info  # noqa: PLC0415
 
@@ -85,7 +85,7 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
         return
     parts = (
         f"{config.draft_length} tokens at once"
-        if isinstance(config, ParallelConfig)
+        if isinstance(config, MedusaConfig)
         else (f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} of keys)")
     )
     yield Finding("network", f"{config.hidden_size} wide, {parts}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ...cluster.removed_settings import removed_value
+from ...cluster.removed_settings import REMOVED_SETTINGS, removed_value
 
 if TYPE_CHECKING:
     from .flags import FlagGroup
@@ -72,11 +72,13 @@ class FlagCommand(TyperCommand):
         return [*super().get_params(ctx), *(option for option, _ in self._flags)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does. A value that was removed is refused by what to use in its place."""
+        """As Typer does. What was removed is refused by what to use in its place."""
         for argument, following in zip_longest(args, args[1:]):
             flag, _, value = argument.partition("=")
             name = flag.removeprefix("--").replace("-", "_")
             removed = removed_value(name, value or following)
+            if name in REMOVED_SETTINGS:
+                removed = f"was removed; {REMOVED_SETTINGS[name]}"
             if flag.startswith("--") and removed is not None:
                 raise typer.BadParameter(removed, param_hint=f"'{flag}'")
         return super().parse_args(ctx, args)

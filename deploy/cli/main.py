@@ -219,9 +219,11 @@ def _hide_keys() -> None:
 def _refuse_removed(arguments: Sequence[str]) -> None:
     """Raise `ConfigError` for a command or a flag that left, with what to use in its place."""
     # Options of all commands stand before it; none of them takes a value.
-    command = next((one for one in arguments if not one.startswith("-")), "")
-    if command in REMOVED_COMMANDS:
-        raise ConfigError(command, f"was removed; {REMOVED_COMMANDS[command]}")
+    words = [one for one in arguments if not one.startswith("-")]
+    command = words[0] if words else ""
+    for name in (command, " ".join(words[:2])):
+        if name in REMOVED_COMMANDS:
+            raise ConfigError(name, f"was removed; {REMOVED_COMMANDS[name]}")
     for argument in arguments:
         flag = argument.partition("=")[0]
         if (command, flag) in REMOVED_FLAGS:

@@ -23,18 +23,19 @@ class DeploymentConfig(Settings):
     )
     target_ttft_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="with autoscaling_config: replicas are added, too, where requests wait longer "
-        "for their first token",
+        description="with autoscaling_config: also add replicas while first tokens take longer "
+        "than this",
     )
     num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
-        default=1, description="HTTP replicas; metrics are counted by each"
+        default=1, description="HTTP replicas; each counts its own metrics"
     )
     max_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="requests of one engine replica at once; default: what its engine can hold",
     )
     max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
-        default=256, description="requests that wait for a replica; one more gets 429; -1: no limit"
+        default=256,
+        description="requests that wait for a replica; further ones get 429; -1: no limit",
     )
     coordinator_cpus: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="CPUs of a replica"
@@ -44,40 +45,39 @@ class DeploymentConfig(Settings):
     )
     request_router: Literal["prefix", "balanced"] = Field(
         default="prefix",
-        description="which replica a request goes to. prefix: that of its x-session-id, else the "
-        "one where it costs least: which was sent the beginning of its prompt before, unless "
-        "others have less to do; balanced: Ray Serve's own, the less loaded of two",
+        description="prefix: the replica of its x-session-id, else the one with the fewest "
+        "prompt tokens to compute, load included; balanced: Ray Serve's own, the "
+        "less loaded of two",
     )
     router_load_tokens: Annotated[int, Field(ge=0)] = Field(
         default=64,
-        description="what one more request at a replica weighs, in prompt tokens to be computed",
+        description="what one more request at a replica counts, in prompt tokens",
     )
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )
     health_check_period_s: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="how often a replica's health is asked for"
+        default=1.0, description="time between two health checks of a replica"
     )
     health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=5.0, description="no answer for this long, three times: the replica is replaced"
     )
     replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=5.0,
-        description="a request whose replica gives no sign of life for so long has lost it",
+        description="a replica without any sign of life for this long is lost to its requests",
     )
     resume: Literal["on", "off"] = Field(
         default="on",
-        description="a request that has lost its replica goes on at another, with the text that it "
-        "would have had; off: it ends with 503",
+        description="on: a request that lost its replica continues at another one with the same"
+        " text; off: it ends with 503",
     )
     resume_tries: Annotated[int, Field(ge=1)] = Field(
         default=3,
-        description="replicas that may die with a request after its first; one that kills them "
-        "must not kill all",
+        description="further replicas that one request may lose",
     )
     resume_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=120.0,
-        description="how long a request may be without a replica; then it ends with 503",
+        description="how long a request may be without a replica; then 503",
     )
     keep_actors: bool = Field(
         default=True,
@@ -85,13 +85,13 @@ class DeploymentConfig(Settings):
     )
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,
-        description="how long running requests may take when their replica stops; then they go on "
-        "at another; default: drain_timeout_s of the server",
+        description="how long running requests may take when their replica stops; then they "
+        "continue at another. Default: drain_timeout_s of the server",
     )
     max_surge_percent: Annotated[int, Field(ge=0, le=100)] = Field(
         default=0,
-        description="replicas that an update starts before it stops old ones, of their number; 0: "
-        "old ones stop first. Without room for them the update waits",
+        description="new replicas that an update starts before it stops old ones, in percent of"
+        " their number; 0: old ones stop first. Without room the update waits",
     )
 
     @field_validator("resume", mode="before")

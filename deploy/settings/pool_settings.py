@@ -23,43 +23,40 @@ class PoolConfig(Settings):
         # Each class has one, or type checkers would not know that it takes mappings.
         super().__init__(**values)
 
-    target: str = Field(
-        description="the served model: a drafter that was made for another is refused"
-    )
+    target: str = Field(description="the served model; a drafter made for another model is refused")
     drafter: DrafterConfig = Field(
-        description="kind, name and options, as in an engine's settings; with tls_ca, "
-        "tls_certificate and tls_key its servers take TLS"
+        description="kind, name and options as in an engine's settings; with tls_ca, "
+        "tls_certificate and tls_key its servers use TLS"
     )
     min_replicas: Annotated[int, Field(ge=1)] = Field(1, description="fewest servers")
     max_replicas: Annotated[int, Field(ge=1)] = Field(4, description="most servers")
     target_open_requests: Annotated[float, Field(gt=0)] = Field(
-        16.0, description="requests that a server should have open, of all engines"
+        16.0, description="open requests of all engines for each server"
     )
     target_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.7,
-        description="share of the time that a server should work; messages that wait for it count "
-        "as if they were worked on",
+        description="share of the time that a server should work; waiting messages count as work",
     )
     look_back_period_s: Annotated[float, Field(gt=0)] = Field(
-        30.0, description="how long both are averaged over"
+        30.0, description="period over which both are averaged"
     )
     upscale_delay_s: Annotated[float, Field(ge=0)] = Field(
-        10.0, description="more servers are started once they were wanted for so long"
+        10.0, description="start servers after they were needed for this long"
     )
     downscale_delay_s: Annotated[float, Field(ge=0)] = Field(
-        120.0, description="servers are stopped once they were not wanted for so long"
+        120.0, description="stop servers after they were not needed for this long"
     )
     drain_s: Annotated[float, Field(ge=0)] = Field(
-        10.0, description="how long a server that stops goes on for requests that it still has"
+        10.0, description="how long a stopping server continues for its requests"
     )
     cpus_per_drafter: Annotated[float, Field(ge=0)] = Field(
         1.0, description="CPUs that a server reserves"
     )
     gpus_per_drafter: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="GPUs that it reserves; 0: it computes on CPUs"
+        0.0, description="GPUs that a server reserves; 0: it runs on CPUs"
     )
     health_check_period_s: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="how often Ray Serve asks for a server's health"
+        1.0, description="time between two health checks"
     )
     health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
         5.0, description="no answer for this long, three times: the server is replaced"

@@ -43,146 +43,151 @@ class ServerConfig(SharingSettings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0: all of them")
+    host: str = Field(
+        default="127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces"
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=8000, description="port to listen on; 0: the system chooses"
     )
     api_keys: tuple[str, ...] = Field(
         default=(),
-        description="bearer tokens of the operator, whose requests are of `shared`; without any, "
-        "and without tenants: no check. All users of a machine see its command lines: rather set "
-        "DRAFTLINE_API_KEY, or give api_key_file. Read, and kept as digests only",
+        description="bearer tokens of the operator, whose requests use the namespace shared. "
+        "Without keys and tenants nothing is checked. Command lines are visible to "
+        "other users: use DRAFTLINE_API_KEY or api_key_file. Only digests are kept",
     )
     tenants: tuple[TenantConfig, ...] = Field(
-        default=(), description="who has keys and a namespace of its own"
+        default=(), description="tenants, each with keys and a namespace of its own"
     )
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         default=600.0,
-        description="a request that takes longer, with the time that it waits, ends with 408; "
-        "null: none does",
+        description="longest time of a request, with its time in the queue; then 408. null: no "
+        "limit",
     )
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=20.0, description="how long running requests may take when the server stops"
     )
     ignore_unknown_fields: bool = Field(
         default=False,
-        description="leave out what a request has beyond the known fields, named in the header "
-        "x-draftline-ignored-fields, where it would be refused with 400",
+        description="ignore unknown fields of a request and name them in the header "
+        "x-draftline-ignored-fields, instead of a 400",
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=4 * 1024 * 1024, description="bytes of a body; a longer one is refused with 413"
+        default=4 * 1024 * 1024, description="largest body; a longer one gets 413"
     )
     limits: RequestLimits = Field(
-        default=RequestLimits(), description="what one request may hold; more is refused with 400"
+        default=RequestLimits(), description="what one request may hold; more gets 400"
     )
     min_priority: int = Field(
         default=0,
-        description="least priority that the operator's requests may have, and everybody's where "
-        "there are no keys; requests of a lower number go first, so 0 lets nobody go before others",
+        description="lowest priority value for the operator's requests, and for all requests "
+        "without keys; lower values go first, so 0 lets nobody go before others",
     )
     tool_call_parser: ToolParserName = Field(
         default="auto",
-        description="how the model spells calls of tools; auto: as its chat template tells",
+        description="how the model writes tool calls; auto: from its chat template",
     )
     reasoning_parser: ReasoningParserName = Field(
-        default="none", description="how the model marks its reasoning, which answers tell apart"
+        default="none", description="how the model marks its reasoning, which answers then separate"
     )
     trust_request_chat_template: bool = Field(
         default=False,
-        description="whether a request may bring a chat template, which is code: it runs in a "
-        "sandbox for a bounded time, but may take memory",
+        description="accept a chat template in a request. A template is code: it runs in a "
+        "sandbox with a time limit, but may use much memory",
     )
 
     allow_unauthenticated: bool = Field(
         default=False,
-        description="listen beyond this machine without any key, and serve whoever comes",
+        description="listen beyond this machine without any key",
     )
     api_key_sha256: tuple[str, ...] = Field(
         default=(),
-        description="SHA-256 of the operator's keys, in hexadecimal; once made, of all of them",
+        description="SHA-256 of the operator's keys, in hexadecimal; holds the digests of all "
+        "keys after loading",
     )
     api_key_env: tuple[str, ...] = Field(
-        default=(), description="environment variables that hold a key of the operator each"
+        default=(), description="environment variables that hold one key of the operator each"
     )
     api_key_file: tuple[str, ...] = Field(
-        default=(), description="files that hold keys of the operator, one a line"
+        default=(), description="files with keys of the operator, one a line"
     )
     api_processes: Annotated[int, Field(ge=0, le=64)] = Field(
         default=1,
-        description="processes that answer HTTP, beside the one that the engine has to itself; 0: "
-        "both in one. They share the port, and max_connections. On Ray num_ingress_replicas says",
+        description="HTTP processes beside the engine's process; they share the port and "
+        "max_connections. 0: one process for both. On Ray use num_ingress_replicas",
     )
     max_connections: Annotated[int, Field(ge=1)] = Field(
         default=1024,
-        description="connections open at once; one more closes the longest idle one, or gets 503",
+        description="open connections; a further one closes the longest idle one, or gets 503",
     )
     max_header_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=32 * 1024,
-        description="bytes of a request's line and headers; more are refused with 431",
+        description="bytes of a request's line and headers; more gets 431",
     )
     max_header_count: Annotated[int, Field(ge=8)] = Field(
-        default=100, description="headers of a request; more are refused with 431"
+        default=100, description="headers of a request; more get 431"
     )
     header_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="from a connection's start to the end of the headers; then 408"
     )
     body_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0, description="how long a body may take to come; then 408"
+        default=60.0, description="time for a body to arrive; then 408"
     )
     keep_alive_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=75.0, description="how long a connection may be idle between two requests"
+        default=75.0, description="idle time of a connection between two requests"
     )
     write_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
-        description="a client that reads nothing for so long is disconnected, its request ended",
+        description="a client that reads nothing for this long is disconnected and its request "
+        "cancelled",
     )
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         default=8 * 1024 * 1024,
-        description="bytes of an answer that may wait for a client that reads slowly; then it ends",
+        description="bytes of an answer that may wait for a slow reader; then it ends",
     )
     stream_interval_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="each event of a stream but an answer's last has so many tokens, whatever was "
-        "drafted",
+        description="each event of a stream but the last has exactly so many tokens, whatever "
+        "was drafted",
     )
     stream_interval_ms: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="events of a stream leave on this beat, whatever was drafted"
+        default=None,
+        description="events of a stream leave at multiples of this time, whatever was drafted",
     )
     log_format: Literal["text", "json"] = Field(
-        default="text", description="of the lines on stderr; json: an object a line"
+        default="text", description="format of the lines on stderr; json: one object a line"
     )
     log_requests: bool = Field(
         default=False,
-        description="log each request and each answer: ids, times and counts, never text",
+        description="log each request and each answer: ids, times and counts, no text",
     )
     otlp_traces_endpoint: str | None = Field(
         default=None,
-        description="where an OpenTelemetry collector takes spans by HTTP, such as "
-        "http://127.0.0.1:4318/v1/traces; null: none are made. Needs the extra otel",
+        description="OpenTelemetry collector that receives spans by HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces; needs the extra otel",
     )
     trace_sample_rate: Annotated[float, Field(ge=0, le=1)] = Field(
         default=1.0,
-        description="share of the requests that have spans, where no traceparent decides; their "
-        "trees go in rounds",
+        description="share of the requests that have spans, if no traceparent decides; their "
+        "trees are not pipelined",
     )
     live_page: bool = Field(
         default=True,
-        description="serve the page at /ui, on which an operator watches drafts at work; its data "
-        "needs the operator's key",
+        description="serve the page at /ui, on which an operator watches drafts; its data needs"
+        " the operator's key",
     )
     cors_allow_origins: tuple[str, ...] = Field(
-        default=(), description="web sites whose pages may call the API; *: all; none: no CORS"
+        default=(), description="web sites whose pages may call the API; *: all; empty: no CORS"
     )
     cors_allow_methods: tuple[str, ...] = Field(
-        default=("GET", "POST"), description="what they may call it with"
+        default=("GET", "POST"), description="HTTP methods that they may use"
     )
     cors_allow_headers: tuple[str, ...] = Field(
         default=("authorization", "content-type", "user-agent", "openai-*", "x-stainless-*"),
-        description="headers that they may send, by default those of OpenAI's client; *: all that "
-        "begin so",
+        description="headers that they may send, by default those of OpenAI's client; a name "
+        "that ends in * covers all with that beginning",
     )
     cors_allow_credentials: bool = Field(
-        default=False, description="whether browsers send cookies along; not with origin *"
+        default=False, description="whether browsers send cookies; not with origin *"
     )
 
     @model_validator(mode="before")

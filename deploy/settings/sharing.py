@@ -23,27 +23,27 @@ class SharingSettings(Settings):
     tenant_store: str | None = Field(
         default=None,
         description="file or redis:// URL of further tenants, as draftline tenant keeps them; "
-        "changes count within about a second, without a restart",
+        "changes apply within about a second",
     )
     trusted_proxies: tuple[str, ...] = Field(
         default=(),
-        description="networks of gateways that may name the tenant of a request in x-tenant-id, "
-        "such as 10.0.0.0/8; of others the header is refused",
+        description="networks of gateways that may name the tenant in x-tenant-id, such as "
+        "10.0.0.0/8; from elsewhere the header is refused",
     )
     rate_limit_store: str | None = Field(
         default=None,
-        description="redis:// URL where rates and concurrency of tenants are counted, for several "
+        description="redis:// URL that counts rates and concurrency of tenants for several "
         "replicas; default: in memory",
     )
     rate_limit_on_failure: Literal["open", "closed"] = Field(
         default="open",
-        description="what happens to tenants with limits while that Redis does not answer: open: "
-        "they are served without limits, closed: they get 503",
+        description="what tenants with limits get while that Redis does not answer; open: no "
+        "limits, closed: 503",
     )
     usage_log: str | None = Field(
         default=None,
         description="file (JSON lines) or redis:// URL (a stream) for a record of each request "
-        "that ends: whose it was and what it took, without text",
+        "that ends: tenant and counts, no text",
     )
 
     @field_validator("trusted_proxies")

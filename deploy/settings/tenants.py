@@ -30,32 +30,36 @@ class TenantConfig(Settings):
         # Repeated in each class, as in `cluster/config.py`.
         super().__init__(**values)
 
-    name: str = Field(description="its name, in metrics and usage records too")
+    name: str = Field(description="its name, also in metrics and usage records")
     key_sha256: tuple[str, ...] = Field(
-        default=(), description="SHA-256 of its keys, in hexadecimal; once made, of all its keys"
+        default=(),
+        description="SHA-256 of its keys, in hexadecimal; holds the digests of all its keys "
+        "after loading",
     )
     key_env: tuple[str, ...] = Field(
-        default=(), description="environment variables that hold a plain key each"
+        default=(), description="environment variables that hold one plain key each"
     )
     key_file: tuple[str, ...] = Field(
         default=(), description="files that hold plain keys, one a line"
     )
-    learn: bool = Field(default=True, description="false: nothing is learned of its requests")
+    learn: bool = Field(
+        default=True, description="false: drafters and stores do not learn from its requests"
+    )
     min_priority: int = Field(
         default=0,
-        description="least priority that its requests may have: those of a lower number go first, "
-        "so below 0 it may go before others",
+        description="lowest priority value for its requests; lower values go first, so a value "
+        "below 0 lets it go before others",
     )
     namespace: str | None = Field(
         default=None,
-        description="whose texts it drafts from and whose it learns, and whose KV prefixes it "
-        "shares; default: its name",
+        description="namespace of its retrieval data, learned texts and KV prefixes; default: "
+        "its name",
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
-        default=1.0, description="its part of the engine's time beside that of other tenants"
+        default=1.0, description="its share of the engine's time relative to other tenants"
     )
     requests_per_minute: AtLeastOne | None = Field(
-        default=None, description="requests that it may send in a minute; one more gets 429"
+        default=None, description="requests in a minute; further ones get 429"
     )
     tokens_per_minute: AtLeastOne | None = Field(
         default=None,
@@ -63,18 +67,18 @@ class TenantConfig(Settings):
         "429, and answers count as they come",
     )
     max_concurrency: AtLeastOne | None = Field(
-        default=None, description="requests that may be in progress at once; one more gets 429"
+        default=None, description="requests in progress at once; further ones get 429"
     )
     max_context: AtLeastOne | None = Field(
         default=None, description="most tokens of a request, prompt and answer together"
     )
     models: tuple[str, ...] | None = Field(
-        default=None, description="models that it may use, others get 403; default: all"
+        default=None, description="models that it may use; others get 403; default: all"
     )
     drafters: tuple[str, ...] | None = Field(
         default=None,
-        description="drafters that draft for it, by name; a request that names another gets 403; "
-        "default: all",
+        description="names of drafters that may draft for it; a request that names another gets"
+        " 403; default: all",
     )
 
     @model_validator(mode="before")

@@ -1,14 +1,13 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
-EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, P-EAGLE, SpecFormer, Medusa, blockwise heads, DFlash,
-DSpark (`models/heads/`). See docs/algorithms/heads.md, "Drafting".
+EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, P-EAGLE, SpecFormer, Medusa, DFlash, DSpark
+(`models/heads/`). See docs/drafters.md, "Head drafter".
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -36,7 +35,6 @@ from ...models.heads.p_eagle import PEagle
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
-from ...models.stage.output_vocabulary import pruned_head
 from ..model.stopping.draft_costs import DraftCosts
 from ..open_requests import OpenRequests
 from .head_text import HeadText
@@ -44,9 +42,8 @@ from .networks.block_network import DFlashNetwork
 from .networks.head_network import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
 from .networks.markov_network import DSparkNetwork
 from .networks.mask_network import PEagleNetwork
-from .networks.parallel_network import ParallelNetwork
+from .networks.medusa_network import MedusaNetwork
 from .networks.path_rows import PathRows, Walk, read_paths
-from .networks.token_map import draft_tokens, with_tokens
 from .options import HeadOptions
 from .probing import ProbingDrafter
 from .reading_trial import ReadingTrial
@@ -85,9 +82,6 @@ def load_head_drafter(
     dtype = choose_dtype(options.dtype, device, target.dtype)
     heads = load_readings(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
-    tokens = draft_tokens(options.token_map, heads[0].head.config, target.vocab_size)
-    prune = partial(pruned_head, shared.head)
-    shared = with_tokens(shared, tokens, target.vocab_size, prune, torch.device(device))
     drafters = {
         reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
         for reading, head in heads
@@ -111,7 +105,7 @@ def network_of(head: Head, shared: SharedParts) -> HeadNetwork:
         return DSparkNetwork(head, shared)
     if isinstance(head, DFlash):
         return DFlashNetwork(head, shared)
-    return ParallelNetwork(head, shared)
+    return MedusaNetwork(head, shared)
 
 
 class HeadDrafter:
@@ -135,7 +129,7 @@ class HeadDrafter:
         self._name = name
         self._max_tokens = options.max_tokens
         self._costs = DraftCosts()
-        # Of deadlines and levels; see `PassCounter`.
+        # Of deadlines and levels, seconds.
         self.clock: Callable[[], float] = time.monotonic
         self._num_path_passes = 0
         self._growth = TreeGrowth(network, target.vocab_size, name, options, self._now)
@@ -153,7 +147,7 @@ class HeadDrafter:
 
     @property
     def num_passes(self) -> int:
-        """See `PassCounter`. A text's own rows are read with the first level of its tree."""
+        """Passes of its network so far. A text's rows are read with the first level of its tree."""
         return self._growth.num_passes + self._num_path_passes
 
     @property

@@ -21,8 +21,7 @@ class HeadText:
     """The committed tokens of a request, and what a head has made of the target's features of them.
 
     Row i of the head reads the feature of token i and token i + 1. Features may be missing, where
-    nobody asked for them: rows behind them see nothing of those tokens. If they come later, with
-    all that follow, the text is read anew from the first that was missing.
+    nobody asked for them: rows behind them see nothing of those tokens.
 
     kept          keys and values of the rows so far
     next_position  rows before it are kept or were left out
@@ -31,7 +30,7 @@ class HeadText:
     distribution  how the token after the text is chosen
     """
 
-    __slots__ = ("_features", "_first_missing", "_noted_to", "_num_dropped", "_vocab_size",
+    __slots__ = ("_features", "_vocab_size",
                  "distribution", "is_draftable", "kept", "last", "next_position",
                  "path", "tokens")  # fmt: skip
 
@@ -45,10 +44,6 @@ class HeadText:
         self._vocab_size = vocab_size
         self.is_draftable = self.distribution.has_choice and self.knows(request.token_ids)
         self._features: deque[FeatureRows] = deque()
-        # Behind the newest feature that came; the first that did not; oldest rows that were let go.
-        self._noted_to = 0
-        self._first_missing: int | None = None
-        self._num_dropped = 0
 
     @property
     def committed_len(self) -> int:
@@ -73,24 +68,8 @@ class HeadText:
 
     def add_features(self, rows: FeatureRows) -> None:
         """Keep features for `take_features`; those of rows that were computed already are left."""
-        end, missing = rows.position + len(rows.values), self._first_missing
-        if missing is not None and rows.position <= missing < end:
-            self._read_anew(missing)
-        elif missing is None and rows.position > self._noted_to:
-            self._first_missing = self._noted_to
-        if end > self.next_position:
+        if rows.position + len(rows.values) > self.next_position:
             self._features.append(rows)
-            self._noted_to = max(self._noted_to, end)
-
-    def _read_anew(self, position: int) -> None:
-        """Forget the rows from a position on, and the features that wait for them."""
-        self._features = deque(rows for rows in self._features if rows.position < position)
-        self.path = None
-        self._noted_to, self._first_missing = position, None
-        if position < self.next_position:
-            self.next_position, self.last = position, None
-            self.kept.keep_first(max(0, position - self._num_dropped))
-            self._num_dropped = min(self._num_dropped, position)
 
     def take_features(self) -> tuple[Float32, Int32, Int32] | None:
         """Features [n, width] that wait, the tokens behind theirs and their positions, int32 [n].
@@ -119,9 +98,7 @@ class HeadText:
         if self.next_position == self.committed_len - 1:
             self.last = last
         if self.kept.num_rows > max_rows:
-            count = self.kept.num_rows - max_rows // 2
-            self.kept.drop_oldest(count)
-            self._num_dropped += count
+            self.kept.drop_oldest(self.kept.num_rows - max_rows // 2)
 
     def knows(self, tokens: Int32) -> bool:
         """Whether there are embeddings for all; a wrong index can end a process on a GPU."""

@@ -37,7 +37,6 @@ from ..model.text_distribution import TextDistribution
 from .drafter import feature_layers, network_of
 from .networks.head_network import HeadNetwork, HeadTree
 from .networks.paged_keys import PagedKeys, paged_kv_of
-from .networks.token_map import draft_tokens, with_tokens
 from .options import HeadOptions
 from .probing_head import ProbingHead
 from .reading_trial import ReadingTrial
@@ -62,13 +61,9 @@ class LastStageHead:
         self._max_tokens = spec.options.max_tokens
         self._growth = TreeGrowth(network, spec.target.vocab_size, spec.name, spec.options)
         self._measured = self._growth.measured
-        self._is_summed = spec.sum_columns is not None
         given, width = spec.given.layers, spec.given.width
-        if spec.sum_columns is None:
-            firsts = [given.index(layer) * width for layer in layers]
-            self._columns = [slice(first, first + width) for first in firsts]
-        else:
-            self._columns = [slice(*spec.sum_columns)]
+        firsts = [given.index(layer) * width for layer in layers]
+        self._columns = [slice(first, first + width) for first in firsts]
         self._parts = parts
         self._kept: _Kept | None = self._new()
         self._kept.rows.load_loops()
@@ -145,17 +140,13 @@ class LastStageHead:
         """What it keeps of texts, empty."""
         parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
         row = torch.zeros(1, width, dtype=parts.dtype, device=self._network.device)
-        kv = paged_kv_of(self._network, parts.num_slots, self._projected(row), parts.dtype)
+        kv = paged_kv_of(self._network, parts.num_slots, self._network.project(row), parts.dtype)
         return _Kept(kv, WaitingRows(parts.num_slots, row))
 
     def _own(self, features: Tensor) -> Tensor:
         """The columns that it reads, [n, width]."""
         own = [features[:, part] for part in self._columns]
         return (own[0] if len(own) == 1 else torch.cat(own, dim=-1)).to(self._parts.dtype)
-
-    def _projected(self, features: Tensor) -> Tensor:
-        """What the network reads of its columns; stages may have summed it up."""
-        return features if self._is_summed else self._network.project(features)
 
     def _read(
         self, step: StepInput, texts: TextRows, features: Tensor, places: Int32, kept: _Kept
@@ -167,7 +158,7 @@ class LastStageHead:
         known = laid.num_known.tolist()
         keys = [PagedKeys(kept.kv, *own) for own in zip(slots, known, strict=True)]
         said = self._network.read(
-            self._projected(rows.features_of(laid.sources, features)),
+            self._network.project(rows.features_of(laid.sources, features)),
             to_device(laid.following, device),
             to_device(laid.positions, device),
             keys,
@@ -263,8 +254,6 @@ class LastStageHeadSpec:
     folder   of its checkpoint
     given    layers whose states the stage has for heads
     max_nodes  of a tree, at most
-    sum_columns  first and last, exclusive, of the sum that the stage has for it among its features;
-             None: it reads states of layers
     """
 
     name: str
@@ -273,7 +262,6 @@ class LastStageHeadSpec:
     given: FeatureLayers
     options: HeadOptions
     max_nodes: int
-    sum_columns: tuple[int, int] | None = None
 
     def build(self, parts: LastStageParts) -> LastStageHead | ProbingHead:
         """Load it to the stage. Raises `CheckpointError` or `ConfigError`.
@@ -287,9 +275,6 @@ class LastStageHeadSpec:
             embed = load_embedding(self.target, str(parts.dtype).removeprefix("torch."), device)
         shared = SharedParts(embed, parts.norm, parts.project, parts.softcap)
         readings = load_readings(self.folder, parts.dtype, device)
-        vocab_size = self.target.vocab_size
-        tokens = draft_tokens(self.options.token_map, readings[0].head.config, vocab_size)
-        shared = with_tokens(shared, tokens, vocab_size, parts.pruned, parts.device)
         heads = {
             reading_text(reading): LastStageHead(self, network_of(head, shared), layers, parts)
             for reading, head in readings

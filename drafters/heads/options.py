@@ -44,9 +44,6 @@ class HeadOptions:
     weighs_confidence  of heads that say how sure they are of each draft (DSpark): nodes are worth
                 their probability times that, except drawn ones
     min_confidence  of such heads: no nodes behind one where it is less; 0: as many as the tree has
-    token_map   a file of the tokens that it drafts, of heads that draft with the served model's
-                output head: of others no logits are computed (FR-Spec); empty: all. See
-                `networks/token_map.py`
     max_tokens  most tokens of a text that keys and values are kept of; the oldest are let go
     device      auto (a GPU where one is), cpu or cuda
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
@@ -61,7 +58,6 @@ class HeadOptions:
     draws: str = "auto"
     weighs_confidence: bool = False
     min_confidence: float = 0.0
-    token_map: str = ""
     max_tokens: int = 8192
     device: str = "auto"
     dtype: str = "auto"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ...core.interfaces import Drafter, FeatureDrafter, PassCounter
+from ...core.interfaces import Drafter, FeatureDrafter
 from ...core.proposals import (
     Commit,
     DraftRequest,
@@ -17,8 +17,13 @@ from ...core.proposals import (
 from .reading_trial import ReadingTrial
 
 
-class HeadReader(Drafter, FeatureDrafter, PassCounter, Protocol):
+class HeadReader(Drafter, FeatureDrafter, Protocol):
     """A head by one reading of its config."""
+
+    clock: Callable[[], float]
+
+    @property
+    def num_passes(self) -> int: ...  # noqa: D102 - see `HeadDrafter`
 
 
 class ProbingDrafter:
@@ -39,7 +44,7 @@ class ProbingDrafter:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """See `PassCounter`."""
+        """Of deadlines and levels, seconds."""
         return self._best.clock
 
     @clock.setter
@@ -49,7 +54,7 @@ class ProbingDrafter:
 
     @property
     def num_passes(self) -> int:
-        """See `PassCounter`: of all readings."""
+        """Passes of all readings' networks so far."""
         return self._passes_before + sum(one.num_passes for one in self._readings.values())
 
     @property

@@ -2,7 +2,7 @@
 
 Speculative sampling's drafter (Leviathan et al. 2023, Chen et al. 2023), on draftline's own stage
 with a KV cache of its own. Where its tokenizer is not the target's, `vocabulary/` says what its
-draws are. See docs/algorithms/drafters.md, "Model drafter".
+draws are. See docs/drafters.md, "Model drafter".
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ModelDrafter:
         self._name = name
         self._options = options or ModelOptions()
         self.clock = clock
-        self.num_passes = 0  # see `PassCounter`
+        self.num_passes = 0  # of the model so far
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
         self._cache = PrefixCache(
             self._options.num_blocks, self._options.block_size, is_shared=self._options.prefix_cache

@@ -1,6 +1,6 @@
 """Trees that a drafter grows level by level from its own most probable candidates.
 
-See docs/algorithms/drafters.md, "Model trees".
+See docs/drafters.md, "Model trees".
 """
 
 from __future__ import annotations

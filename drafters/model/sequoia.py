@@ -2,7 +2,7 @@
 
 Sequoia (Chen et al., arXiv 2402.12374) measures acceptance by rank and the time of a verification
 beforehand and fixes one tree. Here both are running means, and size, depth and shape follow them.
-See docs/algorithms/drafters.md, "Model trees".
+See docs/drafters.md, "Model trees".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.arrays import ROOT, Float64, Int32
-from ...core.schedule.line_fit import LineFit
+from ...core.line_fit import LineFit
 from ..tree_shape import TreeShape, fastest_shape_of_sequoia, shape_of_sequoia
 from .stopping.draft_costs import DraftCosts
 

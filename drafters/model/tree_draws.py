@@ -1,7 +1,7 @@
 """Siblings of a tree that are drawn from the model's distribution, which is declared.
 
 Draws are without replacement, as Sequoia's (Chen et al., arXiv 2402.12374). The order of the tests
-is that of the draws. See docs/algorithms/drafters.md, "Model trees".
+is that of the draws. See docs/drafters.md, "Model trees".
 """
 
 from __future__ import annotations

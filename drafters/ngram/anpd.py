@@ -2,7 +2,7 @@
 
 Ou, Chen and Tian 2024, "Lossless Acceleration of Large Language Model via Adaptive N-gram Parallel
 Decoding" (arXiv 2404.08698). The tables of all levels are one suffix automaton.
-See docs/algorithms/drafters.md, "ANPD".
+See docs/drafters.md, "ANPD".
 """
 
 from __future__ import annotations

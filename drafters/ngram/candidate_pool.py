@@ -4,7 +4,7 @@ It is that of Lookahead decoding (Fu et al. 2024, `hao-ai-lab/LookaheadDecoding`
 calls its candidate pool: W columns and N-1 levels. Level 0 of column 0 is the root itself. The
 token of column c and level l stands l + c positions after the root and sees the root, level 0 of
 the columns up to c, and the lower levels of its own column. What the target predicts at the highest
-level completes W n-grams. Worked example: docs/algorithms/drafters.md, "Lookahead".
+level completes W n-grams. Worked example: docs/drafters.md, "Lookahead".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Fu et al. 2024 (arXiv 2402.02057), `hao-ai-lab/LookaheadDecoding`. A window of guessed tokens runs
 through the target as a `Probe`, in Jacobi iterations; what comes out at its far end completes
 n-grams, and those that begin with the last committed token are the guesses. Needs no training.
-Worked example, and differences from the paper's code: docs/algorithms/drafters.md, "Lookahead".
+Worked example, and differences from the paper's code: docs/drafters.md, "Lookahead".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SPECTRA-CORE's forward dictionary of n-grams (Le et al., ACL 2025, section 4.2.1).
 
 It leads from a token to the continuations seen after it. Lookahead's pool is one; SPECTRA keeps its
-own in arrays (`spectra/tables.py`). See docs/algorithms/drafters.md, "SPECTRA".
+own in arrays (`spectra/tables.py`). See docs/drafters.md, "SPECTRA".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last tokens when they stood in the text before.
 
 Saxena 2023, "Prompt Lookup Decoding", with the most recent match first, as vLLM does.
-See docs/algorithms/drafters.md, "Prompt lookup".
+See docs/drafters.md, "Prompt lookup".
 """
 
 from __future__ import annotations

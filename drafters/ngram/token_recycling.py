@@ -2,7 +2,7 @@
 
 Luo et al., ACL 2025 (arXiv 2408.08696), "Turning Trash into Treasure". A table keeps the target's
 most probable next tokens after each token, those of rejected nodes too; a static tree is read out
-of it, token by token. Needs no training. See docs/algorithms/drafters.md, "Token Recycling".
+of it, token by token. Needs no training. See docs/drafters.md, "Token Recycling".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 SPECTRA-RETRIEVAL (Le et al., ACL 2025, 2025.acl-long.685, section 4.2.2) over the queries of REST
 (He et al. 2024): the context includes the last committed token, and the answer is a tree of counted
-continuations. See docs/algorithms/drafters.md, "Retrieval".
+continuations. See docs/drafters.md, "Retrieval".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Le et al., ACL 2025 (2025.acl-long.685), section 4.2.1. Guesses come from a forward and a backward
 dictionary of n-grams; these learn from the text and from a pool of candidate sequences that the
 target extends beside every step (`Probe`). Needs no training. Formulas, and differences from the
-paper: docs/algorithms/drafters.md, "SPECTRA".
+paper: docs/drafters.md, "SPECTRA".
 """
 
 from __future__ import annotations

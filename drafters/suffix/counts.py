@@ -1,6 +1,6 @@
 """Counts of every string in a growing text.
 
-See docs/algorithms/drafters.md, "Suffix decoding".
+See docs/drafters.md, "Suffix decoding".
 """
 
 from __future__ import annotations

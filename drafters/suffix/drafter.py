@@ -1,7 +1,7 @@
 """Suffix decoding: what followed the text's suffixes most often, here and in earlier answers.
 
 Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications"
-(arXiv 2411.04975), with the drafts of Arctic Inference. See docs/algorithms/drafters.md,
+(arXiv 2411.04975), with the drafts of Arctic Inference. See docs/drafters.md,
 "Suffix decoding".
 """
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -31,6 +32,20 @@ class StreamingEngine(Protocol):
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one answer as they are committed."""
         ...
+
+
+@contextmanager
+def collector_spared() -> Iterator[None]:
+    """Keep the garbage collector from what is there, for as long as engines are measured.
+
+    Servers do so for good (`spare_collector`).
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class EngineEndpoint:

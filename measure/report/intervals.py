@@ -82,12 +82,6 @@ def tau_rows(runs: Runs, categories: Sequence[str]) -> tuple[TauRow, ...]:
     )
 
 
-def tau_difference(mine: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> Interval:
-    """By how much tau of one setting is above another's on the same prompts (`by_prompt`)."""
-    whole, drawn = drawn_taus(np.array([mine, theirs], dtype=np.float64))
-    return interval(whole[0] - whole[1], drawn[:, 0] - drawn[:, 1])
-
-
 def counts_of(rounds: Sequence[Run]) -> Float64 | None:
     """float64 [prompts, 2]: committed tokens and steps of all rounds; None where nobody tells."""
     rows: list[list[tuple[int, int]]] = []

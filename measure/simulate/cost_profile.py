@@ -43,8 +43,6 @@ class Network(_Part):
 
     bytes                 of weights
     operations            of one row
-    output_bytes, output_operations  those of the target's output head among them, over its whole
-                          vocabulary, of a drafter that draws tokens by it
     kv_bytes              of one token of the text, read with each pass; 0: none is
     attention_operations  of one row for each token that it sees
     pass_s                seconds of a pass beside what is read and computed: launches, sampling
@@ -53,21 +51,10 @@ class Network(_Part):
 
     bytes: Positive
     operations: Positive
-    output_bytes: Annotated[float, Field(ge=0)] = 0.0
-    output_operations: Annotated[float, Field(ge=0)] = 0.0
     kv_bytes: Annotated[float, Field(ge=0)] = 0.0
     attention_operations: Annotated[float, Field(ge=0)] = 0.0
     pass_s: Annotated[float, Field(ge=0)] = 0.0
     is_parallel: bool = False
-
-    def with_output(self, share: float) -> Network:
-        """With so much of the target's output head, by the tokens that it draws of all."""
-        left_out = 1 - share
-        update = {
-            "bytes": self.bytes - left_out * self.output_bytes,
-            "operations": self.operations - left_out * self.output_operations,
-        }
-        return self.model_copy(update=update) if left_out else self
 
 
 class CostProfile(_Part):
@@ -106,12 +93,9 @@ class CostProfile(_Part):
             return seconds
         return seconds + self.hop_s + num_rows * self.row_bytes / self.link
 
-    def draft_s(self, kind: str, depth: int, num_rows: int, output_share: float = 1.0) -> float:
-        """Seconds of a draft of so many levels by one of `drafters`, `num_rows` rows a pass.
-
-        output_share  of the target's output head
-        """
-        network = self.drafters[kind].with_output(output_share)
+    def draft_s(self, kind: str, depth: int, num_rows: int) -> float:
+        """Seconds of a draft of so many levels by one of `drafters`, `num_rows` rows a pass."""
+        network = self.drafters[kind]
         one = products_s(self.device, network, num_rows) + network.pass_s
         return one * (1 if network.is_parallel else depth)
 

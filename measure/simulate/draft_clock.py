@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class PassCounter(Protocol):
+    """A drafter that counts the passes of its models, and reads from a clock, seconds, how long
+    they take; whoever sets another one makes it follow other times."""
+
+    clock: Callable[[], float]
+
+    @property
+    def num_passes(self) -> int: ...  # noqa: D102 - see the class
 
 
 class DraftClock:

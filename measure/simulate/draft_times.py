@@ -10,22 +10,16 @@ from ...cluster.config import HEAD, DrafterConfig
 from ...cluster.drafting.head_features import head_folder
 from ...core.arrays import ROOT
 from ...core.proposals import Proposal
-from ...drafters.heads.networks.token_map import read_token_map
 from ...models.heads.load_head import read_head_checkpoint
 from .cost_profile import SMALL_MODEL, CostProfile
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTimes:
-    """What a profile says of one drafter.
-
-    kind          as the profile names it
-    output_share  of the target's output head that it computes
-    """
+    """What a profile says of one drafter. `kind`: as the profile names it."""
 
     profile: CostProfile
     kind: str
-    output_share: float = 1.0
 
     @property
     def are_known(self) -> bool:
@@ -52,31 +46,26 @@ class DraftTimes:
         return self._draft_s(depth, widest)
 
     def _draft_s(self, depth: int, num_rows: int) -> float:
-        return self.profile.draft_s(self.kind, depth, num_rows, self.output_share)
+        return self.profile.draft_s(self.kind, depth, num_rows)
 
 
 def times_of(
-    drafter: DrafterConfig, profile: CostProfile, vocab_size: int, small_model: str = SMALL_MODEL
+    drafter: DrafterConfig, profile: CostProfile, small_model: str = SMALL_MODEL
 ) -> DraftTimes:
     """What a profile says of a drafter.
 
-    vocab_size   of the target
     small_model  the profile's entry for small models
     Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
     """
     if drafter.kind == HEAD:
-        token_map = str(drafter.options.get("token_map") or "")
-        return head_times(head_folder(drafter), token_map, profile, vocab_size)
+        return head_times(head_folder(drafter), profile)
     is_model = drafter.kind == SMALL_MODEL
     return DraftTimes(profile, small_model if is_model else drafter.kind)
 
 
-def head_times(folder: Path, token_map: str, profile: CostProfile, vocab_size: int) -> DraftTimes:
+def head_times(folder: Path, profile: CostProfile) -> DraftTimes:
     """The same of a head; raises alike."""
-    kind = str(read_head_checkpoint(folder).kind)
-    if not token_map:
-        return DraftTimes(profile, kind)
-    return DraftTimes(profile, kind, len(read_token_map(token_map, vocab_size)) / vocab_size)
+    return DraftTimes(profile, str(read_head_checkpoint(folder).kind))
 
 
 def _level_sizes(proposal: Proposal) -> list[int]:

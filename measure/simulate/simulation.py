@@ -49,17 +49,13 @@ class Simulation:
 
         return make
 
-    def links(
-        self, drafters: Sequence[DrafterConfig], vocab_size: int, links: Sequence[AnyLink]
-    ) -> list[AnyLink]:
-        """Links to these drafters of a target, in their order.
+    def links(self, drafters: Sequence[DrafterConfig], links: Sequence[AnyLink]) -> list[AnyLink]:
+        """Links to these drafters, in their order.
 
         Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
         """
         pairs = zip(drafters, links, strict=True)
         return [
-            SlowedLink(
-                link, times_of(drafter, self.profile, vocab_size, self._small_model), self.clock
-            )
+            SlowedLink(link, times_of(drafter, self.profile, self._small_model), self.clock)
             for drafter, link in pairs
         ]

@@ -18,7 +18,7 @@ from ...cluster.links.pool import AnyLink
 from ...core.errors import DrafterError
 from ...core.interfaces import AheadDrafter
 from ...core.proposals import Proposal
-from .draft_clock import DraftClock
+from .draft_clock import DraftClock, PassCounter
 from .draft_times import DraftTimes
 from .host_clock import HostClock
 
@@ -45,11 +45,11 @@ class SlowedLink:
         self._host_clock = clock
         self._is_timed = times.are_known
         self._draft_clock = DraftClock(clock, times.pass_s, lambda: self._passes_so_far)
-        self._keeps_time = link.passes is not None and self._is_timed
-        if self._keeps_time:
-            assert link.passes is not None
-            link.passes.clock = self._draft_clock
-        link.use_clock(clock)
+        self._passes = link.drafter if isinstance(link.drafter, PassCounter) else None
+        self._keeps_time = self._passes is not None and self._is_timed
+        if self._passes is not None and self._is_timed:
+            self._passes.clock = self._draft_clock
+        link.session.clock = clock
         self._events: LinkEvents | None = None
         self._answer: Answer | None = None
         self._passes_before = 0
@@ -159,11 +159,11 @@ class SlowedLink:
     @property
     def _passes_so_far(self) -> int:
         """Of the drafter's models so far; 0 of one that does not count any."""
-        return 0 if self._link.passes is None else self._link.passes.num_passes
+        return 0 if self._passes is None else self._passes.num_passes
 
     def _draft_s(self, proposals: Sequence[Proposal]) -> float:
         """Seconds that the profile's drafter works for what was drafted last."""
-        counts = self._link.passes is not None
+        counts = self._passes is not None
         num_passes = self._passes_so_far - self._passes_before if counts else None
         return self.times.seconds(proposals, num_passes)
 

@@ -34,12 +34,7 @@ class SlowedPipeline:
         self._profile = profile
         self._clock = clock
         heads = specs[-1].heads if specs else ()
-        self._times = {
-            head.name: head_times(
-                head.folder, head.options.token_map, profile, head.target.vocab_size
-            )
-            for head in heads
-        }
+        self._times = {head.name: head_times(head.folder, profile) for head in heads}
         self._free_at = [0.0] * profile.num_stages
 
     @property

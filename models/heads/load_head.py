@@ -22,27 +22,25 @@ from .formats.dflash_config import DFlashConfig, dflash_config
 from .formats.feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .formats.head_tensors import HeadTensors
 from .formats.readings import Reading, possible_readings
+from .medusa import Medusa, MedusaConfig
 from .medusa_checkpoint import (
-    blockwise_config,
     check_medusa_map,
     medusa_config,
     medusa_names,
 )
 from .p_eagle import PEagle, PEagleConfig, p_eagle_config
-from .parallel_heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig, ParallelConfig
 from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
 # Tells which tokens of the target have a draft token; the offsets tell it, too.
 TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 
 
-HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | BlockwiseConfig | DFlashConfig
-Head = FeatureHead | SpecFormer | Medusa | Blockwise | DFlash
+HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | DFlashConfig
+Head = FeatureHead | SpecFormer | Medusa | DFlash
 # The first that a config is an instance of; what is none of them is a `FeatureHead`.
 MODULES: tuple[tuple[type, Callable[[Any], Head]], ...] = (
     (SpecFormerConfig, SpecFormer),
     (MedusaConfig, Medusa),
-    (BlockwiseConfig, Blockwise),
     (DSparkConfig, DSpark),
     (DFlashConfig, DFlash),
     (PEagleConfig, PEagle),
@@ -52,7 +50,6 @@ CONFIGS: dict[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], HeadConfig]]
     CheckpointKind.P_EAGLE: p_eagle_config,
     CheckpointKind.SPECFORMER: spec_former_config,
     CheckpointKind.MEDUSA: medusa_config,
-    CheckpointKind.BLOCKWISE: lambda shapes, _: blockwise_config(shapes),
     CheckpointKind.DFLASH: dflash_config,
     CheckpointKind.DSPARK: dspark_config,
 }
@@ -170,7 +167,7 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
     """Why a head does not belong to a target; empty where it does, as far as sizes tell."""
     found = []
     shares_target = True
-    if isinstance(config, FeatureHeadConfig | ParallelConfig | DFlashConfig):
+    if isinstance(config, FeatureHeadConfig | MedusaConfig | DFlashConfig):
         if config.feature_size != target.hidden_size:
             found.append(
                 f"it reads features of {config.feature_size}, the target's have "
@@ -178,7 +175,7 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
             )
         # Heads that share the target's output have its vocabulary.
         if config.vocab_size != target.vocab_size and not (
-            isinstance(config, ParallelConfig) and not config.vocab_size
+            isinstance(config, MedusaConfig) and not config.vocab_size
         ):
             found.append(
                 f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}"

@@ -1,6 +1,6 @@
-"""Checkpoints of heads that tell several tokens ahead: their names, and the sizes they tell.
+"""Checkpoints of Medusa's heads: their names, and the sizes they tell.
 
-Medusa's are published in four layouts. FasterDecoding's names are the modules' own
+They are published in four layouts. FasterDecoding's names are the modules' own
 (`0.0.linear.weight`, output `0.1.weight`). Model Optimizer puts `medusa_heads.` before them,
 Medusa-2 `medusa_head.`, both beside the whole model; TensorRT-LLM says
 `medusa_heads.0.medusa_layers.0.linear.weight` and `medusa_heads.0.lm_head.weight`; vLLM
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError
 from .formats.checkpoint_kind import Shapes
-from .parallel_heads import BlockwiseConfig, MedusaConfig
+from .medusa import MedusaConfig
 
 WRAPPED = re.compile(r"^medusa_heads?\.(?=\d)")
 BLOCK = re.compile(r"^(?:(\d+)\.(?:medusa_layers\.)?(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.")
@@ -102,15 +102,3 @@ def check_medusa_map(config: MedusaConfig, tensors: Mapping[str, Tensor]) -> Non
         raise CheckpointError(
             f"token_map does not name {config.draft_vocab_size} of {config.vocab_size} tokens"
         )
-
-
-def blockwise_config(shapes: Shapes) -> BlockwiseConfig:
-    """The config of a checkpoint. Raises `CheckpointError` naming a tensor that does not fit."""
-    inner, hidden = shapes["block_hidden.weight"]
-    outputs, read = shapes["block_output.weight"]
-    if outputs % hidden or read != inner:
-        raise CheckpointError(
-            f"the blockwise heads' tensors do not fit each other: hidden size {hidden}, a layer of "
-            f"{inner} of which {read} are read, and outputs of {outputs}"
-        )
-    return BlockwiseConfig(hidden, outputs // hidden, inner_size=inner)

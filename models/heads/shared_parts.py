@@ -17,15 +17,13 @@ from ..load.partition import LayerSpan
 class SharedParts:
     """Parts of a target, on the head's device.
 
-    head   [n, vocabulary] of normed states [n, hidden_size]
-    place  puts logits at the ids of the vocabulary, where `head` has those of some tokens alone
+    head  [n, vocabulary] of normed states [n, hidden_size]
     """
 
     embed: nn.Module
     norm: Callable[[Tensor], Tensor]
     head: Projection
     softcap: float | None
-    place: Callable[[Tensor], Tensor] | None = None
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         """[n, hidden_size] of token ids int64 [n]."""
@@ -36,7 +34,7 @@ class SharedParts:
         logits = self.head(states).float()
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits if self.place is None else self.place(logits)
+        return logits
 
 
 def load_shared_parts(target: ModelInfo, dtype: str, device: str) -> SharedParts:

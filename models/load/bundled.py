@@ -8,8 +8,6 @@ from ...core.errors import CheckpointError
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "models"
 DEMO_STORE = FOLDER / "demo-store"
-# The tokens that `demo` says most often.
-DEMO_TOKEN_MAP = FOLDER / "demo" / "token_map.json"
 BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab", "demo-drafter-bytes")
 # Heads of `demo`.
 BUNDLED_HEADS = ("demo-griffin", "demo-specformer", "demo-dflash")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,21 +25,6 @@ class GraphOptions:
     seconds: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureSum:
-    """What a head's first matrix makes of several layers of the target, as one sum: each layer adds
-    what the matrix's columns for it make of its states.
-
-    folder  of the head's checkpoint
-    layers  in the order in which the head reads them
-    size    numbers for a token
-    """
-
-    folder: Path
-    layers: tuple[int, ...]
-    size: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
     """Settings of one stage; names and values as in the engine's settings.
@@ -57,7 +41,6 @@ class StageOptions:
                    costs little
     feature_layers  layers whose outputs drafters go on from, ascending; -1: the embeddings, and the
                    model's last one's are normed
-    feature_sums   handed on for heads that read sums in place of such states
     output         ids of another vocabulary that logits are for; None: the model's own
     """
 
@@ -72,5 +55,4 @@ class StageOptions:
     max_requests: int = 256
     graphs: GraphOptions | None = None
     feature_layers: tuple[int, ...] = ()
-    feature_sums: tuple[FeatureSum, ...] = ()
     output: OutputVocabulary | None = None

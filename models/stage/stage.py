@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +23,14 @@ from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, load_slice, run_layers
 from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
-from .feature_taps import FeatureTaps, LoadProjections, layers_of
+from .feature_taps import FeatureTaps
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .invariance import invariant_options, invariant_slice
 from .memory import CudaMemory, fitting_blocks, make_kv
 from .multi_step import MultiStepDecoder, following_rows
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
-from .output_vocabulary import LogitsMap, OutputVocabulary, pruned_head, with_pruned_head
+from .output_vocabulary import LogitsMap, OutputVocabulary, with_pruned_head
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
 from .warm_up import capture, warm_kernels
@@ -44,16 +43,15 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
     attention: str = "auto", options: StageOptions | None = None,
-    make_heads: MakeHeads | None = None, load_projections: LoadProjections | None = None,
-    progress: Progress = unseen,
+    make_heads: MakeHeads | None = None, progress: Progress = unseen,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
     Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
     options that say nothing else. With `compile: auto` own operators run the layers where they
-    can, from the first step if they are built, else as soon as they are. `make_heads` of the last
-    stage, `load_projections` where the options have sums. Raises `CheckpointError` for a folder
-    that cannot be used, `ConfigError` for a wrong setting.
+    can, from the first step if they are built, else as soon as they are. `make_heads` is of the
+    last stage. Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a
+    wrong setting.
     """
     options = options or StageOptions(attention=attention)
     _check_taps(options, span)
@@ -65,7 +63,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         model_path, span, dtype, device, options.quantization, fused=fused, progress=progress
     )
     part = with_pruned_head(part, options.output)
-    taps = _taps(part, options, span, load_projections)
+    taps = FeatureTaps(options.feature_layers, span, part.config.hidden_size)
     if is_invariant:
         part = invariant_slice(part)
     tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)
@@ -101,22 +99,12 @@ def _prepare_gpu(stage: Stage, graphs: GraphOptions | None, device: torch.device
 
 
 def _check_taps(options: StageOptions, span: LayerSpan) -> None:
-    layers = set(options.feature_layers).union(*(one.layers for one in options.feature_sums))
+    layers = options.feature_layers
     if any(not -1 <= layer < span.num_layers for layer in layers):
         raise ConfigError(
             "feature_layers",
-            f"{sorted(layers)} are not layers of a model that has {span.num_layers}",
+            f"{list(layers)} are not layers of a model that has {span.num_layers}",
         )
-
-
-def _taps(
-    part: ModelSlice, options: StageOptions, span: LayerSpan, load: LoadProjections | None
-) -> FeatureTaps:
-    sums = options.feature_sums
-    assert load is not None or not sums
-    projections = [load(one, layers_of(one, span), part.dtype, part.device) for one in sums if load]
-    hidden_size = part.config.hidden_size
-    return FeatureTaps(options.feature_layers, span, hidden_size, sums, projections)
 
 
 class Stage:
@@ -159,8 +147,8 @@ class Stage:
         if make is not None:
             assert part.head is not None
             parts = LastStageParts(
-                part.embed, self._normed, self._projected, partial(pruned_head, part.head),
-                self._softcap, part.dtype, part.device, self.kv.num_slots, self.block_size,
+                part.embed, self._normed, self._projected, self._softcap, part.dtype,
+                part.device, self.kv.num_slots, self.block_size,
             )  # fmt: skip
             self._heads = StageHeads(make(parts))
 

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...core.arrays import Int32, Int64
+from ...core.arrays import Int32
 from ...core.errors import place_of
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
 from ...core.verify.accepted_rows import CommittedRows, committed_rows, load_walk
-from ..layers.model_slice import Projection
 from ..verify.stream_features import StreamFeatures, StreamRows
 
 logger = logging.getLogger(__name__)
@@ -35,14 +34,12 @@ class LastStageParts:
     embed       None where another stage has the embeddings
     norm        states [rows, hidden_size] as the output head reads them
     project     [rows, vocabulary] of normed states
-    pruned      the same of these tokens alone, int64 [n]: [rows, n]
     num_slots   of the stage's KV cache, in blocks of `block_size`
     """
 
     embed: nn.Module | None
     norm: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor]
-    pruned: Callable[[Int64], Projection]
     softcap: float | None
     dtype: torch.dtype
     device: torch.device

@@ -67,10 +67,6 @@ class TextStream:
         """What is left at the end, with replacement characters for incomplete ones."""
         return self._decoder.decode(b"", final=True)
 
-    def skipped_text(self, token_id: int) -> str:
-        """The spelling of a special token that `push` leaves out; empty for any other token."""
-        return self._skipped.get(token_id, "")
-
 
 def bad_word_ids(words: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
     """Token ids of each word at the start of a text and after a space, as vLLM spells them.

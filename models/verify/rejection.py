@@ -2,7 +2,7 @@
 
 Candidates are tested one by one, each with its own distribution. One rule for Leviathan's and
 Chen's chains, SPECTRA's greedy and sample verification, SpecInfer's multi-step sampling and
-Sequoia's draws without replacement. See docs/algorithms/verification.md, "Rejection".
+Sequoia's draws without replacement. See docs/how-it-works.md, "Rejection".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Typical acceptance (Medusa, Cai et al. 2024, arXiv 2401.10774), which is lossy.
 
-Formula: docs/algorithms/verification.md, "Typical".
+Formula: docs/how-it-works.md, "Typical".
 """
 
 from __future__ import annotations

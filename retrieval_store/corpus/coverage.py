@@ -1,7 +1,7 @@
 """Puts documents into the order in which each adds most that those before it do not have.
 
 Documents of low perplexity are often alike, and a second one of a kind answers no lookup that the
-first does not. See docs/algorithms/retrieval_store.md, "Perplexity refinement".
+first does not. See docs/retrieval.md, "What to keep".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scores documents by how likely the target itself would write them (SPECTRA-RETRIEVAL).
 
-See docs/algorithms/retrieval_store.md, "Perplexity refinement".
+See docs/retrieval.md, "What to keep".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which documents of a corpus stay, where not all do.
 
-See docs/algorithms/retrieval_store.md, "Perplexity refinement".
+See docs/retrieval.md, "What to keep".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bounds of learning: how much is kept, and for how long.
 
-See docs/algorithms/retrieval_store.md, "Learning".
+See docs/retrieval.md, "Learning".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Learned texts of one namespace, weighted by use and time, and as segments.
 
-Formula: docs/algorithms/retrieval_store.md, "Learning".
+Formula: docs/retrieval.md, "Learning".
 """
 
 from __future__ import annotations

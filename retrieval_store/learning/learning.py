@@ -1,6 +1,6 @@
 """Learning into one store for one model.
 
-See docs/algorithms/retrieval_store.md, "Learning".
+See docs/retrieval.md, "Learning".
 """
 
 from __future__ import annotations

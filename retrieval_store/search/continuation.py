@@ -17,7 +17,7 @@ the time after 2 matching tokens, 39 % after 5 and 56 % after 8, which is what P
 Counts of children are exact below nodes of fewer than `WIDE` suffixes in a segment. Below others
 they are, too, for the children that make up 1 / `MOST_CHILDREN` of the node; rarer ones count as
 not there (`segment/wide_nodes.py`), so that no node costs more than `WIDE` steps. See
-docs/algorithms/retrieval_store.md, "Lookups".
+docs/retrieval.md, "Lookups".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It is a trie over all windows of the documents, kept as a suffix array: a trie node is a range of
 sorted suffixes that begin with the node's tokens, and its count is the length of the range. This
 costs about 10 bytes a token whatever the depth, where explicit nodes would cost some hundreds.
-See docs/algorithms/retrieval_store.md, "Segments".
+See docs/retrieval.md, "Segments".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftline.benchmarks.step.streaming.links import ApartLink
+from draftline.benchmarks.step.streaming.run import ApartLink
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import InprocLink
 from draftline.measure.simulate.cost_profile import read_cost_profile

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.benchmarks.peers.llama.gguf_file import (
+from draftline.benchmarks.peers.gguf_file import (
     gguf_name,
     reordered,
     tokenizer_values,

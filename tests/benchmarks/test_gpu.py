@@ -12,10 +12,10 @@ from draftline.benchmarks.gpu import parts
 from draftline.benchmarks.gpu.__main__ import NEEDED, main, plot_if_possible
 from draftline.benchmarks.gpu.findings import Findings
 from draftline.benchmarks.gpu.floors import Rates, Work
-from draftline.benchmarks.gpu.goals import goals
 from draftline.benchmarks.gpu.instruments.clock import Clock, Repeats, TimeBudget, covered
 from draftline.benchmarks.gpu.measure.sampling import KINDS, figure_name
 from draftline.benchmarks.gpu.plan import TINY_PLAN
+from draftline.benchmarks.gpu.report import goals
 from draftline.benchmarks.gpu.setting import Setting
 from typer import Typer
 from typer.testing import CliRunner

@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from draftline.benchmarks.gpu.findings import Findings
-from draftline.benchmarks.gpu.findings_file import load_findings, save_findings
+from draftline.benchmarks.gpu.findings import Findings, load_findings, save_findings
 from draftline.benchmarks.gpu.floors import Rates, Work
-from draftline.benchmarks.gpu.part_process import PartProcesses, SettingFacts
+from draftline.benchmarks.gpu.parts import PartProcesses, SettingFacts
 from draftline.benchmarks.gpu.setting import Setting
 
 FACTS = SettingFacts("cpu", True, "auto", 16, 400.0, 0.0)

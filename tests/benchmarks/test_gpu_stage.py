@@ -7,15 +7,19 @@ import pytest
 import torch
 from draftline.benchmarks.gpu.findings import Findings
 from draftline.benchmarks.gpu.floors import Rates
-from draftline.benchmarks.gpu.goals import goals
 from draftline.benchmarks.gpu.instruments.clock import Clock, Repeats, TimeBudget
-from draftline.benchmarks.gpu.instruments.random_stage import random_slice, random_stage
-from draftline.benchmarks.gpu.instruments.steps import decode_step, tree_mask
+from draftline.benchmarks.gpu.instruments.stages import (
+    decode_step,
+    random_slice,
+    random_stage,
+    tree_mask,
+)
 from draftline.benchmarks.gpu.measure import products as measure_products
 from draftline.benchmarks.gpu.measure import sampling as measure_sampling
 from draftline.benchmarks.gpu.measure.attention import relative_error
 from draftline.benchmarks.gpu.measure.sampling import KINDS, sampling_rows
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
+from draftline.benchmarks.gpu.report import goals
 from draftline.benchmarks.gpu.setting import Setting
 from draftline.core.steps import SamplingRows, StepOutput
 from draftline.core.tree.kernels import unpack

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from draftline.benchmarks.heads import plots
-from draftline.benchmarks.heads.equal_training import KEPT, TRAINING, collected
-from draftline.benchmarks.heads.tables import PAGE, RESULTS, main, tables
-from draftline.core.errors import ConfigError
+from draftline.benchmarks.heads.tables import RESULTS, main, tables
 from draftline.measure.simulate.cost_profile import bundled_profiles
+from support.tools.pages import table_rows
 
 
 def content(**taus: float) -> str:
@@ -94,72 +93,16 @@ def test_tokens_that_a_draft_must_bring_to_be_worth_its_time(tmp_path: Path) -> 
     ]
 
 
-def test_heads_that_were_trained_alike_stand_beside_each_other(tmp_path: Path) -> None:
-    (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0))
-    taus = {"griffin chain": 3.0, "griffin-no-fusion chain": 2.5}
-    (tmp_path / "heads-equal-griffin-bundled-t0.json").write_text(content_of(taus))
-    others = content_of({"specformer tree": 2.0})
-    (tmp_path / "heads-equal-specformer-bundled-t0.json").write_text(others)
-    shares = {"griffin": [0.5, 0.25], "eagle2": [0.5]}
-    longer = content_of({"eagle2 tree": 2.0, "hass tree": 2.5})
-    (tmp_path / "heads-longer-bundled-t0.json").write_text(longer)
-    for name, own in shares.items():
-        folder = tmp_path / "heads" / name
-        folder.mkdir(parents=True)
-        record = dict.fromkeys(KEPT, 1) | {"acceptance_by_depth": own, "plan": {}}
-        (folder / "training.json").write_text(json.dumps(record))
-    records = collected(tmp_path / "heads")
-    assert records.keys() == shares.keys()
-    (tmp_path / TRAINING).write_text(json.dumps(records))
-    lines = tables(tmp_path).splitlines()
-    assert lines[:3] == [
-        "| equal training: tau | bundled, greedy |",
-        "| --- | --- |",
-        "| griffin chain | 3.00 (2.00-4.00) |",
-    ]
-    assert lines[4] == "| specformer tree | 2.00 (1.00-3.00) |"
-    assert lines[6:9] == [
-        "| equal training: difference of tau | bundled, greedy |",
-        "| --- | --- |",
-        "| griffin chain over griffin-no-fusion chain | +0.50 (+0.50 to +0.50) |",
-    ]
-    assert lines[10] == "| longer training, published weights: tau | bundled, greedy |"
-    assert lines[17] == "| hass tree over eagle2 tree | +0.50 (+0.50 to +0.50) |"
-    assert lines[19:23] == [
-        "| equal training: accepted behind accepted drafts | 1 | 2 |",
-        "| --- | --- | --- |",
-        "| eagle2 | 0.50 | - |",
-        "| griffin | 0.50 | 0.25 |",
-    ]
-
-
-def test_both_plots_are_drawn(tmp_path: Path) -> None:
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0, tree=3.0))
     plots.main(tmp_path)
     assert [path.name for path in tmp_path.glob("*.png")] == ["heads.png"]
-    for name in ("bundled-t0", "humaneval-t0"):
-        (tmp_path / f"heads-equal-griffin-{name}.json").write_text(content(a=1.5, b=2.5))
-    records = {name: {"acceptance_by_depth": [0.5, 0.25]} for name in ("a", "b")}
-    (tmp_path / TRAINING).write_text(json.dumps(records))
-    plots.main(tmp_path)
-    assert {path.name for path in tmp_path.glob("*.png")} == {"heads.png", "heads-equal.png"}
 
 
-def test_heads_that_were_not_are_refused(tmp_path: Path) -> None:
-    for name, steps in (("a", 300), ("b", 400)):
-        (tmp_path / name).mkdir()
-        record = dict.fromkeys(KEPT, 1) | {"steps": steps}
-        (tmp_path / name / "training.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match=r"folder: .*as many steps"):
-        collected(tmp_path)
-
-
-def test_the_page_has_the_tables_of_the_results(tmp_path: Path) -> None:
-    page = tmp_path / "results.md"
-    page.write_text(PAGE.read_text("utf-8"), encoding="utf-8")
-    main(folder=RESULTS, page=page)
-    assert page.read_text("utf-8") == PAGE.read_text("utf-8")
+def test_rows_of_the_page_are_those_of_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+    main(folder=RESULTS)
+    assert table_rows("Trained heads") <= set(capsys.readouterr().out.splitlines())
 
 
 def test_every_profile_s_results_are_read() -> None:

@@ -11,24 +11,27 @@ from pathlib import Path
 
 import pytest
 from draftline.benchmarks.peers.catalogue import COMPARED, Peers, chosen, known_servers, shown
-from draftline.benchmarks.peers.cpu_time import (
+from draftline.benchmarks.peers.plan import (
+    WARM_UP,
+    estimated_seconds,
+    fitting,
+    make_starts,
+    read_option,
+    read_sets,
+)
+from draftline.benchmarks.peers.rounds import TRANSFORMERS, digests, make_turns, tau
+from draftline.benchmarks.peers.servers import (
+    LlamaBinary,
+    PeerEnvironment,
     ProcessTimes,
+    ServerSpec,
     belonging,
     cpu_seconds,
-    read_processes,
-)
-from draftline.benchmarks.peers.environment import PeerEnvironment
-from draftline.benchmarks.peers.llama.server_binary import LlamaBinary
-from draftline.benchmarks.peers.measure import digests, tau
-from draftline.benchmarks.peers.plan import WARM_UP, estimated_seconds, make_starts
-from draftline.benchmarks.peers.prompt_sets import fitting, read_option, read_sets
-from draftline.benchmarks.peers.rounds import TRANSFORMERS, make_turns
-from draftline.benchmarks.peers.running import running
-from draftline.benchmarks.peers.servers import (
-    ServerSpec,
     draftline_server,
     first_cores,
     llama_server,
+    read_processes,
+    running,
     vllm_server,
 )
 from draftline.core.errors import ConfigError, DraftlineError

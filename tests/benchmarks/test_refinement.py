@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.benchmarks.retrieval.refinement.selection import Choice, choices
+from draftline.benchmarks.retrieval.refinement.stores import Choice, choices
 from draftline.benchmarks.retrieval.refinement.table import rows_of
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import Score, encode_probs

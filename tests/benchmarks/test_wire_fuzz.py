@@ -6,8 +6,7 @@ import random
 
 import pytest
 from draftline.benchmarks.wire_fuzz.formats import Format, formats
-from draftline.benchmarks.wire_fuzz.mutate import mutated
-from draftline.benchmarks.wire_fuzz.run import fuzz
+from draftline.benchmarks.wire_fuzz.run import fuzz, mutated
 from draftline.core.errors import ProtocolError
 
 FORMATS = {one.name: one for one in formats()}

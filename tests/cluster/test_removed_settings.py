@@ -3,9 +3,14 @@
 from typing import Any
 
 import pytest
-from draftline.cluster.config import DrafterConfig
+from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import build_drafter
 from draftline.core.errors import ConfigError
+
+
+def test_an_engine_s_settings() -> None:
+    with pytest.raises(ConfigError, match="head_features: was removed; leave it out: stages"):
+        EngineConfig(model="demo", head_features="sums")
 
 
 @pytest.mark.parametrize(
@@ -15,6 +20,8 @@ from draftline.core.errors import ConfigError
         ({"kind": "model", "weights": "int4"}, "weights: 'int4' was removed; use int8"),
         ({"kind": "model", "vocabulary": "union"}, "vocabulary: 'union' was removed; use tli"),
         ({"kind": "model", "chat_template": "own"}, "chat_template: was removed; leave it out"),
+        ({"kind": "head", "replay_features": True}, "replay_features: was removed; leave it out"),
+        ({"kind": "head", "token_map": "demo"}, "token_map: was removed; leave it out"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
     ],
 )

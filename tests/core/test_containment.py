@@ -24,8 +24,7 @@ from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.schedule.budget import NodeBudget
-from draftline.core.schedule.choice.drafter_choice import DrafterChoice
+from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.step.in_flight import StepDeadline
 from draftline.core.steps import StepInput, StepOutput
 from draftline.core.tree.tree import TokenTree
@@ -183,10 +182,10 @@ async def test_a_plan_that_fails_ends_those_that_run(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "broken",
     [
-        ((DrafterChoice, "plan", 0), (DrafterChoice, "expected", 0)),
-        ((DrafterChoice, "learn", 3), (NodeBudget, "_learn_host", 5)),
+        ((SpeculationPolicy, "_plan", 0), (SpeculationPolicy, "_expected", 0)),
+        ((SpeculationPolicy, "_learn_lengths", 0), (SpeculationPolicy, "_learn_time", 2)),
     ],
-    ids=["chosen", "learned"],
+    ids=["planned", "learned"],
 )
 async def test_what_only_makes_steps_faster_costs_no_request(
     broken: tuple[tuple[type, str, int], ...],

@@ -25,46 +25,6 @@ def test_drafters_get_those_of_every_committed_token(
     assert bench.drafters.feature_rows > 20
 
 
-@given(
-    seed=st.integers(0, 2**20), num_blocks=st.sampled_from([16, 64]),
-    rows=st.sampled_from([24, 40]),
-    num_groups=st.integers(1, 2), heads=st.booleans(),
-)  # fmt: skip
-def test_those_that_were_lost_are_computed_again(
-    seed: int, num_blocks: int, rows: int, num_groups: int, heads: bool
-) -> None:
-    """Beside the request's own trees, in blocks that are nobody's: no text is changed."""
-    bench = Bench(
-        num_blocks=num_blocks, rows=rows, seed=seed, probes=True, features=True, replays=True,
-        is_adaptive=False, num_groups=num_groups, heads=heads,
-    )  # fmt: skip
-    asyncio.run(bench.run_three(seed))
-    bench.pool.check()
-
-
-def test_a_text_is_whole_again_where_a_prefix_had_no_states() -> None:
-    bench = Bench(features=True, replays=True, is_adaptive=False, seed=5)
-    prompt = [1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]
-    for name in ("a", "b"):
-        bench.add(name, prompt, 40)
-        asyncio.run(bench.run())
-    assert bench.drafters.num_whole > 2
-    own = [key for step in bench.target.steps for key in step.request_keys]
-    assert min(own) < 0, "nothing was computed again"
-
-
-def test_nothing_is_computed_again_beside_prompts() -> None:
-    bench = Bench(features=True, replays=True, is_adaptive=False, seed=5, rows=16)
-    bench.add("a", [1, 2, 3, 4, 5, 6], 40)
-    bench.add("b", [2] * 90, 4)
-    asyncio.run(bench.run())
-    for step in bench.target.steps:
-        places = [place for place, tree in enumerate(step.trees) if tree is None]
-        keys = [step.request_keys[place] for place in places]
-        assert len({key < 0 for key in keys}) <= 1
-        assert len(step.token_ids) <= 16
-
-
 def test_nobody_hands_any_out_who_is_not_asked() -> None:
     bench = Bench()
     bench.add("a", [1, 2, 3], 9)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from draftline.core.arrays import Int64
 from draftline.core.errors import RequestFailed
+from draftline.core.proposals import DraftCost, chain_proposal
 from draftline.core.reach import EVERY_REACH, reach_of
-from draftline.core.schedule.choice import wishes
-from draftline.core.schedule.choice.draft_orders import exchange, expected_counts
-from draftline.core.schedule.choice.kernels import ASKED, LEFT_OUT, TRIED, StepWishes
-from draftline.core.schedule.choice.known import nothing_known
+from draftline.core.speculation import draft_plan
+from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, DraftWish, StepOutcome
+from draftline.core.speculation.policy import SpeculationPolicy
+from draftline.core.speculation.step_cost import StepCost
 from draftline.core.steps import HeadTask
+from draftline.core.tree.merge import merge
+from draftline.core.tree.tree import TreeBatch, empty_trees
+from draftline.core.verify.walk import Paths
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
@@ -45,7 +47,7 @@ def test_heads_read_what_is_committed_and_their_drafts_fit(
 def test_heads_draft_only_behind_the_outcomes_that_they_are_told(seed: int, reaches: int) -> None:
     """Stage and engine agree about which these are: each draft fits its text."""
     bench = Bench(num_blocks=64, seed=seed, heads=True, is_adaptive=False)
-    with patch.object(wishes, "EVERY_REACH", reaches):
+    with patch.object(draft_plan, "EVERY_REACH", reaches):
         asyncio.run(bench.run_three(seed))
     told = [step.head_tasks[0] for step in bench.target.steps]
     num_asked = sum(sum(size > 0 for size in task.max_nodes) for task in told)
@@ -61,7 +63,7 @@ def test_a_head_that_is_told_to_wait_for_failures_drafts_less() -> None:
     bench = Bench(heads=True, is_adaptive=False)
     del bench.drafters.drafter_costs["first"], bench.drafters.drafter_costs["second"]
     bench.add("a", [1, 2, 3], 13)
-    with patch.object(wishes, "EVERY_REACH", 0b001):
+    with patch.object(draft_plan, "EVERY_REACH", 0b001):
         asyncio.run(bench.run())
     assert 0 < bench.drafters.num_drafted < len(bench.target.steps) - 1
 
@@ -155,64 +157,43 @@ def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFix
     assert len(bench.target.steps) == 2
 
 
-def wishes_of(reached: Sequence[int], *, is_undrafted: bool = False) -> StepWishes:
-    """Of requests in the first rows, and two drafters of which the second drafts ahead."""
-    count = len(reached)
-    nothing = np.zeros(2)
-    return StepWishes(
-        rows=np.arange(count),
-        allowed=np.ones((count, 2), dtype=np.bool_),
-        sizes=np.ones((count, 3)),
-        grid=np.array([0.0, 1e6]),
-        curve_s=nothing,
-        base_rows=0.0,
-        token_s=0.0,
-        plain_s=0.0,
-        cells=np.array(reached),
-        most_s=0.0,
-        host_s=nothing,
-        single_s=0.0,
-        round_s=0.0,
-        is_new=np.zeros(2, dtype=np.bool_),
-        is_ahead=np.array([False, True]),
-        is_undrafted=np.full(count, is_undrafted),
-        turn=0,
-    )
+HEADS = {"head": DraftCost(0.0, 0.1, is_ahead=True)}
 
 
-def orders(*second: int) -> Int64:
-    """int64 [requests, 2]: of the drafter that drafts ahead."""
-    return np.array([[0, one] for one in second])
+def plan_of(policy: SpeculationPolicy, num_accepted: int, *, drafted: bool = True) -> DraftPlan:
+    wish = DraftWish("r", 0.0, None, 100, 100, num_accepted, drafted)
+    return policy.plan([wish], HEADS, 0)
 
 
-def test_orders_come_a_step_later() -> None:
-    """And only after such outcomes as they were made for."""
-    known = nothing_known()
-    known = known._replace(ordered=np.zeros((64, 2), np.int64), ordered_after=orders(*[0] * 64))
-    known.ordered[1, 1], known.ordered_after[1, 1] = ASKED, EVERY_REACH
-    choices = np.array([[ASKED, LEFT_OUT], [ASKED, ASKED + TRIED]])
-    forced, paying = orders(0, EVERY_REACH), orders(0b101, 0)
-    told = exchange(choices, forced, paying, known, wishes_of([0, 0]))
-    assert told.tolist() == orders(0b101, EVERY_REACH).tolist()
-    # Nothing was ordered for the first one; for the second, at its opening.
-    assert choices.tolist() == [[ASKED, LEFT_OUT], [ASKED, ASKED]]
-    nothing, choices = orders(0, 0), orders(0, 0)
-    exchange(choices, nothing, nothing, known, wishes_of([1, 2]))
-    # The first one's were for another outcome.
-    assert choices.tolist() == orders(LEFT_OUT, ASKED + TRIED).tolist()
-    exchange(choices, nothing, nothing, known, wishes_of([0, 0]))
-    assert not choices.any()
+def test_a_head_is_asked_for_what_the_plan_before_told_it_to_draft() -> None:
+    """A new head drafts after every accepted length, from the step after its first plan on."""
+    policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
+    first = plan_of(policy, 0)
+    assert not first.by_drafter
+    assert first.heads == {"head": {"r": EVERY_REACH}}
+    assert first.head_counts["head"] == pytest.approx(1.0)
+    assert plan_of(policy, 5).by_drafter == {"head": ("r",)}
+    assert not plan_of(policy, 5, drafted=False).by_drafter, "the text came to another leaf"
 
 
-def test_what_was_ordered_is_not_there_where_heads_were_told_not_to_draft() -> None:
-    known = nothing_known()
-    known = known._replace(ordered=np.zeros((64, 2), np.int64), ordered_after=orders(*[0] * 64))
-    paying, nothing = orders(0b001, 0b001), orders(0, 0)
-    told = exchange(orders(0, 0), nothing, paying, known, wishes_of([0, 2]))
-    assert told.tolist() == paying.tolist()
-    # Of three outcomes that were seen once each, and those of two steps.
-    assert expected_counts(told, known)[1] == pytest.approx(2 * 2 / 5, abs=0.01)
-    for is_undrafted, found in ((True, LEFT_OUT), (False, ASKED)):
-        choices = orders(0, 0)
-        exchange(choices, nothing, paying, known, wishes_of([0, 2], is_undrafted=is_undrafted))
-        assert choices.tolist() == orders(found, LEFT_OUT).tolist()
+def test_a_head_drafts_only_after_accepted_lengths_after_which_it_pays() -> None:
+    """It brings three tokens after steps that accepted nothing, and none after others."""
+    policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
+    right = np.arange(1, 4, dtype=np.int32)
+    tree = merge([chain_proposal("head", right)], 4, 4, policy.table)
+    num_accepted, told = 0, []
+    for step in range(400):
+        plan = plan_of(policy, num_accepted)
+        told.append(plan.heads.get("head", {}).get("r", 0))
+        path, trees = [(0, 1, -1)], [empty_trees(1)[0]]
+        if "head" in plan.by_drafter:
+            trees = [tree]
+            if not num_accepted:
+                path = [(0, 1, 0), (1, 2, 1), (2, 3, 2), (3, 9, -1)]
+        outcome = StepOutcome(4, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, HEADS))
+        outcome.count(["r"], trees, TreeBatch.of(trees), Paths.of([path]))
+        policy.update(outcome, 1.0 + step)
+        num_accepted = len(path) - 1
+    late = told[200:]
+    assert all(reaches & 0b001 for reaches in late)
+    assert sum(reaches >> 1 & 1 for reaches in late) < 0.2 * len(late)

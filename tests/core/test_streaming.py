@@ -45,7 +45,7 @@ requests = st.lists(
     st.integers(24, 120),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([(False, False), (True, False), (True, True)]),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )
@@ -57,7 +57,7 @@ def test_text_is_that_of_plain_decoding(
     num_blocks: int,
     is_adaptive: bool,
     probes: bool,
-    features: tuple[bool, bool],
+    features: bool,
     heads: bool,
     is_remote: bool,
 ) -> None:
@@ -65,7 +65,7 @@ def test_text_is_that_of_plain_decoding(
         seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming="on",
         is_adaptive=is_adaptive, probes=probes, heads=heads,
         # Of drafters that are asked for now and then, some are missing.
-        features=features[0] and not is_adaptive, replays=features[1] and not is_adaptive,
+        features=features and not is_adaptive,
     )  # fmt: skip
     if is_remote and not bench.drafters.feature_drafters:
         bench.drafters.remote = frozenset({"second"})
@@ -196,12 +196,12 @@ async def test_heads_draft_behind_slices_that_go_on_from_others() -> None:
     bench = await one_stream(heads=True)
     assert bench.tokens("a") == plain_answer([1, 2, 3], 100, 1, VOCAB)
     assert bench.target.num_behind_others > 3
-    assert bench.drafters.num_taken > 3
+    assert bench.drafters.num_taken > 2
 
 
 async def test_probes_are_answered() -> None:
     bench = await one_stream(probes=True)
-    assert bench.drafters.probe_answers > 3
+    assert bench.drafters.probe_answers > 2
 
 
 async def test_features_of_nodes_come_with_their_commit() -> None:

@@ -56,8 +56,6 @@ def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 SPECTRA = DrafterConfig(kind="spectra", pool=False, transport="grpc")
 # It knows the target's states of what was committed since it came back, and no others.
 HEAD = DrafterConfig(kind="head", model="demo-griffin", transport="grpc")
-# Those of before are computed again for it.
-REPLAYED = HEAD.model_copy(update={"replay_features": True})
 KILLED, PAUSED = signal.SIGKILL, signal.SIGSTOP
 
 
@@ -68,9 +66,7 @@ KILLED, PAUSED = signal.SIGKILL, signal.SIGSTOP
     [
         pytest.param(SPECTRA, (KILLED, PAUSED), id="spectra"),
         pytest.param(HEAD, (KILLED,), id="head"),
-        pytest.param(REPLAYED, (KILLED,), id="replayed head"),
         pytest.param(HEAD, (PAUSED,), id="paused head", marks=pytest.mark.full),
-        pytest.param(REPLAYED, (PAUSED,), id="paused replayed head", marks=pytest.mark.full),
     ],
 )
 def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from draftline.benchmarks.http_fuzz.cases import PATHS, Request, make_cases
-from draftline.benchmarks.http_fuzz.client import error_fault, raw_fault, stream_fault
+from draftline.benchmarks.http_fuzz.clients import error_fault, raw_fault, stream_fault
 from draftline.benchmarks.http_fuzz.run import OWN_PROCESSES, SLACK_FDS, left_behind, logged
 from draftline.benchmarks.http_fuzz.server import Holdings
 from draftline.benchmarks.http_fuzz.values import MARKER

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from draftline.benchmarks.serving.on_ray.processes import tree
+from draftline.benchmarks.serving.ray_servers import tree
 from draftline.benchmarks.serving.soak.faults import (
     CASES,
     DISK,
@@ -25,8 +25,7 @@ from draftline.benchmarks.serving.soak.faults import (
     Targets,
     make_faults,
 )
-from draftline.benchmarks.serving.soak.owned.disk import Disk
-from draftline.benchmarks.serving.soak.owned.network import Network
+from draftline.benchmarks.serving.soak.owned_servers import Disk, Network
 
 DELAY_S = 0.2
 

@@ -6,13 +6,13 @@ import os
 from dataclasses import replace
 
 import pytest
-from draftline.benchmarks.serving.on_ray.processes import Process
+from draftline.benchmarks.serving.ray_servers import Process
 from draftline.benchmarks.serving.soak.clients import Answer, Choice, End, is_clear
 from draftline.benchmarks.serving.soak.faults import Done, Fault
 from draftline.benchmarks.serving.soak.judge import judge, outcomes_of
-from draftline.benchmarks.serving.soak.leaks import process_leaks
-from draftline.benchmarks.serving.soak.plan import Ask
 from draftline.benchmarks.serving.soak.run import Setting, soak
+from draftline.benchmarks.serving.soak.setup import Ask
+from draftline.benchmarks.serving.soak.watch import process_leaks
 from draftline.deploy.api.errors import bad_request
 
 ASK = Ask("amber", "greedy", "/v1/completions", {"stream": True}, 0.0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,16 +68,11 @@ def test_heads_change_no_token(stages: int, head: DrafterConfig) -> None:
     assert np.mean(lengths) > 0.6
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [*((name, {}) for name in BUNDLED_HEADS), ("demo-griffin", {"token_map": "demo"})],
-)
-def test_every_bundled_head_drafts_alike_wherever_it_is(
-    name: str, options: Mapping[str, object]
-) -> None:
+@pytest.mark.parametrize("name", BUNDLED_HEADS)
+def test_every_bundled_head_drafts_alike_wherever_it_is(name: str) -> None:
     lengths = []
     for placement in ("last_stage", "actor"):
-        head = DrafterConfig(kind="head", model=name, placement=placement, **options)
+        head = DrafterConfig(kind="head", model=name, placement=placement)
         outputs = check_equal(
             (head,), pipeline_parallel_size=2, enable_prefix_caching=False, streaming="off",
             **PATIENT,
@@ -232,9 +227,6 @@ def test_a_budget_that_chooses_asks_for_states_where_heads_are_asked(head: Draft
             "placement",
         ),
         ({"model": "demo-griffin", "dtype": "bfloat16"}, "dtype"),
-        ({"model": "demo-griffin", "token_map": "nowhere.json"}, "token_map"),
-        ({"model": "demo-dflash", "token_map": "demo"}, "token_map"),
-        ({"model": "demo-griffin", "token_map": "no.pt", "placement": "actor"}, "token_map"),
     ],
 )
 def test_wrong_settings_name_the_field(fields: dict[str, Any], field: str) -> None:

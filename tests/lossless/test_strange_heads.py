@@ -15,7 +15,7 @@ from draftline.core.request.sampling_params import RequestOptions
 from draftline.core.steps import StepInput
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
 from draftline.models.heads.load_head import build_head
-from draftline.models.heads.parallel_heads import MedusaConfig
+from draftline.models.heads.medusa import MedusaConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads.export import export_head
 

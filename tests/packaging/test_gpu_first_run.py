@@ -1,4 +1,4 @@
-"""What `docs/gpu-first-run.md` asks for can be run: its commands, flags, parts, files and tests."""
+"""What `CONTRIBUTING.md` asks for can be run: its commands, flags, parts, files and tests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from types import ModuleType
 import pytest
 from draftline.benchmarks.gpu.__main__ import main as measure
 from draftline.benchmarks.gpu.parts import PARTS
+from support.tools.pages import sections
 from support.tools.tree_copy import ROOT
 
-PAGE = (ROOT / "docs" / "gpu-first-run.md").read_text("utf-8")
+PAGE = sections(ROOT / "CONTRIBUTING.md")["A first run on a GPU"]
 BENCHMARK = "-m draftline.benchmarks.gpu"
 PLUGINS = ("asyncio", "timeout", "xdist")
 

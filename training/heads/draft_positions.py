@@ -1,4 +1,4 @@
-"""One training step of a drafter that says all its drafts at once: SpecFormer, Medusa, blockwise.
+"""One training step of a drafter that says all its drafts at once: SpecFormer, Medusa.
 
 In-batch gradient accumulation (SpecFormer, arXiv 2511.20340): the logits of one position of the
 drafts are made, judged and backpropagated to the drafter's states before those of the next, so that
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...models.heads.parallel_heads import Blockwise, Medusa
+from ...models.heads.medusa import Medusa
 from ...models.heads.spec_former import SpecFormer
 from .feature_passes.alignment import is_aligned
 from .processes import mean_count, share_of_rows
@@ -47,7 +47,7 @@ def train_positions(
 
 
 def train_heads(
-    heads: Medusa | Blockwise, lm_head: nn.Module, batch: TextBatch, weights: Sequence[float]
+    heads: Medusa, lm_head: nn.Module, batch: TextBatch, weights: Sequence[float]
 ) -> list[float]:
     """Add gradients to the heads' parameters; the mean loss of each head, nats a token.
 
@@ -109,9 +109,7 @@ def position_acceptance(
 
 
 @torch.no_grad()
-def head_acceptance(
-    heads: Medusa | Blockwise, lm_head: nn.Module, batch: TextBatch
-) -> list[tuple[int, int]]:
+def head_acceptance(heads: Medusa, lm_head: nn.Module, batch: TextBatch) -> list[tuple[int, int]]:
     """As `position_acceptance`."""
     states = heads.drafts(batch.features[:, :-1])
     wanted = (_wanted(batch, index) for index in range(states.shape[-2]))

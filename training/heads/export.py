@@ -15,8 +15,8 @@ from ...models.heads.formats.dflash_config import DFlashConfig, published_fields
 from ...models.heads.formats.feature_head_config import FeatureHeadConfig, published_pair_fields
 from ...models.heads.formats.head_tensors import MEDUSA_FILE
 from ...models.heads.load_head import TOKEN_MASK, Head, HeadConfig
+from ...models.heads.medusa import Medusa, MedusaConfig
 from ...models.heads.p_eagle import PEagleConfig, published_mask_fields
-from ...models.heads.parallel_heads import Medusa, MedusaConfig, ParallelConfig
 from ...models.heads.spec_former import SpecFormerConfig
 from ...models.load.checkpoint import SINGLE_FILE
 from .feature_passes.draft_vocabulary import vocabulary_of
@@ -71,8 +71,6 @@ def _sizes(config: HeadConfig) -> dict[str, object]:
             "hidden_size": config.hidden_size,
             "vocab_size": config.vocab_size,
         }
-    if isinstance(config, ParallelConfig):
-        return {"hidden_size": config.hidden_size, "num_heads": config.draft_length}
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

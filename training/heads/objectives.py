@@ -11,8 +11,8 @@ from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head
+from ...models.heads.medusa import Medusa
 from ...models.heads.p_eagle import PEagle
-from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.heads.spec_former import SpecFormer
 from .anchored_blocks import BlockPlan, block_acceptance, random_blocks, train_blocks
 from .draft_positions import (
@@ -124,16 +124,15 @@ class PositionObjective:
         return position_acceptance(self._drafter, target.norm, target.lm_head, batch)
 
 
-class ParallelObjective:
-    """Medusa's or blockwise heads, each on its own token (`draft_positions.py`).
+class MedusaObjective:
+    """Medusa's heads, each on its own token (`draft_positions.py`).
 
-    Medusa's losses have weights 0.8^k for its head k from 1; blockwise heads count alike.
+    Losses have weights 0.8^k for head k from 1.
     """
 
-    def __init__(self, heads: Medusa | Blockwise) -> None:
-        decay = HEAD_DECAY if isinstance(heads, Medusa) else 1.0
+    def __init__(self, heads: Medusa) -> None:
         self._heads = heads
-        self._weights = [decay ** (place + 1) for place in range(heads.config.draft_length)]
+        self._weights = [HEAD_DECAY ** (place + 1) for place in range(heads.config.draft_length)]
 
     def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
         """As of `Objective`."""
@@ -191,7 +190,7 @@ def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan, masks: MaskPla
         return BlockObjective(head, blocks)
     if isinstance(head, SpecFormer):
         return PositionObjective(head)
-    return ParallelObjective(head)
+    return MedusaObjective(head)
 
 
 def _feature_objective(head: FeatureHead, passes: PassPlan, masks: MaskPlan) -> Objective:

@@ -19,7 +19,7 @@ from ...core.progress import Progress, unseen
 from ...models.heads.dflash import DFlash
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, HeadConfig, build_head
-from ...models.heads.parallel_heads import Blockwise, Medusa
+from ...models.heads.medusa import Medusa
 from ...models.load.model_info import read_model_info
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
@@ -196,7 +196,7 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
     heads and embeddings begin as the target's.
     """
     output = target.lm_head.get_parameter("weight")
-    if isinstance(head, Medusa | Blockwise):
+    if isinstance(head, Medusa):
         head.begin_as(output)
         return
     share = 1.0 if isinstance(head, DFlash) else 0.1

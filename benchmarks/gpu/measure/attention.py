@@ -15,8 +15,7 @@ from ....models.attention.backend import choose_backend
 from ....models.attention.step_attention import PagedKv
 from ..findings import Figure, Findings, free_memory
 from ..floors import HeadShape, attention_work
-from ..instruments.random_stage import TILES, random_kv
-from ..instruments.steps import decode_step, tree_mask
+from ..instruments.stages import TILES, decode_step, random_kv, tree_mask
 from ..plan import StepCase
 from ..setting import DTYPE, Setting
 

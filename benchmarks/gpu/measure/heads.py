@@ -30,7 +30,7 @@ from ....models.load.partition import LayerSpan
 from ....models.sampling import uses_fused_modules
 from ..findings import Findings
 from ..floors import Work
-from ..instruments.random_stage import SPREAD, random_slice
+from ..instruments.stages import SPREAD, random_slice
 from ..plan import ModelPlan
 from ..setting import DTYPE, Setting
 

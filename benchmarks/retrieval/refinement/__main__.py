@@ -30,12 +30,19 @@ from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....retrieval_store.corpus.documents import TokenizedDocument
 from ....retrieval_store.corpus.refine import Score
-from .corpus import corpus
-from .plot import write_plot
-from .replays import contexts_of, counts_of_stores, lookup_us, record, write_store
-from .selection import Choice, choices
-from .table import rows_of, show
-from .target import own_texts, scored
+from .stores import (
+    Choice,
+    choices,
+    contexts_of,
+    corpus,
+    counts_of_stores,
+    lookup_us,
+    own_texts,
+    record,
+    scored,
+    write_store,
+)
+from .table import rows_of, show, write_plot
 
 RESULTS = Path(__file__).parents[2] / "results" / "refinement.json"
 

@@ -19,8 +19,7 @@ from typing import Annotated
 
 import typer
 
-from .report import print_report, report_of
-from .run import Setting, soak
+from .run import Setting, print_report, report_of, soak
 
 RESULTS = Path(__file__).parents[2] / "results" / "soak.json"
 

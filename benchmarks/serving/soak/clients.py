@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import httpx
 
-from .plan import Ask
+from .setup import Ask
 
 # whole    the answer came to its end
 # left     its client went away, as planned

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol
 
-from ..on_ray.processes import PROC, TITLES, pids_of
-from .owned.disk import Disk
-from .owned.network import Network
+from ..ray_servers import PROC, TITLES, pids_of
+from .owned_servers import Disk, Network
 
 # kill        SIGKILL; whom Ray does not replace is started again after `seconds`
 # pause       SIGSTOP, and SIGCONT after `seconds`

@@ -4,7 +4,8 @@
 
 Stages take 5 ms a step, 29 us more for each row (what a row of a 70B model computes in one of 8
 stages on an H200, as if nothing of that went on beside the reading of weights) and 0.4 ms for each
-message (`stage_transport`, 16 rows over 3 stages). Answers are the demo model's own, recorded once.
+message (as Ray actors take, 16 rows over 3 stages). Answers are the demo model's own, recorded
+once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ....core.schedule.budget import load_choice
+from ....core.speculation.policy import load_policy
 from ....core.step.builder import load_kernels
 from ....deploy.ray_serve.runtime import quiet_libraries
 from ....measure.records.record import machine
@@ -29,6 +30,7 @@ from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import read_cost_profile
 from .cases import (
     BUNDLED,
+    COPYING,
     MODES,
     PROMPTS_ALONE,
     PROMPTS_EACH,
@@ -37,13 +39,11 @@ from .cases import (
     Load,
     Measured,
     every_load,
+    recorded,
 )
-from .recordings import COPYING, recorded
-from .replayed_stages import RunStep
+from .replayed_stages import PROFILE, RunStep, StageTimes, row_seconds
+from .report import HEAD, draw, rows
 from .run import measure
-from .stage_line import PROFILE, StageTimes, row_seconds
-from .tables import HEAD, rows
-from .timeline import draw
 
 RESULTS = Path(__file__).parents[2] / "results"
 HUMANEVAL = "HumanEval"
@@ -111,7 +111,7 @@ def main(  # noqa: PLR0913 - one parameter an option
     quiet_libraries()
     console = Console(width=200, highlight=False)
     load_kernels()
-    load_choice()
+    load_policy()
     profile = read_cost_profile(PROFILE)
     row_s = row_seconds(profile) if row_us is None else row_us / 1e6
     times = StageTimes(stage_s=stage_ms / 1e3, row_s=row_s, hop_s=hop_ms / 1e3)

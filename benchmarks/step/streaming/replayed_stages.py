@@ -7,21 +7,120 @@ it. One that is wrong is killed if the answer that says so comes before its own 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
+import torch
 
-from ....core.arrays import Int32, Span
+from ....core.arrays import Float32, Int32, Span
 from ....core.steps import StepInput, StepOutput, TreeRows
 from ....core.tree.kernels import unpack
+from ....drafters.heads.drafter import feature_layers
 from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
+from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.slowed_pipeline import answer_at
-from .stage_line import Passage, StageLine, StageTimes
-from .text_features import TextFeatures
+from ....models.load.checkpoint import resolve_head_path, resolve_model_path
+from ....models.load.model_info import read_model_info
+from ....training.heads.distilled_texts import DistilledText
+from ....training.heads.target import Target
+
+# The profile whose rows these are, by default.
+PROFILE = "70b-8-h200"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of a stage for a step, for each of its rows beside, and of a message."""
+
+    stage_s: float
+    row_s: float
+    hop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A step on its way.
+
+    spans        when each stage computed it
+    answered_at  when the engine has the answer, seconds
+    """
+
+    spans: tuple[Span, ...]
+    answered_at: float
+
+
+class StageLine:
+    """Stages, each of which takes steps in order and one at a time."""
+
+    __slots__ = ("_free_at", "_times")
+
+    def __init__(self, num_stages: int, times: StageTimes) -> None:
+        self._times = times
+        self._free_at = [0.0] * num_stages
+
+    def send(self, sent_at: float, num_rows: int) -> Passage:
+        """Send a step of so many rows."""
+        times, arrives = self._times, sent_at + self._times.hop_s
+        spans: list[Span] = []
+        for stage, free_at in enumerate(self._free_at):
+            begin = max(arrives, free_at)
+            self._free_at[stage] = end = begin + times.stage_s + times.row_s * num_rows
+            spans.append((begin, end))
+            arrives = end + times.hop_s
+        return Passage(tuple(spans), arrives)
+
+
+def row_seconds(profile: CostProfile) -> float:
+    """What a row computes in one of a profile's stages."""
+    operations = profile.device.operations * profile.device.operations_share
+    return profile.target.operations / profile.num_stages / operations
+
+
+class TextFeatures:
+    """The states of the layers that one head reads, float32 [tokens, width] of each answer."""
+
+    def __init__(self, model: str, head: str, answers: Sequence[RecordedAnswer]) -> None:
+        layers = feature_layers(resolve_head_path(head), read_model_info(model))
+        target = Target(resolve_model_path(model), torch.device("cpu"), layers)
+        self.width = 0
+        self._texts = {answer.seed: answer.text_ids for answer in answers}
+        self._of: dict[int, Float32] = {}
+        for answer in answers:
+            text = DistilledText(answer.text_ids, len(answer.prompt_ids))
+            [features] = target.batch([text], len(text.tokens)).features.numpy()
+            self._of[answer.seed], self.width = features, features.shape[1]
+
+    def of_step(self, step: StepInput, num_right: Mapping[int, int]) -> Float32:
+        """float32 [rows, width]: of the step's `feature_requests`, as `StepOutput` has them.
+
+        num_right: rows of the trees, by the place of a request, that the text goes through
+        """
+        found = [self._of_request(step, place, num_right) for place in step.feature_requests]
+        return np.concatenate(found) if found else np.zeros((0, self.width), dtype=np.float32)
+
+    def _of_request(self, step: StepInput, place: int, num_right: Mapping[int, int]) -> Float32:
+        first, end = step.request_starts[place : place + 2].tolist()
+        positions = step.positions[first:end]
+        if step.trees[place] is None:
+            return self._of_prompt(int(positions[0]), tuple(step.token_ids[first:end].tolist()))
+        low, high = np.searchsorted(step.logits_rows, (first, end)).tolist()
+        own = self._of[int(step.sampling.seed[low])]
+        if place in step.slice_requests:
+            chosen = step.positions[step.logits_rows[low:high]]
+            return own[np.minimum(chosen, len(own) - 1)]
+        return own[positions[0] : positions[0] + num_right[place]]
+
+    def _of_prompt(self, start: int, tokens: tuple[int, ...]) -> Float32:
+        """Of a prompt, which is read in one chunk: texts that begin alike have the same states."""
+        assert start == 0, "a prompt is longer than a step"
+        for seed, text in self._texts.items():
+            if text[: len(tokens)] == tokens:
+                return self._of[seed][: len(tokens)]
+        raise AssertionError("a step reads a text that is no recorded answer's")
 
 
 class Fate(StrEnum):
@@ -35,17 +134,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlicePart:
-    """A request's rows in a step: its seed, and what became of each, the root's first.
-
-    vain_at  when answers to earlier steps said of rows that they are in vain, seconds: of the
-             killed ones, and where that is all nodes, of the root and of probes
-    is_first whether no step before had its root: all that was sent before was in vain
-    """
+    """A request's rows in a step: its seed, and what became of each, the root's first."""
 
     seed: int
     fates: tuple[Fate, ...]
-    vain_at: tuple[float, ...] = ()
-    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +178,6 @@ class ReplayedStages(ReplayPipeline):
         self.steps: list[RunStep] = []
         self._clock = clock
         self._line = StageLine(num_stages, times)
-        # When the answer to a step arrives, by the step's id.
-        self._answered_at: dict[int, float] = {}
         # The step that first ran the right row at a position of a text, by its seed.
         self._first_step: dict[tuple[int, int], int] = {}
         # Positions of the last right token down to the row that wrote a slot, that row's included.
@@ -104,10 +194,8 @@ class ReplayedStages(ReplayPipeline):
             self._token_at.update(zip(step.slots.tolist(), step.token_ids.tolist(), strict=True))
             output = self._answer(step)
             parts, num_prompt_rows = self._parts(step)
-            vain_at = [at for part in parts.values() for at in part.vain_at]
             num_rows = len(step.token_ids)
-            passage = self._line.send(sent_at, num_rows, vain_at)
-            self._answered_at[step.step_id] = passage.answered_at
+            passage = self._line.send(sent_at, num_rows)
             self.steps.append(RunStep(passage, tuple(parts.values()), num_prompt_rows, num_rows))
             if step.is_traced:
                 output = replace(output, stage_spans=passage.spans)
@@ -141,7 +229,6 @@ class ReplayedStages(ReplayPipeline):
     ) -> SlicePart:
         visible = unpack(tree.ancestors, len(tree.slots))
         fates: list[Fate] = []
-        vain_at: list[float] = []
         for index, row in enumerate(rows):
             position, slot = int(step.positions[row]), int(step.slots[row])
             right = position - 1
@@ -154,16 +241,10 @@ class ReplayedStages(ReplayPipeline):
             if is_right:
                 self._first_step.setdefault((seed, position), step.step_id)
                 fates.append(Fate.RIGHT if index else Fate.ROOT)
-            elif (answered_by := self._first_step[seed, right]) < step.step_id:
-                fates.append(Fate.KILLED)
-                vain_at.append(self._answered_at[answered_by])
             else:
-                fates.append(Fate.REFUSED)
-        if vain_at and len(vain_at) == len(rows) - 1:
-            # An answer that kills a node knows what follows the root; probes are as late.
-            vain_at += [max(vain_at)] * (num_own - len(vain_at))
-        first = self._first_step.get((seed, int(step.positions[rows[0]])))
-        return SlicePart(seed, tuple(fates), tuple(vain_at), first == step.step_id)
+                is_killed = self._first_step[seed, right] < step.step_id
+                fates.append(Fate.KILLED if is_killed else Fate.REFUSED)
+        return SlicePart(seed, tuple(fates))
 
     def _top_next_tokens(self, step: StepInput) -> Int32:
         """As the recording has them; rows of slices follow rows of other steps, too."""

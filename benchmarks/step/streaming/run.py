@@ -6,6 +6,7 @@ Time is that of the host's processor where it works and skipped where it waits
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,11 @@ import numpy as np
 
 from ....cluster.config import HEAD, DrafterConfig, EngineConfig
 from ....cluster.drafting.channel import DrafterLimits
+from ....cluster.drafting.factory import build_drafter, keeps_answers
 from ....cluster.drafting.hub import DrafterHub
 from ....cluster.engine.assembly import measure_step_cost
+from ....cluster.links.link import DrafterMessage, DraftSeconds, InprocLink
+from ....cluster.links.pool import AnyLink
 from ....core.engine import EngineCore
 from ....core.errors import DraftlineError
 from ....core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
@@ -25,18 +29,67 @@ from ....core.request.request import Request
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....core.request.stop import SilentStream, StopRule
 from ....core.schedule.block_pool import BlockPool
-from ....core.schedule.budget import NodeBudget
 from ....core.schedule.scheduler import Scheduler, SchedulerLimits
+from ....core.speculation.policy import SpeculationPolicy
 from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import CostProfile
+from ....measure.simulate.draft_times import DraftTimes, times_of
 from ....measure.simulate.host_clock import HostClock, HostLoop
+from ....measure.simulate.slowed_link import SlowedLink
 from ....models.load.model_info import read_model_info
 from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
-from .known_pace import KnownPace
-from .links import link_to
-from .replayed_stages import Fate, ReplayedStages, RunStep
-from .stage_line import StageTimes
-from .text_features import TextFeatures
+from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes, TextFeatures
+
+
+class ApartLink(SlowedLink):
+    """Of a drafter on a device of its own: it drafts in this process and at once; the answer comes
+    when the profile's drafter would have given it, and the engine goes on meanwhile.
+    """
+
+    def __init__(self, link: AnyLink, times: DraftTimes, clock: HostClock) -> None:
+        assert times.are_known, "its time is the profile's"
+        super().__init__(link, times, clock)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """See `DrafterLink`."""
+        return False
+
+    def send(self, message: DrafterMessage) -> None:
+        """See `DrafterLink`."""
+        sent_at = self._host_clock()
+        answer = self._drafted(message)
+        if answer is None:
+            return
+        assert self._events is not None
+        seconds = self._draft_s(answer.proposals)
+        self._timer = asyncio.get_running_loop().call_at(
+            max(sent_at + seconds, self._host_clock()),
+            self._events.answered,
+            answer.proposals,
+            answer.report,
+            DraftSeconds(propose_s=seconds),
+        )
+
+    def disconnect(self) -> None:
+        """See `DrafterLink`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().disconnect()
+
+
+def link_to(
+    config: DrafterConfig, engine: EngineConfig, clock: HostClock, profile: CostProfile
+) -> SlowedLink:
+    """A new drafter of these settings; those that the profile has work beside the host."""
+    drafter = build_drafter(config, engine)
+    link = InprocLink(drafter, config.max_nodes, keeps_answers=keeps_answers(config))
+    times = times_of(config, profile)
+    if times.are_known:
+        return ApartLink(link, times, clock)
+    return SlowedLink(link, times, clock)
+
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 4096
 MAX_STEP_ROWS = 512
@@ -92,15 +145,11 @@ class Run:
             num_groups=self.stages.max_in_flight,
             share_prefixes=False,
         )
-        self._budget = NodeBudget()
+        self._policy = SpeculationPolicy()
         self._core = EngineCore(
             self.stages, self._hub, Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits),
-            self._budget, clock, streaming=MODES[mode],
+            self._policy, clock, streaming=MODES[mode],
         )  # fmt: skip
-        if times.is_pruned or times.is_slowest_known:
-            self._core.streaming.pace = KnownPace(
-                lambda: self._budget.cost, load.stages, clock, times.slowest(load.stages)
-            )
         self._running: dict[str, _Heard] = {}
         # Tokens, and seconds that their requests waited for them, while all requests decode.
         self._num_tokens, self._decoding_s = 0, 0.0
@@ -109,7 +158,7 @@ class Run:
 
     async def run(self) -> Found:
         """Answer until too few requests are left."""
-        self._budget.cost = await measure_step_cost(
+        self._policy.cost = await measure_step_cost(
             self.stages, MAX_STEP_ROWS, BLOCK_SIZE, self._clock
         )
         self.stages.steps.clear()

@@ -1,4 +1,4 @@
-"""Deltas on a fixed beat: packets do not tell what was drafted (`docs/streaming_privacy.md`).
+"""Deltas on a fixed beat: packets do not tell what was drafted (docs/operations.md).
 
 Speculative decoding commits several tokens a step where drafts were right. Who watches encrypted
 packets sees how many, and from that what the drafters knew (arXiv 2411.01076). A pace makes the

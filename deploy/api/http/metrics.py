@@ -2,7 +2,7 @@
 
 `vllm:` names mean what they mean there; `draftline:` ones are ours and carry the drafter as
 `source`. What is counted a request is taken from finished requests, the rest from the engines when
-scraped (`engine_metrics.py`). `docs/metrics.md` lists them all.
+scraped (`engine_metrics.py`). docs/operations.md, "Metrics", lists them all.
 """
 
 from __future__ import annotations

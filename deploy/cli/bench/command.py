@@ -91,7 +91,7 @@ def _engine_settings(
 
 def _check_belongings(job: BenchJob) -> None:
     """Raises `ConfigError` for what says something of nothing that is asked for."""
-    for field, suite in (("profile", "spectra"), ("heads", "heads"), ("token_map", "heads")):
+    for field, suite in (("profile", "spectra"), ("heads", "heads")):
         if getattr(job, field) is not None and job.suite != suite:
             raise ConfigError(field.replace("_", "-"), f"belongs to a suite: --suite {suite}")
     for field in ("small_model", "host_slowdown"):

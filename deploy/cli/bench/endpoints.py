@@ -12,13 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import MakePipeline
-from ....cluster.loop_calls import collector_spared
 from ....cluster.transport.stage_spec import Pipeline, StageSpec
 from ....core.errors import ConfigError
 from ....core.request.sampling_params import RequestOptions
 from ....core.verify.rules import COUPLED
 from ....measure.clients.endpoint import Endpoint
-from ....measure.clients.engine_endpoint import EngineEndpoint
+from ....measure.clients.engine_endpoint import EngineEndpoint, collector_spared
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
 from ....measure.clients.setting import Setting, matched_settings, with_fixed
@@ -33,7 +32,6 @@ from ....measure.runs.near_tie import explain_by_model
 from ....measure.simulate.cost_profile import SMALL_MODEL, CostProfile, read_cost_profile
 from ....measure.simulate.host_clock import HostClock
 from ....measure.simulate.simulation import Simulation
-from ....models.load.model_info import read_model_info
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.async_engine import AsyncEngine
 from ...settings.settings import build_serve_args
@@ -171,11 +169,10 @@ def _endpoint(
 
 
 def _simulated(config: EngineConfig, simulation: Simulation) -> AsyncEngine:
-    vocab_size = read_model_info(config.model).vocab_size
     return AsyncEngine(
         simulation.config(config),
         pipelines=simulation.pipelines,
-        links=partial(simulation.links, config.drafters, vocab_size),
+        links=partial(simulation.links, config.drafters),
         engine_time=simulation.time,
     )
 

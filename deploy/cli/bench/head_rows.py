@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 from ....cluster.config import DrafterConfig
 from ....core.errors import ConfigError
-from ....drafters.heads.networks.token_map import drafts_by_target
 from ....measure.clients.setting import Setting
-from ....models.heads.load_head import read_head_checkpoint
 from ....models.load.bundled import BUNDLED_HEADS
-from ....models.load.checkpoint import resolve_head_path
 
 TREE_NODES, DEPTH, TOP_K = 60, 6, 10
 CHAIN, TREE = "chain", "tree"
@@ -29,22 +26,17 @@ class HeadRows:
     merged       names of those that are in the row of everything
     small_model  folder or name of a small model of the target's tokenizer
     store        retrieval store
-    token_map    the tokens that heads draft, of those that draft by the target's output head;
-                 empty: all (`drafters/heads/options.py`)
     """
 
     heads: Mapping[str, str]
     merged: Collection[str]
     small_model: str | None = None
     store: str | None = None
-    token_map: str = ""
 
     def drafters(self) -> Iterator[DrafterConfig]:
-        """All that settings name. Raises `CheckpointError` for a head that cannot be read."""
+        """All that settings name."""
         for name, folder in self.heads.items():
-            own: dict[str, object] = {"model": folder, "num_tokens": DEPTH}
-            if self.token_map and _drafts_by_target(folder):
-                own["token_map"] = self.token_map
+            own = {"model": folder, "num_tokens": DEPTH}
             yield _drafter("head", f"{name}-{CHAIN}", tree="chain", **own)
             yield _drafter("head", f"{name}-{TREE}", top_k=TOP_K, **own)
         if self.small_model is not None:
@@ -87,11 +79,6 @@ def read_heads(text: str) -> dict[str, str]:
             raise ConfigError("heads", f"must be NAME=FOLDER, each name once, not {part!r}")
         heads[name] = folder
     return heads
-
-
-def _drafts_by_target(folder: str) -> bool:
-    config = read_head_checkpoint(resolve_head_path(folder)).config
-    return config is not None and drafts_by_target(config)
 
 
 def _drafter(kind: str, name: str, **options: object) -> DrafterConfig:

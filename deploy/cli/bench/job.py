@@ -118,14 +118,6 @@ class BenchJob:
             "the order of the table; the bundled model's own follow"
         ),
     ] = None
-    token_map: Annotated[
-        str | None,
-        Field(
-            description="of the suite of heads: a file of the tokens that they draft, of those "
-            "that draft by the target's output head (option token_map of drafters), or demo; "
-            "default: all tokens"
-        ),
-    ] = None
     profile: Annotated[
         Literal["paper", "draftline", "between"] | None,
         Field(

@@ -99,7 +99,7 @@ def heads_suite(job: BenchJob, store: str | None, *, is_bundled: bool) -> Suite:
     if not known:
         raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
     small_model = "demo-drafter" if is_bundled else None
-    rows = HeadRows(known, bundled or known, small_model, store, job.token_map or "")
+    rows = HeadRows(known, bundled or known, small_model, store)
     settings = (Setting(TARGET_ONLY, ()), *rows.settings())
     return Suite(tuple(rows.drafters()), settings, ())
 

@@ -29,7 +29,6 @@ KINDS = {
     "eagle3": "Train an EAGLE-3 head.",
     "specformer": "Train a SpecFormer.",
     "medusa": "Train Medusa's heads.",
-    "blockwise": "Train heads for blockwise parallel decoding.",
     "dflash": "Train a DFlash drafter.",
     "dspark": "Train a DSpark drafter.",
     "p_eagle": "Train a P-EAGLE drafter.",
@@ -44,16 +43,6 @@ class DataCommand(FlagCommand):
         from .job import DATA
 
         return (DATA,)
-
-
-class TokenMapCommand(FlagCommand):
-    """`train token-map`, whose flags are a `TokenMapJob`'s fields."""
-
-    def groups(self) -> Sequence[FlagGroup]:
-        """The flags of the file."""
-        from .job import TOKEN_MAP
-
-        return (TOKEN_MAP,)
 
 
 class HeadCommand(FlagCommand):
@@ -82,15 +71,6 @@ def data(ctx: typer.Context) -> None:
     from .job import DataJob
 
     make_texts(DataJob(**ctx.obj[DataJob]), console)
-
-
-@train_app.command(cls=TokenMapCommand)
-def token_map(ctx: typer.Context) -> None:
-    """Write the tokens that a target says most often, for heads that draft these alone."""
-    from .job import TokenMapJob
-    from .token_map import make_token_map
-
-    make_token_map(TokenMapJob(**ctx.obj[TokenMapJob]), console)
 
 
 def _head_command(kind: str) -> Callable[[typer.Context], None]:

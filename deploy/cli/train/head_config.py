@@ -15,8 +15,8 @@ from ....models.heads.dspark import DSparkConfig
 from ....models.heads.formats.dflash_config import DFlashConfig
 from ....models.heads.formats.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import HeadConfig
+from ....models.heads.medusa import MedusaConfig
 from ....models.heads.p_eagle import PEagleConfig
-from ....models.heads.parallel_heads import BlockwiseConfig, MedusaConfig
 from ....models.heads.spec_former import SpecFormerConfig
 from ....models.load.checkpoint import read_config
 from ....models.load.model_info import head_dim, num_kv_heads
@@ -39,10 +39,6 @@ def head_config(
     draft_length = recipe.draft_length
     if kind == "medusa":
         return MedusaConfig(hidden, draft_length, rows, draft_vocab_size=rows)
-    if kind == "blockwise":
-        # The paper's layer has the target's inner width for each head.
-        inner = draft_length * config.intermediate_size
-        return BlockwiseConfig(hidden, draft_length, inner_size=inner)
     if kind in {"dflash", "dspark"}:
         return _block_config(config, kind, job, recipe, texts)
     if kind == "specformer":

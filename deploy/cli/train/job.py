@@ -44,23 +44,6 @@ class DataJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenMapJob:
-    """What is asked of `draftline train token-map`."""
-
-    texts: Annotated[Path, Field(description="folder of `draftline train data`")]
-    output: Annotated[Path, Field(description="JSON file of the token ids")]
-    size: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="tokens, the most frequent ones of the answers; default: a quarter of the "
-            "target's",
-        ),
-    ] = None
-    model: Annotated[str, Field(description="target that said the texts")] = "demo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadJob:
     """What is asked of `draftline train griffin` and of its siblings; `OWN_FLAGS` are of some."""
 
@@ -210,7 +193,6 @@ RECIPES = {
     "eagle3": HeadRecipe("LlamaForCausalLMEagle3", "pair", num_passes=7, noise=0.0),
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
     "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
-    "blockwise": HeadRecipe("BlockwiseModel", None, noise=0.0, draft_length=5),
     "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7, num_layers=2),
     "dspark": HeadRecipe("Qwen3DSparkModel", None, noise=0.0, draft_length=7, num_layers=2),
     "p_eagle": HeadRecipe(
@@ -229,7 +211,7 @@ OWN_FLAGS = {
     "mask_form": FUSED,
     "fusion": FUSED,
     "splits_output": FUSED,
-    "draft_length": ("specformer", "medusa", "blockwise", *BLOCKS, "p_eagle"),
+    "draft_length": ("specformer", "medusa", *BLOCKS, "p_eagle"),
     "bidirectional": ("specformer",),
     "num_layers": (*BLOCKS, "p_eagle"),
     "num_anchors": BLOCKS,
@@ -242,7 +224,6 @@ OWN_FLAGS = {
 
 DATA = FlagGroup(title="Texts", kind=DataJob)
 HEAD = FlagGroup(title="Training", kind=HeadJob)
-TOKEN_MAP = FlagGroup(title="Tokens", kind=TokenMapJob)
 
 
 def has_flag(kind: str, name: str) -> bool:

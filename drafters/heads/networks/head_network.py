@@ -69,8 +69,7 @@ class HeadNetwork(Protocol):
         ...
 
     def project(self, features: Tensor) -> Tensor:
-        """[rows, width] of features of the target [rows, features' width]: what `read` takes, and
-        what stages may have summed up (`FeatureSum`)."""
+        """[rows, width] of features of the target [rows, features' width]: what `read` takes."""
         ...
 
     def read(

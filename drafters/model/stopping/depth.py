@@ -1,6 +1,6 @@
 """How deep drafts become: another level is drafted where it saves what it takes.
 
-docs/algorithms/drafters.md, "Levels that pay".
+docs/drafters.md, "Levels that pay".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules that end a draft drawn token by token: docs/algorithms/drafters.md, "Stopping rules".
+"""Rules that end a draft drawn token by token: docs/drafters.md, "Stopping rules".
 
 A rule may look at everything before a token is drawn, and at tokens that are in the draft already;
 never at a token to decide whether that token itself is proposed. So drafts stay draws of the

@@ -3,7 +3,7 @@
 The target's token at a position is argmax(log p / T + noise), the noise being that of its own ids.
 A drafted token of another vocabulary is heard as the first of the target's tokens that it adds to
 the text, or changes in it. So what the target will probably choose is drafted, where noise of the
-drafter's own would choose anything. See docs/algorithms/vocabularies.md, "SLEM".
+drafter's own would choose anything. See docs/drafters.md, "SLEM".
 """
 
 from __future__ import annotations

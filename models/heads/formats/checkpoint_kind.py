@@ -36,7 +36,6 @@ class CheckpointKind(StrEnum):
     P_EAGLE = "p_eagle"
     SPECFORMER = "specformer"
     MEDUSA = "medusa"
-    BLOCKWISE = "blockwise"
     DFLASH = "dflash"
     DFLASH2 = "dflash2"
     DOMINO = "domino"
@@ -168,6 +167,5 @@ RULES: tuple[tuple[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], bool]],
     (CheckpointKind.EAGLE, _is_eagle),
     (CheckpointKind.SPECFORMER, _has("down_samp.weight", "positional.weight")),
     (CheckpointKind.MEDUSA, _is_medusa),
-    (CheckpointKind.BLOCKWISE, _has("block_hidden.weight", "block_output.weight")),
     (CheckpointKind.CAUSAL_LM, _is_causal_lm),
 )

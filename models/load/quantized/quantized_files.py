@@ -76,11 +76,6 @@ class QuantizedFiles:
         """Names of all tensors, as a plain checkpoint would have them."""
         return self._names
 
-    @property
-    def quantized_names(self) -> frozenset[str]:
-        """Those of them that are stored quantised."""
-        return frozenset(self._modules)
-
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor that the model has no place for changes nothing.
 

@@ -93,7 +93,7 @@ async def run(answers: list[Any], seed: int) -> tuple[list[int], DrafterHub]:
     hub = DrafterHub([InprocLink(garbage), InprocLink(honest)], LIMITS)
     await hub.start()
     bench = Bench(vocab=VOCAB)
-    bench.core = EngineCore(bench.target, hub, bench.scheduler, bench.budget, bench.clock)
+    bench.core = EngineCore(bench.target, hub, bench.scheduler, bench.policy, bench.clock)
     bench.add("r", PROMPT, NUM_TOKENS, seed=seed)
     await bench.run()
     bench.check_empty()

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from draftline.core.proposals import chain_proposal
 from draftline.core.request.draft_tally import FIRST_ROWS, DraftTally
-from draftline.core.tree.acceptance_table import AcceptanceTable
+from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.merge import merge_all
 from draftline.core.tree.tree import TreeBatch, empty_trees
 from hypothesis import given

@@ -9,7 +9,7 @@ import pytest
 from draftline.core.arrays import Int32
 from draftline.core.proposals import Proposal
 from draftline.core.steps import StepInput, StepTrees, TreeRows, VerificationResult, prompt_step
-from draftline.core.tree.acceptance_table import AcceptanceTable
+from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.kernels import pack
 from draftline.core.tree.merge import merge_all
 from draftline.core.tree.tree import TreeBatch

@@ -214,7 +214,6 @@ def test_a_trace_of_chats_is_asked_as_it_was(tmp_path: Path) -> None:
         (["--dataset", "gsm8k"], "dataset: needs the dataset's file"),
         (["--profile", "paper"], "profile: belongs to a suite"),
         (["--heads", "a=b"], "heads: belongs to a suite: --suite heads"),
-        (["--token-map", "demo"], "token-map: belongs to a suite: --suite heads"),
         (["--suite-rows", "a"], "suite-rows: belongs to a suite"),
         (["--cost-profile", "h100"], "cost-profile: cannot read h100"),
         (["--small-model", "model-0.5b"], "small-model: belongs to simulated times"),

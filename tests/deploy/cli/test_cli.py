@@ -66,6 +66,9 @@ def test_every_flag_has_help() -> None:
     ("arguments", "message"),
     [
         (["trace", "x.json"], "trace: was removed; open the file of --trace-steps in ui."),
+        (["train", "blockwise", "--texts", "x"], "train blockwise: was removed; use train medusa"),
+        (["train", "token-map", "--size", "3"], "train token-map: was removed; heads draft all"),
+        (["bench", "--token-map", "demo"], "--token-map: was removed; leave it out"),
         (["serve", "no/such/model", "--port", "0"], "model folder no/such/model does not exist"),
         (["serve", "--config", "none.yaml"], "config: cannot read none.yaml"),
         (["serve", "--speculative-config", "{"], "speculative-config: not valid JSON"),

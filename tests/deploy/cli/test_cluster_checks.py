@@ -193,7 +193,7 @@ def test_flags_that_left_are_refused_by_what_to_use(
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {flag}: was removed; ")
-    assert "docs/sizing.md" in line
+    assert "docs/operations.md" in line
 
 
 @pytest.mark.net

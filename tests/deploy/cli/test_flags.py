@@ -37,7 +37,6 @@ NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["demo"]}
 BESIDE = {
     "profile": ["--suite", "spectra"],
     "heads": ["--suite", "heads"],
-    "token_map": ["--suite", "heads"],
     "suite_rows": ["--suite", "model-drafters"],
     "small_model": ["--cost-profile", "8b-h100"],
     "host_slowdown": ["--cost-profile", "8b-h100"],
@@ -272,6 +271,7 @@ def test_spellings(arguments: str, path: str, value: object, ran: dict[str, Any]
     [
         ("--compile on", "'--compile': 'on' was removed; use auto"),
         ("--compile=on", "'--compile': 'on' was removed; use auto"),
+        ("--head-features sums", "'--head-features': was removed; leave it out"),
         (
             "--stage-transport compiled_graph",
             "'--stage-transport': 'compiled_graph' was removed; leave stage_transport out",

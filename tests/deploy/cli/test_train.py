@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head
 from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.heads.spec_former import SpecFormerConfig
-from draftline.models.load.model_info import read_model_info
 from draftline.training.corpus import SourceFile
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
 from draftline.training.heads.feature_passes.losses import LossWeights
@@ -64,24 +62,6 @@ def test_texts_are_what_the_target_says(texts: Path) -> None:
     again = [(said[index], said[index + 30]) for index in range(10)]
     assert all(one.tokens[: one.num_prompt] == two.tokens[: two.num_prompt] for one, two in again)
     assert any(one.tokens != two.tokens for one, two in again)
-
-
-def test_a_token_map_has_what_the_target_says_most(
-    texts: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "new" / "map.json"
-    command = ["train", "token-map", "--texts", str(texts), "--model", str(checkpoint)]
-    result = runner.invoke(app, [*command, "--output", str(output), "--size", "3"])
-    assert result.exit_code == 0, result.output
-    said = Counter(token for text in read_texts(texts) for token in text.tokens[text.num_prompt :])
-    counts = [said[token] for token in json.loads(output.read_text())]
-    assert sorted(counts, reverse=True) == [count for _, count in said.most_common(3)]
-    assert f"3 of {read_model_info(checkpoint).vocab_size} tokens" in result.output
-    assert f"{sum(counts) / said.total():.1%} of what 40 texts say" in result.output
-    assert runner.invoke(app, [*command, "--output", str(output)]).exit_code == 0
-    assert len(json.loads(output.read_text())) == read_model_info(checkpoint).vocab_size // 4
-    result = runner.invoke(app, [*command, "--output", str(output), "--size", "100000"])
-    assert "size: " in str(result.exception)
 
 
 @pytest.mark.parametrize("kind", KINDS)

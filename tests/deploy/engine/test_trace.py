@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.benchmarks.step_events import Event, read_rows
 from draftline.cluster.engine.trace_file import TraceFile
 from draftline.core.arrays import Span
 from draftline.core.errors import ConfigError
 from draftline.core.step.trace import TraceEvent
 from draftline.deploy.settings.settings import build_serve_args
+from support.tools.step_events import Event, read_rows
 
 # Events begin and end at whole microseconds.
 ROUNDED = 1e-6

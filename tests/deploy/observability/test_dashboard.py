@@ -15,12 +15,13 @@ import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from support.tools.pages import DOCS, sections
 
 FOLDER = Path(draftline.__file__).parent / "deploy" / "assets" / "observability"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text("utf-8"))
 RULES = yaml.safe_load((FOLDER / "alerts.yaml").read_text("utf-8"))["groups"][0]["rules"]
 ROW = re.compile(r"^\| `(\S+)` \| \w+ \| (.*?) ?\|", re.MULTILINE)
-METRICS = (Path(draftline.__file__).parent / "docs" / "metrics.md").read_text("utf-8")
+METRICS = sections(DOCS / "operations.md")["Metrics"]
 PAGE = {name: re.findall(r"`(\w+)`", own) for name, own in ROW.findall(METRICS)}
 NAME = re.compile(r"\b(?:vllm|draftline):\w+")
 # What Prometheus adds to what it scrapes, and how it names a metric.

@@ -1,23 +1,34 @@
-"""docs/serving.md names every setting, and says of it what its field says."""
+"""Pages have a row for every setting, with its field's description, and no other."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
 import pytest
 from draftline.cluster.checked_settings import Settings
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.deploy.settings.pool_settings import PoolConfig
 from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
+from draftline.deploy.settings.tenants import TenantConfig
+from support.tools.pages import DOCS, sections
 
-PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
+SERVING = sections(DOCS / "serving.md", level=3)
+TENANTS = sections(DOCS / "operations.md")["Tenants"]
+ROW = re.compile(r"^\| `(\w+)` \|.*? \| (.+) \|$", re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    "settings", [EngineConfig, DrafterConfig, ServerConfig, DeploymentConfig, PoolConfig]
+    ("section", "settings"),
+    [
+        (SERVING["Engine"], EngineConfig),
+        (SERVING["Drafters"], DrafterConfig),
+        (SERVING["Pools"], PoolConfig),
+        (SERVING["`server`"], ServerConfig),
+        (SERVING["`deployment`"], DeploymentConfig),
+        (TENANTS, TenantConfig),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_every_setting_has_a_row(settings: type[Settings]) -> None:
-    rows = [line.split(" | ", 2) for line in PAGE.read_text(encoding="utf-8").splitlines()]
-    told = {(row[0], row[2].removesuffix(" |")) for row in rows if len(row) == 3}
-    fields = {(f"| `{name}`", info.description) for name, info in settings.model_fields.items()}
-    assert not fields - told
+def test_every_setting_has_a_row(section: str, settings: type[Settings]) -> None:
+    told = dict(ROW.findall(section))
+    assert told == {name: info.description for name, info in settings.model_fields.items()}

@@ -15,8 +15,7 @@ from draftline.cluster.retrieval.source import model_fingerprint
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.engine.async_engine import AsyncEngine
-from draftline.deploy.engine.engine import Engine
+from draftline.deploy.engine.async_engine import AsyncEngine, Engine
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import key_digest
 from draftline.retrieval_store.delta.settings import LearningSettings

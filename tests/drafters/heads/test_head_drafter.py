@@ -59,7 +59,7 @@ def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None
 
 
 ALL_AT_ONCE = {
-    "p_eagle", "own_p_eagle", "specformer", "medusa", "blockwise", "dflash", "mixed_dflash",
+    "p_eagle", "own_p_eagle", "specformer", "medusa", "dflash", "mixed_dflash",
     "own_dflash",
 }  # fmt: skip
 
@@ -183,31 +183,6 @@ def test_features_that_come_again_change_nothing(pair: Pair) -> None:
     assert tell(other, pair, TEXT, [2, 2]) == tokens
     [one], [two] = (d.propose([Query("r", len(tokens), 8)]) for d in (drafter, other))
     assert one.tokens.tolist() == two.tokens.tolist()
-
-
-@pytest.mark.parametrize("num_known", [0, 3])
-def test_states_that_come_late_are_read_in_their_place(pair: Pair, num_known: int) -> None:
-    """A text whose first states came late, in pieces, drafts as one that had them all along."""
-    whole, late = opened(pair, TEXT), pair.drafter()
-    late.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), len(TEXT), 0.0, SEED))
-    late.observe_features([FeatureRows("r", 0, pair.features(TEXT)[:num_known])])
-    whole.propose([Query("r", len(TEXT), 8)])
-    tokens = tell(whole, pair, TEXT, [8, 1])
-    assert tell(late, pair, TEXT, [8, 1]) == tokens
-    query = Query("r", len(tokens), 8)
-    late.propose([query])
-    rows = pair.features(tokens)[:-1]
-    late.observe_features(
-        [FeatureRows("r", first, rows[first : first + 5]) for first in (0, 5, 10)]
-    )
-    for _ in range(2):
-        [expected], [got] = whole.propose([query]), late.propose([query])
-        assert not got.is_empty
-        assert got.tokens.tolist() == expected.tokens.tolist()
-        np.testing.assert_allclose(got.log_probs, expected.log_probs, atol=1e-4)
-        tokens = tell(whole, pair, tokens, [3])
-        assert tell(late, pair, tokens[:-1], [3]) == tokens
-        query = Query("r", len(tokens), 8)
 
 
 def test_the_oldest_rows_are_let_go(pair: Pair) -> None:

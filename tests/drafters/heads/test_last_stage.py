@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from draftline.benchmarks.heads.stage_host import HIDDEN_SIZE, stage_heads, steps_of
 from draftline.core.arrays import Int32
 from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import HeadDrafts, HeadTask, StepInput, StepOutput
 from draftline.models.stage import stage_heads as stage_heads_module
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
+from support.inputs.stage_head_steps import HIDDEN_SIZE, stage_heads, steps_of
 from torch import Tensor
 
 NUM_REQUESTS, NUM_ROWS = 3, 5
-NUM_SLOTS, STEPS = steps_of(NUM_REQUESTS, are_wanted=True)
+NUM_SLOTS, STEPS = steps_of(NUM_REQUESTS)
 NOBODY = HeadTask("head", (), (), ())
 
 

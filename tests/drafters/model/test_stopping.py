@@ -1,4 +1,4 @@
-"""The stopping rules (docs/algorithms/drafters.md, "Stopping rules"), worked by hand."""
+"""The stopping rules (docs/drafters.md, "Stopping rules"), worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window of SPECTRA and Lookahead against the example of docs/algorithms/drafters.md."""
+"""The window of SPECTRA and Lookahead against the example of docs/drafters.md."""
 
 import numpy as np
 import pytest

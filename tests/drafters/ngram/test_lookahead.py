@@ -42,7 +42,7 @@ def steady(*text: int, **options: Any) -> LookaheadDrafter:
 
 
 def test_the_worked_example() -> None:
-    """The example of docs/algorithms/drafters.md, "Lookahead": the root at position 10."""
+    """The example of docs/drafters.md, "Lookahead": the root at position 10."""
     drafter = steady(*range(10), CUR)
     probe = propose(drafter, 11).probe
     assert probe is not None

@@ -9,10 +9,10 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.heads.load_head import load_head, misfits, read_head_checkpoint
-from draftline.models.heads.parallel_heads import Blockwise, Medusa
+from draftline.models.heads.medusa import Medusa
 from draftline.models.load.model_info import ModelInfo
 from support.inputs import head_checkpoints as published
-from support.inputs import parallel_checkpoints as parallel
+from support.inputs import medusa_checkpoints as medusa
 from torch import Tensor
 
 TARGET = ModelInfo(
@@ -25,13 +25,13 @@ CONFIG: dict[str, object] = {"medusa_num_heads": 2, "medusa_num_layers": 1, "ver
 LAYOUTS = {
     "medusa_lm_head.pt": dict,
     "medusa_lm_head.safetensors": dict,
-    "pytorch_model.bin": parallel.in_model_optimizer,
-    "model.safetensors": parallel.in_tensorrt,
+    "pytorch_model.bin": medusa.in_model_optimizer,
+    "model.safetensors": medusa.in_tensorrt,
 }
 
 
 def medusa_of(folder: Path, held: dict[str, Tensor], **config: object) -> Medusa:
-    head = load_head(parallel.save_tensors(folder, held, CONFIG | config, "model.safetensors"))
+    head = load_head(medusa.save_tensors(folder, held, CONFIG | config, "model.safetensors"))
     assert isinstance(head, Medusa)
     return head
 
@@ -44,8 +44,8 @@ def check_same(head: Medusa, expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("file", LAYOUTS)
 def test_each_layout_gives_the_same_heads(tmp_path: Path, file: str) -> None:
-    own = parallel.medusa_tensors()
-    folder = parallel.save_tensors(tmp_path, LAYOUTS[file](own), CONFIG, file)
+    own = medusa.medusa_tensors()
+    folder = medusa.save_tensors(tmp_path, LAYOUTS[file](own), CONFIG, file)
     head = load_head(folder)
     assert isinstance(head, Medusa)
     check_same(head, own)
@@ -57,16 +57,16 @@ def test_each_layout_gives_the_same_heads(tmp_path: Path, file: str) -> None:
 
 
 def test_vllms_layout_gives_the_same_heads(tmp_path: Path) -> None:
-    own = parallel.medusa_tensors()
-    check_same(medusa_of(tmp_path, parallel.in_vllm(own)), own)
+    own = medusa.medusa_tensors()
+    check_same(medusa_of(tmp_path, medusa.in_vllm(own)), own)
 
 
 def test_the_heads_own_file_comes_before_the_models(tmp_path: Path) -> None:
     """Medusa-2's folders hold both."""
-    own = parallel.medusa_tensors()
-    parallel.save_tensors(tmp_path, own, CONFIG, "medusa_lm_head.pt")
+    own = medusa.medusa_tensors()
+    medusa.save_tensors(tmp_path, own, CONFIG, "medusa_lm_head.pt")
     whole = {"model.embed_tokens.weight": torch.ones(4, 2)}
-    parallel.save_tensors(tmp_path, whole, CONFIG, "model.safetensors")
+    medusa.save_tensors(tmp_path, whole, CONFIG, "model.safetensors")
     head = load_head(tmp_path)
     assert isinstance(head, Medusa)
     check_same(head, own)
@@ -75,10 +75,10 @@ def test_the_heads_own_file_comes_before_the_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_told", [True, False])
 def test_outputs_may_be_shared(tmp_path: Path, *, is_told: bool) -> None:
     """One that all share, as vLLM saves it, or the target's."""
-    own = parallel.medusa_tensors()
+    own = medusa.medusa_tensors()
     blocks = {name: one for name, one in own.items() if ".linear." in name}
     shared = {"lm_heads.0.weight": own["0.2.weight"]} if is_told else {}
-    saved = {k: v for k, v in parallel.in_vllm(own).items() if k.startswith("blocks.")} | shared
+    saved = {k: v for k, v in medusa.in_vllm(own).items() if k.startswith("blocks.")} | shared
     head = medusa_of(tmp_path, saved, original_lm_head=is_told)
     assert head.config.output == ("one" if is_told else "target")
     expected = blocks | ({"lm_head.weight": own["0.2.weight"]} if is_told else {})
@@ -91,7 +91,7 @@ def test_outputs_may_be_shared(tmp_path: Path, *, is_told: bool) -> None:
 
 
 def test_heads_are_blocks_and_an_output(tmp_path: Path) -> None:
-    own = parallel.medusa_tensors()
+    own = medusa.medusa_tensors()
     head = medusa_of(tmp_path, own)
     states = torch.randn(5, published.HIDDEN)
     drafts = head.drafts(states)
@@ -109,24 +109,24 @@ def test_heads_are_blocks_and_an_output(tmp_path: Path) -> None:
 
 def test_biases_are_optional(tmp_path: Path) -> None:
     """As vLLM's files have none (`medusa_fc_bias`)."""
-    own = {k: v for k, v in parallel.medusa_tensors().items() if not k.endswith("bias")}
-    check_same(medusa_of(tmp_path, parallel.in_vllm(own)), own)
+    own = {k: v for k, v in medusa.medusa_tensors().items() if not k.endswith("bias")}
+    check_same(medusa_of(tmp_path, medusa.in_vllm(own)), own)
 
 
 def few(own: dict[str, Tensor], token_map: Tensor) -> dict[str, Tensor]:
     """Outputs of ten tokens."""
-    saved = parallel.in_vllm(own) | {"token_map": token_map}
-    return {k: v[: parallel.KNOWN] if "lm_heads" in k else v for k, v in saved.items()}
+    saved = medusa.in_vllm(own) | {"token_map": token_map}
+    return {k: v[: medusa.KNOWN] if "lm_heads" in k else v for k, v in saved.items()}
 
 
 def test_a_smaller_vocabulary_is_told_in_the_targets_ids(tmp_path: Path) -> None:
     ids = torch.arange(3, 33, 3)
     head = medusa_of(
-        tmp_path, few(parallel.medusa_tensors(), ids), vocab_size=40, truncated_vocab_size=10
+        tmp_path, few(medusa.medusa_tensors(), ids), vocab_size=40, truncated_vocab_size=10
     )
     states = torch.randn(2, published.HIDDEN)
     logits = head.logits(0, states, torch.nn.Identity())
-    own = states @ parallel.medusa_tensors()["0.2.weight"][:10].T
+    own = states @ medusa.medusa_tensors()["0.2.weight"][:10].T
     torch.testing.assert_close(logits[:, ids], own)
     assert (logits > -torch.inf).sum() == own.numel()
     assert misfits(head.config, TARGET) == []
@@ -139,7 +139,7 @@ def test_a_smaller_vocabulary_is_told_in_the_targets_ids(tmp_path: Path) -> None
 )  # fmt: skip
 def test_a_wrong_token_map_is_refused(tmp_path: Path, ids: Tensor, config: dict[str, int]) -> None:
     with pytest.raises(CheckpointError, match="token_map"):
-        medusa_of(tmp_path, few(parallel.medusa_tensors(), ids), **config)
+        medusa_of(tmp_path, few(medusa.medusa_tensors(), ids), **config)
 
 
 @pytest.mark.parametrize(
@@ -156,37 +156,17 @@ def test_a_wrong_token_map_is_refused(tmp_path: Path, ids: Tensor, config: dict[
 def test_tensors_that_do_not_belong_are_listed(
     tmp_path: Path, change: dict[str, Tensor | None], named: str, prefix: str
 ) -> None:
-    made = {**parallel.medusa_tensors(), **change}
+    made = {**medusa.medusa_tensors(), **change}
     held = {prefix + name: tensor for name, tensor in made.items() if tensor is not None}
     with pytest.raises(CheckpointError, match=named):
         medusa_of(tmp_path, held)
 
 
 def test_what_does_not_fit_a_target_is_said(tmp_path: Path) -> None:
-    folder = parallel.save_tensors(tmp_path, parallel.medusa_tensors(), CONFIG, "medusa_lm_head.pt")
+    folder = medusa.save_tensors(tmp_path, medusa.medusa_tensors(), CONFIG, "medusa_lm_head.pt")
     config = read_head_checkpoint(folder).config
     assert config is not None
     [width] = misfits(config, replace(TARGET, hidden_size=32))
     assert "features of 16" in width
     [vocabulary] = misfits(config, replace(TARGET, vocab_size=99))
     assert "40 tokens" in vocabulary
-
-
-def test_blockwise_heads_share_a_layer_and_the_targets_output(tmp_path: Path) -> None:
-    folder = published.save(tmp_path, parallel.blockwise(), {})
-    head = load_head(folder)
-    assert isinstance(head, Blockwise)
-    weights, states = head.state_dict(), torch.randn(5, published.HIDDEN)
-    inner = (states @ weights["block_hidden.weight"].T + weights["block_hidden.bias"]).relu()
-    said = inner @ weights["block_output.weight"].T + weights["block_output.bias"]
-    drafts = head.drafts(states)
-    for index, own in enumerate(said.split(published.HIDDEN, dim=-1)):
-        torch.testing.assert_close(drafts[:, index], states + own)
-    assert head.logits(0, states, torch.neg).equal(-states)
-    assert misfits(head.config, TARGET) == []
-
-
-def test_blockwise_tensors_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
-    shapes = {**parallel.blockwise(), "block_output.weight": (50, parallel.INNER)}
-    with pytest.raises(CheckpointError, match="outputs of 50"):
-        load_head(published.save(tmp_path, shapes, {}))

@@ -13,10 +13,9 @@ from draftline.core.errors import ConfigError
 from draftline.core.steps import StepInput, StepOutput, prompt_step
 from draftline.core.verify.accepted_rows import accepted_rows
 from draftline.models.load.model_info import read_model_info
-from draftline.models.load.partition import LayerSpan, partition_layers
-from draftline.models.stage.options import FeatureSum, StageOptions
+from draftline.models.load.partition import partition_layers
+from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
-from support.inputs.feature_sums import NOTED, SUMS, WIDTH, load_matrices, matrix
 from support.tools.own_operators import load_own_operators
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch import Tensor
@@ -26,6 +25,7 @@ BLOCK_SIZE = 16
 NUM_ROWS = 21
 # Embeddings, a layer of each of three stages, and the last one, which is normed.
 LAYERS = (-1, 0, 2, 3)
+NOTED = (0, 3)
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2"])
@@ -45,21 +45,6 @@ def stages_of(
 
 def hidden_size(checkpoint: Path) -> int:
     return read_model_info(checkpoint).hidden_size
-
-
-def summing_options(compile_: str) -> StageOptions:
-    return StageOptions(feature_layers=NOTED, feature_sums=SUMS, compile=compile_)
-
-
-def summing_stages(checkpoint: Path, count: int, compile_: str = "off") -> list[Stage]:
-    assert hidden_size(checkpoint) == WIDTH
-    return [
-        load_stage(
-            checkpoint, span, 4, BLOCK_SIZE, options=summing_options(compile_),
-            load_projections=load_matrices,
-        )
-        for span in partition_layers(checkpoint, count)
-    ]  # fmt: skip
 
 
 def run(stages: list[Stage], step: StepInput) -> StepOutput:
@@ -116,32 +101,14 @@ def test_hidden_states_between_stages_are_as_wide_as_said(checkpoint: Path) -> N
     assert last.empty_hidden(5).shape == (5, last.taps.input_size)
 
 
-@pytest.mark.parametrize("compile_", ["off", "auto"])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_sums_are_made_of_the_states(checkpoint: Path, count: int, compile_: str) -> None:
-    """Two sums beside the states of two layers, whatever stage each layer is of."""
-    load_own_operators()
-    step = step_of([(5 * k) % VOCAB_SIZE for k in range(NUM_ROWS)])
-    states = run(stages_of(checkpoint, count, LAYERS, compile_), step).features
-    summed = run(summing_stages(checkpoint, count, compile_), step).features
-    assert states is not None
-    assert summed is not None
-    parts = dict(zip(LAYERS, np.split(states, len(LAYERS), axis=1), strict=True))
-    expected = [parts[layer] for layer in NOTED]
-    expected += [
-        sum(parts[layer] @ matrix(one, layer).T.numpy() for layer in one.layers) for one in SUMS
-    ]
-    np.testing.assert_allclose(summed, np.concatenate(expected, axis=1), atol=2e-4, rtol=2e-4)
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_borders_are_as_wide_as_what_is_noted_before_them(checkpoint: Path, count: int) -> None:
-    stages, spans = summing_stages(checkpoint, count), partition_layers(checkpoint, count)
+    stages, spans = stages_of(checkpoint, count, NOTED), partition_layers(checkpoint, count)
     hidden: Tensor | StepOutput | None = None
     for stage, span in zip(stages, spans, strict=True):
         spec = StageSpec(
             model_path=str(checkpoint), span=span, num_blocks=4, block_size=BLOCK_SIZE,
-            hidden_size=hidden_size(checkpoint), options=summing_options("off"),
+            hidden_size=hidden_size(checkpoint), options=StageOptions(feature_layers=NOTED),
         )  # fmt: skip
         assert (stage.taps.input_size, stage.taps.output_size) == (
             spec.input_size, spec.output_size,
@@ -151,7 +118,6 @@ def test_borders_are_as_wide_as_what_is_noted_before_them(checkpoint: Path, coun
         if not span.is_last:
             own = hidden_size(checkpoint)
             wide = own * (1 + sum(layer < span.last for layer in NOTED))
-            wide += sum(one.size for one in SUMS if min(one.layers) < span.last)
             assert isinstance(hidden, Tensor)
             assert hidden.shape == (3, wide)
 
@@ -167,11 +133,6 @@ def test_layers_that_the_model_has_not_are_refused(checkpoint: Path) -> None:
     for layers in ((4,), (-2,)):
         with pytest.raises(ConfigError, match="are not layers of a model that has 4"):
             stages_of(checkpoint, 1, layers)
-    sums = (FeatureSum(Path(), (0, 4), 8),)
-    with pytest.raises(ConfigError, match="are not layers of a model that has 4"):
-        load_stage(
-            checkpoint, LayerSpan(0, 4, 4), 4, BLOCK_SIZE, options=StageOptions(feature_sums=sums)
-        )
 
 
 def test_rows_of_chunks_are_all_accepted() -> None:

@@ -25,7 +25,6 @@ from draftline.models.stage.memory import make_kv
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
 from support.fakes.recorded_graph import RecordedGraphs
-from support.inputs.feature_sums import NOTED, SUMS, load_matrices
 from support.inputs.steps import PagedRequest, Rows, make_step
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch.utils._pytree import tree_leaves
@@ -168,12 +167,12 @@ def test_stages_hand_hidden_states_on(tmp_path: Path, graphs: RecordedGraphs) ->
 
 
 def noting_stages(folder: Path, device: str = "cpu") -> list[Stage]:
-    """Three stages that note states of layers, and sums of them."""
-    options = StageOptions(feature_layers=NOTED, feature_sums=SUMS, attention="triton")
+    """Three stages that note states of layers."""
+    options = StageOptions(feature_layers=(0, 3), attention="triton")
     return [
         load_stage(
             folder, LayerSpan(first, last, 4), NUM_BLOCKS, BLOCK_SIZE, device=device,
-            options=options, load_projections=load_matrices,
+            options=options,
         )
         for first, last in ((0, 1), (1, 3), (3, 4))
     ]  # fmt: skip

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from draftline.cluster.drafting.feature_replay import FeatureReplay
 from draftline.core.arrays import ROOT
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
@@ -29,9 +28,9 @@ from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams, StreamingMode
 from draftline.core.request.stop import StopRule
 from draftline.core.schedule.block_pool import BlockPool
-from draftline.core.schedule.budget import NodeBudget
-from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
+from draftline.core.speculation.multi_step import MultiStep
+from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.step.trace import StepTrace
 from support.fakes.fake_target import FakeTarget, next_token, plain_answer, top_ids
 from support.fakes.no_pace import NoPace
@@ -58,7 +57,6 @@ class RandomDrafters:
         top_next_tokens: bool = False,
         features: bool = False,
         heads: bool = False,
-        replays: bool = False,
     ) -> None:
         self.rng = rng
         self.stage_heads = ("ahead",) if heads else ()
@@ -68,9 +66,6 @@ class RandomDrafters:
         self.features: dict[str, list[FeatureRows]] = {}
         self.feature_rows = 0
         self.feature_ends: dict[str, int] = {}
-        # Of drafters that lose some of what they are handed, and want it again.
-        self.replayed: dict[str, FeatureReplay] | None = {} if replays else None
-        self.num_whole = 0
         self.top_next_tokens = top_next_tokens
         self.wishes: dict[tuple[str, str], int] = {}
         self.successor_rows = 0
@@ -96,8 +91,6 @@ class RandomDrafters:
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
         self.features.pop(request_id, None)
         self.feature_ends.pop(request_id, None)
-        if self.replayed is not None:
-            self.replayed.pop(request_id, None)
         self.drafted.pop(request_id, None)
         text = self.texts.pop(request_id)
         for commit in last:
@@ -134,26 +127,8 @@ class RandomDrafters:
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         assert self.feature_drafters
         for own in rows:
-            if own.request_id not in self.texts:
-                continue
-            handed = own if self.replayed is None else self._lossy(own, self.replayed)
-            if handed is not None:
-                self.features.setdefault(own.request_id, []).append(handed)
-
-    def _lossy(self, rows: FeatureRows, replayed: dict[str, FeatureReplay]) -> FeatureRows | None:
-        """What is whole again with these rows, which are lost now and then."""
-        if self.rng.random() < 0.2:
-            return None
-        known = replayed.setdefault(rows.request_id, FeatureReplay(1000))
-        whole = known.note(rows)
-        self.num_whole += whole is not None
-        return whole
-
-    def missing_features(self, request_id: str, length: int) -> tuple[int, int] | None:
-        assert self.feature_drafters
-        if self.replayed is None or request_id not in self.texts:
-            return None
-        return self.replayed.setdefault(request_id, FeatureReplay(1000)).missing(length - 1)
+            if own.request_id in self.texts:
+                self.features.setdefault(own.request_id, []).append(own)
 
     def note_drafted(self, drafted: Sequence[Drafted]) -> None:
         for own in drafted:
@@ -216,7 +191,7 @@ class RandomDrafters:
         if not self.feature_drafters.isdisjoint(names):
             end = self._check_features(query.request_id)
             # Told at the opening already, so that none is missing.
-            assert self.replayed is not None or end == len(text) - 1
+            assert end == len(text) - 1
         behind = [*text, *(query.assumed or ())]
         return [*(self._tree(name, query, behind) for name in names), *ahead]
 
@@ -268,8 +243,6 @@ class Bench:
     is_adaptive: bool = True
     # Whether a drafter reads the target's features; of those it is asked for all along.
     features: bool = False
-    # Whether it loses some, and wants them again.
-    replays: bool = False
     # Whether a head of the last stage drafts.
     heads: bool = False
     streaming: StreamingMode = "off"
@@ -289,7 +262,6 @@ class Bench:
             top_next_tokens=self.top_next_tokens,
             features=self.features,
             heads=self.heads,
-            replays=self.replays,
         )
         limits = SchedulerLimits(
             max_running=self.max_running,
@@ -301,7 +273,7 @@ class Bench:
             share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
-        self.budget = NodeBudget(
+        self.policy = SpeculationPolicy(
             is_adaptive=self.is_adaptive, multi_step=MultiStep(self.multi_step_s)
         )
         self.use_target(self.target)
@@ -309,7 +281,7 @@ class Bench:
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
         self.core = EngineCore(
-            target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace,
+            target, self.drafters, self.scheduler, self.policy, self.clock, trace=self.trace,
             streaming=self.streaming,
         )  # fmt: skip
         self.core.streaming.pace = NoPace(self.num_groups)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from draftline.core.request.chosen import RowAnswer
-from draftline.core.schedule.pace import SlicePace
-from draftline.core.schedule.step_cost import StepCost
+from draftline.core.speculation.step_cost import StepCost
+from draftline.core.streaming.pace import SlicePace
 from draftline.core.tree.streamed_tree import StreamedTree
 
 

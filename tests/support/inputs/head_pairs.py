@@ -16,12 +16,12 @@ from draftline.drafters.heads.options import HeadOptions
 from draftline.models.heads.dflash import DFlash
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.load_head import load_head
+from draftline.models.heads.medusa import Medusa
 from draftline.models.heads.p_eagle import PEagle
-from draftline.models.heads.parallel_heads import Blockwise, Medusa
 from draftline.models.heads.spec_former import SpecFormer
 from draftline.models.load.model_info import ModelInfo, read_model_info
 from support.inputs import head_checkpoints as published
-from support.inputs import parallel_checkpoints
+from support.inputs import medusa_checkpoints
 from support.inputs.block_logits import block_logits
 from support.inputs.head_attention import causal
 from support.inputs.masked_logits import masked_logits
@@ -38,8 +38,7 @@ KINDS: dict[str, Callable[[], published.Shapes]] = {
     "p_eagle": published.p_eagle,
     "own_p_eagle": published.p_eagle_of_speculators,
     "specformer": published.spec_former,
-    "medusa": parallel_checkpoints.medusa,
-    "blockwise": parallel_checkpoints.blockwise,
+    "medusa": medusa_checkpoints.medusa,
     "dflash": published.dflash,
     "mixed_dflash": published.dflash,
     "own_dflash": published.dflash_of_speculators,
@@ -88,7 +87,7 @@ class Pair:
             context = head.context(head.project(features), torch.arange(len(features)), causal)
             draft = head.drafts(context[-1:])[0, len(drafted)]
             return self.model.lm_head(self.model.base_model.norm(draft))
-        if isinstance(head, Medusa | Blockwise):
+        if isinstance(head, Medusa):
             place = len(drafted)
             return head.logits(place, head.drafts(features[-1])[place], self.model.lm_head)
         if isinstance(head, DFlash):

@@ -9,8 +9,8 @@ import torch
 from draftline.models.heads.dspark import DSparkConfig
 from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.medusa import MedusaConfig
 from draftline.models.heads.p_eagle import PEagleConfig
-from draftline.models.heads.parallel_heads import MedusaConfig
 from draftline.models.heads.spec_former import SpecFormerConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads.distilled_texts import DistilledText

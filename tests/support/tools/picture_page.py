@@ -1,6 +1,6 @@
-"""Takes the pictures of docs/ui.md of a running server.
+"""Takes pictures of the page at /ui of a running server; docs/serving.md shows `ui-light.png`.
 
-PYTHONPATH=tests python -m support.tools.picture_page http://127.0.0.1:8000 KEY docs/pictures
+PYTHONPATH=tests python -m support.tools.picture_page http://127.0.0.1:8000 KEY build/pictures
 """
 
 from __future__ import annotations

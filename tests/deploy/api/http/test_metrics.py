@@ -1,13 +1,11 @@
-"""The metrics' names, types and labels are those of docs/metrics.md; totals are real counters."""
+"""Names, types and labels of the metrics are those of docs/operations.md; totals are counters."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import draftline
 from draftline.core.interfaces import OUTCOMES
 from draftline.core.request.output import Delta, RequestMetrics
 from draftline.core.schedule.shares.tenant_work import MAX_TENANTS
@@ -17,8 +15,8 @@ from draftline.deploy.engine.stats import EngineStats
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from support.fakes.fake_engine import engine_stats
+from support.tools.pages import DOCS, sections
 
-TABLE = Path(draftline.__file__).parent / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\S+)` \| (\w+) \| (.*?) ?\| .+ \|$")
 # A histogram's buckets and a summary's quantiles have labels of their own.
 OWN_LABELS = {"model_name", "le", "quantile"}
@@ -75,7 +73,8 @@ def test_the_table_of_the_docs_is_complete_and_true() -> None:
         # What prometheus_client adds to each counter.
         if not name.endswith("_created")
     }
-    rows = [found.groups() for line in TABLE.read_text().splitlines() if (found := ROW.match(line))]
+    page = sections(DOCS / "operations.md")["Metrics"]
+    rows = [found.groups() for line in page.splitlines() if (found := ROW.match(line))]
     told = {
         (name, kind, tuple(sorted(re.findall(r"`(\w+)`", labels)))) for name, kind, labels in rows
     }

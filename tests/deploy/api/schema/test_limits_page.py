@@ -1,17 +1,20 @@
-"""docs/limits.md names every limit that can be set, with its default."""
+"""Every limit that can be set is on docs/operations.md or docs/serving.md with its default."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import draftline
 import pytest
 from draftline.cluster.config import EngineConfig
 from draftline.deploy.settings.limits import RequestLimits
 from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
+from support.tools.pages import DOCS
 
-PAGE = Path(draftline.__file__).parent / "docs" / "limits.md"
+LINES = [
+    line
+    for page in ("operations.md", "serving.md")
+    for line in (DOCS / page).read_text("utf-8").splitlines()
+]
 NAMES = re.compile(r"(max_|_timeout|_timeout_s$|_timeout$)")
 # Sizes of the engine, not answers to a client.
 SIZES = {
@@ -33,8 +36,8 @@ def settings() -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize(("name", "default"), settings())
 def test_a_limit_is_on_the_page(name: str, default: object) -> None:
-    lines = [line for line in PAGE.read_text().splitlines() if f"{name}`" in line]
-    assert lines, f"{name} is not on the page"
+    lines = [line for line in LINES if f"{name}`" in line]
+    assert lines, f"{name} is on neither page"
     number = f"{default:g}" if isinstance(default, float) else str(default)
     spellings = {number, f"{default:,}" if isinstance(default, int) else number}
     if isinstance(default, int) and default % 2**20 == 0:

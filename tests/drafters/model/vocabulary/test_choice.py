@@ -15,10 +15,10 @@ from draftline.drafters.model.vocabulary.choice import (
     read_overlap,
 )
 from draftline.models.load.model_info import read_model_info
-from support.tools.tree_copy import ROOT
+from support.tools.pages import DOCS
 from typer.testing import CliRunner
 
-PAGE = ROOT / "docs" / "algorithms" / "vocabularies.md"
+PAGE = DOCS / "drafters.md"
 OTHERS = ("demo-drafter-other-vocab", "demo-drafter-bytes")
 
 

@@ -1,4 +1,0 @@
-"""What a comparison leaves: runs in a file, ratios, tables, a picture.
-
-Start with `runs.py`.
-"""

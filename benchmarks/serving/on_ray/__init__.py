@@ -1,4 +1,0 @@
-"""A server on Ray that faults are made at, and its processes.
-
-Start with `server.py`.
-"""

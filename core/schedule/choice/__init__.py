@@ -1,4 +1,0 @@
-"""Which drafters are asked for which requests.
-
-Start with `drafter_choice.py`.
-"""

@@ -1,0 +1,201 @@
+"""How far drafters' tokens were accepted, and which set of drafters makes most tokens a second.
+
+All proposals of a request form one tree, of which the target accepts one path. So what a drafter
+gained in a step is the depth down to which its nodes lie on that path, and what a set of drafters
+gained is the largest of these depths. The last steps that asked a drafter are kept together with
+what the others gained in them, so that what it adds to others is a mean of measured differences.
+
+Steps are kept by bucket (`policy.py`): what is gained depends on how far the step before came.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Float32, Float64, Int32, Int64
+from ..compiled import compiled
+from ..tree.acceptance import estimate
+from ..tree.kernels import DEPTH, DRAFTER, NODE, RANK
+
+# Steps that are kept of each drafter, and steps without any gain that a mean begins with.
+NUM_KEPT, PRIOR_STEPS = 256, 1.0
+# A drafter alone would have had a node verified if the node's value, by its own estimates, is not
+# below this share of the least value in the step: estimates move in between.
+SOLD_SHARE = 0.9
+
+
+class AcceptedLengths(NamedTuple):
+    """The last steps of each bucket and drafter.
+
+    kept   float32 [buckets, drafters, NUM_KEPT, drafters]  of the last steps that asked a drafter:
+           the depth down to which nodes of each drafter were accepted; -1 if it was not asked
+    count  int64 [buckets, drafters]  such steps so far
+    """
+
+    kept: Float32
+    count: Int64
+
+    @classmethod
+    def none(cls, num_buckets: int, num_drafters: int) -> AcceptedLengths:
+        """Nothing is known."""
+        shape = (num_buckets, num_drafters, NUM_KEPT, num_drafters)
+        count = np.zeros((num_buckets, num_drafters), dtype=np.int64)
+        return cls(np.full(shape, -1.0, dtype=np.float32), count)
+
+    def with_room(self, num_drafters: int) -> AcceptedLengths:
+        """The same with more drafters, the known ones first."""
+        num_buckets, known = self.count.shape
+        wider = AcceptedLengths.none(num_buckets, num_drafters)
+        wider.kept[:, :known, :, :known] = self.kept
+        wider.count[:, :known] = self.count
+        return wider
+
+
+class SetPrices(NamedTuple):
+    """What asking a set of drafters takes for one request; seconds.
+
+    drafters  float64 [drafters]  of asking each
+    host_s    of the engine's own work for drafts
+    plain_s   of a token in plain decoding
+    node_s    of the nodes that are verified for each accepted token
+    """
+
+    drafters: Float64
+    host_s: float
+    plain_s: float
+    node_s: float
+
+
+@compiled
+def lengths_of(
+    nodes: Int32,
+    values: Float64,
+    attributions: Int32,
+    log_probs: Float32,
+    ends: Int64,
+    rows: Int32,
+    row_ends: Int64,
+    counts: Float64,
+) -> Int64:
+    """int64 [trees, drafters]: the depth of each drafter's deepest accepted node, as far as the
+    drafter alone would have had it verified (`SOLD_SHARE`).
+
+    nodes .. ends   as of `TreeBatch`
+    rows, row_ends  of each tree's accepted path, the root's first; node i is row i + 1
+    counts          of the `AcceptanceTable`
+    """
+    num_trees, num_drafters = ends.shape[1], len(counts)
+    found = np.zeros((num_trees, num_drafters), dtype=np.int64)
+    least = values.min() if len(values) else 1.0
+    first, first_said, first_row = 0, 0, 0
+    for tree in range(num_trees):
+        length = row_ends[tree] - first_row
+        # The probability of each accepted node given its parent, by each drafter's estimates.
+        edges = np.zeros((num_drafters, max(length, 1)))
+        for place in range(first_said, ends[1, tree]):
+            node, drafter = attributions[place, NODE], attributions[place, DRAFTER]
+            depth = nodes[first + node, DEPTH]
+            if depth < length and rows[first_row + depth] == node + 1:
+                rank = attributions[place, RANK]
+                edge = estimate(counts, drafter, log_probs[place], depth, rank)
+                edges[drafter, depth] = max(edges[drafter, depth], edge)
+        for drafter in range(num_drafters):
+            value = 1.0
+            for depth in range(1, length):
+                value *= edges[drafter, depth]
+                if value < SOLD_SHARE * least:
+                    break
+                found[tree, drafter] = depth
+        first, first_said, first_row = ends[0, tree], ends[1, tree], row_ends[tree]
+    return found
+
+
+@compiled
+def record_lengths(known: AcceptedLengths, buckets: Int64, asked: Int64, lengths: Int64) -> None:
+    """Keep a step of several requests.
+
+    buckets  int64 [requests]  -1: nothing is learned of it
+    asked    int64 [requests]  bits of drafters
+    lengths  int64 [requests, drafters]
+    """
+    num_drafters = known.count.shape[1]
+    for request in range(len(buckets)):
+        bucket, bits = buckets[request], asked[request]
+        for drafter in range(num_drafters):
+            if bucket < 0 or not bits >> drafter & 1:
+                continue
+            step = known.kept[bucket, drafter, known.count[bucket, drafter] % NUM_KEPT]
+            known.count[bucket, drafter] += 1
+            for other in range(num_drafters):
+                step[other] = lengths[request, other] if bits >> other & 1 else -1
+
+
+@compiled
+def margin(known: AcceptedLengths, bucket: int, drafter: int, others: int) -> float:
+    """Tokens a step that a drafter adds to `others`, bits, where all of them are asked."""
+    total, count = 0.0, 0
+    for place in range(min(known.count[bucket, drafter], NUM_KEPT)):
+        step, most, is_known = known.kept[bucket, drafter, place], np.float32(0.0), True
+        for other in range(len(step)):
+            if others >> other & 1:
+                is_known &= step[other] >= 0
+                most = max(most, step[other])
+        if is_known:
+            total += max(step[drafter] - most, np.float32(0.0))
+            count += 1
+    return total / (count + PRIOR_STEPS)
+
+
+@compiled
+def best_set(
+    known: AcceptedLengths, bucket: int, prices: SetPrices, allowed: int, ratio: float
+) -> int:
+    """Bits of the drafters that make most tokens a second; 0 where plain decoding does.
+
+    The search adds or drops one drafter at a time, from none and from all that are `allowed`.
+
+    ratio  tokens that the request accepts, over those of others
+    """
+    found, best, order = 0, 1.0 / prices.plain_s, np.argsort(prices.drafters)
+    for start in (0, allowed):
+        chosen, rate = start, _rate(known, bucket, start, prices, order, ratio)
+        while True:
+            other, other_rate = chosen, rate
+            for drafter in order:
+                if allowed >> drafter & 1:
+                    changed = chosen ^ (1 << drafter)
+                    changed_rate = _rate(known, bucket, changed, prices, order, ratio)
+                    if changed_rate > other_rate:
+                        other, other_rate = changed, changed_rate
+            if other == chosen:
+                break
+            chosen, rate = other, other_rate
+        if rate > best:
+            found, best = chosen, rate
+    return found
+
+
+@compiled
+def _rate(  # noqa: PLR0917 - compiled functions take no options by name
+    known: AcceptedLengths,
+    bucket: int,
+    drafters: int,
+    prices: SetPrices,
+    order: Int64,
+    ratio: float,
+) -> float:
+    """Tokens a second of a request for which a set of drafters, bits, is asked.
+
+    Each counts for what it adds to the cheaper ones of the set, which come first in `order`.
+    """
+    if not drafters:
+        return 1.0 / prices.plain_s
+    seconds, gain, before = prices.plain_s + prices.host_s, 0.0, 0
+    for drafter in order:
+        if drafters >> drafter & 1:
+            gain += ratio * margin(known, bucket, drafter, before)
+            seconds += prices.drafters[drafter]
+            before |= 1 << drafter
+    return (1.0 + gain) / (seconds + prices.node_s * gain)

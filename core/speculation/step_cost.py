@@ -1,0 +1,130 @@
+"""How long a round of the engine takes, by its requests and rows; measured while it runs.
+
+A round is all that lies between two commits, but for the time that drafters take: building the
+step, the pass, walking, committing and the host's work on every node. Formula:
+docs/how-it-works.md, "Step cost".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Float64
+from ..line_fit import LineFit
+
+# Rows at which the curve is kept.
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+# What a new round leaves of the weight of those before it.
+DECAY = 0.98
+# A round that took so many times longer than expected tells of the machine, not of its rows.
+OUTLIER = 3.0
+# Rows that were bought tell what rows cost once they made so many squares of a round's time.
+PRIOR_SQUARES = 0.5
+# No round takes less than this share of what is usual.
+LEAST_SHARE = 0.1
+
+
+class StepCost:
+    """seconds = f(requests, rows), never falling in rows.
+
+    The curve of the rows is measured at the start, on an idle pipeline (`rows`, `seconds`). Rounds
+    of a number of requests then say, by a line through their measurements, how much longer a
+    round takes, and how much dearer its rows are, than that curve says. Where the rows of a number
+    of requests were never varied, they cost what they do beside others; what was never seen at
+    all takes as much longer than the curve as a line over the numbers of requests says.
+    """
+
+    __slots__ = ("_curve", "_curves", "_fits", "_grid", "_measured", "_offsets", "_xx", "_xy")
+
+    def __init__(self, rows: list[int], seconds: list[float]) -> None:
+        """Begin with measurements at some numbers of rows, at least one; `rows` rises."""
+        assert rows
+        self._grid = np.array(GRID, dtype=np.float64)
+        curve = np.interp(self._grid, rows, seconds)
+        if len(rows) > 1:
+            slope = max(0.0, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+            beyond = self._grid > rows[-1]
+            curve[beyond] = seconds[-1] + slope * (self._grid[beyond] - rows[-1])
+        # Noise must not make more rows seem cheaper than fewer.
+        rising = np.maximum.accumulate(curve)
+        falling = np.minimum.accumulate(curve[::-1])[::-1]
+        self._curve: Float64 = (rising + falling) / 2
+        self._fits: dict[int, LineFit] = {}
+        # What a step asks several times: curves by requests since the last round, and `_at`.
+        self._curves: dict[int, Float64] = {}
+        self._measured: dict[int, float] = {}
+        # Of all numbers of requests, each about its own means.
+        self._xx = self._xy = 0.0
+        self._offsets = LineFit(DECAY)
+
+    @property
+    def grid(self) -> Float64:
+        """The numbers of rows that `curve` is given at; float64, rising."""
+        return self._grid
+
+    def curve(self, num_requests: int) -> Float64:
+        """Expected seconds of rounds of so many requests at the rows of `grid`; read only."""
+        curve = self._curves.get(num_requests)
+        if curve is None:
+            curve = self._curves[num_requests] = self._expected(num_requests)
+        return curve
+
+    def _expected(self, num_requests: int) -> Float64:
+        fit = self._fits.get(bucket_of(num_requests))
+        if fit is None:
+            return self._unseen(num_requests, self._curve)
+        least = self._at(num_requests)
+        slope = fit.slope(self._slope, PRIOR_SQUARES * least * least)
+        seconds = fit.mean_y + slope * (self._curve - fit.mean_x)
+        return np.maximum(seconds, LEAST_SHARE * fit.mean_y)
+
+    def seconds(self, num_requests: int, rows: npt.ArrayLike) -> Float64:
+        """Expected seconds of rounds with so many rows, in the shape of `rows`."""
+        return np.asarray(np.interp(np.asarray(rows), self._grid, self.curve(num_requests)))
+
+    def idle_seconds(self, rows: int) -> float:
+        """Seconds of a pass of so many rows as measured at the start, on the idle pipeline."""
+        return self._at(rows)
+
+    def record(self, num_requests: int, rows: int, seconds: float) -> None:
+        """Learn that a round of so many decoding requests and `rows` rows took `seconds`."""
+        expected = float(self.seconds(num_requests, rows))
+        seconds = min(seconds, OUTLIER * expected) if expected > 0 else seconds
+        measured = self._at(rows)
+        fit = self._fits.get(bucket_of(num_requests))
+        if fit is None:
+            fit = self._fits[bucket_of(num_requests)] = LineFit(DECAY)
+        xx, xy = fit.record(measured, seconds)
+        self._xx = DECAY * self._xx + xx
+        self._xy = DECAY * self._xy + xy
+        self._offsets.record(num_requests, seconds - self._slope * measured)
+        self._curves.clear()
+
+    @property
+    def _slope(self) -> float:
+        """How much dearer rows are than the curve says, whatever the number of requests."""
+        prior = PRIOR_SQUARES * float(self._curve[0]) ** 2
+        return max(0.0, (self._xy + prior) / (self._xx + prior))
+
+    def _unseen(self, num_requests: int, measured: npt.ArrayLike) -> Float64:
+        """What rounds take that the curve says `measured` of, as other numbers of requests tell."""
+        line = self._offsets
+        away = num_requests - line.mean_x
+        offset = line.mean_y + line.slope(0.0, num_requests**2) * away
+        measured = np.asarray(measured)
+        return np.maximum(self._slope * measured + offset, LEAST_SHARE * measured)
+
+    def _at(self, rows: int) -> float:
+        seconds = self._measured.get(rows)
+        if seconds is None:
+            seconds = self._measured[rows] = float(np.interp(rows, self._grid, self._curve))
+        return seconds
+
+
+def bucket_of(num_requests: int) -> int:
+    """Numbers of requests that are alike: up to 8 each its own, then steps of an eighth."""
+    if num_requests <= 8:
+        return num_requests
+    shift = num_requests.bit_length() - 4
+    return (num_requests >> shift) << shift

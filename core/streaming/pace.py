@@ -1,0 +1,129 @@
+"""When the next slice of a streamed tree goes out: stages take one after the other.
+
+Earlier than the slowest stage is free it would only know less, and dead slices would gather before
+that stage, where the next root waits behind them. And a slice that is in a stage as an answer
+comes, which may say that all of it is in vain, keeps the next root waiting; so where that answer is
+near, only a slice that will probably be right goes out before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ..arrays import Span
+from ..request.chosen import RowAnswer
+from ..speculation.step_cost import StepCost
+from ..tree.streamed_tree import StreamedTree
+
+# Weight of the newest slice in the mean time from its planning to its start.
+LEAD_WEIGHT = 0.1
+# No wait is worth less than this; clocks and timers are no finer.
+LEAST_WAIT_S = 1e-5
+# Weight of the newest answer in how much longer steps take than expected, and its bounds.
+SLOWNESS_WEIGHT, LEAST_SLOWNESS, MOST_SLOWNESS = 0.1, 0.25, 16.0
+# Stages say how long they work on the first slices, and on one of so many then; the newest one's
+# weight in what the slowest of them takes.
+FIRST_TIMED, TIMED_EVERY, SPAN_WEIGHT = 4, 16, 0.25
+
+
+class SlicePace:
+    """Knows when steps were sent, and expects of stages what steps have cost, and how much longer
+    slices have taken of late: rounds are what costs are learned from.
+
+    What the slowest stage takes is what stages say of some slices.
+    """
+
+    __slots__ = (
+        "_clock", "_cost", "_free_at", "_lead_s", "_num_slices", "_slowest_share", "_slowness",
+        "_stage_s", "_turn_at", "num_stages",
+    )  # fmt: skip
+
+    def __init__(
+        self, cost: Callable[[], StepCost], num_stages: int, clock: Callable[[], float]
+    ) -> None:
+        self._cost = cost
+        self._clock = clock
+        self.num_stages = num_stages
+        # When the slowest stage, if it were the first, has computed all that was sent, and what the
+        # last step took it.
+        self._free_at = self._stage_s = 0.0
+        # What it takes of a step, by what the step costs; None: not told yet.
+        self._slowest_share: float | None = None
+        # Steps with slices that were sent.
+        self._num_slices = 0
+        # From a slice's planning, drafters' time included, until it is sent.
+        self._lead_s = 0.0
+        self._slowness = 1.0
+        # When somebody who waits may send.
+        self._turn_at: float | None = None
+
+    def sent(
+        self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, planned_at: float | None
+    ) -> None:
+        """A step went out, with slices of these trees, which have their places by now."""
+        now, expected_s = self._clock(), self._seconds(num_rows)
+        round_s = self._slowness * expected_s
+        begins_at = max(now, self._free_at)
+        share = self._slowest_share
+        self._stage_s = round_s / self.num_stages if share is None else share * expected_s
+        self._free_at = begins_at + self._stage_s
+        self._num_slices += bool(streams)
+        if streams and planned_at is not None:
+            self._lead_s += LEAD_WEIGHT * (now - planned_at - self._lead_s)
+        for stream in streams:
+            stream.note_flight(begins_at + round_s)
+
+    def answered(
+        self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, sent_at: float
+    ) -> None:
+        """A step with slices of these trees was answered."""
+        for stream in streams:
+            stream.note_landing()
+        if streams and (expected_s := self._seconds(num_rows)) > 0:
+            slowness = (self._clock() - sent_at) / expected_s
+            slowness = min(max(slowness, LEAST_SLOWNESS), MOST_SLOWNESS)
+            self._slowness += SLOWNESS_WEIGHT * (slowness - self._slowness)
+
+    @property
+    def stage_s(self) -> float:
+        """Seconds that the slowest stage took for the last step; infinite before the first one."""
+        return self._stage_s or math.inf
+
+    def wants_spans(self) -> bool:
+        """Whether stages are to say how long they work on the slices that go out next."""
+        return self._num_slices < FIRST_TIMED or self._num_slices % TIMED_EVERY == 0
+
+    def note_spans(self, spans: Sequence[Span], num_rows: int) -> None:
+        """What stages said of a step, a span of each."""
+        slowest_s, expected_s = max(end - begin for begin, end in spans), self._seconds(num_rows)
+        if expected_s > 0 and slowest_s > 0:
+            # No pause of a stage counts for more than a whole step.
+            share = min(slowest_s / expected_s, 1.0)
+            before = share if self._slowest_share is None else self._slowest_share
+            self._slowest_share = before + SPAN_WEIGHT * (share - before)
+
+    def is_turn(self, stream: StreamedTree[RowAnswer], value: float) -> bool:
+        """Whether a slice may be planned now, whose best node has this `value`.
+
+        If not, `take_delay` says when to ask again, unless an answer comes first.
+        """
+        now = self._clock()
+        if self._free_at - self._lead_s > now + LEAST_WAIT_S:
+            turn_at = self._free_at - self._lead_s
+            self._turn_at = turn_at if self._turn_at is None else min(turn_at, self._turn_at)
+            return False
+        begins_at = max(now + self._lead_s, self._free_at)
+        due_at = stream.next_answer_at()
+        # Of the next root's time, if the slice is in vain.
+        lost_s = begins_at + self._stage_s - due_at
+        return lost_s <= 0 or value * max(due_at - begins_at, 0.0) > (1 - value) * lost_s
+
+    def take_delay(self) -> float | None:
+        """Seconds until the first turn of those who wait for one; None: nobody does."""
+        turn_at, self._turn_at = self._turn_at, None
+        return None if turn_at is None else max(0.0, turn_at - self._clock())
+
+    def _seconds(self, num_rows: int) -> float:
+        """What a step of so many rows takes all stages, as far as costs tell."""
+        return float(self._cost().seconds(1, num_rows))

@@ -1,0 +1,80 @@
+"""What rounds cost is learned from rounds; rows never seem to get cheaper by being more."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from draftline.core.line_fit import LineFit
+from draftline.core.speculation.step_cost import GRID, StepCost
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_a_line_is_found_and_a_single_point_has_the_prior_slope() -> None:
+    fit = LineFit(0.9)
+    fit.record(2.0, 5.0)
+    assert fit.slope(3.0, 1.0) == 3.0
+    for x in (1.0, 4.0, 2.0, 8.0) * 30:
+        fit.record(x, 1.0 + 0.5 * x)
+    assert fit.slope(3.0, 0.01) == pytest.approx(0.5, rel=0.02)
+    assert fit.mean_y == pytest.approx(1.0 + 0.5 * fit.mean_x)
+
+
+def test_a_falling_line_counts_as_a_flat_one() -> None:
+    fit = LineFit(0.9)
+    for x in (1.0, 2.0, 3.0) * 20:
+        fit.record(x, 10.0 - x)
+    assert fit.slope(1.0, 0.01) == 0.0
+
+
+def test_the_measured_curve_is_interpolated_and_continued() -> None:
+    cost = StepCost([1, 9], [1.0, 5.0])
+    assert float(cost.seconds(1, 3)) == pytest.approx(2.0)
+    assert float(cost.seconds(1, 12)) == pytest.approx(6.5, abs=0.5)
+    assert float(cost.seconds(1, 1000)) > 400
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 9, 40]), st.integers(0, 200), st.floats(0.1, 9.0))),
+)
+def test_no_measurement_makes_more_rows_cheaper(
+    rounds: list[tuple[int, int, float]],
+) -> None:
+    cost = StepCost([1, 8, 16], [1.0, 3.0, 2.5])
+    for num_requests, more, seconds in rounds:
+        cost.record(num_requests, num_requests + more, seconds)
+    for num_requests in (1, 2, 9, 40):
+        seconds = cost.seconds(num_requests, np.arange(1, 300)).tolist()
+        assert all(a <= b + 1e-9 for a, b in pairwise(seconds))
+        assert seconds[0] > 0
+
+
+def test_rounds_that_cost_nothing_for_rows_are_learned() -> None:
+    cost = StepCost([1, 64], [1.0, 64.0])
+    for _ in range(200):
+        for rows in GRID[:12]:
+            cost.record(1, rows, 2.0)
+    assert float(cost.seconds(1, 32)) == pytest.approx(2.0, rel=0.1)
+    cost.record(1, 32, 1e9)
+    assert float(cost.seconds(1, 32)) < 3.0
+
+
+def test_a_host_that_works_beside_the_pass_makes_all_rounds_longer() -> None:
+    """Rounds of few rows were never seen, and yet they are not taken for as short as the pass."""
+    cost = StepCost([1, 101], [1.0, 2.0])
+    for _ in range(100):
+        cost.record(4, 41, 2.8)
+    assert float(cost.seconds(4, 41)) == pytest.approx(2.8, rel=0.05)
+    assert 1.8 < float(cost.seconds(4, 4)) < 2.6
+
+
+def test_requests_have_curves_of_their_own() -> None:
+    """Eight requests of one row are not one request of eight."""
+    cost = StepCost([1, 64], [1.0, 2.0])
+    for _ in range(100):
+        cost.record(1, 8, 1.1)
+        cost.record(8, 8, 4.0)
+    assert float(cost.seconds(1, 8)) == pytest.approx(1.1, rel=0.05)
+    assert float(cost.seconds(8, 8)) == pytest.approx(4.0, rel=0.1)
