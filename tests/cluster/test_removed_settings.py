@@ -3,14 +3,30 @@
 from typing import Any
 
 import pytest
+from draftline.cluster.checked_settings import Settings
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import build_drafter
+from draftline.cluster.removed_settings import REMOVED_SETTINGS
 from draftline.core.errors import ConfigError
+from draftline.deploy.settings.deployment_settings import DeploymentConfig
+from draftline.deploy.settings.limits import RequestLimits
+from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.settings import ServerConfig
 
 
 def test_an_engine_s_settings() -> None:
     with pytest.raises(ConfigError, match="head_features: was removed; leave it out: stages"):
         EngineConfig(model="demo", head_features="sums")
+
+
+@pytest.mark.parametrize(
+    "kind", [EngineConfig, ServerConfig, DeploymentConfig, PoolConfig, RequestLimits]
+)
+@pytest.mark.parametrize("name", REMOVED_SETTINGS)
+def test_a_name_that_left_is_refused(kind: type[Settings], name: str) -> None:
+    assert name not in kind.model_fields
+    with pytest.raises(ConfigError, match=f"{name}: was removed; leave it out"):
+        kind(**{name: 1})
 
 
 @pytest.mark.parametrize(

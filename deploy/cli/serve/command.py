@@ -123,7 +123,6 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
     failure: Future[str] = Future()
     engine = AsyncEngine(
         args.engine,
-        max_unread_bytes=args.server.max_unread_bytes,
         on_failure=failure.set_result,
         usage_log=args.server.usage_log,
         progress=progress,
