@@ -38,6 +38,9 @@ def test_a_name_that_left_is_refused(kind: type[Settings], name: str) -> None:
         ({"kind": "model", "chat_template": "own"}, "chat_template: was removed; leave it out"),
         ({"kind": "head", "replay_features": True}, "replay_features: was removed; leave it out"),
         ({"kind": "head", "token_map": "demo"}, "token_map: was removed; leave it out"),
+        ({"kind": "suffix", "window": 9}, "window: was removed; leave it out: the latest"),
+        ({"kind": "suffix", "max_spec_offset": 1}, "max_spec_offset: was removed; use max_spec_f"),
+        ({"kind": "model", "prefill_chunk": 9}, "prefill_chunk: was removed; leave it out"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
     ],
 )
