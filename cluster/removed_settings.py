@@ -19,6 +19,7 @@ REMOVED_SETTINGS: Mapping[str, str] = {
     "max_unread_bytes": "leave it out: 8 MiB of an answer wait for a slow reader",
     "cors_allow_methods": "leave it out: pages of other sites may GET and POST",
     "cors_allow_method": "leave it out: pages of other sites may GET and POST",
+    "max_ongoing_requests": "leave it out: a replica takes max_num_seqs and max_queued_requests",
     "router_load_tokens": "leave it out: a running request counts as 64 tokens of a prompt",
     "health_check_period_s": "leave it out: Ray Serve asks once a second",
     "health_check_timeout_s": "leave it out: three checks without an answer for 5 s replace it",

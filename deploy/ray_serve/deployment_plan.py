@@ -47,7 +47,7 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         actor["num_gpus"] = coordinator["GPU"]
     capacity = args.engine.max_num_seqs + args.engine.max_queued_requests
     options: dict[str, Any] = {
-        "max_ongoing_requests": config.max_ongoing_requests or capacity,
+        "max_ongoing_requests": capacity,
         "max_queued_requests": config.max_queued_requests,
         "ray_actor_options": actor,
         "placement_group_bundles": [coordinator, *others],

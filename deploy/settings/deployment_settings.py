@@ -29,10 +29,6 @@ class DeploymentConfig(Settings):
     num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
         default=1, description="HTTP replicas; each counts its own metrics"
     )
-    max_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="requests of one engine replica at once; default: what its engine can hold",
-    )
     max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
         default=256,
         description="requests that wait for a replica; further ones get 429; -1: no limit",
