@@ -46,10 +46,9 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
-from .heartbeat import with_heartbeats
 from .policies.engine_policy import FirstTokens
 from .policies.prefix_routing import PrefixRouting
-from .resume import OtherModel
+from .resume import OtherModel, with_heartbeats
 from .runtime import serve_host
 
 if TYPE_CHECKING:
