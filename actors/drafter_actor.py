@@ -17,7 +17,7 @@ from ..cluster.links.tls_files import TlsFiles, drafter_tls
 from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..cluster.pipeline.bundle import Bundle, strategy_of
-from ..cluster.transport.stage_failure import end_process
+from ..cluster.transport.stage_spec import end_process
 from ..core.errors import DrafterError, DraftlineError
 
 if TYPE_CHECKING:

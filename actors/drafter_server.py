@@ -16,7 +16,7 @@ from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access
 from ..cluster.links.wire import DEFAULT_MAX_BYTES
 from ..cluster.links.work import Work
-from ..cluster.transport.stage_failure import end_process
+from ..cluster.transport.stage_spec import end_process
 from ..core.errors import ConfigError
 from ..core.interfaces import Drafter
 from .server.arguments import add_listen_arguments, listen_settings, require_whole_scopes

@@ -211,11 +211,6 @@ class EngineConfig(Settings):
         "auto", description="attention backend; draftline doctor shows what auto picks"
     )
     enforce_eager: bool = Field(False, description="no CUDA graphs: a faster start, slower steps")
-    graph_capture_s: Annotated[float, Field(ge=0)] = Field(
-        60.0,
-        description="time limit for capturing CUDA graphs at the start; steps of a missing size"
-        " use the next larger graph",
-    )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="most tokens of prompt plus answer; default: the model's context"
     )
@@ -300,9 +295,6 @@ class EngineConfig(Settings):
         None,
         description="file for Chrome trace events of each step, for ui.perfetto.dev; it is "
         "overwritten",
-    )
-    trace_steps_max_mb: Annotated[int, Field(ge=1)] = Field(
-        256, description="largest size of the trace in 10^6 bytes; the newest steps are kept"
     )
 
     @field_validator("trace_steps")

@@ -29,7 +29,7 @@ def drafter_options(
 
     Raises `ConfigError` naming the key.
     """
-    names = {field.name for field in fields(options)}
+    names = {field.name for field in fields(options)} - set(getattr(options, "FIXED", ()))
     given = config.options
     known = [*names, *own_keys, PROFILE]
     for key in given:

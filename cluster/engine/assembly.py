@@ -40,11 +40,13 @@ from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spec import Pipeline, StageSpec
 from .engine_time import REAL_TIME, EngineTime
 from .request_factory import RequestFactory
-from .trace_file import TraceFile
+from .trace_file import MAX_TRACE_BYTES, TraceFile
 
 # Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
 DRAFTERS_START_S = 60.0
 CPU_CACHE_TOKENS = 16384
+# How long CUDA graphs are captured at a start; steps of a missing size use the next larger one.
+GRAPH_CAPTURE_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +234,7 @@ def _trace_file(config: EngineConfig) -> TraceFile | None:
     if config.trace_steps is None:
         return None
     engine = f"draftline {Path(config.model).name}"
-    return TraceFile(config.trace_steps, config.trace_steps_max_mb * 1_000_000, engine)
+    return TraceFile(config.trace_steps, MAX_TRACE_BYTES, engine)
 
 
 def _num_blocks(config: EngineConfig, device: str) -> int | None:
@@ -252,7 +254,7 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         # Trees may reach beyond the last token that will be kept, those in slices with all that are
         # in flight.
         max_positions=max_model_len + config.tree_nodes * _most_flights(config),
-        seconds=config.graph_capture_s,
+        seconds=GRAPH_CAPTURE_S,
     )
     in_one_process = config.backend == "local"
     return StageOptions(

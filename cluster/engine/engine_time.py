@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..transport.stage_spans import wall_clock
+from ..transport.stage_spec import wall_clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from ...core.step.trace import TraceEvent
 
 logger = logging.getLogger(__name__)
 
+# Of both parts together, about 250,000 steps.
+MAX_TRACE_BYTES = 256_000_000
 BETWEEN = b",\n"
 # Of a part that is full or closed; viewers do without that of one whose process was killed.
 END = b"\n]\n"

@@ -17,7 +17,7 @@ import grpc
 from ...core.errors import ProtocolError
 from ...core.interfaces import Drafter, OwningDrafter
 from ...core.proposals import FeatureLayers, FeatureRows
-from ..transport.stage_failure import is_device_lost
+from ..transport.stage_spec import is_device_lost
 from . import drafter_pb2 as pb
 from .failures import FailureLog, failure_reason
 from .features import MAX_FEATURE_BYTES, feature_bytes

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING
 from ...core.errors import DeviceLost, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..loop_calls import call_on_loop
-from ..transport.in_flight import InFlightSteps
-from ..transport.messages import StageResult
-from ..transport.stage_spans import Spans, run_traced
-from ..transport.stage_spec import StageRunner, run_stage
+from ..transport.stage_spec import (
+    InFlightSteps,
+    Spans,
+    StageResult,
+    StageRunner,
+    run_stage,
+    run_traced,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -24,10 +24,9 @@ from ..config import TransportName
 from ..loop_calls import call_on_loop
 from ..transport.distributed import DistributedTransport
 from ..transport.hidden_link import Backend
-from ..transport.in_flight import InFlightSteps
 from ..transport.messages import load_loops
-from ..transport.stage_place import StagePlace, check_nccl, fastest_backend
-from ..transport.stage_spec import StageSpec
+from ..transport.stage_spec import InFlightSteps, StageSpec
+from ..transport.stage_worker import StagePlace, check_nccl, fastest_backend
 
 logger = logging.getLogger(__name__)
 DEATH_TIMEOUT_S = 3.0

@@ -17,9 +17,9 @@ from ...core.errors import ProtocolError, StageLost
 from ...core.steps import StepInput
 from .distributed_stage import StageLink, StageRow
 from .hidden_link import Backend
-from .in_flight import InFlightSteps
 from .messages import FrameBuffer, StepWriter, decode_result, encode_frame, new_epoch
-from .stage_place import StagePlace
+from .stage_spec import InFlightSteps
+from .stage_worker import StagePlace
 
 LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 32

@@ -20,9 +20,7 @@ from ...core.steps import StepInput, StepOutput
 from ...models.device import HostCopy
 from .hidden_link import Backend, HiddenLink, open_group, serve_store
 from .messages import FrameSender, StepReader, encode_result, receive_frame
-from .stage_failure import end_process
-from .stage_spans import Spans, run_traced
-from .stage_spec import StageRunner, StageSpec, launch_stage
+from .stage_spec import Spans, StageRunner, StageSpec, end_process, launch_stage, run_traced
 
 if TYPE_CHECKING:
     from ...models.stage.pending_output import PendingOutput

@@ -21,7 +21,7 @@ from torch.distributed import (
 )
 
 from ...core.errors import StageLost
-from .stage_spans import Spans
+from .stage_spec import Spans
 
 # gloo: through the memory of the hosts. nccl: from GPU to GPU.
 Backend = Literal["gloo", "nccl"]

@@ -23,13 +23,13 @@ import numpy as np
 from ...core.arrays import PackedArray, pack, unpack
 from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import LogitEdits, Penalties, StepInput, StepOutput, prompt_step
+from .stage_spec import StageResult
 from .step_codec.decoder import StepDecoder
 from .step_codec.encoder import StepEncoder
 from .step_codec.step_delta import ChoiceDelta, RowsDelta, StepDelta
 
 T = TypeVar("T")
 
-StageResult = StepOutput | StageError | StageLost
 
 # Arrays of steps have so many dimensions.
 DIMS = (1, 2)

@@ -1,17 +1,21 @@
-"""What a pipeline of stages is, wherever its stages run, and what a worker needs to build one."""
+"""What a pipeline of stages is, wherever they run: how a stage is built, runs a step, and fails."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import sys
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
-from ...core.errors import place_of
+from ...core.arrays import Span
+from ...core.errors import CapacityError, DeviceLost, StageError, StageLost, place_of
 from ...core.progress import Progress, unseen
 from ...core.steps import StepInput, StepOutput
-from .stage_failure import stage_failure
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +28,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# What becomes of a step at a stage.
+StageResult = StepOutput | StageError | StageLost
+# The clock of all stages and of the engine's trace: equal for all processes of one host, and on
+# several hosts as equal as their clocks are kept.
+wall_clock = time.time
+
+
+# One span a stage that worked on the step so far.
+Spans = tuple[Span, ...]
+# cudaErrorMemoryAllocation (hipErrorOutOfMemory is the same): the one code that leaves a device
+# well.
+OUT_OF_MEMORY = 2
+# Exit status of a process whose device is lost; nothing else ends one with it.
+DEVICE_LOST_STATUS = 76
 
 
 class StageRunner(Protocol):
@@ -184,6 +203,70 @@ class Pipeline(Protocol):
         ...
 
 
+class InFlightSteps:
+    """Futures of the unanswered steps, by sequence number. Used on one event loop only.
+
+    One object serves from a start of the stages to their end, so that late messages of stages
+    that are gone never reach the steps of the stages that follow them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.lost = asyncio.Event()
+        self._limit = limit
+        self._futures: dict[int, asyncio.Future[StepOutput]] = {}
+        self._next = 0
+        self._reason = ""
+        self._kind: type[StageLost] = StageLost
+
+    def add(self) -> tuple[int, asyncio.Future[StepOutput]]:
+        """The sequence number and the future of a new step. Raises `CapacityError`."""
+        if len(self._futures) >= self._limit:
+            raise CapacityError(f"{self._limit} steps are in flight; wait for an answer first")
+        sequence, self._next = self._next, self._next + 1
+        future = asyncio.get_running_loop().create_future()
+        self._futures[sequence] = future
+        return sequence, future
+
+    def answer(self, sequence: int, answer: StageResult) -> None:
+        """Settle a step; the second answer to it and answers after a loss are ignored.
+
+        A `StageLost` in the place of an answer is of no step: see `lose`.
+        """
+        if isinstance(answer, StageLost):
+            self.lose(str(answer))
+            return
+        future = self._futures.pop(sequence, None)
+        if future is None or future.done():
+            return
+        if isinstance(answer, StageError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def lose(self, reason: str, kind: type[StageLost] = StageLost) -> None:
+        """Fail every unanswered step with an error of this kind; the first reason stays."""
+        if self.lost.is_set():
+            return
+        logger.info("event=stage_lost in_flight=%d reason=%r", len(self._futures), reason)
+        self.end(reason, kind)
+
+    def end(self, reason: str, kind: type[StageLost] = StageLost) -> None:
+        """As `lose`, where nothing went wrong: the pipeline was closed."""
+        if not self._reason:
+            self._reason, self._kind = reason, kind
+        self.lost.set()
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            if not future.done():
+                future.set_exception(self.error())
+                # Told for all steps at once: asyncio need not complain of those nobody waits for.
+                future.exception()
+
+    def error(self) -> StageLost:
+        """Why steps cannot be sent now."""
+        return self._kind(self._reason or "the pipeline is not open")
+
+
 def launch_stage(
     index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
 ) -> torch.Tensor | PendingOutput:
@@ -214,3 +297,75 @@ def run_stage(
     """Launch a step and wait for its answer; raises as `launch_stage` says."""
     result = launch_stage(index, stage, step, hidden)
     return result() if callable(result) else result
+
+
+def run_traced(
+    index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None, spans: Spans
+) -> tuple[torch.Tensor | StepOutput, Spans]:
+    """Run a traced step; its result, and its span behind those of the stages before it.
+
+    An answer carries them all.
+    """
+    begin = wall_clock()
+    result = run_stage(index, stage, step, hidden)
+    if not isinstance(result, StepOutput):
+        hidden_states = result
+        # What the device met before it finishes is the step's failure, too.
+        guarded(index, step, lambda: _finish(hidden_states))
+    spans = (*spans, (begin, wall_clock()))
+    if isinstance(result, StepOutput):
+        result = replace(result, stage_spans=spans)
+    return result, spans
+
+
+def _finish(hidden: torch.Tensor) -> None:
+    """Wait for a device that computes on its own; without this its time would be the next one's."""
+    if getattr(hidden, "is_cuda", False):
+        import torch  # noqa: PLC0415 - here already, and not needed on a CPU
+
+        torch.cuda.synchronize(hidden.device)
+
+
+def stage_failure(index: int, step_id: int, error: Exception) -> StageError | DeviceLost:
+    """The error of a step that stage `index` failed on.
+
+    `DeviceLost` after an error that every later call of the device would meet again; memory that
+    ran out is the step's own error.
+    """
+    reason = f"stage {index} failed on step {step_id}: {type(error).__name__}: {error}"
+    if is_device_lost(error):
+        return DeviceLost(f"{reason}; its device is of no use to this process any more")
+    return StageError(reason)
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether this error says that only a new process can use the device again."""
+    if "torch" not in sys.modules:
+        # Whoever raised it has no device; importing it takes seconds.
+        return False
+    import torch  # noqa: PLC0415 - as above
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    if isinstance(error, torch.AcceleratorError):
+        return getattr(error, "error_code", None) != OUT_OF_MEMORY
+    # Libraries report what a device met in errors of their own: the device itself is asked.
+    return isinstance(error, RuntimeError) and _device_refuses()
+
+
+def end_process() -> NoReturn:
+    """End this process at once: clean-up would call the lost device and might never return."""
+    logger.error("event=device_lost ending_process=%d", os.getpid())
+    os._exit(DEVICE_LOST_STATUS)
+
+
+def _device_refuses() -> bool:
+    import torch  # noqa: PLC0415 - as above
+
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return getattr(error, "error_code", None) != OUT_OF_MEMORY
+    return False

@@ -265,6 +265,7 @@ def _own_operators(*, has_gpu: bool) -> Finding:
 
 
 def _graphs(attention: str, *, has_gpu: bool) -> str:
+    from ...cluster.engine.assembly import GRAPH_CAPTURE_S  # noqa: PLC0415
     from ...models.stage.graph_runner import rows_of_graphs  # noqa: PLC0415
 
     if not has_gpu:
@@ -275,7 +276,7 @@ def _graphs(attention: str, *, has_gpu: bool) -> str:
     rows = rows_of_graphs(config.max_num_batched_tokens)
     return (
         f"{len(rows)} for steps of up to {rows[-1]} rows, captured at start within about "
-        f"{config.graph_capture_s:g} s; larger steps run without"
+        f"{GRAPH_CAPTURE_S:g} s; larger steps run without"
     )
 
 

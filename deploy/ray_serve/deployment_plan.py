@@ -21,6 +21,13 @@ INGRESS_SLACK_S = 8.0
 LONGEST_REQUEST_S = 3600.0
 # What a replica is taken to hold whose cache is as large as its GPU has room for.
 DEFAULT_CACHED_TOKENS = 500_000
+# What one more request at a replica weighs, in prompt tokens to be computed.
+ROUTER_LOAD_TOKENS = 64
+# Ray Serve replaces what does not answer three health checks.
+HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 5.0
+# A request may lose so many replicas after its first: one that kills them must not kill all. And
+# so long it may be without any; then it ends with 503.
+RESUME_TRIES, RESUME_TIMEOUT_S = 3, 120.0
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
@@ -40,13 +47,13 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         actor["num_gpus"] = coordinator["GPU"]
     capacity = args.engine.max_num_seqs + args.engine.max_queued_requests
     options: dict[str, Any] = {
-        "max_ongoing_requests": config.max_ongoing_requests or capacity,
+        "max_ongoing_requests": capacity,
         "max_queued_requests": config.max_queued_requests,
         "ray_actor_options": actor,
         "placement_group_bundles": [coordinator, *others],
         "placement_group_strategy": config.placement_group_strategy,
-        "health_check_period_s": config.health_check_period_s,
-        "health_check_timeout_s": config.health_check_timeout_s,
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
         "graceful_shutdown_timeout_s": drain_s(args),
         "max_surge_percent": config.max_surge_percent,
     }
@@ -94,7 +101,7 @@ def router_config(args: ServeArgs) -> dict[str, Any]:
             "model_name": args.model_name,
             "block_size": engine.block_size,
             "max_blocks": num_tokens // engine.block_size if engine.enable_prefix_caching else 0,
-            "load_tokens": args.deployment.router_load_tokens,
+            "load_tokens": ROUTER_LOAD_TOKENS,
         },
     }
 
@@ -124,8 +131,8 @@ def drain_s(args: ServeArgs) -> float:
 
 def resume_limits(config: DeploymentConfig) -> ResumeLimits:
     """What is tried for a request that has lost its replica."""
-    tries = config.resume_tries if config.resume == "on" else 0
-    return ResumeLimits(max_tries=tries, timeout_s=config.resume_timeout_s)
+    tries = RESUME_TRIES if config.resume == "on" else 0
+    return ResumeLimits(max_tries=tries, timeout_s=RESUME_TIMEOUT_S)
 
 
 def text_key(engine: EngineConfig) -> str:

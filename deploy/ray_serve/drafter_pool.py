@@ -20,6 +20,7 @@ from ray.serve import Application
 from ...actors.pool_members import SERVER_NAME, PoolMember
 from ..observe.log_format import set_up_logs
 from ..settings.pool_settings import PoolConfig
+from .deployment_plan import HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S
 from .policies.pool_policy import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 
 POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
@@ -28,6 +29,8 @@ POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
 NOTICE_S = 2.0
 # Each engine asks each server every second where it is: no news.
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
+# A server that stops goes on so long for requests that it still has.
+DRAIN_S = 10.0
 # Beyond the time of its requests: what it takes to end the rest.
 STOP_SLACK_S = 5.0
 
@@ -61,10 +64,10 @@ def pool_options(config: PoolConfig) -> dict[str, Any]:
             "policy": {"policy_function": POLICY, "policy_kwargs": targets},
         },
         "logging_config": QUIET,
-        "health_check_period_s": config.health_check_period_s,
-        "health_check_timeout_s": config.health_check_timeout_s,
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
         "graceful_shutdown_wait_loop_s": NOTICE_S,
-        "graceful_shutdown_timeout_s": NOTICE_S + config.drain_s + STOP_SLACK_S,
+        "graceful_shutdown_timeout_s": NOTICE_S + DRAIN_S + STOP_SLACK_S,
     }
 
 
@@ -79,9 +82,9 @@ class PoolServer:
         from ...actors.drafter_server import DrafterServer  # noqa: PLC0415
         from ...cluster.drafting.factory import build_drafter  # noqa: PLC0415
         from ...cluster.links.tokens import Access, new_token  # noqa: PLC0415
-        from ...cluster.transport.stage_failure import end_process  # noqa: PLC0415
+        from ...cluster.transport.stage_spec import end_process  # noqa: PLC0415
 
-        self._drain_s = config.drain_s
+        self._drain_s = DRAIN_S
         self._key = serve.get_replica_context().replica_id.unique_id
         self._token = new_token()
         drafter = await asyncio.to_thread(build_drafter, config.drafter, config.engine)

@@ -31,8 +31,15 @@ from ...models.load.model_info import read_model_info
 from ..api.engine_client import RemoteEngineClient
 from ..engine.stats import EngineStats
 from .deployment_plan import text_key
-from .heartbeat import without_heartbeats
-from .resume import NoReplica, ReplicaDied, ResumeCounts, ResumeLimits, ServerEnds, resumed
+from .resume import (
+    NoReplica,
+    ReplicaDied,
+    ResumeCounts,
+    ResumeLimits,
+    ServerEnds,
+    resumed,
+    without_heartbeats,
+)
 
 logger = logging.getLogger(__name__)
 

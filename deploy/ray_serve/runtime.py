@@ -1,24 +1,79 @@
-"""Starts and stops Ray and Ray Serve quietly, around one application."""
+"""Starts and stops Ray and Ray Serve quietly, around one application, and in bounded time."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from ...core.errors import DraftlineError
 from ..settings.settings import APP_NAME, ServeArgs, ServerConfig
 from .deployment_plan import placement_bundles
-from .end_limit import ends_within
+
+
+@contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """End the process if the context lasts longer: exit status 1, and what each thread does on
+    stderr.
+
+    Ray waits without a limit for some answers of what may be gone. The limit holds whatever the
+    process waits for, the interpreter's lock included; there is one at a time.
+    """
+    exits_within(seconds)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def exits_within(seconds: float) -> None:
+    """End the process if it still runs then, likewise: for its last act, behind which the
+    interpreter waits for threads of libraries without a limit."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+
+
+_REPORT = re.compile(
+    r"A worker died or was killed while executing a task.*?Worker PID: (\d+)"
+    r".*?Worker exit detail: (.*?)\.?(?: Some common causes include:.*)?(?=\x1b|\n|$)"
+)
+
+
+def shortened(text: str) -> str:
+    """The text with what Ray reports of deaths cut short; what is worded otherwise stays."""
+    return _REPORT.sub(r"process \1 died: \2", text)
+
+
+@contextmanager
+def short_reports() -> Iterator[None]:
+    """Shorten what Ray prints on stdout, in a thread of its own, within the context."""
+    with redirect_stdout(cast("TextIO", _Shortened(sys.stdout))):
+        yield
+
+
+class _Shortened:
+    """A text stream before another."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Ray writes each report in one call."""
+        return self._stream.write(shortened(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
 
 logger = logging.getLogger(__name__)
 

@@ -46,10 +46,9 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
-from .heartbeat import with_heartbeats
 from .policies.engine_policy import FirstTokens
 from .policies.prefix_routing import PrefixRouting
-from .resume import OtherModel
+from .resume import OtherModel, with_heartbeats
 from .runtime import serve_host
 
 if TYPE_CHECKING:
@@ -63,6 +62,8 @@ INGRESS_NAME = "ingress"
 KEEPER_NAME = "keeper"
 # Ray's name for what its head alone has, one of it; Serve's controller asks for as much.
 ON_THE_HEAD = {"node:__internal_head__": 0.001}
+# A request whose replica gives no sign of life for so long has lost it.
+REPLICA_TIMEOUT_S = 5.0
 # A replica's signs of life, as a share of the silence that ends a stream.
 HEARTBEATS = 0.25
 # The ingress only passes requests on: the replicas behind it say when they are full.
@@ -100,7 +101,6 @@ def _engine(app: AppArgs, model: ServeArgs) -> Application:
     return EngineReplica.options(name=app.engine_name(model), **options).bind(
         model.engine,
         model.deployment,
-        model.server.max_unread_bytes,
         model.server.usage_log,
         model.server.log_format,
     )
@@ -132,7 +132,6 @@ class EngineReplica:
         self,
         config: EngineConfig,
         deployment: DeploymentConfig,
-        max_unread_bytes: int | None = None,
         usage_log: str | None = None,
         log_format: LogFormat = "text",
     ) -> None:
@@ -151,13 +150,12 @@ class EngineReplica:
             config,
             engine_id=replica_id,
             keeper=keeper,
-            max_unread_bytes=max_unread_bytes,
             usage_log=usage_log,
         )
         self._text_key = text_key(config)
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
         self._first_tokens = FirstTokens(time.monotonic)
-        self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
+        self._heartbeat_s = REPLICA_TIMEOUT_S * HEARTBEATS
         engine_client = LocalEngineClient(self._engine)
         await engine_client.start()
         self._engine_client = engine_client
@@ -243,8 +241,8 @@ class Ingress:
         self._engine_clients: list[RayEngineClient] = []
         for engine, model, metrics in zip(engines, app.models, counts, strict=True):
             PrefixRouting.counts[model.model_name] = metrics
-            silence_s, limits = model.deployment.replica_timeout_s, resume_limits(model.deployment)
-            client = RayEngineClient(engine, model.engine, silence_s, limits, metrics)
+            limits = resume_limits(model.deployment)
+            client = RayEngineClient(engine, model.engine, REPLICA_TIMEOUT_S, limits, metrics)
             self._engine_clients.append(client)
         self._counts = counts
         self._page = counts[0] if len(counts) == 1 else JointMetrics(counts)

@@ -29,10 +29,6 @@ class DeploymentConfig(Settings):
     num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
         default=1, description="HTTP replicas; each counts its own metrics"
     )
-    max_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="requests of one engine replica at once; default: what its engine can hold",
-    )
     max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
         default=256,
         description="requests that wait for a replica; further ones get 429; -1: no limit",
@@ -49,35 +45,13 @@ class DeploymentConfig(Settings):
         "prompt tokens to compute, load included; balanced: Ray Serve's own, the "
         "less loaded of two",
     )
-    router_load_tokens: Annotated[int, Field(ge=0)] = Field(
-        default=64,
-        description="what one more request at a replica counts, in prompt tokens",
-    )
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
-    )
-    health_check_period_s: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="time between two health checks of a replica"
-    )
-    health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=5.0, description="no answer for this long, three times: the replica is replaced"
-    )
-    replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=5.0,
-        description="a replica without any sign of life for this long is lost to its requests",
     )
     resume: Literal["on", "off"] = Field(
         default="on",
         description="on: a request that lost its replica continues at another one with the same"
         " text; off: it ends with 503",
-    )
-    resume_tries: Annotated[int, Field(ge=1)] = Field(
-        default=3,
-        description="further replicas that one request may lose",
-    )
-    resume_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=120.0,
-        description="how long a request may be without a replica; then 503",
     )
     keep_actors: bool = Field(
         default=True,

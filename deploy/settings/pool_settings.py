@@ -46,20 +46,11 @@ class PoolConfig(Settings):
     downscale_delay_s: Annotated[float, Field(ge=0)] = Field(
         120.0, description="stop servers after they were not needed for this long"
     )
-    drain_s: Annotated[float, Field(ge=0)] = Field(
-        10.0, description="how long a stopping server continues for its requests"
-    )
     cpus_per_drafter: Annotated[float, Field(ge=0)] = Field(
         1.0, description="CPUs that a server reserves"
     )
     gpus_per_drafter: Annotated[float, Field(ge=0)] = Field(
         0.0, description="GPUs that a server reserves; 0: it runs on CPUs"
-    )
-    health_check_period_s: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="time between two health checks"
-    )
-    health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        5.0, description="no answer for this long, three times: the server is replaced"
     )
 
     @field_validator("drafter", mode="before")

@@ -119,30 +119,11 @@ class ServerConfig(SharingSettings):
         default=1024,
         description="open connections; a further one closes the longest idle one, or gets 503",
     )
-    max_header_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=32 * 1024,
-        description="bytes of a request's line and headers; more gets 431",
-    )
-    max_header_count: Annotated[int, Field(ge=8)] = Field(
-        default=100, description="headers of a request; more get 431"
-    )
-    header_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=10.0, description="from a connection's start to the end of the headers; then 408"
-    )
     body_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=60.0, description="time for a body to arrive; then 408"
     )
     keep_alive_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=75.0, description="idle time of a connection between two requests"
-    )
-    write_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=30.0,
-        description="a client that reads nothing for this long is disconnected and its request "
-        "cancelled",
-    )
-    max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
-        default=8 * 1024 * 1024,
-        description="bytes of an answer that may wait for a slow reader; then it ends",
     )
     stream_interval_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
@@ -177,9 +158,6 @@ class ServerConfig(SharingSettings):
     )
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="web sites whose pages may call the API; *: all; empty: no CORS"
-    )
-    cors_allow_methods: tuple[str, ...] = Field(
-        default=("GET", "POST"), description="HTTP methods that they may use"
     )
     cors_allow_headers: tuple[str, ...] = Field(
         default=("authorization", "content-type", "user-agent", "openai-*", "x-stainless-*"),

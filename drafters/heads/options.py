@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import inf, log
 from pathlib import Path
+from typing import ClassVar
 
 from ...core.errors import ConfigError
 from ..model.expansion import BestFirstExpansion, DynamicExpansion, Expansion, StaticExpansion
@@ -48,6 +49,9 @@ class HeadOptions:
     device      auto (a GPU where one is), cpu or cuda
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("max_tokens",)
 
     tree: str = AUTO
     tree_size: str = FASTEST

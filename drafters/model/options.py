@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ...core.errors import ConfigError
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
@@ -71,6 +72,9 @@ class ModelOptions:
     enforce_eager         no CUDA graphs on a GPU: a quicker start, slower drafts
     compile               auto: own C++ operators on a CPU, as of the target; off: torch's own
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("block_size", "prefill_chunk")
 
     vocabulary: str = VOCABULARY_AUTO
     tree: str = "chain"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -52,6 +53,9 @@ class AnpdOptions:
     num_tokens  K: most tokens of a draft
     window      n-grams are counted among so many of the latest tokens, at least half as many
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("window",)
 
     ngram: int = 5
     num_tokens: int = 7

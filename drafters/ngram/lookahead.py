@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,9 @@ class LookaheadOptions:
     max_keys          most first tokens of one request's n-grams
     pool_from_prompt  n-grams of the text itself are guesses too: of the prompt and of the answer
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("max_keys",)
 
     ngram: int = 5
     window: int = 7

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,9 @@ class PromptLookupOptions:
     num_matches           most different continuations; more than one form a tree
     window                how many of the latest tokens are searched
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("window",)
 
     max_ngram: int = 3
     min_ngram: int = 1

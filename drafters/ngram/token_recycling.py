@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -148,6 +148,9 @@ class TokenRecyclingOptions:
     max_tables           most tables that are shared; what was used least recently is forgotten
     max_vocab            token ids stay below
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("max_tables", "max_vocab")
 
     num_top_next_tokens: int = 8
     tree: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,6 +41,9 @@ class RetrievalOptions:
     learn          hand ended requests to the store, for later ones of their namespace; never those
                    of `shared`, with a cache salt or with `store: false`
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("oversample",)
 
     context_len: int = 16
     max_nodes: int = 24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
@@ -36,6 +37,14 @@ class SpectraOptions:
     forward, backward, pool   use that part at all
     """
 
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "capacity",
+        "max_keys",
+        "refine_threshold",
+        "sub_ngrams",
+        "all_offsets",
+    )
     ngram: int = 5
     window: int = 3
     max_guesses: int = 15

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,6 +46,9 @@ class SuffixOptions:
     answer_tokens    the same for ended answers of one namespace and cache salt; 0: none are counted
     max_namespaces   pairs of namespace and cache salt whose answers are kept, the latest
     """
+
+    # No settings: nobody chooses them better.
+    FIXED: ClassVar[tuple[str, ...]] = ("max_spec_offset", "window", "max_namespaces")
 
     max_match_len: int = 64
     num_tokens: int = 16

@@ -3,14 +3,30 @@
 from typing import Any
 
 import pytest
+from draftline.cluster.checked_settings import Settings
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import build_drafter
+from draftline.cluster.removed_settings import REMOVED_SETTINGS
 from draftline.core.errors import ConfigError
+from draftline.deploy.settings.deployment_settings import DeploymentConfig
+from draftline.deploy.settings.limits import RequestLimits
+from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.settings import ServerConfig
 
 
 def test_an_engine_s_settings() -> None:
     with pytest.raises(ConfigError, match="head_features: was removed; leave it out: stages"):
         EngineConfig(model="demo", head_features="sums")
+
+
+@pytest.mark.parametrize(
+    "kind", [EngineConfig, ServerConfig, DeploymentConfig, PoolConfig, RequestLimits]
+)
+@pytest.mark.parametrize("name", REMOVED_SETTINGS)
+def test_a_name_that_left_is_refused(kind: type[Settings], name: str) -> None:
+    assert name not in kind.model_fields
+    with pytest.raises(ConfigError, match=f"{name}: was removed; leave it out"):
+        kind(**{name: 1})
 
 
 @pytest.mark.parametrize(
@@ -22,6 +38,9 @@ def test_an_engine_s_settings() -> None:
         ({"kind": "model", "chat_template": "own"}, "chat_template: was removed; leave it out"),
         ({"kind": "head", "replay_features": True}, "replay_features: was removed; leave it out"),
         ({"kind": "head", "token_map": "demo"}, "token_map: was removed; leave it out"),
+        ({"kind": "suffix", "window": 9}, "window: was removed; leave it out: the latest"),
+        ({"kind": "suffix", "max_spec_offset": 1}, "max_spec_offset: was removed; use max_spec_f"),
+        ({"kind": "model", "prefill_chunk": 9}, "prefill_chunk: was removed; leave it out"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
     ],
 )

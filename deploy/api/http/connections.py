@@ -29,17 +29,19 @@ LINGER_S = 5.0
 MAX_PIPELINED = 16
 # Of each piece of a chunked body, so much may be framing.
 FRAMING_BYTES = 32
+# Of a request's line and headers, and how many headers: more gets a 431.
+MAX_HEADER_BYTES, MAX_HEADERS = 32 * 1024, 100
+# From a connection's start to the end of the headers; then a 408.
+HEADER_TIMEOUT_S = 10.0
+# A client that reads nothing for so long is disconnected, its request cancelled.
+WRITE_TIMEOUT_S = 30.0
 
 
 class LimitSettings(Protocol):
     """The settings that bound connections; `ServerConfig` has them."""
 
     max_connections: int
-    max_header_bytes: int
-    max_header_count: int
-    header_timeout_s: float
     keep_alive_timeout_s: float
-    write_timeout_s: float
     max_body_bytes: int
 
 
@@ -66,14 +68,14 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, settings: LimitSettings) -> ConnectionLimits:
-        """The limits that a server's settings name."""
+        """The limits of a server with these settings."""
         return cls(
             connections=settings.max_connections,
-            header_bytes=settings.max_header_bytes,
-            headers=settings.max_header_count,
-            header_s=settings.header_timeout_s,
+            header_bytes=MAX_HEADER_BYTES,
+            headers=MAX_HEADERS,
+            header_s=HEADER_TIMEOUT_S,
             keep_alive_s=settings.keep_alive_timeout_s,
-            write_s=settings.write_timeout_s,
+            write_s=WRITE_TIMEOUT_S,
             linger_bytes=settings.max_body_bytes,
         )
 

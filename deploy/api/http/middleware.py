@@ -194,6 +194,8 @@ class RefuseWhileDraining:
 
 
 ASKED = "access-control-request-headers"
+# What routes that browsers may call are called with.
+ALLOWED_METHODS = ("GET", "POST")
 
 
 class AllowedOrigins(CORSMiddleware):
@@ -206,7 +208,7 @@ class AllowedOrigins(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=config.cors_allow_origins,
-            allow_methods=config.cors_allow_methods,
+            allow_methods=ALLOWED_METHODS,
             # Answers name the headers that were asked for, which are checked here.
             allow_headers=("*",),
             allow_credentials=config.cors_allow_credentials,

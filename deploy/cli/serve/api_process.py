@@ -75,7 +75,6 @@ def serve_api(end: socket.socket, listener: socket.socket, args: ServeArgs) -> N
     client = SocketEngineClient(
         end,
         args.engine.model,
-        max_unread_bytes=args.server.max_unread_bytes,
         on_drain=begin_draining,
     )
     gate = None

@@ -20,9 +20,7 @@ from .... import __version__
 from ....core.errors import ConfigError
 from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
-from ...ray_serve.end_limit import exits_within
-from ...ray_serve.runtime import quiet_libraries, serve_on_ray
-from ...ray_serve.worker_deaths import short_reports
+from ...ray_serve.runtime import exits_within, quiet_libraries, serve_on_ray, short_reports
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
 from ...tenants.store import check_tenant_store
@@ -123,7 +121,6 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
     failure: Future[str] = Future()
     engine = AsyncEngine(
         args.engine,
-        max_unread_bytes=args.server.max_unread_bytes,
         on_failure=failure.set_result,
         usage_log=args.server.usage_log,
         progress=progress,

@@ -9,7 +9,7 @@ import torch
 from draftline.actors.kept_actors import KeptStages, OwnKeeper
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
-from draftline.cluster.transport.stage_failure import OUT_OF_MEMORY, stage_failure
+from draftline.cluster.transport.stage_spec import OUT_OF_MEMORY, stage_failure
 from draftline.core.errors import DeviceLost, StageError, StageLost
 from support.fakes.fake_stage import LOSE_DEVICE_TOKEN, OUT_OF_MEMORY_TOKEN, fake_specs, fake_step
 from support.servers.hub_session import until

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.transport.distributed import _joined_or_failed, _StageConnection
-from draftline.cluster.transport.in_flight import InFlightSteps
 from draftline.cluster.transport.messages import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -17,6 +16,7 @@ from draftline.cluster.transport.messages import (
     encode_frame,
     encode_result,
 )
+from draftline.cluster.transport.stage_spec import InFlightSteps
 from draftline.core.errors import ProtocolError, StageError, StageLost
 from draftline.core.steps import StepOutput
 from hypothesis import given

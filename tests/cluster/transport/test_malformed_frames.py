@@ -12,7 +12,6 @@ import pytest
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
 from draftline.cluster.transport.distributed import _StageConnection
 from draftline.cluster.transport.distributed_stage import DistributedStage, StageLink, StageRow
-from draftline.cluster.transport.in_flight import InFlightSteps
 from draftline.cluster.transport.messages import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -22,6 +21,7 @@ from draftline.cluster.transport.messages import (
     encode_result,
     receive_frame,
 )
+from draftline.cluster.transport.stage_spec import InFlightSteps
 from draftline.core.errors import ProtocolError, StageError, StageLost
 from draftline.core.steps import StepOutput
 from support.fakes.fake_stage import fake_specs, fake_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftline.cluster.transport.stage_place import StagePlace, check_nccl, fastest_backend
+from draftline.cluster.transport.stage_worker import StagePlace, check_nccl, fastest_backend
 from draftline.core.errors import ConfigError
 
 

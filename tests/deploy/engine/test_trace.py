@@ -225,5 +225,3 @@ def test_what_cannot_be_traced_is_refused(checkpoint: Path, tmp_path: Path) -> N
         Engine(EngineConfig(model=str(checkpoint), trace_steps=path))
     with pytest.raises(ConfigError, match="trace_steps: one file cannot hold"):
         build_serve_args({"trace_steps": "a.json", "deployment": {"num_replicas": 2}})
-    with pytest.raises(ConfigError, match=r"trace_steps_max_mb: .*greater than or equal to 1"):
-        EngineConfig(trace_steps_max_mb=0)

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import threading, time
-from draftline.deploy.ray_serve.end_limit import ends_within
+from draftline.deploy.ray_serve.runtime import ends_within
 
 with ends_within({limit}):
     time.sleep({lasts})
@@ -32,7 +32,7 @@ def test_what_hangs_ends_the_process_and_what_does_not_goes_on() -> None:
 def test_an_interpreter_that_waits_for_a_thread_ends() -> None:
     program = """
 import threading
-from draftline.deploy.ray_serve.end_limit import exits_within
+from draftline.deploy.ray_serve.runtime import exits_within
 def wait_for_what_is_gone():
     threading.Event().wait(30)
 threading.Thread(target=wait_for_what_is_gone).start()

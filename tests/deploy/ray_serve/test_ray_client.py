@@ -13,8 +13,7 @@ import pytest
 from draftline import AsyncEngine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.engine_client import EngineClient, LocalEngineClient
-from draftline.deploy.ray_serve.heartbeat import with_heartbeats
-from draftline.deploy.ray_serve.resume import ResumeLimits
+from draftline.deploy.ray_serve.resume import ResumeLimits, with_heartbeats
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4, ignore_eos=True)
 LIMITS = ResumeLimits(max_tries=3, timeout_s=30.0)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from draftline.core.errors import StageLost
 from draftline.deploy.ray_serve.deployment_plan import ReplicaHealth, priority_warning
-from draftline.deploy.ray_serve.heartbeat import with_heartbeats, without_heartbeats
+from draftline.deploy.ray_serve.resume import with_heartbeats, without_heartbeats
 
 BEAT_S, SILENCE_S = 0.01, 0.05
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from draftline.deploy.ray_serve.worker_deaths import short_reports, shortened
+from draftline.deploy.ray_serve.runtime import short_reports, shortened
 
 # As Ray 2.60 has it, of a stage that was killed.
 REPORT = (

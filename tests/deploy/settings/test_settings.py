@@ -98,10 +98,10 @@ def test_how_stages_compute_reaches_them() -> None:
         "attention": "sdpa", "kv_cache_dtype": "fp8", "quantization": "int8", "max_num_seqs": 3,
         "batch_invariant": "off",
         "max_model_len": 40, "max_num_batched_tokens": 24,
-        "tree_nodes": 4, "graph_capture_s": 5, "pipeline_parallel_size": 2,
+        "tree_nodes": 4, "pipeline_parallel_size": 2,
     }  # fmt: skip
     # Trees of three flights.
-    graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=52, seconds=5)
+    graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=52, seconds=60)
     options = StageOptions(
         attention="sdpa", kv_cache_dtype="fp8", quantization="int8", gpu_memory_utilization=0.45,
         max_rows=24, max_requests=3, graphs=graphs, compile="auto", batch_invariant="off",

@@ -61,8 +61,9 @@ async def test_large_headers_in_one_packet_are_refused_as_well() -> None:
         assert b"more than 32768 bytes" in body
 
 
-async def test_10_000_headers_are_refused() -> None:
-    async with http_server(FakeEngine(), max_header_bytes=10**6) as server:
+async def test_10_000_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_HEADER_BYTES", 10**6)
+    async with http_server(FakeEngine()) as server:
         for ending in (b"\r\n", b""):
             async with raw_client(server.port) as client:
                 await client.send(START + b"a: b\r\n" * 10_000 + ending)
@@ -78,8 +79,9 @@ async def test_headers_of_permitted_size_pass() -> None:
             assert (await client.answer())[0] == 200
 
 
-async def test_headers_that_never_end_are_refused_in_time() -> None:
-    async with http_server(FakeEngine(), header_timeout_s=0.3) as server:
+async def test_headers_that_never_end_are_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.3)
+    async with http_server(FakeEngine()) as server:
         async with raw_client(server.port) as client:
             reading = asyncio.create_task(client.read_all())
             await client.send(START)
@@ -91,8 +93,9 @@ async def test_headers_that_never_end_are_refused_in_time() -> None:
         await until(lambda: server.pool.num_open == 0)
 
 
-async def test_a_client_that_sends_nothing_is_left() -> None:
-    async with http_server(FakeEngine(), header_timeout_s=0.2) as server:
+async def test_a_client_that_sends_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.2)
+    async with http_server(FakeEngine()) as server:
         async with raw_client(server.port) as client:
             assert await client.read_all() == b""
         await until(lambda: server.pool.num_open == 0)
@@ -337,11 +340,14 @@ async def test_no_connection_is_upgraded_beyond_the_limits() -> None:
         assert (await client.answer())[0] == 200
 
 
-async def test_a_client_that_does_not_read_is_cancelled_and_others_are_not() -> None:
+async def test_a_client_that_does_not_read_is_cancelled_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_TIMEOUT_S", 0.5)
     engine = FakeEngine(answer="abcd" * 8000)
     engine.max_model_len = 10**6
     body = {"prompt": "a", "max_tokens": 32_000, "stream": True}
-    async with http_server(engine, write_timeout_s=0.5) as server:
+    async with http_server(engine) as server:
         async with raw_client(server.port, buffer=4096) as silent:
             await silent.send(post(body))
             request = await engine.arrivals.get()

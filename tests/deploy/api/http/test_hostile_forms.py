@@ -12,6 +12,7 @@ import pytest_asyncio
 from draftline import AsyncEngine, DrafterConfig, EngineConfig
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
+from draftline.deploy.settings.limits import RequestLimits
 from draftline.deploy.settings.settings import ServerConfig
 
 PROMPT = "def add(a, b):\n    return"
@@ -27,21 +28,23 @@ ANY_OF_400 = {
 }
 AMBIGUOUS = 'start: s\ns: "a" | s s | s s s | s s s s | s s s s s'
 SECRET = "tenants-own-words"
-# What the limits of a server may be raised to by its operator.
+# Beyond these a form is not looked at.
 WIDE_LIMITS = {"max_choices": 100_000, "max_grammar_bytes": 10_000_000, "max_json_values": 10**7}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     engine = AsyncEngine(EngineConfig(model="demo", drafters=[DrafterConfig(kind="prompt_lookup")]))
-    config = ServerConfig(limits=WIDE_LIMITS, max_body_bytes=10_000_000)
-    app = create_app(LocalEngineClient(engine), config, "demo")
+    app = create_app(LocalEngineClient(engine), ServerConfig(max_body_bytes=10_000_000), "demo")
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://a", timeout=120) as found,
-    ):
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in WIDE_LIMITS.items():
+            patch.setattr(RequestLimits, name, limit)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://a", timeout=120) as found,
+        ):
+            yield found
 
 
 async def complete(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:

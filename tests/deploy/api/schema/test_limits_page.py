@@ -18,8 +18,8 @@ LINES = [
 NAMES = re.compile(r"(max_|_timeout|_timeout_s$|_timeout$)")
 # Sizes of the engine, not answers to a client.
 SIZES = {
-    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "trace_steps_max_mb", "limits",
-    "max_ongoing_requests", "drain_timeout_s", "graceful_shutdown_timeout_s",
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "limits",
+    "drain_timeout_s", "graceful_shutdown_timeout_s",
 }  # fmt: skip
 
 

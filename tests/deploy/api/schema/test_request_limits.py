@@ -141,8 +141,12 @@ async def test_limit(
     within: Any,
     beyond: Any,
     field: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serving(engine, limits={name: value}) as client:
+    is_setting = name in RequestLimits.model_fields
+    if not is_setting:
+        monkeypatch.setattr(RequestLimits, name, value)
+    async with serving(engine, limits={name: value} if is_setting else {}) as client:
         accepted = await client.post(path, json=within)
         assert accepted.status_code == 200, accepted.text
         engine.calls.clear()
@@ -152,13 +156,14 @@ async def test_limit(
     assert error["param"] == field
     assert str(value) in error["message"]
     if field is not None:
-        assert f"limits.{name}" in error["message"]
+        assert (f"limits.{name}" in error["message"]) == is_setting
     assert engine.calls == []
 
 
 def test_every_limit_is_tried() -> None:
     # Bad words are a text list like stop texts.
-    assert {one[0] for one in LIMITS} | {"max_bad_words"} == set(RequestLimits.model_fields)
+    known = {*RequestLimits.model_fields, *RequestLimits.__class_vars__}
+    assert {one[0] for one in LIMITS} | {"max_bad_words"} == known - {"model_config"}
 
 
 def test_limits_are_settings_that_are_checked() -> None:
