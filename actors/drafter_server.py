@@ -11,11 +11,10 @@ from functools import partial
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafting.factory import build_drafter
-from ..cluster.links.service import DrafterService
+from ..cluster.links.service import DrafterService, Work
 from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access
 from ..cluster.links.wire import DEFAULT_MAX_BYTES
-from ..cluster.links.work import Work
 from ..cluster.transport.stage_spec import end_process
 from ..core.errors import ConfigError
 from ..core.interfaces import Drafter

@@ -9,9 +9,9 @@ what was accepted.
 from __future__ import annotations
 
 from draftline.cluster.config import EngineConfig
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.engine.assembly import Assembly, local_pipeline, plan_model
 from draftline.cluster.engine.engine_thread import EngineThread
-from draftline.cluster.links.link import InprocLink
 from draftline.core.request.output import OutputCollector
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.drafters.model.drafter import load_model_drafter
@@ -29,7 +29,7 @@ def main() -> None:
 
     async def build() -> Assembly:
         drafters = [SpectraDrafter(), PromptLookupDrafter(), load_model_drafter("demo-drafter")]
-        return Assembly(plan, local_pipeline, [InprocLink(drafter) for drafter in drafters])
+        return Assembly(plan, local_pipeline, [LocalDrafter(drafter) for drafter in drafters])
 
     requests = plan.request_factory()
     params = SamplingParams(max_tokens=96, temperature=0.0)

@@ -1,4 +1,8 @@
-"""The engine's only face to drafters: one message a drafter a step, answers by a deadline."""
+"""The engine's only access to drafters: what was committed goes out, proposals come back.
+
+Drafters of this process are called directly (`local_drafter.py`). Those of other processes get a
+message each (`drafter_client.py`, `pool.py`), and are waited for until a deadline.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +23,22 @@ from ...core.proposals import (
 )
 from ...core.step.trace import StepTrace
 from ..links.link import DrafterLink
-from ..links.pool import AnyLink, DrafterPool
-from .backlog import CommittedText
-from .channel import DrafterChannel, DrafterLimits
+from .committed_text import CommittedText
+from .drafter_client import DrafterClient
+from .drafter_limits import DrafterLimits
 from .head_watch import HeadWatch
-from .pooled_channel import PooledChannel
+from .local_drafter import LocalClient, LocalDrafter
+from .pool import DrafterPool, PoolClient
 from .stats import DrafterStats
 
 # How long a step first waits for answers that are here but not read yet, because the process was
 # busy with the target's pass.
 GRACE_S = 0.001
 
-Channel = DrafterChannel | PooledChannel
+# A drafter of this process; the way to one of another process; or to a pool of one's servers.
+AnyDrafter = LocalDrafter | DrafterLink | DrafterPool
+RemoteClient = DrafterClient | PoolClient
+Client = LocalClient | RemoteClient
 
 
 class DrafterHub:
@@ -40,16 +48,16 @@ class DrafterHub:
     opened anew with all committed tokens when they come back. Nothing they do raises, and every
     proposal given out has passed `Proposal.check` (and its probe `Probe.check`).
 
-    links       in order of priority, each to a drafter or a pool of one's servers; names differ
+    drafters    in order of priority; names differ
     budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
-    clock, rng  seconds that never go back; jitter of reconnections
+    clock, rng  seconds that never go back; jitter of delays
     origins     what is said of heads that do not belong to the model, by name
-    trace       has a row for each drafter that messages go to
+    trace       has a row for each drafter that is asked
     """
 
     def __init__(  # noqa: PLR0913 - one parameter a setting
         self,
-        links: Sequence[AnyLink],
+        drafters: Sequence[AnyDrafter],
         limits: DrafterLimits,
         budget_s: float = 0.05,
         *,
@@ -58,7 +66,6 @@ class DrafterHub:
         origins: Mapping[str, str] | None = None,
         trace: StepTrace | None = None,
     ) -> None:
-        assert len({link.name for link in links}) == len(links), "two drafters of one name"
         self._texts: dict[str, CommittedText] = {}
         self._budget_s = budget_s
         self._clock = clock
@@ -66,82 +73,83 @@ class DrafterHub:
         self._is_done: Callable[[], bool] = lambda: True
         self._limits, self._rng = limits, rng or random.Random()
         self._trace = trace
-        self._channels = [
-            self._pooled(link) if isinstance(link, DrafterPool) else self._channel(link)
-            for link in links
-        ]
-        self._feature_channels = [
-            channel for channel in self._channels if channel.link.reads_features
-        ]
-        self._stage_channels = [
-            channel for channel in self._channels if channel.link.ahead is not None
-        ]
-        self._remote = [channel for channel in self._channels if not channel.link.is_local]
-        # Those that were left out, too.
-        self._every = tuple(self._channels)
-        heads = [channel.link.name for channel in (*self._feature_channels, *self._stage_channels)]
+        # Those that are left out later, too.
+        self._every = [self._client(drafter) for drafter in drafters]
+        assert len({client.name for client in self._every}) == len(drafters), "equal names"
+        self._use(self._every)
+        heads = [client.name for client in (*self._readers, *self._stage_heads)]
         # None once all heads are known.
         self._watch = HeadWatch(heads, origins or {}) if heads else None
 
-    def _channel(
-        self,
-        link: DrafterLink,
-        texts: Mapping[str, CommittedText] | None = None,
-        on_progress: Callable[[], None] | None = None,
-    ) -> DrafterChannel:
-        # A head of the last stage has its events in the stage's row.
-        trace = self._trace if link.ahead is None else None
-        return DrafterChannel(
-            link,
-            self._texts if texts is None else texts,
-            self._limits,
-            clock=self._clock,
-            rng=self._rng,
-            on_progress=on_progress or self._on_progress,
-            on_answer=None if trace is None else trace.drafter(link.name),
-        )
+    def _use(self, clients: Sequence[Client]) -> None:
+        """These are asked from now on."""
+        self._clients = clients
+        self._local = [client for client in clients if isinstance(client, LocalClient)]
+        self._remote = [client for client in clients if not isinstance(client, LocalClient)]
+        self._readers = [client for client in clients if client.reads_features]
+        self._stage_heads = [client for client in self._local if client.is_ahead]
 
-    def _pooled(self, pool: DrafterPool) -> PooledChannel:
+    def _client(self, drafter: AnyDrafter) -> Client:
+        if isinstance(drafter, LocalDrafter):
+            return LocalClient(
+                drafter, self._texts, self._limits,
+                clock=self._clock, rng=self._rng, trace=self._trace,
+            )  # fmt: skip
+        if not isinstance(drafter, DrafterPool):
+            return self._drafter_client(drafter, self._texts, self._on_progress)
+
         def progressed() -> None:
-            channel.progressed()
+            client.progressed()
             self._on_progress()
 
-        channel = PooledChannel(
-            pool,
+        client = PoolClient(
+            drafter,
             self._texts,
-            lambda link, texts: self._channel(link, texts, progressed),
+            lambda link, texts: self._drafter_client(link, texts, progressed),
             clock=self._clock,
             rng=self._rng,
         )
-        return channel
+        return client
+
+    def _drafter_client(
+        self,
+        link: DrafterLink,
+        texts: Mapping[str, CommittedText],
+        on_progress: Callable[[], None],
+    ) -> DrafterClient:
+        return DrafterClient(
+            link, texts, self._limits,
+            clock=self._clock, rng=self._rng, on_progress=on_progress, trace=self._trace,
+        )  # fmt: skip
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Connect; return when every drafter is ready or has failed, or after `timeout_s`.
 
         Those that are not ready are tried again while steps go on.
         """
-        for channel in self._channels:
-            channel.connect(self._clock())
+        for client in self._remote:
+            client.connect(self._clock())
         await self._wait(
-            timeout_s, lambda: not any(channel.is_connecting for channel in self._remote)
+            timeout_s, lambda: not any(client.is_connecting for client in self._remote)
         )
 
     async def stop(self) -> None:
-        """Disconnect from every drafter."""
-        for channel in self._every:
-            await channel.stop()
+        """Disconnect from every drafter, and free those of this process."""
+        for client in self._every:
+            await client.stop()
 
     def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
         """Begin a request, or begin it anew with other tokens.
 
-        The drafters `at_once`, by default all, are told now: what they do with its prompt is done
-        when they are asked for it. The others are told when they are first asked.
+        Of the drafters `at_once`, by default all, those of other processes are told now: what they
+        do with its prompt is done when they are asked for it. The others are told when they are
+        first asked.
         """
         self.close(request.request_id)
         self._texts[request.request_id] = CommittedText(request)
-        for channel in self._channels:
-            if at_once is None or channel.link.name in at_once:
-                channel.open(request.request_id)
+        for client in self._remote:
+            if at_once is None or client.name in at_once:
+                client.open(request.request_id)
 
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
         """End a request with every drafter that knows it, after its `last` commits.
@@ -153,8 +161,8 @@ class DrafterHub:
             self._watch.forget(request_id)
         text = self._texts.pop(request_id, None)
         if text is not None:
-            for channel in self._channels:
-                channel.close(request_id, text)
+            for client in self._clients:
+                client.close(request_id, text)
 
     async def exchange(
         self,
@@ -168,51 +176,51 @@ class DrafterHub:
         Drafters of other processes work while the local ones run, and are then waited for until
         `budget_s` is over. Commits of requests that are not open, or that a request was opened
         with already, are ignored; queries of requests that are not open get no proposals. `asked`
-        says for which requests each drafter is asked, by default for all. Whoever is asked for
-        nothing gets no message, and whoever is asked hears what it missed of these requests.
+        says for which requests each drafter is asked, by default for all. Drafters that are asked
+        for nothing are told nothing; those that are asked are told what they missed of these
+        requests.
         """
         budget_s = self._budget_s if budget_s is None else budget_s
         start = self._clock()
         commits = self._record(commits)
-        for channel in self._channels:
-            channel.observe(commits)
+        for client in self._clients:
+            client.observe(commits)
         if not queries:
             return {}
-        asked_now = [
-            channel
-            for channel in self._channels
-            if self._queue(channel, _wanted(channel, queries, asked), budget_s)
+        remote = [
+            client
+            for client in self._remote
+            if self._queue(client, _wanted(client, queries, asked), budget_s)
         ]
-        remote = [channel for channel in asked_now if not channel.link.is_local]
         if remote:
-            await self._send_remote(remote, budget_s)
-        for channel in asked_now:
-            if channel.link.is_local:
-                channel.send()
+            await self._send(remote, budget_s)
+        drafted = {
+            client: client.ask(_wanted(client, queries, asked), budget_s) for client in self._local
+        }
         if remote:
             left = start + budget_s - self._clock()
-            await self._wait(left, lambda: not any(channel.is_awaited for channel in remote))
-        return {query.request_id: self._collect(query) for query in queries}
+            await self._wait(left, lambda: not any(client.is_awaited for client in remote))
+        return self._collect(queries, drafted)
 
-    def _queue(self, channel: Channel, queries: Sequence[Query], budget_s: float) -> bool:
+    def _queue(self, client: RemoteClient, queries: Sequence[Query], budget_s: float) -> bool:
         """Queue what a drafter is asked for; whether that is anything."""
-        is_asked = channel.queue(queries, budget_s)
+        is_asked = client.queue(queries, budget_s)
         if not queries:
             # One that was lost comes back, though nobody asks it now.
-            channel.connect(self._clock())
+            client.connect(self._clock())
         return is_asked
 
     @property
     def remote(self) -> frozenset[str]:
         """Names of the drafters of other processes, which steps wait for."""
-        return frozenset(channel.link.name for channel in self._remote)
+        return frozenset(client.name for client in self._remote)
 
     def costs(self) -> dict[str, DraftCost]:
         """Seconds that each drafter takes, by name; 0 before it has answered.
 
         A head that does not belong to the model is left out, and new until that is known.
         """
-        costs = {channel.link.name: channel.cost() for channel in self._channels}
+        costs = {client.name: client.cost() for client in self._clients}
         new = () if self._watch is None else self._watch.new
         costs.update((name, replace(costs[name], is_new=True)) for name in new)
         return costs
@@ -220,11 +228,11 @@ class DrafterHub:
     @property
     def stage_heads(self) -> tuple[str, ...]:
         """Names of the drafters that are heads of the last stage, of those in use still."""
-        return tuple(channel.link.name for channel in self._stage_channels)
+        return tuple(client.name for client in self._stage_heads)
 
     def note_drafted(self, drafted: Sequence[Drafted]) -> None:
         """Keep what those drafted, for the next queries."""
-        by_name = {channel.link.name: channel for channel in self._stage_channels}
+        by_name = {client.name: client for client in self._stage_heads}
         for one in drafted:
             # It may have been left out meanwhile.
             if one.source in by_name:
@@ -233,19 +241,18 @@ class DrafterHub:
     @property
     def feature_drafters(self) -> frozenset[str]:
         """Names of the drafters that go on from the target's features."""
-        return frozenset(channel.link.name for channel in self._feature_channels)
+        return frozenset(client.name for client in self._readers)
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
-        """Keep features of open requests for the next message to those drafters."""
+        """Keep features of open requests until those drafters are asked for them."""
         known = [own for own in rows if own.request_id in self._texts]
-        for channel in self._feature_channels:
-            channel.note_features(known)
+        for client in self._readers:
+            client.note_features(known)
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""
         return tuple(
-            replace(channel.stats(), left_out=channel not in self._channels)
-            for channel in self._every
+            replace(client.stats(), left_out=client not in self._clients) for client in self._every
         )
 
     def _record(self, commits: Sequence[StepCommit]) -> list[StepCommit]:
@@ -264,31 +271,46 @@ class DrafterHub:
 
     def _leave_out(self, names: Collection[str]) -> None:
         """These drafters are asked, and told, nothing any more."""
-        for channel in [one for one in self._channels if one.link.name in names]:
-            channel.retire()
-            for channels in (
-                self._channels, self._feature_channels, self._stage_channels, self._remote
-            ):  # fmt: skip
-                if channel in channels:
-                    channels.remove(channel)
+        if not names:
+            return
+        for client in self._clients:
+            if client.name in names:
+                client.retire()
+        self._use([client for client in self._clients if client.name not in names])
 
-    async def _send_remote(self, remote: Sequence[Channel], budget_s: float) -> None:
+    async def _send(self, remote: Sequence[RemoteClient], budget_s: float) -> None:
         grace_s = min(GRACE_S, budget_s)
-        await self._wait(grace_s, lambda: not any(channel.is_behind for channel in remote))
-        for channel in remote:
-            channel.send()
+        await self._wait(grace_s, lambda: not any(client.is_behind for client in remote))
+        for client in remote:
+            client.send()
         # One turn of the loop hands the messages to gRPC before local drafters take the thread.
         await asyncio.sleep(0)
 
-    def _collect(self, query: Query) -> list[Proposal]:
-        text = self._texts.get(query.request_id)
-        if text is None or text.length < query.committed_len:
-            return []
-        taken = [channel.take(query) for channel in self._channels]
-        proposals = [proposal for proposal in taken if proposal is not None]
+    def _collect(
+        self,
+        queries: Sequence[Query],
+        drafted: Mapping[LocalClient, Sequence[tuple[str, Proposal]]],
+    ) -> dict[str, list[Proposal]]:
+        """All proposals of a step; `drafted` are those of the local drafters."""
+        found: dict[str, list[Proposal]] = {query.request_id: [] for query in queries}
+        # Requests may have ended while remote drafters were waited for.
+        known = [query for query in queries if self._is_known(query)]
+        for client in self._clients:
+            if isinstance(client, LocalClient):
+                for request_id, proposal in drafted.get(client, ()):
+                    found[request_id].append(proposal)
+                continue
+            for query in known:
+                if (proposal := client.take(query)) is not None:
+                    found[query.request_id].append(proposal)
         if self._watch is not None:
-            self._watch.given(query, proposals)
-        return proposals
+            for query in known:
+                self._watch.given(query, found[query.request_id])
+        return found
+
+    def _is_known(self, query: Query) -> bool:
+        text = self._texts.get(query.request_id)
+        return text is not None and text.length >= query.committed_len
 
     async def _wait(self, timeout_s: float, is_done: Callable[[], bool]) -> None:
         if is_done() or timeout_s <= 0:
@@ -307,14 +329,14 @@ class DrafterHub:
 
 
 def _wanted(
-    channel: Channel,
+    client: Client,
     queries: Sequence[Query],
     asked: Mapping[str, Collection[str]] | None,
 ) -> Sequence[Query]:
     """The queries that a drafter is asked."""
     if asked is None:
         return queries
-    ids = asked.get(channel.link.name, ())
+    ids = asked.get(client.name, ())
     if len(ids) == len(queries):
         return queries
     return [query for query in queries if query.request_id in ids]

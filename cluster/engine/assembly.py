@@ -31,11 +31,10 @@ from ...models.text.grammar import GrammarFactory
 from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
-from ..drafting.channel import DrafterLimits
+from ..drafting.drafter_limits import DrafterLimits
 from ..drafting.head_features import feature_layers_of, last_stage_heads
 from ..drafting.head_watch import head_origins
-from ..drafting.hub import DrafterHub
-from ..links.pool import AnyLink
+from ..drafting.hub import AnyDrafter, DrafterHub
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spec import Pipeline, StageSpec
 from .engine_time import REAL_TIME, EngineTime
@@ -127,7 +126,7 @@ class Assembly:
         self,
         plan: ModelPlan,
         make_pipeline: MakePipeline,
-        links: Sequence[AnyLink],
+        drafters: Sequence[AnyDrafter],
         engine_time: EngineTime = REAL_TIME,
     ) -> None:
         config = plan.config
@@ -138,7 +137,7 @@ class Assembly:
         if self._trace_file is not None:
             trace = StepTrace(engine_time.wall_clock, self._trace_file)
         self.hub = DrafterHub(
-            links,
+            drafters,
             DrafterLimits(vocab_size=plan.info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
             budget_s=config.draft_deadline_ms / 1000,
             clock=self._clock,

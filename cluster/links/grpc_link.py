@@ -80,10 +80,6 @@ class GrpcLink:
     features  what the target hands out, for a server whose drafter reads some of it
     """
 
-    is_local = False
-    learning_counts = None
-    ahead = None
-
     def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         name: str,

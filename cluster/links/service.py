@@ -11,22 +11,25 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import grpc
 
 from ...core.errors import ProtocolError
-from ...core.interfaces import Drafter, OwningDrafter
-from ...core.proposals import FeatureLayers, FeatureRows
+from ...core.interfaces import (
+    CachingDrafter,
+    Drafter,
+    FeatureDrafter,
+    LearningDrafter,
+    OwningDrafter,
+    PrefixCounts,
+)
+from ...core.proposals import Commit, FeatureLayers, FeatureRows, Proposal, Query
 from ..transport.stage_spec import is_device_lost
 from . import drafter_pb2 as pb
 from .failures import FailureLog, failure_reason
 from .features import MAX_FEATURE_BYTES, feature_bytes
-from .link import (
-    DrafterMessage,
-    DrafterSession,
-    features_read,
-    is_report_due,
-)
+from .link import DrafterMessage, DrafterReport, DraftSeconds, is_report_due
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
@@ -37,11 +40,130 @@ from .wire import (
     encode_error,
     encode_hello,
 )
-from .work import Work, WorkMeter
 
 logger = logging.getLogger(__name__)
+NamedT = TypeVar("NamedT", Commit, Query, FeatureRows)
 
 DRAIN_PERIOD_S = 0.02
+
+
+class Work(NamedTuple):
+    """Means over a period.
+
+    busy     share of the time that the drafter worked, 0 to 1
+    waiting  messages that waited for it
+    """
+
+    busy: float
+    waiting: float
+
+
+class WorkMeter:
+    """Follows the messages at a server that works on one at a time, in the order of arrival.
+
+    clock  seconds; only differences count
+    """
+
+    __slots__ = ("_busy_s", "_clock", "_num_messages", "_read_at", "_seen_at", "_waiting_s")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num_messages = 0
+        self._read_at = self._seen_at = clock()
+        self._busy_s = self._waiting_s = 0.0
+
+    def enter(self) -> None:
+        """A message arrived."""
+        self._catch_up()
+        self._num_messages += 1
+
+    def leave(self) -> None:
+        """A message is done."""
+        self._catch_up()
+        self._num_messages -= 1
+
+    def read(self) -> Work:
+        """The means since the last reading; there is one reader."""
+        self._catch_up()
+        took_s = self._seen_at - self._read_at
+        work = Work(self._busy_s / took_s, self._waiting_s / took_s) if took_s > 0 else Work(0, 0)
+        self._read_at, self._busy_s, self._waiting_s = self._seen_at, 0.0, 0.0
+        return work
+
+    def _catch_up(self) -> None:
+        now = self._clock()
+        since_s, self._seen_at = now - self._seen_at, now
+        if self._num_messages:
+            self._busy_s += since_s
+            self._waiting_s += since_s * (self._num_messages - 1)
+
+
+def features_read(drafter: Drafter) -> FeatureLayers | None:
+    """What a drafter reads of the target's states; None: nothing."""
+    return drafter.feature_layers if isinstance(drafter, FeatureDrafter) else None
+
+
+class DrafterSession:
+    """One coordinator's requests at a drafter; `prefix` keeps their ids apart from others'."""
+
+    __slots__ = ("_drafter", "_failures", "_open_ids", "_prefix")
+
+    def __init__(self, drafter: Drafter, prefix: str = "") -> None:
+        self._drafter = drafter
+        self._prefix = prefix
+        self._failures = FailureLog(logger, f"drafter={drafter.name}")
+        self._open_ids: set[str] = set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are open."""
+        return len(self._open_ids)
+
+    def report(self) -> DrafterReport:
+        """Memory, learning and cache of the drafter, for all coordinators together.
+
+        Raises what the drafter raises.
+        """
+        drafter = self._drafter
+        learning = drafter.learning_counts if isinstance(drafter, LearningDrafter) else {}
+        prefix = drafter.prefix_counts if isinstance(drafter, CachingDrafter) else PrefixCounts()
+        return DrafterReport(drafter.memory_bytes, learning, prefix)
+
+    def run(self, message: DrafterMessage) -> tuple[Sequence[Proposal], DraftSeconds]:
+        """Do what one message says; also how long that took. Raises what the drafter raises."""
+        drafter, clock = self._drafter, time.perf_counter
+        start = clock()
+        if message.last_commits:
+            drafter.observe([self._named(commit) for commit in message.last_commits])
+        for request_id in message.closes:
+            drafter.close(self._prefix + request_id)
+            self._open_ids.discard(self._prefix + request_id)
+        for request in message.opens:
+            request_id = self._prefix + request.request_id
+            self._open_ids.add(request_id)
+            drafter.open(replace(request, request_id=request_id) if self._prefix else request)
+        opened = clock()
+        if message.features and isinstance(drafter, FeatureDrafter):
+            drafter.observe_features([self._named(rows) for rows in message.features])
+        if message.commits:
+            drafter.observe([self._named(commit) for commit in message.commits])
+        observed = clock()
+        queries = [self._named(query) for query in message.queries]
+        proposals = drafter.propose(queries, message.deadline) if queries else []
+        return proposals, DraftSeconds(opened - start, observed - opened, clock() - observed)
+
+    def close(self) -> None:
+        """Close every request. What the drafter raises is logged: it is given up anyway."""
+        for request_id in self._open_ids:
+            try:
+                self._drafter.close(request_id)
+            except Exception as error:
+                logger.debug("drafter=%s event=close_raised", self._drafter.name, exc_info=True)
+                self._failures.log("close_raised", failure_reason(error))
+        self._open_ids.clear()
+
+    def _named(self, part: NamedT) -> NamedT:
+        return part._replace(request_id=self._prefix + part.request_id) if self._prefix else part
 
 
 class FeatureInbox:

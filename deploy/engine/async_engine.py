@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from ...cluster.config import EngineConfig
+from ...cluster.drafting.hub import AnyDrafter
 from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ...cluster.engine.engine_thread import EngineThread, Health
 from ...cluster.engine.engine_time import REAL_TIME, EngineTime
 from ...cluster.engine.request_factory import Prompt, RequestFactory
-from ...cluster.links.pool import AnyLink
 from ...cluster.loop_calls import off_loop
 from ...core.errors import CapacityError, DraftlineError, RequestError, shortened
 from ...core.progress import Progress, unseen
@@ -54,7 +54,7 @@ class AsyncEngine:
         engine_id: str = "0",
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
-        links: Callable[[Sequence[AnyLink]], Sequence[AnyLink]] | None = None,
+        links: Callable[[Sequence[AnyDrafter]], Sequence[AnyDrafter]] | None = None,
         engine_time: EngineTime = REAL_TIME,
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
@@ -65,7 +65,7 @@ class AsyncEngine:
 
         keeper            of stages and drafters on Ray; without one they end with this process
         pipelines         takes what makes the pipeline of `config`, gives what makes the one used
-        links             takes the links to the drafters of `config`, gives those that are used
+        links             takes the drafters of `config`, gives those that are used
         engine_time       by which it lives, if not the machine's
         on_failure        called once, from any thread, with the reason when the engine cannot go on
         max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
@@ -313,7 +313,7 @@ class AsyncEngine:
         return retry_after_s(stats.num_waiting, stats.num_running, rate)
 
     async def _build(self) -> Assembly:
-        links: Sequence[AnyLink] = await self._placement.make_links()
+        links: Sequence[AnyDrafter] = await self._placement.make_links()
         if self._changed_links is not None:
             links = self._changed_links(links)
         self._assembly = Assembly(self._plan, self._make_pipeline, links, self._time)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ...cluster.config import HEAD, DrafterConfig, EngineConfig
 from ...cluster.drafting.factory import build_drafter, keeps_answers
 from ...cluster.drafting.head_features import features_of_target, is_in_last_stage
+from ...cluster.drafting.hub import AnyDrafter
+from ...cluster.drafting.local_drafter import LocalDrafter
+from ...cluster.drafting.pool import DrafterPool, MemberFinder
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
-from ...cluster.links.link import DrafterLink, InprocLink
-from ...cluster.links.pool import AnyLink, DrafterPool, MemberFinder
+from ...cluster.links.link import DrafterLink
 from ...cluster.links.tls_files import drafter_tls
 from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
@@ -78,12 +80,12 @@ class Placement:
             transport=self._config.stage_transport,
         )
 
-    async def make_links(self) -> list[AnyLink]:
-        """A link to every drafter, in order; what runs beside the engine is started.
+    async def make_links(self) -> list[AnyDrafter]:
+        """Every drafter, or the way to it, in order; what runs beside the engine is started.
 
         Raises `ConfigError` that names the drafter if one cannot start, wherever it runs.
         """
-        links: list[AnyLink] = []
+        links: list[AnyDrafter] = []
         starts = []
         self._features = features_of_target(self._config)
         for index, drafter in enumerate(self._config.told_drafters):
@@ -95,7 +97,7 @@ class Placement:
                         if is_in_last_stage(drafter)
                         else build_drafter(drafter, self._config)
                     )
-                links.append(InprocLink(built, **self._told(drafter)))
+                links.append(LocalDrafter(built, **self._told(drafter)))
             elif drafter.address is not None:
                 with _naming(index):
                     links.append(self._link_to_others(drafter))
@@ -141,7 +143,7 @@ class Placement:
         )
         return link, server.address
 
-    def _link_to_others(self, drafter: DrafterConfig) -> AnyLink:
+    def _link_to_others(self, drafter: DrafterConfig) -> AnyDrafter:
         """The way to servers that run already. Raises `ConfigError` for its credentials."""
         options = _options_of_other(drafter)
         links = [
@@ -168,7 +170,7 @@ class Placement:
         join_cluster()
         return self._pool(drafter, {}, ServeMembers(application, link_to))
 
-    def _pooled(self, drafter: DrafterConfig, links: Sequence[GrpcLink]) -> AnyLink:
+    def _pooled(self, drafter: DrafterConfig, links: Sequence[GrpcLink]) -> AnyDrafter:
         """The only link, or a pool of several."""
         if len(links) == 1:
             return links[0]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from ...cluster.config import DrafterConfig, EngineConfig
+from ...cluster.drafting.hub import AnyDrafter
+from ...cluster.drafting.local_drafter import LocalDrafter
 from ...cluster.engine.assembly import MakePipeline
 from ...cluster.engine.engine_time import EngineTime
-from ...cluster.links.pool import AnyLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError
 from .cost_profile import SMALL_MODEL, CostProfile
 from .draft_times import times_of
 from .host_clock import HostClock, HostLoop
-from .slowed_link import SlowedLink
+from .slowed_drafter import slowed
 from .slowed_pipeline import SlowedPipeline
 
 
 class Simulation:
-    """Makes the pipeline and the links of one engine, which take as long as those of a profile.
+    """Makes the pipeline and the drafters of one engine, which take as long as those of a profile.
 
     small_model    the profile's entry whose times small models take
     host_slowdown  processor seconds of the engine's own work here for each second there
@@ -49,13 +51,16 @@ class Simulation:
 
         return make
 
-    def links(self, drafters: Sequence[DrafterConfig], links: Sequence[AnyLink]) -> list[AnyLink]:
-        """Links to these drafters, in their order.
+    def drafters(
+        self, configs: Sequence[DrafterConfig], drafters: Sequence[AnyDrafter]
+    ) -> list[AnyDrafter]:
+        """The drafters of these settings, which take the profile's times.
 
         Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
         """
-        pairs = zip(drafters, links, strict=True)
-        return [
-            SlowedLink(link, times_of(drafter, self.profile, self._small_model), self.clock)
-            for drafter, link in pairs
-        ]
+        found: list[AnyDrafter] = []
+        for config, local in zip(configs, drafters, strict=True):
+            assert isinstance(local, LocalDrafter), "a simulation has its drafters in process"
+            times = times_of(config, self.profile, self._small_model)
+            found.append(replace(local, drafter=slowed(local.drafter, times, self.clock)))
+        return found

@@ -19,11 +19,11 @@ import pytest
 import torch
 from draftline.actors.drafter_server import DrafterServer, main
 from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.pool import DrafterPool
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.cluster.links.link import DrafterLink
-from draftline.cluster.links.pool import DrafterPool
 from draftline.cluster.links.tls_files import TlsFiles
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest, Query

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from draftline.actors.drafter_server import DrafterServer
 from draftline.cluster.drafting.head_watch import NUM_DRAFTS
-from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.hub import AnyDrafter, DrafterHub
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
-from draftline.cluster.links.link import DrafterLink, InprocLink
 from draftline.cluster.links.tls_files import TlsFiles
 from draftline.core.proposals import FeatureLayers, FeatureRows, Proposal, Query, chain_proposal
 from draftline.drafters.heads.drafter import load_head_drafter
@@ -86,13 +86,13 @@ async def test_a_head_behind_tls_drafts_as_one_of_this_process(tmp_path: Path):
     layers = load_head_drafter(folder, target).feature_layers
     server = DrafterServer(load_head_drafter(folder, target, "far"), "localhost", tls=files)
     address = f"localhost:{await server.start()}"
-    links: dict[str, DrafterLink] = {
-        "near": InprocLink(load_head_drafter(folder, target, "far"), features=layers)
+    drafters: dict[str, AnyDrafter] = {
+        "near": LocalDrafter(load_head_drafter(folder, target, "far"), features=layers)
     }
     clients = {"tls": files, "no certificate": TlsFiles(ca=files.ca), "plain": None}
     for name, tls in clients.items():
-        links[name] = GrpcLink("far", address, GrpcOptions(tls=tls), features=layers)
-    drafts = {name: await drafts_of(link, layers) for name, link in links.items()}
+        drafters[name] = GrpcLink("far", address, GrpcOptions(tls=tls), features=layers)
+    drafts = {name: await drafts_of(drafter, layers) for name, drafter in drafters.items()}
     await server.stop()
     assert drafts["no certificate"] == drafts["plain"] == [()] * STEPS
     assert len(drafts["near"]) == STEPS
@@ -100,9 +100,9 @@ async def test_a_head_behind_tls_drafts_as_one_of_this_process(tmp_path: Path):
     assert drafts["tls"] == drafts["near"]
 
 
-async def drafts_of(link: DrafterLink, layers: FeatureLayers) -> list[tuple[int, ...]]:
+async def drafts_of(drafter: AnyDrafter, layers: FeatureLayers) -> list[tuple[int, ...]]:
     """The tokens that a head drafts behind each token of a text, () where it does not."""
-    hub = DrafterHub([link], replace(LIMITS, vocab_size=4096, answer_timeout_s=30.0))
+    hub = DrafterHub([drafter], replace(LIMITS, vocab_size=4096, answer_timeout_s=30.0))
     await hub.start()
     session, rng = HubSession(hub), np.random.default_rng(3)
     found = []

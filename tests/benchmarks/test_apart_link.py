@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from draftline.benchmarks.step.streaming.run import ApartLink
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links.link import InprocLink
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.measure.simulate.cost_profile import read_cost_profile
 from draftline.measure.simulate.draft_times import DraftTimes
 from draftline.measure.simulate.host_clock import HostClock, HostLoop
@@ -18,10 +18,10 @@ def test_its_answer_comes_when_the_profile_s_drafter_would_have_it() -> None:
     # This machine's own work takes next to no time.
     clock = HostClock(1e6)
     link = ApartLink(
-        InprocLink(CountingDrafter("griffin", 4)), DraftTimes(profile, "griffin"), clock
+        LocalDrafter(CountingDrafter("griffin", 4)), DraftTimes(profile, "griffin"), clock
     )
-    assert not link.is_local
     hub = DrafterHub([link], LIMITS, clock=clock)
+    assert hub.remote == {"griffin"}
 
     async def draft() -> None:
         await hub.start()

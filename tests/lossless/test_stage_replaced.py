@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from draftline import EngineConfig, SamplingParams
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.engine.assembly import Assembly, local_pipeline, plan_model
 from draftline.cluster.engine.engine_thread import EngineThread
-from draftline.cluster.links.link import InprocLink
 from draftline.cluster.transport.stage_spec import Pipeline, StageSpec
 from draftline.core.request.output import OutputCollector, RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
@@ -43,7 +43,7 @@ def answers(
     plan = plan_model(config)
 
     async def build() -> Assembly:
-        return Assembly(plan, make_pipeline, [InprocLink(PromptLookupDrafter())])
+        return Assembly(plan, make_pipeline, [LocalDrafter(PromptLookupDrafter())])
 
     engine, factory = EngineThread(build), plan.request_factory()
     engine.start()

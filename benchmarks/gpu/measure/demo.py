@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 
 from ....cluster.config import EngineConfig
+from ....cluster.drafting.local_drafter import LocalDrafter
 from ....cluster.engine.assembly import Assembly, ModelPlan, local_pipeline, plan_model
 from ....cluster.engine.engine_thread import EngineThread
-from ....cluster.links.link import InprocLink
 from ....core.request.output import OutputCollector, RequestOutput
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.demo.held_out_prompts import held_out_prompts
@@ -52,7 +52,7 @@ def measure_demo(setting: Setting, findings: Findings) -> None:
 
     async def build() -> Assembly:
         drafters = [SpectraDrafter(), PromptLookupDrafter(), load_model_drafter("demo-drafter")]
-        return Assembly(plan, local_pipeline, [InprocLink(drafter) for drafter in drafters])
+        return Assembly(plan, local_pipeline, [LocalDrafter(drafter) for drafter in drafters])
 
     prompts = [prompt.text for prompt in held_out_prompts(setting.plan.demo_prompts)]
     engine = EngineThread(build)

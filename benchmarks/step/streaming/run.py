@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from ....cluster.config import HEAD, DrafterConfig, EngineConfig
-from ....cluster.drafting.channel import DrafterLimits
+from ....cluster.drafting.drafter_limits import DrafterLimits
 from ....cluster.drafting.factory import build_drafter, keeps_answers
-from ....cluster.drafting.hub import DrafterHub
+from ....cluster.drafting.hub import AnyDrafter, DrafterHub
+from ....cluster.drafting.local_drafter import LocalDrafter
 from ....cluster.engine.assembly import measure_step_cost
-from ....cluster.links.link import DrafterMessage, DraftSeconds, InprocLink
-from ....cluster.links.pool import AnyLink
+from ....cluster.links.link import DrafterMessage, DraftSeconds, LinkEvents, is_report_due
+from ....cluster.links.service import DrafterSession
 from ....core.engine import EngineCore
-from ....core.errors import DraftlineError
+from ....core.errors import DrafterError, DraftlineError
+from ....core.interfaces import FeatureDrafter
 from ....core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
 from ....core.request.output import Delta
 from ....core.request.request import Request
@@ -35,60 +37,83 @@ from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.draft_times import DraftTimes, times_of
 from ....measure.simulate.host_clock import HostClock, HostLoop
-from ....measure.simulate.slowed_link import SlowedLink
+from ....measure.simulate.slowed_drafter import slowed
 from ....models.load.model_info import read_model_info
 from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
 from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes, TextFeatures
 
 
-class ApartLink(SlowedLink):
+class ApartLink:
     """Of a drafter on a device of its own: it drafts in this process and at once; the answer comes
     when the profile's drafter would have given it, and the engine goes on meanwhile.
     """
 
-    def __init__(self, link: AnyLink, times: DraftTimes, clock: HostClock) -> None:
+    def __init__(self, local: LocalDrafter, times: DraftTimes, clock: HostClock) -> None:
         assert times.are_known, "its time is the profile's"
-        super().__init__(link, times, clock)
+        drafter = local.drafter
+        self.name = drafter.name
+        self.max_nodes = local.max_nodes
+        self.keeps_answers = local.keeps_answers
+        # Of the layers that are handed out, which are the only head's.
+        self.reads_features = isinstance(drafter, FeatureDrafter)
+        self._session = DrafterSession(slowed(drafter, times, clock, self._work))
+        self._worked_s = 0.0
+        self._clock = clock
+        self._events: LinkEvents | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_local(self) -> bool:
+    def connect(self, events: LinkEvents) -> None:
         """See `DrafterLink`."""
-        return False
+        self._events = events
+        events.ready()
 
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
-        sent_at = self._host_clock()
-        answer = self._drafted(message)
-        if answer is None:
+        events, sent_at = self._events, self._clock()
+        assert events is not None
+        self._worked_s = 0.0
+        try:
+            proposals, _ = self._session.run(message)
+            report = self._session.report() if is_report_due(message) else None
+        except DraftlineError as error:
+            events.failed(DrafterError(str(error)))
             return
-        assert self._events is not None
-        seconds = self._draft_s(answer.proposals)
+        seconds = self._worked_s
         self._timer = asyncio.get_running_loop().call_at(
-            max(sent_at + seconds, self._host_clock()),
-            self._events.answered,
-            answer.proposals,
-            answer.report,
+            max(sent_at + seconds, self._clock()),
+            events.answered,
+            proposals,
+            report,
             DraftSeconds(propose_s=seconds),
         )
+
+    def _work(self, seconds: float) -> None:
+        """The profile's drafter works for so long, beside the engine."""
+        self._worked_s += seconds
+
+    def unanswered(self) -> None:
+        """See `DrafterLink`."""
 
     def disconnect(self) -> None:
         """See `DrafterLink`."""
         if self._timer is not None:
             self._timer.cancel()
-        super().disconnect()
+        self._session.close()
+
+    async def close(self) -> None:
+        """See `DrafterLink`."""
+        self.disconnect()
 
 
-def link_to(
+def drafter_of(
     config: DrafterConfig, engine: EngineConfig, clock: HostClock, profile: CostProfile
-) -> SlowedLink:
+) -> AnyDrafter:
     """A new drafter of these settings; those that the profile has work beside the host."""
-    drafter = build_drafter(config, engine)
-    link = InprocLink(drafter, config.max_nodes, keeps_answers=keeps_answers(config))
-    times = times_of(config, profile)
+    drafter, times = build_drafter(config, engine), times_of(config, profile)
+    local = LocalDrafter(drafter, config.max_nodes, keeps_answers(config))
     if times.are_known:
-        return ApartLink(link, times, clock)
-    return SlowedLink(link, times, clock)
+        return ApartLink(local, times, clock)
+    return replace(local, drafter=slowed(drafter, times, clock))
 
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 4096
@@ -131,7 +156,7 @@ class Run:
         self.stages = ReplayedStages(answers, load.stages, times, clock, *features)
         info = read_model_info(config.model)
         self._hub = DrafterHub(
-            [link_to(drafter, config, clock, profile) for drafter in drafters],
+            [drafter_of(drafter, config, clock, profile) for drafter in drafters],
             DrafterLimits(vocab_size=info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
             budget_s=config.draft_deadline_ms / 1000,
             clock=clock,

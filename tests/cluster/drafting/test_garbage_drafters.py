@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from draftline.cluster.drafting.channel import DrafterLimits
+from draftline.cluster.drafting.drafter_limits import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.links.failures import RetryPolicy
-from draftline.cluster.links.link import InprocLink
 from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.engine import EngineCore
 from draftline.core.proposals import Probe, Proposal, Query
@@ -90,7 +90,7 @@ async def run(answers: list[Any], seed: int) -> tuple[list[int], DrafterHub]:
     given = iter(answers * (NUM_TOKENS + 1))
     garbage = ScriptedDrafter(lambda _query: next(given), name="garbage")
     honest = CountingDrafter(name="honest", num_tokens=2)
-    hub = DrafterHub([InprocLink(garbage), InprocLink(honest)], LIMITS)
+    hub = DrafterHub([LocalDrafter(garbage), LocalDrafter(honest)], LIMITS)
     await hub.start()
     bench = Bench(vocab=VOCAB)
     bench.core = EngineCore(bench.target, hub, bench.scheduler, bench.policy, bench.clock)

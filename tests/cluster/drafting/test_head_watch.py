@@ -16,7 +16,7 @@ from draftline.cluster.drafting.head_watch import (
     head_origins,
 )
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links.link import InprocLink
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.core.proposals import (
     Drafted,
     FeatureLayers,
@@ -67,7 +67,7 @@ async def run(hub: DrafterHub, num_steps: int) -> HubSession:
 
 async def test_a_head_that_is_never_right_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     strange, other = CountingHead("head", 10**9), CountingDrafter("other")
-    hub = DrafterHub([InprocLink(strange), InprocLink(other)], LIMITS, origins=ORIGINS)
+    hub = DrafterHub([LocalDrafter(strange), LocalDrafter(other)], LIMITS, origins=ORIGINS)
     with caplog.at_level(logging.WARNING):
         session = await run(hub, NUM_DRAFTS)
         assert not caplog.records, "two hundred were asked for, of which one is not judged yet"
@@ -103,7 +103,9 @@ async def test_a_head_that_is_never_right_is_left_out(caplog: pytest.LogCaptureF
 
 async def test_a_head_is_new_until_it_is_known() -> None:
     """Ten right tokens are 0.05 of each of 200 drafts: no further ones can say otherwise."""
-    hub = DrafterHub([InprocLink(CountingHead("head", 1)), InprocLink(CountingDrafter())], LIMITS)
+    hub = DrafterHub(
+        [LocalDrafter(CountingHead("head", 1)), LocalDrafter(CountingDrafter())], LIMITS
+    )
     await run(hub, 10)
     assert {name: cost.is_new for name, cost in hub.costs().items()} == {
         "head": True,
@@ -119,7 +121,7 @@ async def test_a_head_that_says_nothing_is_not_asked_for_ever() -> None:
             del query
             return empty_proposal(self.name)
 
-    hub = DrafterHub([InprocLink(Silent("head", 1))], LIMITS)
+    hub = DrafterHub([LocalDrafter(Silent("head", 1))], LIMITS)
     await run(hub, MOST_QUERIES - 1)
     assert hub.costs()["head"].is_new
     await run(hub, 1)
@@ -131,7 +133,7 @@ async def test_a_head_that_says_nothing_is_not_asked_for_ever() -> None:
 async def test_about_one_in_twenty_decides(
     period: int, *, is_kept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hub = DrafterHub([InprocLink(CountingHead("head", period))], LIMITS)
+    hub = DrafterHub([LocalDrafter(CountingHead("head", period))], LIMITS)
     await run(hub, NUM_DRAFTS + 1)
     assert hub.stats()[0].left_out is not is_kept
     assert len(caplog.records) == (not is_kept)
@@ -143,7 +145,7 @@ async def test_other_drafters_may_have_nothing_to_say() -> None:
             proposal = super().propose_one(query)
             return chain_proposal(self.name, (proposal.tokens + 7) % 50)
 
-    hub = DrafterHub([InprocLink(Wrong("ngram"))], LIMITS)
+    hub = DrafterHub([LocalDrafter(Wrong("ngram"))], LIMITS)
     await run(hub, NUM_DRAFTS + 20)
     assert not hub.stats()[0].left_out
     assert hub.costs().keys() == {"ngram"}
@@ -195,7 +197,7 @@ def test_the_warning_names_folder_and_model(tmp_path: Path) -> None:
 async def test_drafts_of_a_head_that_is_left_out_are_let_go() -> None:
     """Those that the last stage made for requests that go on."""
     drafts = StageDrafts("head")
-    hub = DrafterHub([InprocLink(drafts)], LIMITS, origins=ORIGINS)
+    hub = DrafterHub([LocalDrafter(drafts)], LIMITS, origins=ORIGINS)
     await hub.start()
     session = HubSession(hub)
     while not hub.stats()[0].left_out:

@@ -7,11 +7,12 @@ import itertools
 import random
 
 import pytest
-from draftline.cluster.drafting.channel import PATIENCE, DrafterLimits
+from draftline.cluster.drafting.drafter_client import PATIENCE
+from draftline.cluster.drafting.drafter_limits import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink
-from draftline.cluster.links.link import InprocLink
 from support.fakes.fake_drafters import VOCAB_SIZE, CountingDrafter, SlowDrafter
 from support.fakes.fake_link import FakeClock, FakeLink
 from support.servers.hub_session import HubSession, until
@@ -275,7 +276,7 @@ async def test_a_drafter_slower_than_the_budget_is_not_waited_for(scene: Scene):
     scene.link.answer()
     (proposal,) = await session.step(1, budget_s=0.05)
     assert proposal.tokens.tolist() == session.expected(7)
-    (channel,) = scene.hub._channels
+    (channel,) = scene.hub._clients
     assert not channel.is_awaited
     # A quick answer is forgiven at once.
     scene.link.answer()
@@ -296,7 +297,7 @@ async def test_a_query_of_an_earlier_life_is_not_sent(scene: Scene):
 
 async def test_local_drafters_answer_while_a_remote_one_is_silent():
     remote = FakeLink(CountingDrafter("far"))
-    hub = DrafterHub([remote, InprocLink(CountingDrafter("near"))], LIMITS, clock=FakeClock())
+    hub = DrafterHub([remote, LocalDrafter(CountingDrafter("near"))], LIMITS, clock=FakeClock())
     await hub.start()
     session = HubSession(hub)
     await asyncio.sleep(0)
@@ -312,7 +313,7 @@ async def test_nothing_is_sent_after_the_end():
     """A request that ends with the engine is not told of: its link is closed."""
     errors: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
-    hub = DrafterHub([InprocLink(CountingDrafter("near"))], LIMITS, clock=FakeClock())
+    hub = DrafterHub([LocalDrafter(CountingDrafter("near"))], LIMITS, clock=FakeClock())
     await hub.start()
     session = HubSession(hub)
     await session.step(0, budget_s=0.01)
@@ -342,7 +343,7 @@ async def test_a_slow_server_is_late_and_then_used_re_rooted(serve):
 
 async def test_one_that_seemed_too_slow_is_waited_for_again(scene: Scene):
     session = await scene.session()
-    (channel,) = scene.hub._channels
+    (channel,) = scene.hub._clients
     waited_for = []
     for _ in range(2 * PATIENCE):
         asking = asyncio.create_task(session.step(1, budget_s=0.01))

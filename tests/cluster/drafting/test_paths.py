@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links.link import InprocLink
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.core.proposals import Drafted, StepCommit, chain_proposal
 from draftline.drafters.heads.stage_drafts import StageDrafts
 from support.fakes.fake_drafters import CountingDrafter, following
@@ -144,7 +144,9 @@ async def test_what_it_wishes_to_know_is_left_where_its_nodes_are_not() -> None:
 
 async def test_heads_of_the_last_stage_have_nothing_behind_a_path() -> None:
     hub = DrafterHub(
-        [InprocLink(StageDrafts("head")), InprocLink(CountingDrafter())], LIMITS, clock=FakeClock()
+        [LocalDrafter(StageDrafts("head")), LocalDrafter(CountingDrafter())],
+        LIMITS,
+        clock=FakeClock(),
     )
     await hub.start()
     session = HubSession(hub)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.drafting.pooled_channel import SILENCE_S
+from draftline.cluster.drafting.pool import SILENCE_S, DrafterPool
 from draftline.cluster.links.link import DrafterLink, DrafterMessage, LinkEvents
-from draftline.cluster.links.pool import DrafterPool
 from support.fakes.fake_drafters import CountingDrafter
 from support.fakes.fake_link import FakeClock, FakeLink
 from support.fakes.skipping_loop import run_skipping

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.drafting.pooled_channel import (
+from draftline.cluster.drafting.pool import (
     BELIEVED_S,
     FIND_PERIOD_S,
     SHUNNED,
     SILENCE_S,
+    DrafterPool,
 )
 from draftline.cluster.links.link import DrafterLink
-from draftline.cluster.links.pool import DrafterPool
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftCost
 from support.fakes.fake_drafters import CountingDrafter
@@ -184,7 +184,7 @@ async def test_a_server_that_was_late_is_judged_anew_when_its_time_is_over() -> 
         await scene.step(1)
     assert scene.has(slow) == {"new"}
     assert scene.hub.stats()[0].moved == moved
-    pooled: Any = scene.hub._channels[0]
+    pooled: Any = scene.hub._clients[0]
     assert pooled._members["0"].shunned.failures == 0
 
 
@@ -296,7 +296,7 @@ class Finder:
 
 
 async def test_found_servers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftline.cluster.drafting.pooled_channel.FIND_PERIOD_S", 0.001)
+    monkeypatch.setattr("draftline.cluster.drafting.pool.FIND_PERIOD_S", 0.001)
     assert FIND_PERIOD_S <= 1.0, "requests of one that is gone wait for it"
     scene, finder = Scene(0), Finder()
     scene.pool.finder = finder

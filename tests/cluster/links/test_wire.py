@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftline.cluster.links import drafter_pb2 as pb
-from draftline.cluster.links import wire, wire_proposals
+from draftline.cluster.links import wire
 from draftline.cluster.links.features import from_bfloat16
 from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from draftline.core.draft_distributions import DraftDistributions
@@ -332,7 +332,7 @@ def test_messages_of_those_who_know_nothing_of_top_next_tokens_mean_none():
     assert decoded.opens[0].cache_salt == ""
     assert not decoded.opens[0].store
     answer = pb.Answer(sequence=1)
-    nothing = wire.encode_array(np.empty(0, dtype=np.float32), wire_proposals.FLOAT32)
+    nothing = wire.encode_array(np.empty(0, dtype=np.float32), wire.FLOAT32)
     none = wire.encode_array(np.empty(0, dtype=np.int32), wire.INT32)
     answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
     message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
@@ -362,7 +362,7 @@ def test_huge_answers_are_refused_before_arrays_are_built(
     asked = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
     huge = pb.Array(dtype=wire.INT32, shape=[HUGE], data=bytes(4 * HUGE))
     one = pb.Array(dtype=wire.INT32, shape=[1], data=bytes(4))
-    log_probs = pb.Array(dtype=wire_proposals.FLOAT32, shape=[1], data=bytes(4))
+    log_probs = pb.Array(dtype=wire.FLOAT32, shape=[1], data=bytes(4))
     proposal = pb.Proposal(request_id="r", tokens=one, parents=one, log_probs=log_probs)
     answer = pb.Answer(sequence=1, proposals=[proposal])
     if part == "nodes":
@@ -398,7 +398,7 @@ def test_an_answer_about_another_request_is_refused():
 
 @pytest.mark.parametrize("tokens", [[1] * (MAX_ASSUMED_TOKENS + 1), [3, -1], [[1]]])
 def test_a_path_that_cannot_be_is_refused(tokens: list) -> None:
-    array = wire_proposals.encode_array(np.array(tokens), wire_proposals.INT32)
+    array = wire.encode_array(np.array(tokens), wire.INT32)
     query = pb.Query(request_id="r", committed_len=1, max_nodes=4, assumed=array)
     data = pb.ToDrafter(step=pb.Step(sequence=1, queries=[query])).SerializeToString()
     with pytest.raises(ProtocolError, match=r"wire: query\.assumed: "):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftline.cluster.links.work import WorkMeter
+from draftline.cluster.links.service import WorkMeter
 from support.fakes.fake_link import FakeClock
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.cluster.drafting.channel import DrafterLimits
+from draftline.cluster.drafting.drafter_limits import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links.link import InprocLink
+from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.core.errors import ConfigError, DrafterError
 from draftline.core.proposals import (
     Commit,
@@ -217,7 +217,7 @@ async def test_its_link_cuts_its_own_layers_from_those_of_all_heads(pair: Pair) 
     places = [given.layers.index(layer) for layer in read.layers]
     wide[:, places] = rows.reshape(len(rows), len(read.layers), -1)
     limits = DrafterLimits(vocab_size=published.VOCAB)
-    hub = DrafterHub([InprocLink(drafter, features=given)], limits)
+    hub = DrafterHub([LocalDrafter(drafter, features=given)], limits)
     await hub.start()
     hub.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
     hub.note_features([FeatureRows("r", 0, wide.reshape(len(rows), -1))])

@@ -23,12 +23,9 @@ class FakeClock:
 class FakeLink:
     """Keeps what is sent; `answer` runs the drafter on the oldest message, `lose` drops all."""
 
-    is_local = False
-    learning_counts = None
     max_nodes = 256
     keeps_answers = True
     reads_features = False
-    ahead = None
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.name

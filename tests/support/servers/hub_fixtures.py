@@ -8,16 +8,16 @@ from typing import Protocol
 
 import pytest
 from draftline.actors.drafter_server import DrafterServer
-from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.hub import AnyDrafter, DrafterHub
+from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.drafting.pool import DrafterPool
 from draftline.cluster.links.grpc_link import GrpcLink
-from draftline.cluster.links.link import InprocLink
-from draftline.cluster.links.pool import DrafterPool
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import FeatureLayers
 from draftline.measure.simulate.cost_profile import read_cost_profile
 from draftline.measure.simulate.draft_times import DraftTimes
 from draftline.measure.simulate.host_clock import HostClock
-from draftline.measure.simulate.slowed_link import SlowedLink
+from draftline.measure.simulate.slowed_drafter import slowed
 from support.servers.hub_session import LIMITS
 
 # Of a drafter that takes as long as it takes, and of those that it names.
@@ -60,19 +60,22 @@ async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterato
     hubs: list[DrafterHub] = []
 
     async def make(drafter: Drafter, features: FeatureLayers | None = None) -> DrafterHub:
-        link = InprocLink(drafter, features=features)
+        one: AnyDrafter
         if request.param == "grpc":
-            link = GrpcLink(drafter.name, await serve(drafter), features=features)
-        if request.param == "pool":
+            one = GrpcLink(drafter.name, await serve(drafter), features=features)
+        elif request.param == "pool":
             address = await serve(drafter)
             links = [GrpcLink(drafter.name, address, features=features) for _ in range(2)]
-            link = DrafterPool(
+            one = DrafterPool(
                 drafter.name, 256, True, {"a": links[0], "b": links[1]},
                 reads_features=features is not None,
             )  # fmt: skip
-        if request.param == "slowed":
-            link = SlowedLink(link, DraftTimes(QUICK, drafter.name), HostClock())
-        hubs.append(DrafterHub([link], LIMITS, rng=NoChance()))
+        elif request.param == "slowed":
+            own = slowed(drafter, DraftTimes(QUICK, drafter.name), HostClock())
+            one = LocalDrafter(own, features=features)
+        else:
+            one = LocalDrafter(drafter, features=features)
+        hubs.append(DrafterHub([one], LIMITS, rng=NoChance()))
         await hubs[-1].start()
         return hubs[-1]
 

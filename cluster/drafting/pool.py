@@ -1,4 +1,4 @@
-"""The hub's end of a drafter with several servers: who has which request, and when it moves."""
+"""A drafter with several servers: which of them has which request, and when that moves."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 from ...core.interfaces import PrefixCounts
 from ...core.proposals import (
     DraftCost,
-    Drafted,
     FeatureRows,
     Proposal,
     Query,
@@ -20,9 +19,8 @@ from ...core.proposals import (
 )
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink
-from ..links.pool import DrafterPool, MemberFinder
-from .backlog import CommittedText
-from .channel import DrafterChannel
+from .committed_text import CommittedText
+from .drafter_client import DrafterClient
 from .stats import DrafterStats
 
 logger = logging.getLogger(__name__)
@@ -40,7 +38,38 @@ FIND_PERIOD_S = 1.0
 # How long a server's word of what it has of others counts. One that is given nothing says nothing.
 BELIEVED_S = 3.0
 
-MakeChannel = Callable[[DrafterLink, Mapping[str, CommittedText]], DrafterChannel]
+MakeClient = Callable[[DrafterLink, Mapping[str, CommittedText]], DrafterClient]
+
+
+class MemberFinder(Protocol):
+    """Knows the servers of a pool that grows and shrinks."""
+
+    async def find(self) -> Mapping[str, int]:
+        """The servers that take requests now, by a name that no other one ever gets, each with the
+        requests that it has open for all coordinators. Raises what the system raises that it asks.
+        """
+        ...
+
+    def link(self, key: str) -> DrafterLink:
+        """A link to one of those that `find` gave last."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class DrafterPool:
+    """A drafter with several servers, between which its requests are shared out.
+
+    links   to the servers, by number or name; those of a `finder` come and go
+    finder  where the servers are; None: the links are all there are
+    reads_features  whether it goes on from the target's features
+    """
+
+    name: str
+    max_nodes: int
+    keeps_answers: bool
+    links: dict[str, DrafterLink] = field(default_factory=dict)
+    finder: MemberFinder | None = None
+    reads_features: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -52,24 +81,24 @@ class Member:
     num_answers  that it had given when it was shunned last
     """
 
-    channel: DrafterChannel
+    client: DrafterClient
     texts: dict[str, CommittedText]
     shunned: CircuitBreaker
     num_answers: int = 0
 
     def load(self, now: float) -> int:
         """Requests that it has open, of all coordinators as far as is known."""
-        is_new = now - self.channel.told_at <= BELIEVED_S
-        return len(self.texts) + (self.channel.num_others if is_new else 0)
+        is_new = now - self.client.told_at <= BELIEVED_S
+        return len(self.texts) + (self.client.num_others if is_new else 0)
 
     def may_take(self, now: float) -> bool:
         """Whether requests are well with it."""
-        channel = self.channel
-        return channel.is_up and not channel.is_draining and now >= self.shunned.retry_at
+        client = self.client
+        return client.is_up and not client.is_draining and now >= self.shunned.retry_at
 
 
-class PooledChannel:
-    """Shares a drafter's requests out among its servers; to the hub it is one `DrafterChannel`.
+class PoolClient:
+    """Shares a drafter's requests out among its servers; to the hub it is one `DrafterClient`.
 
     A request stays with the server that holds its state. When that one is lost, answers nothing
     for `SILENCE_S`, is late where another is not, or says that it will stop, the request is opened
@@ -77,21 +106,23 @@ class PooledChannel:
     dropped. Where no server is well, requests stay with any that can be reached.
 
     texts         all open requests; the owner keeps it up to date before it calls
-    make_channel  to one server, with the texts of its requests
+    make_client  to one server, with the texts of its requests
     """
 
     def __init__(
         self,
         pool: DrafterPool,
         texts: Mapping[str, CommittedText],
-        make_channel: MakeChannel,
+        make_client: MakeClient,
         *,
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        self.link = pool
+        self.name = pool.name
+        self.reads_features = pool.reads_features
+        self._pool = pool
         self._texts = texts
-        self._make_channel = make_channel
+        self._make_client = make_client
         self._clock = clock
         self._rng = rng
         self._failures = FailureLog(logger, f"drafter={pool.name}", clock=clock)
@@ -108,30 +139,30 @@ class PooledChannel:
     @property
     def is_up(self) -> bool:
         """Whether any server can be asked."""
-        return any(member.channel.is_up for member in self._members.values())
+        return any(member.client.is_up for member in self._members.values())
 
     @property
     def is_connecting(self) -> bool:
         """Whether any connection is on its way, or the servers are not found yet."""
         is_finding = self._finding is not None and not self._is_found
-        return is_finding or any(one.channel.is_connecting for one in self._members.values())
+        return is_finding or any(one.client.is_connecting for one in self._members.values())
 
     @property
     def is_awaited(self) -> bool:
         """Whether an answer of this step can be expected within the budget."""
-        return any(member.channel.is_awaited for member in self._members.values())
+        return any(member.client.is_awaited for member in self._members.values())
 
     @property
     def is_behind(self) -> bool:
         """Whether a message of an earlier step is on its way to a server that is well."""
         now = self._clock()
         return any(
-            member.channel.is_behind for member in self._members.values() if member.may_take(now)
+            member.client.is_behind for member in self._members.values() if member.may_take(now)
         )
 
     def cost(self) -> DraftCost:
         """What it takes of the engine's time, the servers working side by side."""
-        costs = [member.channel.cost() for member in self._members.values() if member.channel.is_up]
+        costs = [member.client.cost() for member in self._members.values() if member.client.is_up]
         told = [cost for cost in costs if cost.message_s]
         if not told:
             return costs[0] if costs else DraftCost()
@@ -143,78 +174,74 @@ class PooledChannel:
 
     def connect(self, now: float) -> None:
         """Begin to connect to the servers that are lost, and to find those that there are."""
-        if self.link.finder is not None and self._finding is None:
-            self._finding = asyncio.get_running_loop().create_task(self._find(self.link.finder))
+        if self._pool.finder is not None and self._finding is None:
+            self._finding = asyncio.get_running_loop().create_task(self._find(self._pool.finder))
         for member in list(self._members.values()):
-            member.channel.connect(now)
+            member.client.connect(now)
 
     def open(self, request_id: str) -> None:
         """Tell one server of a request in `texts` before it is asked for it."""
         member = self._place(request_id, self._well(self._clock()))
         if member is not None:
-            member.channel.open(request_id)
+            member.client.open(request_id)
 
     def close(self, request_id: str, text: CommittedText) -> None:
         """A request left `texts`; this was its text."""
         member = self._places.pop(request_id, None)
         if member is not None:
             del member.texts[request_id]
-            member.channel.close(request_id, text)
+            member.client.close(request_id, text)
 
     def observe(self, commits: Sequence[StepCommit]) -> None:
         """Keep what the drafter wished to know of commits that `texts` has already."""
         for member in self._members.values():
-            member.channel.observe(commits)
+            member.client.observe(commits)
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features for the next messages that ask for their requests."""
         for member in self._members.values():
-            member.channel.note_features([own for own in rows if own.request_id in member.texts])
-
-    def note_drafted(self, drafted: Drafted) -> None:
-        """Does not happen: a head of the last stage has no server."""
-        raise AssertionError(f"{drafted.source} drafts by servers, not in the last stage")
+            member.client.note_features([own for own in rows if own.request_id in member.texts])
 
     def queue(self, queries: Sequence[Query], budget_s: float) -> bool:
-        """Keep the queries of a step for the next messages; see `DrafterChannel.queue`."""
+        """Keep the queries of a step for the next messages; see `DrafterClient.queue`."""
         well = self._tend()
         for query in queries:
             if query.request_id in self._texts:
                 self._place(query.request_id, well)
         # All are told, those with nothing to answer too: queries of earlier steps are given up.
         asked = [
-            member.channel.queue(self._own(member, queries), budget_s)
+            member.client.queue(self._own(member, queries), budget_s)
             for member in self._members.values()
         ]
         # Where no server is up, `send` connects.
         return any(asked) or (bool(queries) and not self.is_up)
 
     def send(self) -> None:
-        """Send what is queued; see `DrafterChannel.send`."""
+        """Send what is queued; see `DrafterClient.send`."""
         for member in self._members.values():
-            member.channel.send()
+            member.client.send()
 
     def take(self, query: Query) -> Proposal | None:
         """The newest proposal that fits the query's text, or None."""
         member = self._places.get(query.request_id)
-        return None if member is None else member.channel.take(query)
+        return None if member is None else member.client.take(query)
 
     def retire(self) -> None:
         """Disconnect from all servers; they are not asked any more."""
         self._stop_finding()
         for member in self._members.values():
-            member.channel.retire()
+            member.client.retire()
 
     async def stop(self) -> None:
         """Disconnect for good."""
         self._stop_finding()
-        await asyncio.gather(*(member.channel.stop() for member in self._members.values()))
+        await asyncio.gather(*(member.client.stop() for member in self._members.values()))
 
     def stats(self) -> DrafterStats:
         """Totals of all servers so far."""
-        now = [member.channel.stats() for member in self._members.values()]
+        now = [member.client.stats() for member in self._members.values()]
         return replace(
-            added(self.link.name, [*now, self._past]),
+            added(self._pool.name, [*now, self._past]),
             connected=any(one.connected for one in now),
             servers=len(self._well(self._clock())),
             circuit_open=bool(now) and all(one.circuit_open for one in now),
@@ -228,7 +255,7 @@ class PooledChannel:
         """
         well = self._well(self._clock())
         for member in self._members.values():
-            if well and member.texts and not member.channel.is_up:
+            if well and member.texts and not member.client.is_up:
                 self._move_all(member, well)
 
     def _own(self, member: Member, queries: Sequence[Query]) -> list[Query]:
@@ -241,7 +268,7 @@ class PooledChannel:
         """Move the requests of servers that are not well to those that are; returns these."""
         now = self._clock()
         for member in self._well(now):
-            times = member.channel.times
+            times = member.client.times
             if self._is_slow(member, now):
                 member.shunned.fail(now)
                 # It is judged anew when it is given requests again.
@@ -258,11 +285,11 @@ class PooledChannel:
 
     def _is_slow(self, member: Member, now: float) -> bool:
         """Whether another one would draft for its requests in less time."""
-        others = [one.channel for one in self._well(now) if one is not member]
-        channel, times = member.channel, member.channel.times
+        others = [one.client for one in self._well(now) if one is not member]
+        client, times = member.client, member.client.times
         if not others or not member.texts:
             return False
-        if channel.silent_s() > SILENCE_S:
+        if client.silent_s() > SILENCE_S:
             return any(other.silent_s() <= SILENCE_S for other in others)
         return times.num_overdue >= MAX_OVERDUE and any(
             not other.times.num_overdue and SLOWER * other.times.mean_s < times.mean_s
@@ -272,17 +299,17 @@ class PooledChannel:
     def _move_all(self, member: Member, well: Sequence[Member]) -> None:
         for request_id, text in list(member.texts.items()):
             del member.texts[request_id], self._places[request_id]
-            member.channel.close(request_id, text)
+            member.client.close(request_id, text)
             to = self._place(request_id, well)
             assert to is not None
-            to.channel.open(request_id)
+            to.client.open(request_id)
             self._num_moved += 1
 
     def _place(self, request_id: str, well: Sequence[Member]) -> Member | None:
         """The server of a request: its own, or the one with the fewest; None if none is up."""
         member = self._places.get(request_id)
         if member is None:
-            up = well or [one for one in self._members.values() if one.channel.is_up]
+            up = well or [one for one in self._members.values() if one.client.is_up]
             if not up:
                 return None
             now = self._clock()
@@ -295,7 +322,7 @@ class PooledChannel:
     def _add(self, key: str, link: DrafterLink) -> None:
         texts: dict[str, CommittedText] = {}
         shunned = CircuitBreaker(SHUNNED, self._rng)
-        self._members[key] = Member(self._make_channel(link, texts), texts, shunned)
+        self._members[key] = Member(self._make_client(link, texts), texts, shunned)
 
     async def _find(self, finder: MemberFinder) -> None:
         """Follow the servers as they come and go."""
@@ -309,30 +336,30 @@ class PooledChannel:
                 self._is_found = True
             except Exception as error:
                 # The system that is asked may fail in its own ways; those that are known stay.
-                logger.debug("drafter=%s event=not_found", self.link.name, exc_info=True)
+                logger.debug("drafter=%s event=not_found", self._pool.name, exc_info=True)
                 self._failures.log("not_found", failure_reason(error))
             await asyncio.sleep(FIND_PERIOD_S)
 
     async def _follow(self, loads: Mapping[str, int], finder: MemberFinder) -> None:
         for key, load in loads.items():
             if key not in self._members:
-                self.link.links[key] = finder.link(key)
-                self._add(key, self.link.links[key])
-                self._members[key].channel.connect(self._clock())
+                self._pool.links[key] = finder.link(key)
+                self._add(key, self._pool.links[key])
+                self._members[key].client.connect(self._clock())
             member = self._members[key]
-            channel = member.channel
-            channel.told(max(0, load - len(member.texts)), is_draining=channel.is_draining)
+            client = member.client
+            client.told(max(0, load - len(member.texts)), is_draining=client.is_draining)
         gone = self._members.keys() - loads.keys()
         for key in gone:
-            self._members[key].channel.is_draining = True
+            self._members[key].client.is_draining = True
         self._tend()
         for key in gone:
             if not self._members[key].texts:
                 member = self._members.pop(key)
-                ended = replace(member.channel.stats(), servers=0, memory_bytes=0)
-                self._past = added(self.link.name, (self._past, ended))
-                del self.link.links[key]
-                await member.channel.stop()
+                ended = replace(member.client.stats(), servers=0, memory_bytes=0)
+                self._past = added(self._pool.name, (self._past, ended))
+                del self._pool.links[key]
+                await member.client.stop()
 
     def _stop_finding(self) -> None:
         if self._finding is not None:
