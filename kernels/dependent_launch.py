@@ -1,7 +1,8 @@
-"""Kernels that a GPU begins to launch while those before them end; importing needs Triton.
+"""Programmatic dependent launch: a kernel starts while the previous one ends. Importing needs
+Triton.
 
-What a kernel does before it waits overlaps with the end of the one before it: its launch, above
-all (programmatic dependent launch, from compute capability 9.0 on).
+The work of a kernel before its wait, above all its launch, overlaps with the end of the previous
+kernel. Needs compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ LEAST_CAPABILITY = (9, 0)
 
 @triton.jit
 def await_inputs(DEPENDS: tl.constexpr):  # noqa: N803 - constants of kernels are in capitals
-    """First in a kernel, before it reads or writes anything.
+    """Must be called first in a kernel, before it reads or writes anything.
 
-    The next kernel may be launched from now on; it waits here until this one has ended, as this one
-    waits for those before it. So a chain of them sees the memory that launches one by one would.
+    Allows the launch of the next kernel, then waits for the previous kernels to end. So a chain of
+    such kernels sees the same memory as serial launches.
     """
     if DEPENDS:
         gdc_launch_dependents()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 
-# Triton's own variable; without it there is no need to import Triton to know.
+# Triton's own variable; if it is not set, Triton need not be imported to check for the interpreter.
 INTERPRET = "TRITON_INTERPRET"
 BACKENDS = ("sdpa", "triton", "flash_attn")
 # Ampere: the first with bfloat16, which both packages need.
@@ -23,14 +23,15 @@ LEAST_CAPABILITY = (8, 0)
 FLASH_BLOCK = 256
 # Ada: the first that converts e4m3.
 LEAST_FP8_CAPABILITY = (8, 9)
-# From the first that bounds logits, to before the first of another interface.
+# From the first version with softcap, to before the first with another interface.
 FLASH_VERSIONS = SpecifierSet(">=2.6.3,<3")
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The facts that decide; `capability` is the GPU's compute capability, None on a CPU."""
+    """The facts that determine the backend; `capability` is the GPU's compute capability, None on a
+    CPU."""
 
     capability: tuple[int, int] | None
     has_triton: bool
@@ -62,7 +63,7 @@ class AttentionChoice:
 class KernelOps:
     """Operators of one implementation.
 
-    `kernels/attention/reference.py` and `kernels/kv/reference.py` say what each does.
+    `kernels/attention/reference.py` and `kernels/kv/reference.py` define them.
     """
 
     paged_attention: Callable[..., None]
@@ -93,7 +94,7 @@ def choose_attention(
 
 
 def flash_version() -> str | None:
-    """The version of flash-attn that is installed."""
+    """The installed version of flash-attn."""
     try:
         return version("flash-attn")
     except PackageNotFoundError:
@@ -114,7 +115,7 @@ def triton_obstacle(machine: Machine) -> str | None:
 
 def flash_obstacle(machine: Machine, dtype: torch.dtype, block_size: int) -> str | None:
     """Why FlashAttention does not run on the machine for such a stage; None where it does."""
-    # Trees are attended by Triton beside it.
+    # The Triton kernels compute the attention of trees beside it.
     obstacle = triton_obstacle(machine)
     if machine.capability is None:
         return "it needs a GPU"

@@ -17,6 +17,6 @@ def triton_type(dtype: torch.dtype) -> tl.dtype:
 def dot_type(dtype: torch.dtype) -> tl.dtype:
     """The type that `tl.dot` multiplies in, for inputs of `dtype`.
 
-    float32 under the interpreter, which multiplies bfloat16 as if it were integers.
+    float32 under the interpreter, which multiplies bfloat16 as integers.
     """
     return tl.float32 if knobs.runtime.interpret else triton_type(dtype)

@@ -1,4 +1,4 @@
-"""Device tables of the sizes that were used last, within a number of bytes."""
+"""An LRU cache of device tables by size, within a number of bytes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
-# Of the tables of one kind: layouts of attention, logit edits, parameters of sampling. A stage's
-# memory is sized with so much for each.
+# Most bytes of the tables of one kind: attention layouts, logit edits, sampling parameters. A
+# stage's memory profile reserves this much for each kind.
 MOST_TABLE_BYTES = 64 * 2**20
 NUM_KINDS = 3
 
 
 class Table(Protocol):
-    """What lies on a device and may be made anew."""
+    """Data on a device that can be rebuilt."""
 
     @property
     def num_bytes(self) -> int:
@@ -26,8 +26,8 @@ V = TypeVar("V", bound=Table)
 
 
 class RecentTables(Generic[K, V]):
-    """Tables by their size. Those that were asked for longest ago go when there are too many bytes;
-    never the one that was asked for last, however large.
+    """Tables by their size. The least recently used ones are dropped beyond the limit of bytes, but
+    never the last used one, however large.
     """
 
     def __init__(self, most_bytes: int = MOST_TABLE_BYTES) -> None:
@@ -37,11 +37,11 @@ class RecentTables(Generic[K, V]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all that are kept."""
+        """Bytes of all cached tables."""
         return self._num_bytes
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The table of this size, made if it is not there."""
+        """The table of this size, made if it is not cached."""
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = make()

@@ -1,4 +1,4 @@
-"""A buffer on a device that the host fills again and again, without waiting for the device."""
+"""A device buffer that the host refills without waiting for the device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from ..core.arrays import Int32
 
-# Numbers of four bytes in what Triton takes for aligned: it compiles a kernel anew for addresses
-# that are no multiple of 16 bytes.
+# In numbers of four bytes. Triton recompiles a kernel for addresses that are not multiples of 16
+# bytes.
 ALIGNMENT = 4
 
 
 class StagedBuffer:
-    """int32 [size] on a device, and two pinned copies on the host that take turns.
+    """int32 [size] on a device, with two alternating pinned buffers on the host.
 
     The host writes one of them while the device may still be copying the other.
     """
@@ -30,7 +30,7 @@ class StagedBuffer:
 
     @staticmethod
     def sections(sizes: Mapping[str, int]) -> dict[str, slice]:
-        """Where arrays of so many numbers lie one behind the other, each at an aligned address."""
+        """Slices for arrays of these sizes, one after the other, each at an aligned address."""
         starts = np.cumsum([0, *(aligned(size) for size in sizes.values())]).tolist()
         return {
             name: slice(start, start + size)
@@ -43,9 +43,10 @@ class StagedBuffer:
         return self.device.nbytes
 
     def next(self) -> Int32:
-        """The copy to write next, int32 [size]; it holds what was sent the time before last.
+        """The host buffer to write next, int32 [size]; it still has the content of the send before
+        last.
 
-        Waits until that has been copied to the device.
+        Waits until that copy to the device has ended.
         """
         self._turn = 1 - self._turn
         if self._copied:
@@ -53,12 +54,12 @@ class StagedBuffer:
         return self._hosts[self._turn]
 
     def send(self, used: int) -> None:
-        """Begin to copy the first `used` numbers; work launched from now on sees them."""
+        """Start to copy the first `used` numbers; work launched from now on sees them."""
         self.device[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
         if self._copied:
             self._copied[self._turn].record()
 
 
 def aligned(size: int) -> int:
-    """The next whole number of `ALIGNMENT`."""
+    """The next multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT

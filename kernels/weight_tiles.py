@@ -1,8 +1,8 @@
-"""Tiles of products of few rows, which take as long as reading their weights does.
+"""Tiles of products of few rows, which are bound by the bandwidth of reading weights.
 
-A program reads the weights of some outputs and all rows. So the more outputs it has, the less often
-rows are read; and the more tiles of inputs are on their way, the busier the memory is. Sizes were
-tried on an H200 (CONTRIBUTING.md). Importing needs Triton.
+A program reads the weights of some outputs and all rows. With more outputs a program, rows are read
+less often; with more tiles in flight, the memory is busier. Sizes were tuned on an H200
+(CONTRIBUTING.md). Importing needs Triton.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import torch
 from triton import knobs
 from triton.runtime import driver
 
-# `tl.dot` takes no fewer.
+# The minimum of `tl.dot`.
 LEAST_ROWS = 16
-# Of a program: as many lines as tensor cores take at once.
+# Outputs of a program: as many lines as tensor cores take at once.
 OUTPUTS = 64
-# Tiles on their way. Where every program has a multiprocessor of its own, as many as keep it
-# reading; where several share one, fewer, so that the next kernel's fit in beside them.
+# Tiles in flight. If every program has its own multiprocessor, enough to saturate the memory; if
+# several share one, fewer, so that the next kernel's programs fit beside them.
 STAGES_ALONE, STAGES, STAGES_OF_GATED = 6, 3, 4
 MULTIPROCESSORS = 132
-# From here on tensor cores read tiles where they lie; before, one tile is in registers.
+# From this compute capability on, tensor cores read tiles from shared memory; before, one tile is
+# in registers.
 READS_SHARED = (9, 0)
 
 
 def num_stages(device: torch.device, num_programs: int, tile_bytes: int, *, is_gated: bool) -> int:
-    """Tiles of `tile_bytes` that are on their way at once, as many as there is room for."""
+    """Number of tiles of `tile_bytes` in flight at once, as many as fit."""
     if num_programs <= MULTIPROCESSORS:
         wanted = STAGES_ALONE
     else:
@@ -41,7 +42,7 @@ def num_stages(device: torch.device, num_programs: int, tile_bytes: int, *, is_g
 def stages_within(
     wanted: int, tile_bytes: int, shared_bytes: int, capability: tuple[int, int]
 ) -> int:
-    """Stages, `wanted` at most, for which shared memory of so many bytes suffices."""
+    """Pipeline stages, at most `wanted`, that fit this many bytes of shared memory."""
     in_registers = 0 if capability >= READS_SHARED else 1
     return min(wanted, shared_bytes // tile_bytes + in_registers)
 

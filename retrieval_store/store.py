@@ -23,9 +23,9 @@ class Manifest:
 
     sizes     namespace -> segment id -> bytes; no empty namespaces
     written   False if nothing was ever stored here: a store that is new, or that lost its data
-    origin    a random id where learning alone began this store; empty once an operator wrote
-    is_broken True if segments are there that no manifest lists: it was lost
-    damaged   entry -> why it says nothing; it may have named a segment
+    origin    a random id if learning alone created this store; empty once an operator wrote to it
+    is_broken True if segments exist without a manifest, which means that it was lost
+    damaged   entry -> why it cannot be read; it may have named a segment
     """
 
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class Manifest:
         return sorted(self.sizes.get(namespace, {}))
 
     def is_lost_since(self, before: Manifest) -> bool:
-        """Whether what was stored `before` went without an operator's doing.
+        """Whether the content of `before` disappeared without an operator's change.
 
-        What learning alone makes of an emptied store is not the store that was there.
+        A store that learning alone recreated after a loss does not count as the old one.
         """
         if self.is_broken:
             return True
@@ -68,8 +68,8 @@ class Manifest:
 class SegmentStore(Protocol):
     """Keeps segments. Every method raises `StoreError` if the store is out of reach.
 
-    Readers see the manifest before or after a change, never between; a segment that a manifest
-    lists can be read for at least a minute after it was deleted.
+    Readers see the manifest before or after a change, never between. A deleted segment can still be
+    read for at least a minute.
     """
 
     @property
@@ -104,19 +104,19 @@ class SegmentStore(Protocol):
     ) -> list[str]:
         """Add and remove segments at once, and return the ids of those added.
 
-        Readers see all of the change or nothing. Unknown ids are ignored, and what is both added
-        and removed stays. A writer that dies leaves the manifest as it was, or as it shall be. An
-        operator's change is made whatever the store holds. One that only goes on with what was
-        there gives that as `follows`, and raises `StoreError` if the store has lost it since.
+        The change is atomic for readers, also if the writer dies. Unknown ids are ignored, and a
+        segment that is both added and removed stays. An operator's change is made whatever the
+        store holds. A change that builds on a manifest passes it as `follows`, and raises
+        `StoreError` if the store has lost that content since.
         """
         ...
 
     def accept_loss(self) -> None:
-        """Let what the store holds now be all that it holds, so that everybody follows it."""
+        """Accept the present content as complete, so that all readers follow it again."""
         ...
 
     def wait_for_change(self, timeout: float) -> None:
-        """Return after `timeout` seconds, or sooner when told of a change (a hint, no promise)."""
+        """Return after `timeout` seconds, or earlier after a notification, which is only a hint."""
         ...
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ def check_names(namespace: str, segment_id: str) -> None:
 
 
 def is_entry(namespace: str, segment_id: str, size: object) -> bool:
-    """Whether these three, as read from a manifest, name a segment."""
+    """Whether these three values of a manifest name a segment."""
     is_name = NAMESPACE.fullmatch(namespace) and SEGMENT_ID.fullmatch(segment_id)
     return is_name is not None and isinstance(size, int) and size >= 0
 
@@ -155,7 +155,7 @@ def damaged_manifest(origin: str, entry: str) -> DamagedError:
 
 
 def listed_sizes(store: SegmentStore) -> Mapping[str, Mapping[str, int]]:
-    """The sizes that a store's manifest lists. Raises `StoreError` if it is seen to be lost."""
+    """The sizes that a store's manifest lists. Raises `StoreError` if the manifest is lost."""
     manifest = store.manifest()
     if manifest.is_lost_since(Manifest()):
         raise loss(store.url)
@@ -163,7 +163,7 @@ def listed_sizes(store: SegmentStore) -> Mapping[str, Mapping[str, int]]:
 
 
 def loss(url: str) -> StoreError:
-    """The error of those who know that a store held more than it holds now."""
+    """The error raised when a store has lost data that it held before."""
     return StoreError(
         f"{url}: has lost its data; build the corpora again, or give them up: "
         "draftline corpus accept-loss"

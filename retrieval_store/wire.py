@@ -13,7 +13,8 @@ from .retrieval_pb2 import Context, LookupReply, LookupRequest
 from .retrieval_pb2 import Subtree as SubtreeMessage
 
 METHOD = "/draftline.retrieval.Retrieval/Lookup"
-# Begins the details of RESOURCE_EXHAUSTED when a server refuses a batch; gRPC has uses of its own.
+# Prefix of the details of RESOURCE_EXHAUSTED when a server refuses a batch; gRPC itself also uses
+# that code.
 REFUSED = "refused: "
 MAX_NODES = 4096
 MAX_CONTEXT_TOKENS = 4096

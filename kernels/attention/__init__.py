@@ -1,4 +1,4 @@
 """Attention over paged KV with the masks of token trees.
 
-Start with `paged_attention.py`; `reference.py` says what it computes.
+Start with `paged_attention.py`; `reference.py` defines what it computes.
 """

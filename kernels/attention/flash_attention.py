@@ -1,7 +1,7 @@
 """Attention by the package flash-attn where it has no mask to apply, else by `paged_attention`.
 
-Prompt chunks go through FlashAttention whole. Of trees it computes the committed context; their
-own columns are left to `paged_attention`, and both are merged by log-sum-exp. With a sliding window
+FlashAttention computes prompt chunks whole, and for trees the committed context. `paged_attention`
+computes the trees' own columns, and both results are merged by log-sum-exp. With a sliding window
 `paged_attention` computes trees whole, since FlashAttention counts distances in rows and not in
 positions.
 """
@@ -21,7 +21,7 @@ from ...core.steps import StepInput
 from .spec import LayerSpec
 from .step_layout import StepLayout
 
-# `flash_attn.flash_attn_varlen_func`, or what tests put in its place.
+# `flash_attn.flash_attn_varlen_func`, or a replacement in tests.
 FlashFunction = Callable[..., Any]
 
 
@@ -29,7 +29,7 @@ FlashFunction = Callable[..., Any]
 class FlashCall:
     """Requests of one call of FlashAttention.
 
-    rows         int64 [rows]  their rows of the step, one request behind another
+    rows         int64 [rows] their rows of the step, request by request
     query_starts int32 [requests + 1]  of each request's rows in `rows`
     key_starts   int32 [requests + 1]  of its columns; cached ones are in `block_table`
     block_table  int32 [requests, blocks]
@@ -56,7 +56,7 @@ class FlashOps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlashWork:
-    """A step's calls of FlashAttention, and what is left to draftline's own operator.
+    """A step's calls of FlashAttention, and the remaining work of `paged_attention`.
 
     chunks       prompt chunks; None: there are none
     contexts     committed contexts of trees; None: there are none
@@ -73,7 +73,8 @@ class FlashWork:
 def plan_flash(
     step: StepInput, block_size: int, trees: StepLayout, own_columns: StepLayout
 ) -> FlashWork:
-    """Sort the requests of a step; refills both layouts, which must be large enough."""
+    """Assign the requests of a step to the kernels; refills both layouts, which must be large
+    enough."""
     is_tree = np.array([tree is not None for tree in step.trees], dtype=np.bool_)
     has_rows = np.diff(step.request_starts) > 0
     of_trees = np.flatnonzero(is_tree & has_rows)
@@ -159,8 +160,8 @@ def _bounds(lens: Int32) -> np.ndarray:
 def merge_results(first: Tensor, first_sums: Tensor, second: Tensor, second_sums: Tensor) -> Tensor:
     """Attention over both sets; results [rows, heads, head_dim], sums float32 [rows, heads].
 
-    Sums are natural logs of sums of exponentials of logits; -inf, or +inf as FlashAttention says
-    it, where a row sees nothing. Zeros where it sees nothing in either.
+    Sums are natural logs of sums of exponentials of logits. A row that sees nothing has -inf, or
+    FlashAttention's +inf. Results are zero where a row sees nothing in either set.
     """
     sums = torch.stack((first_sums, second_sums))
     sums = torch.where(sums == torch.inf, -torch.inf, sums)

@@ -15,7 +15,7 @@ from .split_rule import SplitRule
 class LayoutCapacity:
     """The largest step that a layout holds.
 
-    num_columns  own columns of all requests: rows, and nodes of trees still in flight
+    num_columns  own columns of all requests: rows, and nodes in flight
     num_blocks   entries of all requests' block tables together
     num_words    64-bit words of ancestor bits of a row
     """
@@ -62,14 +62,14 @@ class PartialResults:
 
     out      float32 [lines, kv_heads, head_dim]
     sums     float32 [lines, kv_heads]  log-sum-exp to the base 2
-    arrived  int32 [lines, kv_heads]  at the first line of a tile: how many of its splits are there;
-             0 between launches
+    arrived  int32 [lines, kv_heads] at the first line of a tile: how many of its splits are done; 0
+             between launches
     """
 
     def __init__(
         self, shape: AttentionShape, rule: SplitRule, num_requests: int, device: torch.device
     ) -> None:
-        """Room for every step of `num_requests` requests, split as `rule` says."""
+        """Room for every step of `num_requests` requests, split by `rule`."""
         self.rule, self._shape, self._num_requests = rule, shape, num_requests
         sizes = (max(num_requests, 1) * rule.split_lines, shape.num_kv_heads)
         self.out = torch.empty((*sizes, shape.head_dim), dtype=torch.float32, device=device)
@@ -77,7 +77,7 @@ class PartialResults:
         self.arrived = torch.zeros(sizes, dtype=torch.int32, device=device)
 
     def holding(self, num_requests: int) -> PartialResults:
-        """This, or a larger one for more requests; a context is split alike in both."""
+        """This object, or a larger one for more requests; both split a context in the same way."""
         if num_requests <= self._num_requests:
             return self
         return PartialResults(self._shape, self.rule, num_requests, self.out.device)

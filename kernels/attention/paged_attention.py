@@ -5,8 +5,8 @@ that share a key. Importing this file needs Triton; `kernels/dispatch.py` does s
 chosen.
 """
 
-# Triton takes plain numbers for constants of a kernel, whatever their annotation.
-# pyright: reportArgumentType=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
+# reportArgumentType=false
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .split_rule import COLUMN_STEP
 from .step_layout import StepLayout
 from .tree_attention_kernels import attend_tiles
 
-# Asked for by name: Triton will change its default, and warns until then.
+# Set explicitly: Triton warns that its default will change.
 FUSED = {"enable_fp_fusion": True}
-# tl.dot takes no fewer.
+# The minimum of tl.dot.
 LEAST_DIM = LEAST_COLUMNS = 16
-# Bytes of the keys in a tile of columns. With as many of values, the next tile of both under way
-# and the queries they fit the 99 KiB of shared memory that consumer GPUs have (Ada); and with the
-# results of 64 lines, the registers that a thread has.
+# Bytes of the keys in a tile of columns. Keys, values, the prefetched next tile and the queries fit
+# the 99 KiB of shared memory of consumer GPUs (Ada). With the results of 64 lines, they fit a
+# thread's registers.
 KEY_BYTES, KEY_BYTES_OF_MANY_LINES = 16384, 8192
 MANY_LINES = 64
 # Lines of partial results that a program reads at once, beside its results.
 GROUP_LINES, GROUP_LINES_OF_MANY = 128, 64
-# Two tiles of keys and values: one is copied while the other is multiplied.
+# Double buffering of keys and values: one tile is copied while the other is multiplied.
 NUM_STAGES = 3
 
 

@@ -18,10 +18,10 @@ def paged_attention(
     """Write the attention of `query` [rows, heads, head_dim] over what each row sees to `out`.
 
     `pairs` [slots, 2, kv_heads, head_dim] are the layer's keys and values, the step's own included;
-    FP8 ones are multiplied by `spec.scales`. Slots that no row sees may hold anything. Sums are
+    FP8 ones are multiplied by `spec.scales`. Slots that no row sees may have any content. Sums are
     taken in float32. A row that sees nothing gets zeros. `log_sums` float32 [rows, heads] gets the
-    natural log of the sum of exponentials of the row's logits. Rows that are not part of the
-    layout are left as they are, in both.
+    natural log of the sum of exponentials of the row's logits. Rows that are not part of the layout
+    are left as they are, in both.
     """
     shape = layout.shape
     for request, fields in enumerate(layout.requests.tolist()):

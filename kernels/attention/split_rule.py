@@ -1,7 +1,7 @@
-"""How far a request's context is split: by what the request is alone, whatever is beside it.
+"""How a request's context is split: by the request alone, independent of the rest of the batch.
 
-So the order in which its sums are taken is the same in any company. What many requests at once
-need for their partial results is bounded by lines a request, fixed at start.
+So the order of its sums does not depend on the batch (batch invariance). The memory for partial
+results is bounded by a number of lines a request, fixed at start.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from .spec import AttentionShape
 
 # A tile of columns is a word of ancestor bits at most, and splits begin at whole tiles.
 COLUMN_STEP = 64
-# Columns below which a split costs more than it spreads. Requests of one tile have nothing else
-# that keeps a GPU busy, and little to merge.
+# Columns below which a split costs more than it gains in parallelism. Requests of one tile have no
+# other parallelism, and little to merge.
 LEAST_SPLIT, LEAST_SPLIT_OF_ONE_TILE = 256, 128
-# Whoever merges them holds the log-sums of so many at once.
+# The merging program holds the log-sums of this many splits at once.
 MOST_SPLITS = 32
-# Programs that a GPU of 132 multiprocessors runs at once, two on each: with more items than these,
-# some would begin when others have ended. The same on all GPUs, as sums are.
+# Programs that a GPU of 132 multiprocessors runs at once, two on each. More items would need a
+# second wave. The same on all GPUs, so that sums are, too.
 PROGRAMS = 264
 # Columns from which on two items of many lines on a multiprocessor end before one that is twice as
 # long, as measured on an H200.
 LEAST_SHARED_SPLIT = 1024
 TILE_LINES = (16, 32, 64)
-# By bytes of a number: where keys are longer, registers hold the results of no more lines. Those of
-# float32 are multiplied in registers, too.
+# By bytes of a number: with longer keys, registers hold the results of no more lines. float32 is
+# also multiplied in registers.
 MOST_KEY_BYTES = {2: 512, 4: 256}
 LINES_OF_LONG_KEYS = 32
-# Of the partial results of all requests together, and of one.
+# Lines of partial results of all requests together, and of one.
 PARTIAL_BYTES = 512 * 2**20
 LEAST_SPLIT_LINES, MOST_SPLIT_LINES = 256, 2048
 

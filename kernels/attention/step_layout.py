@@ -1,7 +1,7 @@
 """Where a step's rows, columns and tiles are, as device tensors that are refilled in place.
 
-The addresses and the launch sizes of a layout never change, so that a CUDA graph captured with it
-can be replayed for any step that fits its capacity. One copy to the device a step.
+The addresses and launch sizes of a layout never change. So a CUDA graph captured with it can be
+replayed for any step that fits its capacity. Each step needs one copy to the device.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StepLayout:
     own_slots      int32 [columns]
     tile_lines     lines of a tile: `tile_rows` rows times the heads that share a key
 
-    With `tile_lines` given, tiles are never chosen by the step. With `programs`, launches are not,
-    either, as a CUDA graph needs it: so many for each key/value head take the items in turn.
+    With `tile_lines`, the tile size is independent of the step. With `programs`, the launch size
+    is, too, as CUDA graphs require: that many programs for each key/value head loop over the items.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Cuts a step's attention in items, on the host, once a step.
+"""Cuts a step's attention into items, on the host, once a step.
 
-A tile is some rows of one request with all query heads of a key/value head, so that they share
-every load of a key. A tile that sees a long context is split over the context (flash-decoding):
-its items leave partial results, which the last of them merges by log-sum-exp. Where it is split
-depends on its request alone (`split_rule.py`).
+A tile is some rows of one request with all query heads of a key/value head, which share every load
+of a key. A tile with a long context is split over the context (flash-decoding): its items store
+partial results, and the last item merges them by log-sum-exp. Where it is split depends on its
+request alone (`split_rule.py`).
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def _cut(table: Int32, tile_rows: int, share: int, lengths: Int64) -> tuple[Int3
 
 @compiled
 def _longest_first(widths: Int32) -> Int64:
-    """The order of items by the columns that they see, which are what they take.
+    """The order of items by the columns that they see, a measure of their time.
 
-    By whole tiles of columns, whose numbers are so few that counting them is all the sorting.
+    A counting sort by whole tiles of columns, of which there are few.
     """
     steps = widths // COLUMN_STEP
     most = 0

@@ -1,13 +1,13 @@
 """The Triton kernel of attention over paged KV, `attend_tiles`.
 
-Items share nothing but the results of a split context, which the last of its items to arrive
-merges, in the order of the context. So a row's result does not depend on which rows are beside it
-in the step, only on the lines of its tile and on where its context is split. Names in capitals are
-constants of the compiled kernel. Importing this file needs Triton.
+Items share only the partial results of a split context. The last item to finish merges them, in the
+order of the context. So a row's result depends only on the lines of its tile and on where its
+context is split, not on the other rows of the step. Names in capitals are constants of the compiled
+kernel. Importing this file needs Triton.
 """
 
-# Types of a kernel are those of the language in it.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
+# Annotations in a kernel are Triton types. pyright: reportArgumentType=false,
+# reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _fold(
         logits = _soft_bounded(logits, softcap)
     logits = tl.where(visible, logits * LOG2E, float("-inf"))
     new_top = tl.maximum(top, tl.max(logits, 1))
-    # A line that has seen nothing yet would subtract infinity from itself.
+    # Avoids infinity minus infinity in a line that has seen no column yet.
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     shares = tl.exp2(logits - shift[:, None])
     decay = tl.exp2(top - shift)
@@ -83,7 +83,8 @@ def _over_context(
     BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, BY_ROW: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Add the context's columns `bounds` (begin, end), which all lines see but for the window.
+    """Add the context's columns `bounds` (begin, end), which all lines see, except for
+    the window.
 
     `queries` (vectors [lines, dims], positions, whether a line is used); `cache` as `_load_pairs`
     takes it; `scoring` (scale of the logits, window, softcap).
@@ -99,7 +100,8 @@ def _over_context(
         keys, values, key_scales = _load_pairs(
             cache, slots, seen, dims, dim_ok, lines.dtype, BY_ROW
         )
-        # Blocks are read a turn ahead: copies of keys that wait for them could not be, too.
+        # Block ids are loaded one iteration ahead; otherwise the copies of keys could not be
+        # pipelined.
         following = column + COLUMNS
         block = tl.load(table + following // BLOCK_SIZE, mask=following < end, other=0)
         visible = seen[None, :] & is_line[:, None]
@@ -117,7 +119,7 @@ def _over_own(
     COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     BY_ROW: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Add the step's own columns (slots, positions, number), seen by rows as `bits` say.
+    """Add the step's own columns (slots, positions, number), masked by `bits`.
 
     `bits` (is_causal, row of the request, first word of the row); the others are those of
     `_over_context`.
@@ -175,7 +177,7 @@ def _context_bounds(item, position, window, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def _empty_state(LINES: tl.constexpr, DIMS: tl.constexpr):
-    """What `_fold` begins with, before any column."""
+    """The initial state of `_fold`, before any column."""
     total = tl.zeros([LINES, DIMS], dtype=tl.float32)
     weight = tl.zeros([LINES], dtype=tl.float32)
     top = tl.full([LINES], float("-inf"), dtype=tl.float32)
@@ -225,12 +227,13 @@ def _store_partial(
 
 @triton.jit
 def _is_last(item, arrived, kv_head):
-    """Whether all other items of a tile have stored their results, which may be read then.
+    """Whether all other items of a tile have stored their results, so that these may be read.
 
-    Who comes last finds that out, and leaves the count at 0 for the next launch.
+    The last item to finish gets True, and resets the count to 0 for the next launch.
     """
     at = arrived + tl.load(item + 7).to(tl.int64) * tl.num_programs(1) + kv_head
-    # One thread counts for all, which must have stored what they found: `acq_rel` publishes it.
+    # One thread counts for the program, after all its threads have stored their results; `acq_rel`
+    # publishes these.
     tl.debug_barrier()
     before = tl.atomic_add(at, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -244,11 +247,11 @@ def _merged(
     item, partials, lines_between, kv_head, is_line, dims, dim_ok,
     HEAD_DIM: tl.constexpr, LINES: tl.constexpr, DIMS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Results and log-sums of a tile, as `_finish` gives them, of those of its splits.
+    """The merged results and log-sums of a tile's splits, as `_finish` returns them.
 
     lines_between  from a line's result in one split to that in the next
 
-    Results are read past the first cache, which may hold what was there before.
+    Loads bypass the L1 cache, which may hold stale data.
     """
     partial_out, partial_sums = partials
     count = tl.load(item + 8)
@@ -267,7 +270,7 @@ def _merged(
     weight = tl.where(is_empty, 1.0, tl.sum(tl.exp2(found - shift[None, :]), 0))
     total = tl.zeros([LINES, DIMS], dtype=tl.float32)
     for first in range(0, count, GROUP):
-        # So many are under way at once.
+        # Number of loads in flight at once.
         for index in tl.static_range(GROUP):  # pyright: ignore[reportGeneralTypeIssues]
             is_there = first + index < counts
             at = (line + (first + index) * lines_between) * heads + kv_head
@@ -341,7 +344,7 @@ def attend_tiles(
         results = _finish(state, scales, kv_head, HAS_SCALES)
         places = (wide_row, head, is_line, dims, dim_ok)
         targets = (out, log_sums, stride_out_row, stride_out_head, stride_sums_row)
-        # Stored where they are found: results of both branches at once would not fit the registers.
+        # Each branch stores its own results: those of both at once would not fit the registers.
         if tl.load(item + 8) == 1:
             _store_results(results, places, targets, HAS_SUMS, KEEP)
         else:

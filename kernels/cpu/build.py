@@ -1,4 +1,4 @@
-"""Builds draftline's own CPU operators with the machine's C++ compiler, once for each version."""
+"""Builds draftline's CPU kernels with the machine's C++ compiler, once for each version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ FIX = "or use compile: off"
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What the operators are built for: `count` vectors of `lanes` floats make a panel."""
+    """The vector units that the kernels are built for: `count` vectors of `lanes` floats make a
+    panel."""
 
     lanes: int
     count: int
@@ -35,8 +36,8 @@ class Vectors:
         return self.lanes * self.count
 
 
-# By torch's name of what the processor can do (its variable ATEN_CPU_CAPABILITY overrides it).
-# Named instead of `native`, because machines that share a home share the cache.
+# By torch's name of the CPU capability (the variable ATEN_CPU_CAPABILITY overrides it). Explicit
+# instead of `native`, because machines with a shared home share the cache.
 BY_CAPABILITY = {
     "AVX512": Vectors(
         16, 4, ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
@@ -52,21 +53,21 @@ def vectors() -> Vectors:
 
 
 def library_path(folder: Path) -> Path:
-    """Where the library of these sources, this torch and this processor is, or would be, kept."""
+    """The path of the cached library for these sources, this torch and this processor."""
     texts = [source.read_text() for source in (*SOURCES, *HEADERS)]
     key = hashlib.sha256(repr((_arguments(), torch.__version__, texts)).encode())
     return folder / f"cpu_ops-{key.hexdigest()[:16]}.so"
 
 
 def are_loaded() -> bool:
-    """Whether `torch.ops.draftline` has the operators."""
+    """Whether `torch.ops.draftline` has the CPU kernels."""
     return hasattr(torch.ops.draftline, "packed_linear")
 
 
 def load_cpu_ops(folder: Path) -> None:
-    """Register `torch.ops.draftline`, built in `folder` where it is not there yet.
+    """Register `torch.ops.draftline`; builds the library in `folder` if it is missing.
 
-    Raises `ConfigError` (`compile`) where the compiler is missing or fails.
+    Raises `ConfigError` (`compile`) if the compiler is missing or fails.
     """
     if are_loaded():
         return
@@ -89,9 +90,9 @@ def find_compiler() -> str:
 
 
 class BackgroundBuild:
-    """Builds the library in a process of the compiler, while this one goes on.
+    """Builds the library in a child process, in the background.
 
-    Ask `is_done` now and then; `result` tells what came of it.
+    Poll `is_done`; `result` then raises the error of a failed build.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,13 +100,13 @@ class BackgroundBuild:
         find_compiler()
         self._library = library_path(folder)
         self._error: ConfigError | None = None
-        # The process of a daemon's thread ends by itself; what it leaves is of use next time.
+        # The compiler's process may outlive the daemon thread; the next start uses its result.
         self._thread = threading.Thread(target=self._work, name="cpu-ops-build", daemon=True)
         self._thread.start()
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the build has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float) -> None:
@@ -129,7 +130,7 @@ class BackgroundBuild:
 def build(library: Path) -> None:
     """Compile the sources to `library`. Raises `ConfigError` (`compile`)."""
     command = [find_compiler(), *_arguments(), *_places()]
-    # Stages that start together may build it twice; the last one in puts the same file there.
+    # Stages that start together may build it twice; each writes the same file.
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
@@ -152,7 +153,7 @@ def _compile(command: list[str]) -> None:
 def _arguments() -> list[str]:
     wanted = vectors()
     return [
-        # Without contraction: `vectors.h` says where operations are fused.
+        # Without contraction: `kernels/cpu/source/vectors.h` fuses operations explicitly.
         "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", *wanted.flags,
         f"-DDRAFTLINE_LANES={wanted.lanes}", f"-DDRAFTLINE_VECTORS={wanted.count}",
     ]  # fmt: skip

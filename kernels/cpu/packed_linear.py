@@ -1,8 +1,7 @@
 """A linear layer whose weight lies in panels of columns (`kernels/cpu/source/linear.cpp`).
 
-A library's product of two to eight rows takes twice the time of one row; this one takes hardly
-more than one. A row's result is the same, bit by bit, whatever rows are beside it, and however
-many threads there are.
+A library's product of two to eight rows takes twice the time of one row; this one takes hardly more
+than one row. A row's result is bitwise independent of the other rows and of the number of threads.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from torch import Tensor
 
 
 def pack_weights(weights: Sequence[Tensor], panel: int) -> Tensor:
-    """Weights [inputs, outputs] side by side -> [panels, inputs, panel], the last panel filled with
-    zeros; no more is allocated than the result.
+    """Weights [inputs, outputs] side by side -> [panels, inputs, panel]. The last panel is padded
+    with zeros; allocates only the result.
     """
     inputs = weights[0].shape[0]
     outputs = sum(weight.shape[1] for weight in weights)

@@ -1,4 +1,4 @@
 """Norms, rotations and gates.
 
-Start with `ops.py`; `reference.py` says what they compute.
+Start with `ops.py`; `reference.py` defines what they compute.
 """

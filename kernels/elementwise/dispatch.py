@@ -1,4 +1,4 @@
-"""The operators around products of one implementation."""
+"""The elementwise operators of one implementation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .reference import HeadNorms, KvTarget
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseOps:
-    """Operators row by row; `kernels/elementwise/reference.py` says what each does."""
+    """Row-wise operators; `kernels/elementwise/reference.py` defines them."""
 
     rms_norm: Callable[..., None]
     rotate: Callable[[Tensor, Tensor, Tensor], None]

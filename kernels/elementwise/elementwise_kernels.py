@@ -71,9 +71,11 @@ def turn_and_store(
     HAS_NORMS: tl.constexpr, HAS_SCALES: tl.constexpr, BY_ROW: tl.constexpr,
     IS_FP8: tl.constexpr, DEPENDS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, head): a query stays in its place; keys, and values as they are, are stored.
+    """Program (row, head): queries are updated in place; keys and values are stored in
+    the cache.
 
-    Queries and keys are normed, if at all, and rotated. The first half of `sin` is negated.
+    Queries and keys are normed where the model does so, and rotated. The first half of `sin` is
+    negated.
     """
     await_inputs(DEPENDS)
     row = tl.program_id(0).to(tl.int64)
@@ -118,7 +120,7 @@ def turn_and_store(
             scale = row_scales(tl.max(sizes, axis=0))
             tl.store(kv_scales + slot * 2 * NUM_KV_HEADS + of_pair, scale)
         at_pair = pairs + slot * stride_slot + half * stride_half + kv_head * stride_pair_head
-        # New names: those of the rows have another type.
+        # New names, because Triton variables cannot change their type.
         stored_left = as_stored(left, scale, HAS_SCALES or BY_ROW, IS_FP8)
         stored_right = as_stored(right, scale, HAS_SCALES or BY_ROW, IS_FP8)
         stored = pairs.dtype.element_ty
@@ -143,7 +145,7 @@ def gate(gate_up, out, size, stride_row, stride_out, IS_GELU: tl.constexpr, LEN:
 def take_log_softmax(logits, out, stride_row, stride_out, size, LEN: tl.constexpr):
     """Program row: logits minus the log of the sum of their exponentials.
 
-    Each of `LEN` lanes sums its numbers in their order, and the lanes' sums are added in one order.
+    Each of `LEN` lanes sums its numbers in order, and the lanes' sums are added in a fixed order.
     """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LEN)
@@ -155,7 +157,7 @@ def take_log_softmax(logits, out, stride_row, stride_out, size, LEN: tl.constexp
             logits + row * stride_row + number, mask=number < size, other=float("-inf")
         )
         new_top = tl.maximum(top, values)
-        # A lane that has seen nothing yet would subtract infinity from itself.
+        # Avoids infinity minus infinity in a lane that has seen no logit yet.
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = weight * tl.exp(top - shift) + tl.exp(values - shift)
         top = new_top

@@ -1,7 +1,8 @@
-"""What lies around a stage's products, in Triton, a launch each; importing needs Triton."""
+"""The elementwise operators between a stage's products, in Triton, one launch each. Importing needs
+Triton."""
 
-# Triton takes plain numbers for constants of a kernel, whatever their annotation.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
+# reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from . import elementwise_kernels
 from .elementwise_kernels import gate, normalise, take_log_softmax, turn_heads
 from .reference import HeadNorms, KvTarget
 
-# Asked for by name: Triton will change its default, and warns until then.
+# Set explicitly: Triton warns that its default will change.
 FUSED = {"enable_fp_fusion": True}
 GATE_CHUNK = 1024
 # Logits that a program reads at once.
@@ -25,7 +26,7 @@ LOGITS_CHUNK = 4096
 def rms_norm(
     x: Tensor, scale: Tensor, eps: float, out: Tensor, residual: Tensor | None = None
 ) -> None:
-    """Normalise rows by their root mean square, as `kernels/elementwise/reference.py` says."""
+    """Normalise rows by their root mean square; see `kernels/elementwise/reference.py`."""
     num_rows, size = x.shape[0], x.shape[-1]
     num_groups = x.shape[1] if x.ndim == 3 else 1
     assert x.stride(-1) == out.stride(-1) == scale.stride(0) == 1
@@ -43,7 +44,7 @@ def rms_norm(
 def turn_and_store(
     heads: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, target: KvTarget
 ) -> None:
-    """Rotate queries, and store keys and values, as `kernels/elementwise/reference.py` says."""
+    """Rotate queries, and store keys and values; see `kernels/elementwise/reference.py`."""
     num_rows, num_heads, dim = heads.shape
     pairs, kv_heads = target.pairs, target.pairs.shape[2]
     assert heads.stride(2) == cos.stride(2) == sin.stride(2) == pairs.stride(3) == 1
@@ -66,7 +67,7 @@ def turn_and_store(
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate heads in place, as `kernels/elementwise/reference.py` says."""
+    """Rotate heads in place; see `kernels/elementwise/reference.py`."""
     num_rows, num_heads, dim = heads.shape
     assert heads.stride(2) == cos.stride(2) == sin.stride(2) == 1
     assert cos.stride(0) == sin.stride(0)
@@ -81,7 +82,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:
-    """Store the gated activation in `out`, as `kernels/elementwise/reference.py` says."""
+    """Store the gated activation in `out`; see `kernels/elementwise/reference.py`."""
     num_rows, size = out.shape
     assert gate_up.stride(1) == out.stride(1) == 1
     if not num_rows:
@@ -93,7 +94,7 @@ def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:
 
 
 def log_softmax(logits: Tensor, out: Tensor) -> None:
-    """Store log-probabilities in `out`, as `kernels/elementwise/reference.py` says."""
+    """Store log-probabilities in `out`; see `kernels/elementwise/reference.py`."""
     num_rows, size = logits.shape
     assert logits.stride(1) == out.stride(1) == 1
     if not num_rows:
@@ -105,5 +106,5 @@ def log_softmax(logits: Tensor, out: Tensor) -> None:
 
 
 def norm_warps(size: int) -> int:
-    """Threads of a row in units of 32: eight numbers a thread, and no more than helps."""
+    """Warps of a row: eight numbers a thread, up to a useful maximum."""
     return min(max(triton.next_power_of_2(size) // 256, 1), 16)

@@ -1,4 +1,5 @@
-"""What lies around a stage's products, in plain torch: float32 inside, rounded at the end."""
+"""The elementwise operators between a stage's products, in plain torch: float32 inside, rounded at
+the end."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
-    """What query and key heads are normed with; scales float32 [2, dim], those of queries first."""
+    """The norms of query and key heads; scales float32 [2, dim], those of queries first."""
 
     scales: Tensor
     eps: float
@@ -59,10 +60,10 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 def turn_and_store(
     heads: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, target: KvTarget
 ) -> None:
-    """Norm query and key heads, if at all, and rotate them; store keys and values.
+    """Norm query and key heads, where the model does so, and rotate them; store keys and values.
 
-    `heads` [rows, heads, dim] are those of queries, which get their results in place, then those of
-    keys, whose places hold anything afterwards, and of values. `cos` and `sin` as of `rotate`.
+    `heads` [rows, heads, dim] are those of queries, keys and values. Queries are updated in place;
+    the places of keys are undefined afterwards. `cos` and `sin` as of `rotate`.
     """
     kv_heads = target.pairs.shape[2]
     queries, keys, values = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
@@ -86,6 +87,6 @@ def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:
 def log_softmax(logits: Tensor, out: Tensor) -> None:
     """Store the log-probabilities of `logits` float32 [rows, vocabulary] in `out` of that shape.
 
-    At least one logit of a row must be finite; -inf is a token that cannot be.
+    At least one logit of a row must be finite; -inf marks an impossible token.
     """
     out.copy_(torch.log_softmax(logits, dim=-1))

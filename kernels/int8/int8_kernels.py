@@ -20,8 +20,7 @@ def multiply_int8(
     """Program (outputs): some outputs of all rows, over all inputs.
 
     IS_WHOLE  inputs are a multiple of `INPUTS`
-    IS_GATED  behind the weight's rows lie as many others, which what is activated of the first is
-              multiplied with
+    IS_GATED  the weight has as many further rows, whose outputs multiply the activated first ones
     DOT       type of factors
 
     Whole numbers up to 127 are exact in every float type, and sums are of float32.

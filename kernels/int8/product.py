@@ -1,12 +1,12 @@
 """A product with weights of 8 bits in Triton, for few rows; importing this file needs Triton.
 
-Few rows take as long as reading the weights does, and these are half of 16 bits'. Many rows take
-as long as multiplying does, where a library's product of weights made anew is as fast. Gated
-activations are computed where their inputs are summed up.
+Few rows are bound by the bandwidth of reading weights, which is half that of 16 bits. Many rows are
+bound by compute, where dequantising and a library's product are as fast. Gated activations are
+fused into the product.
 """
 
-# Triton takes plain numbers for constants of a kernel, whatever their annotation.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
+# reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .reference import MOST_INT8_ROWS
 LEAST_ROWS = 16
 # Bytes of a row's inputs in a tile, so that tiles of all stages fit the shared memory of any GPU.
 TILE_BYTES = {16: 512, 32: 512, 64: 256, 128: 128}
-# Outputs of a program; fewer where there would be too few programs to keep a GPU reading.
+# Outputs of a program; fewer if the programs were too few to saturate the memory.
 OUTPUTS, FEW_OUTPUTS = 32, 16
 LEAST_PROGRAMS = 96
 LAUNCH = {"num_warps": 4, "num_stages": 4, "enable_fp_fusion": True}
@@ -33,7 +33,7 @@ def int8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
     activation: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`x` [rows, inputs] times an int8 weight, as `kernels/int8/reference.py` says."""
+    """`x` [rows, inputs] times an int8 weight; see `kernels/int8/reference.py`."""
     num_rows, num_inputs = x.shape
     if num_rows > MOST_INT8_ROWS:
         return int8_reference.int8_linear(x, weight, scales, bias, activation=activation)

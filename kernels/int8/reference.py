@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
-# Rows that the kernel takes at most.
+# Largest number of rows that the kernel takes.
 MOST_INT8_ROWS = 128
 
 
@@ -19,8 +19,8 @@ def int8_linear(
     scales  float32 [outputs]; bias [outputs]
 
     With an `activation` (`silu` or `gelu_tanh`) the first half of the outputs is activated and
-    multiplied with the second half, which gives half as many. Gives the dtype of `x`. Makes the
-    weight anew in that dtype every time.
+    multiplied with the second half, which gives half as many. Returns the dtype of `x`. Dequantises
+    the weight to that dtype on every call.
     """
     wide = linear(x, weight.to(x.dtype)) * scales
     if bias is not None:

@@ -14,14 +14,14 @@ EXPONENT = tl.constexpr(FP8_EXPONENT)
 
 @triton.jit
 def row_scales(largest):
-    """The scale of a row whose largest size this is, float32: `row_scales` of `reference.py`."""
+    """The scale of a row with this largest magnitude, float32: `row_scales` of `reference.py`."""
     exponents = ((largest.to(tl.int32, bitcast=True) + MANTISSA_STEP) >> 23) - EXPONENT
     return (tl.maximum(exponents, 1) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def as_stored(numbers, scale, HAS_SCALES: tl.constexpr, IS_FP8: tl.constexpr):
-    """Numbers over their scale, cut to what the cache can hold; it is for the caller to convert."""
+    """Numbers over their scale, clamped to the cache's range; the caller converts the dtype."""
     if HAS_SCALES:
         numbers = numbers.to(tl.float32) / scale
     if IS_FP8:

@@ -1,7 +1,7 @@
 """Operators on a KV cache, in Triton. Importing this file needs Triton."""
 
-# Triton takes plain numbers for constants of a kernel, whatever their annotation.
-# pyright: reportArgumentType=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
+# reportArgumentType=false
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .kv_cache_kernels import copy_rows, store_rows
 
 # Numbers that one program copies.
 CHUNK = 1024
-# Asked for by name: Triton will change its default, and warns until then.
+# Set explicitly: Triton warns that its default will change.
 FUSED = {"enable_fp_fusion": True}
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
@@ -22,7 +22,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 def write_kv(
     keys: Tensor, values: Tensor, pairs: Tensor, slots: Tensor, scales: Tensor | None = None
 ) -> None:
-    """Store keys and values of rows in their slots, as `kernels/kv/reference.py` says."""
+    """Store keys and values of rows in their slots; see `kernels/kv/reference.py`."""
     num_rows, num_heads, head_dim = keys.shape
     assert keys.stride(2) == values.stride(2) == pairs.stride(3) == 1
     if not num_rows:
@@ -40,9 +40,9 @@ def write_kv(
 
 
 def move_kv(data: Tensor, moves: Tensor) -> None:
-    """Copy slots of a cache in all layers, as `kernels/kv/reference.py` says."""
+    """Copy slots of a cache in all layers; see `kernels/kv/reference.py`."""
     slots = _as_rows(data, 1)
-    # A copy in between: programs run in any order, and a slot may be read and written.
+    # Copies through a buffer: programs run in any order, and a slot may be both read and written.
     between = slots.new_empty(slots.shape[0], len(moves), slots.shape[2])
     _copy(slots, between, moves, from_list=True, to_list=False)
     _copy(between, slots, moves, from_list=False, to_list=True)

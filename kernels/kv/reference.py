@@ -1,4 +1,4 @@
-"""What the operators on a KV cache do, in plain torch; layout: `step_attention.py`."""
+"""The operators on a KV cache in plain torch; layout: `models/attention/step_attention.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..row_scales import are_by_row
 
-# The largest number of e4m3; conversion alone would make NaN of what is larger.
+# The largest number of e4m3; a plain conversion would turn larger numbers into NaN.
 LARGEST_FP8 = 448.0
 # 448 is 1.75 * 2^8. A float32 whose mantissa is above 1.75 has a carry into its exponent when this
 # is added to its bits.
@@ -22,8 +22,8 @@ def write_kv(
     There may be more slots than rows; the first count.
 
     `pairs` [slots, 2, kv_heads, head_dim] is one layer of the cache. In a cache of FP8 numbers
-    (e4m3) they are divided by `scales` and cut to what can be stored: float32 [2, kv_heads], or
-    [slots, 2, kv_heads] of a scale for every row, which is stored there.
+    (e4m3) they are divided by `scales` and clamped to the range of the format: float32 [2,
+    kv_heads], or [slots, 2, kv_heads] of a scale for every row, which is stored there.
     """
     slots = slots[: len(keys)]
     real = slots >= 0
@@ -37,13 +37,13 @@ def write_kv(
         stored = stored.float() / own[..., None]
     if pairs.dtype == torch.float8_e4m3fn:
         stored = stored.float().clamp(-LARGEST_FP8, LARGEST_FP8)
-    # Indexing is not known to FP8 on all devices; bytes are.
+    # Not all devices support indexing of FP8 tensors, so this indexes bytes.
     _raw(pairs)[slots[real].long()] = _raw(stored.to(pairs.dtype))
 
 
 def row_scales(largest: Tensor) -> Tensor:
-    """For the largest size in a row, float32, the scale that it is stored with: the least power of
-    two, from 2^-126 on, that brings it into e4m3. So nothing is lost in scaling itself."""
+    """The scale of a row with this largest magnitude, float32: the least power of two, from 2^-126
+    on, that brings it into the range of e4m3. A power of two makes the scaling exact."""
     exponents = ((largest.view(torch.int32) + ABOVE_FP8_MANTISSA) >> 23) - FP8_EXPONENT
     return (exponents.clamp(min=1) << 23).view(torch.float32)
 

@@ -1,4 +1,4 @@
-"""Products that compute a row alike in any company.
+"""Batch-invariant products: a row's result does not depend on the other rows.
 
 Start with `product.py`.
 """

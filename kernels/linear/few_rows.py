@@ -1,12 +1,12 @@
 """A linear layer in Triton for up to `MOST_FEW_ROWS` rows; importing needs Triton.
 
-So few rows take as long as reading the weights does. Every sum goes over the inputs in their order,
-in tiles that depend on the layer and on the rows (16, 32 or 64 at once) alone; gated activations
-are computed where their inputs are summed up.
+So few rows are bound by the bandwidth of reading weights. Every sum runs over the inputs in order,
+in tiles that depend only on the layer and the row tile (16, 32 or 64). Gated activations are fused
+into the product.
 """
 
-# Triton takes plain numbers for constants of a kernel, whatever their annotation.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
+# reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def few_rows_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     activation: str | None = None, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """`x` [rows, inputs] times a weight, as `kernels/linear/reference.py` says."""
+    """`x` [rows, inputs] times a weight; see `kernels/linear/reference.py`."""
     num_rows, num_inputs = x.shape
     is_gated = activation is not None
     num_outputs = len(weight) // 2 if is_gated else len(weight)

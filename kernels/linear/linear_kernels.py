@@ -1,4 +1,4 @@
-"""Products in one order of additions, in Triton kernels. Importing this file needs Triton."""
+"""Triton kernels of products with a fixed order of additions. Importing this file needs Triton."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def multiply_rows(
     IS_WHOLE  inputs are a multiple of `INPUTS`
     DOT       type of factors; sums are of float32, rounded once
 
-    A row's result depends on `OUTPUTS` and `INPUTS`, and on nothing of the rows beside it: those of
-    its tile are as many whatever there are, zeros where there are fewer.
+    A row's result depends on `OUTPUTS` and `INPUTS`, but not on the other rows: a tile always has
+    the same number of rows, padded with zeros.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -61,12 +61,11 @@ def multiply_few_rows(
     """Program (tile of outputs): all rows, over all inputs from the first to the last.
 
     IS_WHOLE  inputs are a multiple of `INPUTS`
-    IS_GATED  behind the weight's rows lie as many others, which what is activated of the first is
-              multiplied with
+    IS_GATED  the weight has as many further rows, whose outputs multiply the activated first ones
     DOT       type of factors; sums are of float32, rounded once
 
-    Outputs are the lines of the product and rows its columns: tensor cores take 64 lines at once,
-    straight from shared memory, and as few as 8 columns.
+    The product is transposed, outputs by rows: tensor cores take 64 outputs at once, straight from
+    shared memory, and as few as 8 rows.
     """
     await_inputs(DEPENDS)
     row = tl.arange(0, ROWS)

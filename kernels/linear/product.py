@@ -1,14 +1,14 @@
-"""A linear layer in Triton that computes a row alike in any company; importing needs Triton.
+"""A batch-invariant linear layer in Triton. Importing needs Triton.
 
-Libraries choose tiles, and how sums are split, by the shape of the whole product. Here a weight has
-one configuration for any number of rows, and every sum goes over the inputs in their order. Rows
-come 64 at once: fewer would read the weights of a prompt too often, more would multiply longer
-with a single row than reading the weights takes (batch invariance, as in He et al., "Defeating
-Nondeterminism in LLM Inference", 2025).
+Libraries choose tiles and split sums by the shape of the whole product. Here a weight has one
+configuration for any number of rows, and every sum runs over the inputs in order. A tile has 64
+rows: fewer would read the weights of a prompt too often. With more, the padding of a single row
+would take longer than reading the weights. See He et al., "Defeating Nondeterminism in LLM
+Inference" (2025).
 """
 
-# Triton takes plain numbers for constants of a kernel, whatever their annotation.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
+# reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .linear_kernels import multiply_rows
 ROWS = 64
 # Bytes of a row's inputs in a tile: tiles of all stages fit the shared memory of any GPU.
 TILE_BYTES = 128
-# Outputs of a program; fewer where there would be too few programs to keep a GPU reading.
+# Outputs of a program; fewer if the programs were too few to saturate the memory.
 OUTPUTS = (64, 32, 16)
 LEAST_PROGRAMS = 48
 LAUNCH = {"num_warps": 4, "num_stages": 6, "enable_fp_fusion": True}
@@ -31,9 +31,9 @@ LAUNCH = {"num_warps": 4, "num_stages": 6, "enable_fp_fusion": True}
 def invariant_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`x` [rows, inputs] times a weight, as `kernels/linear/reference.py` says.
+    """`x` [rows, inputs] times a weight; see `kernels/linear/reference.py`.
 
-    The weight may be of any strides, so that of a head that is tied to the embedding, too.
+    The weight may have any strides, such as that of a head tied to the embedding.
     """
     (num_rows, num_inputs), num_outputs = x.shape, weight.shape[1]
     assert len(weight) == num_inputs

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
-# Rows that `few_rows_linear` takes at most.
+# Largest number of rows that `few_rows_linear` takes.
 MOST_FEW_ROWS = 64
 
 
@@ -15,8 +15,8 @@ def invariant_linear(
 ) -> Tensor:
     """`x` [rows, inputs] times `weight` [inputs, outputs] of the same dtype, plus `bias` [outputs].
 
-    Gives [rows, outputs] in that dtype, or in `out_dtype`. Of this one, how a row is rounded may
-    depend on the number of rows.
+    Returns [rows, outputs] in that dtype, or in `out_dtype`. In this reference, the rounding of a
+    row may depend on the number of rows.
     """
     out = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
     return out.to(out_dtype or x.dtype)

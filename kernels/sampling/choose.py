@@ -1,28 +1,28 @@
 """Chooses the tokens of rows of logits, in Triton. Importing this file needs Triton.
 
-Passes over the logits, each by one launch for all chunks of all rows:
+Each pass over the logits is one launch for all chunks of all rows:
 
-    greedy         1  the best of each chunk
+    greedy         1 the best of each chunk
     temperature    2  and values plus noise; min_p is part of it
     top_k, top_p   4  before the noise: counts of bins, then the tokens in doubt are gathered
 
-Rows of a step may differ; a launch ends at once for rows that do not need it, and is not made
-where no row does. Of top_k and top_p a launch of one program a row says between the passes which
-tokens are in doubt, and two find the thresholds among those that were gathered. A last one picks
-each row's token from its chunks: 2, 3 and 8 launches. Where a row has
-more than `room` tokens in doubt (nearly equal logits throughout; top_k above `room` beside top_p)
-one program bisects over its whole vocabulary instead: the same answer, after milliseconds.
+Rows of a step may differ: a launch ends at once for rows that do not need it, and is skipped if no
+row does. For top_k and top_p, an extra launch of one program a row finds the tokens in doubt. Two
+more find the thresholds among the gathered tokens. A last launch picks each row's token from its
+chunks, which makes 2, 3 and 8 launches. A row may have more than `room` tokens in doubt (nearly
+equal logits throughout; top_k above `room` beside top_p). Then one program bisects over its whole
+vocabulary: the same answer, after milliseconds.
 
-Greedy, temperature, top_k and min_p give the tokens of `core/sampling/choose.py` always. So does
-top_p, but for the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
-vocabularies), which moves the sum of n tokens by at most n 2^-45, and numpy's running sum errs by
-the rounding of its own order. Only a token that is the last in or the first out, and whose sum is
-that close to the share asked for, can be judged otherwise; tests count none. The kernels' sums are
-of whole numbers, so that they do not depend on the launch or the device's order.
+Greedy, temperature, top_k and min_p always give the tokens of `core/sampling/choose.py`. So does
+top_p, up to the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
+vocabularies). This moves the sum of n tokens by at most n 2^-45, and numpy's running sum has its
+own rounding error. Only the last token in or the first one out can differ, if its sum is that close
+to top_p; tests count none. The kernels sum integers, so that the sums do not depend on the launch
+or the device's order.
 """
 
-# Triton takes plain numbers for constants of a kernel, whatever their annotation.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
+# reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from .sampling_kernels import find_bests, find_winners, pick_tokens
 from .tables import SamplingScratch, SamplingTables
 from .threshold_kernels import find_thresholds
 
-# Threads of a program in units of 32.
+# Warps of a program.
 WARPS = {"num_warps": 8}
 LAUNCH = EXACT | WARPS
-# Its numbers stay in registers from one round of bisection to the next.
+# Its numbers stay in registers between the iterations of the bisection.
 BISECT_LEN = 2048
 BISECT = EXACT | {"num_warps": 16}
 

@@ -15,22 +15,22 @@ from .tables import SamplingScratch, SamplingTables
 
 @dataclass(frozen=True, slots=True)
 class SamplingOps:
-    """Operators in Triton; `reference.py` and `edit_reference.py` here say what each does."""
+    """Operators in Triton, defined in `kernels/sampling/reference.py`."""
 
     choose_tokens: Callable[[Tensor, SamplingTables, SamplingScratch, Tensor], None]
     edit_logits: Callable[[Tensor, EditTables, Tensor], None]
 
 
 def choose_sampling(machine: Machine) -> str:
-    """`triton` on GPUs that attention by Triton runs on, else `torch`."""
+    """`triton` on GPUs that run the Triton attention kernels, else `torch`."""
     return "triton" if runs_triton(machine) else "torch"
 
 
 def takes(sampling: SamplingRows) -> bool:
-    """Whether the kernels choose for these rows.
+    """Whether the kernels can choose the tokens of these rows.
 
-    With a typical_p they do not: it orders tokens by their surprise, where no bins of values help;
-    torch chooses for all rows of such a step.
+    They do not support typical_p, which orders tokens by their surprise, where bins of values do
+    not help. torch chooses for all rows of such a step.
     """
     return bool((sampling.typical_p == 1).all())
 

@@ -1,6 +1,6 @@
 """Triton kernels that change logits before sampling. Importing this file needs Triton.
 
-Launched without fused multiply-add: every operation is rounded on its own, as numpy's is.
+Launched without fused multiply-add: every operation is rounded separately, as in numpy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ FIELDS = tl.constexpr(ROW_FIELDS)
 def copy_allowed(
     logits, out, rows, masks, stride_row, stride_out, vocab_size, num_words, LEN: tl.constexpr
 ):
-    """Program (row, chunk): the logits, -inf where the row's mask says so.
+    """Program (row, chunk): copy the logits, with -inf for tokens that the row's mask forbids.
 
-    First, although masks come last: what the other edits make of -inf is -inf.
+    Runs first, although masks come last: the other edits leave -inf unchanged.
     """
     row = tl.program_id(0)
     token_ids = tl.program_id(1) * LEN + tl.arange(0, LEN)
@@ -51,7 +51,7 @@ def change_tokens(
         at = row_out + tl.load(bias_tokens + first_bias + index, mask=mask, other=0)
         bias = tl.load(biases + first_bias + index, mask=mask, other=0.0)
         tl.store(at, tl.load(at, mask=mask) + bias, mask=mask)
-    # What one thread has written another reads.
+    # A barrier: other threads read what a thread has written.
     tl.debug_barrier()
     at_factors = factors + tl.load(fields + 7) * 3
     repetition, frequency, presence = (

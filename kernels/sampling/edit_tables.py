@@ -1,4 +1,4 @@
-"""What a step changes in its logits, as device tensors that are refilled in place."""
+"""A step's logit edits, as device tensors that are refilled in place."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ...core.request.allowed_tokens import num_words
 from ...core.steps import LogitEdits, Penalties
 from ..staged_buffer import StagedBuffer
 
-# Of a row: first and number of its biases, penalties and path; its row of `masks`, or -1; whose
-# penalties they are.
+# Fields of a row: first and number of its biases, penalties and path; its row of `masks`, or -1;
+# the edit that its penalties belong to.
 ROW_FIELDS = 8
 NO_EDIT = (0, 0, 0, 0, 0, 0, -1, 0)
 
@@ -52,7 +52,7 @@ class EditTables:
     rows         int32 [rows, ROW_FIELDS]
     bias_tokens  int32 [biases]; biases float32 [biases]
     factors      float32 [edits, 3]  repetition, frequency, presence
-    tokens       int32 [tokens]  that penalties speak of
+    tokens       int32 [tokens] that are penalised
     times        int32 [tokens]  twice the times in the answer, and 1 more if in the prompt
     path         int32 [path]    tokens on a row's path, by their place among the edit's
     masks        int32 [masks, words]  bits of the tokens that may be chosen
@@ -85,7 +85,7 @@ class EditTables:
         return self._buffer.num_bytes
 
     def refill(self, edits: Sequence[LogitEdits]) -> None:
-        """Describe these edits, which must fit; rows without one stay as they are."""
+        """Fill the tables with these edits, which must fit; rows without one stay as they are."""
         self._host = self._buffer.next()
         penalties = [edit.penalties for edit in edits if edit.penalties is not None]
         self._put("rows", self._rows(edits))
@@ -121,7 +121,7 @@ class EditTables:
         return rows
 
     def _put(self, name: str, *parts: np.ndarray) -> int:
-        """Write a section's parts one behind the other; the end of what is in use."""
+        """Write a section's parts one after the other; returns the end of the used part."""
         end = self._sections[name].start
         for part in parts:
             first, end = end, end + part.size

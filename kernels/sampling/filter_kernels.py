@@ -1,14 +1,13 @@
 """Triton kernels that find where top_k and top_p cut a row; importing this file needs Triton.
 
-Nothing is sorted. A value's size (how far it is below the best) falls in one of `BINS` bins of
-equal ratio; counts of the bins say in which the thresholds may lie; the tokens of these are
-gathered, and among them a threshold is found by bisection (`threshold_kernels.py`). Weights are
-whole numbers, `exp(value) * 2^shift` rounded: their sums do not depend on the order, so that a
-threshold never depends on the launch.
+Nothing is sorted. A value's magnitude (its distance below the best) falls in one of `BINS`
+geometric bins. The bin counts show which bins may contain the thresholds. The tokens of these bins
+are gathered, and a bisection finds the threshold among them (`threshold_kernels.py`). Weights are
+integers, `exp(value) * 2^shift` rounded: their sums do not depend on the order, so a threshold does
+not depend on the launch.
 """
 
-# Types of a kernel are those of the language in it.
-# pyright: reportOperatorIssue=false
+# Annotations in a kernel are Triton types. pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import triton.language as tl
 from .sampling_kernels import best_of_row, load_logits, ranks_of, shifted
 
 BINS = tl.constexpr(512)
-# Bins are told apart by exponent and five bits of the mantissa; the first begins above 2^-10.
+# A bin is the exponent and five bits of the mantissa; the first begins above 2^-10.
 BIN_SHIFT = tl.constexpr(18)
 FIRST_BIN = tl.constexpr((127 - 10) << 5)
 LAST_BIN = tl.constexpr(511)
@@ -26,7 +25,8 @@ LAST_BIN = tl.constexpr(511)
 
 @triton.jit
 def bins_of(ranks):
-    """The bin of each rank. The last holds sizes of 64 and more: no noise makes up for those."""
+    """The bin of each rank. The last one has magnitudes of 64 and more, which noise cannot
+    outweigh."""
     bins = ((ranks >> 32) >> BIN_SHIFT).to(tl.int32) - FIRST_BIN
     return tl.minimum(tl.maximum(bins, 0), LAST_BIN)
 
@@ -52,7 +52,7 @@ def weights_of_ranks(ranks, scale):
 
 @triton.jit
 def share_of(top_p, total):
-    """The sum of weights that top_p asks for; float64 as numpy's, at least 1."""
+    """The sum of weights that top_p keeps; float64 as in numpy, at least 1."""
     wanted = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
     return tl.maximum(wanted, 1)
 
@@ -86,9 +86,9 @@ def add_up(
 def bins_in_doubt(histogram, sums, row, count_wanted, share, scale):
     """The first and the last bin in which thresholds may lie, and counts below and in them.
 
-    With top_k and top_p, all from the best on: what top_p asks for is known only after top_k. With
-    top_p alone: what lies beyond a bin weighs at most its count times the weight at the near edge
-    of each bin, and at least that at the far edge.
+    With top_k and top_p, these are all bins from the best on, since top_p applies after top_k. With
+    top_p alone, the weight of a bin lies between its count times the weight at its far edge and at
+    its near edge.
     """
     bins = tl.arange(0, BINS)
     counts = tl.load(histogram + row * BINS + bins)
@@ -116,7 +116,7 @@ def bins_in_doubt(histogram, sums, row, count_wanted, share, scale):
 
 @triton.jit
 def find_doubt(histogram, sums, doubt, temperatures, top_k, top_p, scale):
-    """Program row: `bins_in_doubt` once, for the many programs that read them."""
+    """Program row: store `bins_in_doubt` once, for the many programs that read it."""
     row = tl.program_id(0)
     count_wanted = tl.load(top_k + row)
     share = tl.load(top_p + row)

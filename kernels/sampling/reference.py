@@ -1,4 +1,4 @@
-"""What the sampling kernels do, in plain torch; the noise is that of numpy, bit by bit.
+"""The sampling kernels in plain torch; the noise equals numpy's bit by bit.
 
 torch has no unsigned 64-bit arithmetic on all devices; int64 wraps in the same way, and a logical
 shift is an arithmetic shift with the copied sign bits masked off. Change both files together.
@@ -44,7 +44,7 @@ def _exact_log(x: Tensor) -> Tensor:
     square = s * s
     series = torch.full_like(s, ATANH_TERMS[0])
     for term in ATANH_TERMS[1:]:
-        # Two roundings, never a fused one: numpy has none.
+        # Two roundings, never a fused multiply-add, as in numpy.
         series = series.mul_(square).add_(term)
     return (exponent.to(torch.float64) * LN2).add_(series.mul_(s))
 
@@ -113,8 +113,8 @@ def keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Logits outside top_k or top_p become -inf. Ties are kept by top_k, and cut by id by top_p.
 
     `scaled` float [rows, vocabulary], the best of each row 0; `top_k` int32 (0 is off), `top_p`
-    float32 (1 is off) [rows, 1]. No vocabulary is sorted: tokens that are no candidates of a row
-    cannot be in what top_p keeps.
+    float32 (1 is off) [rows, 1]. The vocabulary is not sorted: only a row's candidates can be in
+    the set that top_p keeps.
     """
     scaled = _keep_top_k(scaled, top_k)
     rows = (top_p[:, 0] < 1).nonzero()[:, 0]
@@ -140,13 +140,13 @@ def _keep_top_p(scaled: Tensor, share: Tensor) -> Tensor:
     num_rows, vocab_size = scaled.shape
     weights = torch.exp(scaled.double())
     total = weights.sum(dim=-1, keepdim=True)
-    # All others together have at most half of what top_p leaves out: room for rounding.
+    # All others together have at most half of the mass that top_p cuts, as a margin for rounding.
     row, token = (weights * (2 * vocab_size) >= (1 - share) * total).nonzero(as_tuple=True)
     counts = torch.bincount(row, minlength=num_rows)
     place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
     candidates = scaled.new_full((num_rows, int(counts.max())), -torch.inf)
     candidates[row, place] = scaled[row, token]
-    # By id among equals, as they stand.
+    # Equal values in the order of ids (a stable sort).
     order = candidates.argsort(dim=-1, descending=True, stable=True)
     ranked = torch.exp(candidates.gather(-1, order).double())
     outside = ranked.cumsum(dim=-1) - ranked >= share * total

@@ -1,11 +1,10 @@
-"""Triton kernels that choose the tokens of rows; `choose.py` says how they follow one another.
+"""Triton kernels that choose the tokens of rows; `choose.py` describes their order.
 
 Importing this file needs Triton. Each works on one chunk of one row's vocabulary, all chunks of
 all rows at once. Scores of chunks lie in [rows, chunks].
 """
 
-# Types of a kernel are those of the language in it.
-# pyright: reportOperatorIssue=false
+# Annotations in a kernel are Triton types. pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -45,9 +44,10 @@ def shifted(logits, best, temperature):
 
 @triton.jit
 def ranks_of(scaled, token_ids):
-    """int64 that are smaller for better tokens: of a larger value, or equal and of a lower id.
+    """int64 ranks, smaller for better tokens: those of a larger value, or of a lower id among
+    equals.
 
-    Values are at most 0, so that the bits of their sizes are ordered as whole numbers are.
+    Values are at most 0, so that the bits of their magnitudes are ordered like integers.
     """
     sizes = tl.abs(scaled).to(tl.int32, bitcast=True).to(tl.int64)
     return (sizes << 32) | token_ids.to(tl.int64)
@@ -58,15 +58,16 @@ def find_bests(
     logits, bests, best_ids, histogram, sums, num_gathered, stride_row, vocab_size,
     LEN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each chunk, and its lowest token; clears what filters add up.
+    """The largest logit of each chunk, and its lowest token; clears the accumulators of
+    the filters.
 
-    Of a chunk that holds NaN it is infinity.
+    For a chunk with NaN it is infinity.
     """
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     token_ids = chunk * LEN + tl.arange(0, LEN)
     values = load_logits(logits, row, stride_row, token_ids, vocab_size)
-    # NaN as infinity: a row has no token with either, and maxima would leave it out.
+    # NaN becomes infinity: a row with either has no token, and a maximum would ignore NaN.
     is_nan = values != values  # noqa: PLR0124 - true of NaN alone
     values = tl.where(is_nan, float("inf"), values)
     best = tl.max(values, axis=0)
@@ -108,7 +109,7 @@ def find_winners(
             screen = scaled + rough_noise(noise_bits(key, token_ids))
             is_close = (screen >= tl.max(screen, axis=0) - WINDOW) & (scaled > HOPELESS)
             left = tl.sum(is_close.to(tl.int32), axis=0)
-            # Mostly one. In the order of ids, so that the lowest wins a tie.
+            # Usually there is one. Ascending ids, so that the lowest id wins a tie.
             while left > 0:
                 token = tl.min(tl.where(is_close, token_ids, NO_TOKEN), axis=0)
                 is_it = token_ids == token

@@ -1,4 +1,4 @@
-"""What rows are sampled with, as device tensors that are refilled in place."""
+"""The sampling parameters of rows, as device tensors that are refilled in place."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SamplingTables:
     floors       float32 [rows]  the least value that min_p keeps; -inf is off
     top_k        int32 [rows]    0 is off
 
-    Addresses never change. With `is_fixed` launches do not, either, as a CUDA graph needs it: they
-    are made for all rows, those that a step has not are greedy, and for all kinds of parameters.
+    Addresses never change. With `is_fixed`, launches do not, either, as CUDA graphs require: they
+    cover all rows and all kinds of parameters, and unused rows are greedy.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SamplingTables:
         return self.is_fixed or self._filters
 
     def refill(self, sampling: SamplingRows) -> None:
-        """Describe these rows, which must fit; none may have a typical_p below 1."""
+        """Fill the tables with these rows, which must fit; none may have a typical_p below 1."""
         self.num_rows = count = len(sampling.temperature)
         assert count <= self.capacity
         assert (sampling.typical_p == 1).all()
@@ -92,7 +92,7 @@ def least_kept(min_p: Float32) -> Float32:
 
 
 class SamplingScratch:
-    """What the kernels hand to one another; for tables of the same capacity and vocabulary.
+    """Intermediate results of the kernels, for tables of the same capacity and vocabulary.
 
     bests, winners        float32 [rows, chunks]  scores of parts of the vocabulary
     best_ids, winner_ids  int32 [rows, chunks]

@@ -1,7 +1,6 @@
 """Triton kernels that bisect for the threshold of a row's kept tokens; importing needs Triton."""
 
-# Types of a kernel are those of the language in it.
-# pyright: reportArgumentType=false
+# Annotations in a kernel are Triton types. pyright: reportArgumentType=false
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ def tally(
     ranks, weights, threshold, logits, row, best, temperature, stride_row, vocab_size, scale,
     IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
 ):  # fmt: skip
-    """int64 number, or weight, of the tokens with ranks up to `threshold`.
+    """int64: the number, or the weight, of the tokens with ranks up to `threshold`.
 
-    Of those gathered, which `ranks` and `weights` hold; or of the whole row.
+    Counts the gathered tokens in `ranks` and `weights`, or the whole row.
     """
     if IS_GATHERED:
         total = tl.sum(tl.where(ranks <= threshold, weights, 0), axis=0)
@@ -47,12 +46,13 @@ def bisect(
     scale, OF_SIZES: tl.constexpr, IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
     LEN: tl.constexpr,
 ):  # fmt: skip
-    """The least rank up to which tokens are, or weigh, what is wanted; `high` where none is.
+    """The least rank up to which the number, or weight, of tokens reaches the wanted
+    one; else `high`.
 
-    With `OF_SIZES` that of sizes, each with all its tokens.
+    With `OF_SIZES`, the threshold is a magnitude, and tokens of equal magnitude stay together.
     """
     while low < high:
-        # The sum of both would not fit into 64 bits.
+        # The sum of both could overflow 64 bits.
         middle = low + ((high - low) >> 1)
         threshold = (middle << 32) | ALL_IDS if OF_SIZES else middle
         total = tally(
@@ -70,7 +70,7 @@ def load_gathered(
 ):
     """int64 [ROOM] ranks of the row's gathered tokens, 1 for each, and their weights.
 
-    Without `IS_GATHERED`: nothing that counts.
+    Without `IS_GATHERED`, the values are unused.
     """
     if IS_GATHERED:
         index = tl.arange(0, ROOM)
@@ -93,7 +93,8 @@ def find_thresholds(
 ):  # fmt: skip
     """The rank of each row's last token that is kept, of the tokens gathered.
 
-    Without `IS_GATHERED`: of rows whose tokens in doubt had no room, and from all their tokens.
+    Without `IS_GATHERED`, it handles the rows whose tokens in doubt exceed the room, using all
+    their tokens.
     """
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
@@ -121,7 +122,7 @@ def find_thresholds(
             low, high, ranks, ones, count_wanted - count_below, logits, row, best, temperature,
             stride_row, vocab_size, scale, True, IS_GATHERED, False, LEN,
         )  # fmt: skip
-        # Not found where the k-th lies beyond all bins in doubt: what is there never wins.
+        # Not found if the k-th token lies beyond all bins in doubt; such tokens never win.
         threshold = tl.where(size < high, (size << 32) | ALL_IDS, threshold)
     if share < 1:
         if count_wanted > 0:

@@ -26,7 +26,7 @@ Tokenize = Callable[[Document], TokenizedDocument]
 class Refinement:
     """Which documents stay: those that the target finds likely.
 
-    keep            at most so many; None: all
+    keep            largest number of documents kept; None: all
     select          which, see `ranking`; None: see `resolve_selection`
     max_perplexity  none above; None: no limit
 
@@ -55,9 +55,9 @@ class Refinement:
 class BuildSettings:
     """How documents become segments.
 
-    refinement          None keeps every fit document
+    refinement          None keeps every document that passes the rules
     max_segment_tokens  a larger corpus makes several segments (25 bytes of memory a token)
-    progress            is told how far each part of the work is
+    progress            called with the progress of each part of the work
     """
 
     fingerprint: Fingerprint
@@ -76,10 +76,10 @@ def build_corpus(
     *,
     remove: Sequence[str] = (),
 ) -> CorpusReport:
-    """Add the documents that are fit to a namespace of `store`.
+    """Filter and refine the documents, then add them to a namespace of `store`.
 
-    Segments whose ids are in `remove` go in the same change; whatever else was there stays. Raises
-    `ConfigError` if none is left, and `StoreError` if the store cannot take the segments.
+    The same change deletes the segments whose ids are in `remove`; others stay. Raises
+    `ConfigError` if no document is left, and `StoreError` if the store cannot take the segments.
     """
     check_namespace(namespace)
     dropped = DropLog()
@@ -119,7 +119,7 @@ def _fit(
     settings: BuildSettings,
     dropped: DropLog,
 ) -> tuple[int, list[_Fit]]:
-    """The number of documents read, and those that the rules let pass."""
+    """The number of documents read, and the documents that pass the rules."""
     sieve = DocumentFilter(settings.rules)
     num_read = 0
     fit: list[_Fit] = []
@@ -138,7 +138,7 @@ def _fit(
 def _tokens(
     document: Document | Unreadable, tokenize: Tokenize, sieve: DocumentFilter
 ) -> TokenizedDocument | str:
-    """The tokens of a document that is fit, or why it is not."""
+    """The tokens of a document that passes the rules, or the reason why it does not."""
     if isinstance(document, Unreadable):
         return document.reason
     if (fault := sieve.text_fault(document.text)) is not None:
@@ -169,7 +169,7 @@ def _chosen(
 
 
 def _reason(refinement: Refinement | None) -> str:
-    """Why a document that is fit does not stay."""
+    """Why a document that passed the rules is not kept."""
     is_lowest = refinement is None or refinement.selection == LOWEST
     return "perplexity" if is_lowest else "perplexity or coverage"
 
@@ -188,7 +188,7 @@ def _segments(documents: Sequence[Int32], settings: BuildSettings) -> Iterator[S
 
 
 def _groups(documents: Sequence[Int32], most: int) -> Iterator[list[Int32]]:
-    """Runs of documents of at most `most` tokens; a longer document makes a group of its own."""
+    """Runs of documents with at most `most` tokens; a longer document is its own group."""
     group: list[Int32] = []
     size = 0
     for document in documents:

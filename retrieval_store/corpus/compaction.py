@@ -16,9 +16,9 @@ from ..store import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """The result of `compact`: ids removed, the one that replaces them, and copies dropped.
+    """The result of `compact`: the removed ids, the id that replaces them, and the copies dropped.
 
-    Without `removed` there was nothing to do.
+    An empty `removed` means that there was nothing to do.
     """
 
     segment_id: str
@@ -69,10 +69,10 @@ def merge_segments(segments: Sequence[Segment]) -> tuple[Segment, int]:
 def compact(store: SegmentStore, namespace: str) -> CompactionReport:
     """Replace the segments of a namespace by one that holds all their documents once.
 
-    Readers see the old segments, for a moment both, and then the new one; a crash on the way loses
-    nothing, and the next compaction drops what is there twice. Raises `ConfigError` for an empty
-    namespace or segments of different models, and `StoreError` for a corrupt segment, and if the
-    store loses its data meanwhile.
+    Readers see the old segments, briefly both, then the new one. A crash loses nothing: the next
+    compaction drops duplicates. Raises `ConfigError` for an empty namespace or segments of
+    different models. Raises `StoreError` for a corrupt segment, and if the store loses its data
+    meanwhile.
     """
     manifest = store.manifest()
     old = manifest.segment_ids(namespace)

@@ -1,7 +1,7 @@
-"""Puts documents into the order in which each adds most that those before it do not have.
+"""Orders documents greedily by the n-grams that each adds to the ones before it.
 
-Documents of low perplexity are often alike, and a second one of a kind answers no lookup that the
-first does not. See docs/retrieval.md, "What to keep".
+Documents of low perplexity are often alike. A near copy answers no lookup that the original does
+not. See docs/retrieval.md, "What to keep".
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ MAX_INT32 = np.iinfo(np.int32).max
 def by_coverage(
     documents: Sequence[npt.NDArray[np.integer]], weights: Iterable[Float64 | float]
 ) -> Iterator[int]:
-    """Indices of the documents in the order of what each adds for its tokens.
+    """Indices of the documents, ordered by the weight that each adds per token.
 
-    weights  of each document: float64 [n], what the n-gram that ends at each token is worth, as the
-             target's probability of that token; or one number for all of them. Read once, one
-             after the other
+    weights  for each document, float64 [n]: the weight of the n-gram that ends at each token, such
+             as the target's probability of that token; or one number for all of them. Read once, in
+             order
 
-    It adds the weights of its n-grams that no document before it has. What a document adds only
-    falls, so the greedy choice looks again at the best alone (Minoux 1978), and is within 1 - 1/e
-    of the best choice there is (Nemhauser, Wolsey and Fisher 1978). Takes up
-    to 17 bytes a token.
+    A document adds the weights of the n-grams that no earlier document has. This gain only falls,
+    so the lazy greedy algorithm re-evaluates only the best candidate (Minoux 1978). The result is
+    within 1 - 1/e of the optimum (Nemhauser, Wolsey and Fisher 1978). Takes up to 17 bytes a token.
     """
     grams, worth, num_grams = _grams(documents, weights)
     is_new = np.ones(num_grams, dtype=np.bool_)
@@ -57,8 +56,8 @@ def by_coverage(
 def _grams(
     documents: Sequence[npt.NDArray[np.integer]], weights: Iterable[Float64 | float]
 ) -> tuple[list[npt.NDArray[np.integer]], list[Float32], int]:
-    """The n-grams of each document, once each, as numbers from 0; the weight of each where it first
-    stands there; and how many there are in all.
+    """The distinct n-grams of each document, numbered from 0; the weight of each at its first
+    occurrence in the document; and the total number of n-grams.
     """
     known = _distinct(documents)
     dtype = np.int32 if len(known) < MAX_INT32 else np.int64
@@ -73,7 +72,7 @@ def _grams(
 
 
 def _distinct(documents: Sequence[npt.NDArray[np.integer]]) -> UInt64:
-    """The hashes of all n-grams, ascending, once each; in place, since they are many."""
+    """The distinct hashes of all n-grams, ascending; sorted in place to save memory."""
     hashes = np.empty(sum(max(len(ids) - NGRAM + 1, 0) for ids in documents), dtype=np.uint64)
     end = 0
     for ids in documents:
@@ -87,7 +86,7 @@ def _distinct(documents: Sequence[npt.NDArray[np.integer]]) -> UInt64:
 
 
 def _hashes(ids: npt.NDArray[np.integer]) -> UInt64:
-    """uint64 [n - 3]: of each n-gram; two of a million are alike by a chance of 1 in 10^7."""
+    """uint64 [n - 3]: the hash of each n-gram; a million n-grams collide with probability 10^-7."""
     count = max(len(ids) - NGRAM + 1, 0)
     found = np.zeros(count, dtype=np.uint64)
     for place in range(NGRAM):

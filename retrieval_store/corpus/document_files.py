@@ -16,10 +16,10 @@ ROWS_AT_ONCE = 1024
 SUFFIXES = (".jsonl", ".md", ".parquet", ".py", ".txt")
 Found = Document | Chat | Unreadable
 CHAT_FIELDS = ("messages", "conversations")
-# Fields whose texts, joined, are a document; the first that a row has are taken.
+# Fields whose joined texts make a document; the first entry whose fields are in the row is used.
 TEXT_FIELDS = (("text",), ("content",), ("prompt", "completion"))
 FIELDS = (*CHAT_FIELDS, *(name for names in TEXT_FIELDS for name in names))
-# What data sets call the speakers, ShareGPT's names among them.
+# Names that data sets use for the speakers, including ShareGPT's.
 ROLES = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user",
@@ -31,7 +31,7 @@ ROLES = {
 def parquet_rows(file: Path) -> Iterator[Document | Chat | Unreadable]:
     """The documents of a parquet file, one a row, named `FILE:ROW` from 1.
 
-    Only the columns that `read_row` knows are read. Raises `ConfigError` where pyarrow is missing.
+    Reads only the columns that `read_row` uses. Raises `ConfigError` where pyarrow is missing.
     """
     try:
         arrow = import_module("pyarrow")

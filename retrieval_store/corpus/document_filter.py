@@ -1,4 +1,5 @@
-"""Drops documents that would harm a retrieval store, licence texts among them, and tells why."""
+"""Drops documents that would harm a retrieval store, such as licence texts, and gives the
+reason."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from dataclasses import dataclass, field
 
 from ...core.errors import ConfigError
 
-# Words that hardly stand anywhere else: of the notices of the Apache, MIT, BSD, ISC, GNU, Mozilla
-# and Python licences.
+# Phrases from the notices of the Apache, MIT, BSD, ISC, GNU, Mozilla and Python licences that are
+# rare elsewhere.
 PHRASES = re.compile(
     r"""
     copyright\ (\(c\)|©|[12][0-9]{3})
@@ -43,7 +44,7 @@ CHARS_A_PHRASE = 300
 
 
 def licence_share(text: str) -> float:
-    """The share, 0 to 1, of characters that stand in licence and copyright notices.
+    """The share, 0 to 1, of characters in licence and copyright notices.
 
     White space is not counted, nor are comment markers at the start of lines.
     """
@@ -56,7 +57,7 @@ def licence_share(text: str) -> float:
     return notices / total if total else 0.0
 
 
-# Runs of words whose copies are looked for; one run in so many is remembered.
+# Length of the word runs that are compared; one run in `RUN_SAMPLE` is remembered.
 RUN_WORDS = 8
 RUN_SAMPLE = 16
 # A document of fewer sampled runs is too short to be called a near copy.
@@ -98,7 +99,7 @@ class DocumentFilter:
     def text_fault(self, text: str) -> str | None:
         """The reason to drop a text: it repeats itself, is a licence, or a copy; None: it is kept.
 
-        White space does not tell texts apart.
+        White space is ignored when texts are compared.
         """
         words = text.split()
         plain = " ".join(words).encode("utf-8", errors="surrogatepass")

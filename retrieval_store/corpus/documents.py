@@ -19,7 +19,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text; `name` tells where it came from, such as `notes.jsonl:12`.
+    """One text; `name` is its source, such as `notes.jsonl:12`.
 
     answers  spans that are scored by the target, ascending; None: the whole text
     """

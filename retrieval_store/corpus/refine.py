@@ -30,7 +30,7 @@ class Scorer(Protocol):
 
 
 class Score(NamedTuple):
-    """What the target says of a document.
+    """The target's score of a document.
 
     log_prob     sum of the log-probabilities, nats, of its scored tokens
     num_tokens   number of these
@@ -45,14 +45,14 @@ class Score(NamedTuple):
     @property
     def perplexity(self) -> float:
         """exp(-log_prob / num_tokens); inf where nothing was scored."""
-        # A score that is not a number (overflow in half precision) must not count as good.
+        # A NaN score (overflow in half precision) must not rank as good.
         if self.num_tokens <= 0 or not math.isfinite(self.log_prob):
             return math.inf
         return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
 
 
 class Piece(NamedTuple):
-    """Tokens `start` to `stop` of a document, of which those from `first` on are scored."""
+    """Tokens `start` to `stop` of a document; those from `first` on are scored."""
 
     start: int
     stop: int
@@ -110,7 +110,7 @@ def score_documents(
 ) -> list[Score]:
     """Score each document; sums and counts are added over its windows.
 
-    Windows without a token that is scored, as in a long question, are passed over.
+    Windows without a scored token, as in a long question, are skipped.
     """
     pieces = [
         (index, piece)
@@ -125,7 +125,7 @@ def score_documents(
     codes = [np.zeros(len(document.ids), dtype=np.uint8) for document in documents]
     for (index, piece), log_probs in zip(pieces, scorer.log_probs(texts), strict=True):
         places = documents[index].scored_places(piece.first, piece.stop)
-        # What is scored of a window ends where its log-probabilities end.
+        # The scored part of a window ends where its log-probabilities end.
         scored = log_probs[places - piece.stop].astype(np.float64)
         sums[index] += scored.sum()
         counts[index] += len(scored)
@@ -136,7 +136,7 @@ def score_documents(
     ]
 
 
-# A byte a token: where many are added up an error of 0.004 does no harm, and a corpus has billions.
+# One byte a token, since a corpus has billions; in sums an error of 0.004 does no harm.
 LEVELS = 255
 
 
@@ -144,7 +144,7 @@ def encode_probs(log_probs: Float64) -> UInt8:
     """Log-probabilities, nats, float64 [n] -> uint8 [n]: the square root of each probability, in
     255ths.
 
-    Evenly spaced levels would make one of all probabilities below 0.002. What is no number is 0.
+    Evenly spaced levels would merge all probabilities below 0.002. NaN becomes 0.
     """
     roots = np.exp(0.5 * np.minimum(np.nan_to_num(log_probs, nan=-np.inf), 0.0))
     return np.rint(LEVELS * roots).astype(np.uint8)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-# Names of documents that are told for each reason.
+# Number of example documents that are named for each reason.
 MAX_EXAMPLES = 5
 
 

@@ -1,4 +1,4 @@
-"""A file of scores, so that no document is scored twice.
+"""A file of scores, which saves scoring a document twice.
 
 After a header one line a score: its key, the sum of log-probabilities, the number of scored tokens,
 and the bytes of its tokens' probabilities in base64 (4/3 bytes a token).
@@ -20,9 +20,9 @@ from .refine import Score
 
 FIELD = "journal"
 HEADER = b"draftline scores 2\n"
-# Lines of journals that began so have no probabilities.
+# Journals with this older header have no probabilities.
 OLD_HEADER = b"draftline scores 1\n"
-# What a power cut may cost; a killed process loses nothing that was added.
+# Seconds of work that a power cut may lose; a killed process loses nothing that was added.
 SYNC_SECONDS = 5.0
 
 
@@ -34,11 +34,11 @@ class _Entry(NamedTuple):
 
 
 class ScoreJournal:
-    """A file of one line a score, which only grows; a context manager.
+    """An append-only file with one score a line; a context manager.
 
-    Memory holds the numbers of each line, and not its probabilities. A last line that was torn when
-    its writer died is cut off. One build at a time writes it. Raises `ConfigError` if the file
-    cannot be written, is another's, or is in use.
+    Memory holds the numbers of each line, but not its probabilities. A partial last line is cut
+    off. One build at a time writes the file. Raises `ConfigError` if the file cannot be written,
+    has another format, or is in use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,8 @@ class ScoreJournal:
         return probs
 
     def add(self, scores: Mapping[str, Score]) -> None:
-        """Keep more scores: they outlive this process at once, and the machine seconds later.
+        """Append scores: they survive a crash of this process at once, and of the machine seconds
+        later.
 
         Raises `ConfigError` if the file cannot be written.
         """
@@ -110,7 +111,7 @@ class ScoreJournal:
     def _write(self, data: bytes) -> None:
         try:
             while data:
-                # A full disk takes a part, and refuses the rest.
+                # On a full disk, only a part may be written.
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise ConfigError(FIELD, f"cannot write {self.path}: {error}") from error
@@ -119,7 +120,7 @@ class ScoreJournal:
 def _open_locked(path: Path) -> FileIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: what is written is the system's, and a killed process cannot take it along.
+        # Unbuffered: written data is in the page cache and survives a killed process.
         file = path.open("a+b", buffering=0)
     except OSError as error:
         raise ConfigError(FIELD, f"cannot write {path}: {error}") from error
@@ -132,7 +133,7 @@ def _open_locked(path: Path) -> FileIO:
 
 
 def _read(file: FileIO, path: Path) -> dict[str, _Entry]:
-    """The entries of the file, which is left with a header and whole lines."""
+    """The entries of the file, after a missing header is written and a partial line is cut off."""
     file.seek(0)
     head = file.read(len(HEADER))
     if not any(header.startswith(head) for header in (HEADER, OLD_HEADER)):
@@ -146,14 +147,14 @@ def _read(file: FileIO, path: Path) -> dict[str, _Entry]:
     except ValueError as error:
         raise _corrupt(path, str(error)) from error
     if head == OLD_HEADER:
-        # From now on lines are added which earlier versions cannot read.
+        # From here on, added lines have a form that earlier versions cannot read.
         with path.open("r+b", buffering=0) as begin:
             begin.write(HEADER)
     return entries
 
 
 def _entries(file: FileIO) -> Iterator[tuple[str, _Entry]]:
-    """The lines behind the header, the last of a key in force; what is torn is cut off."""
+    """The lines after the header; the last line of a key counts, and a partial line is cut off."""
     end = file.seek(len(HEADER))
     lines = BufferedReader(file)
     for line in lines:

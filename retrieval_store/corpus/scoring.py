@@ -1,4 +1,4 @@
-"""Scores a corpus in large batches; what a journal holds is not scored again."""
+"""Scores a corpus in large batches; scores in a journal are reused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .score_journal import ScoreJournal
 
 logger = logging.getLogger(__name__)
 
-# Tokens of one call: enough for the target's largest steps, few enough for a bar that moves and
-# for a killed build to lose seconds.
+# Tokens of one call: enough for the target's largest steps, few enough for a smooth progress bar. A
+# killed build loses only seconds.
 BATCH_TOKENS = 16_384
 
 
@@ -40,8 +40,8 @@ class CorpusScorer:
     ) -> list[Score]:
         """The score of each document, in order; calls `advance` with tokens that are done.
 
-        with_probs  with `token_probs`, a byte a token; documents of which the journal has none are
-                    scored again, and a warning says so
+        with_probs  with `token_probs`, a byte a token; documents without them in the journal are
+                    scored again, with a warning
         """
         keys = [score_key(document, self.windows, self.model_hash) for document in documents]
         known = self._known(documents, keys, with_probs)
@@ -62,7 +62,7 @@ class CorpusScorer:
     def _known(
         self, documents: Sequence[TokenizedDocument], keys: Sequence[str], with_probs: bool
     ) -> dict[str, Score]:
-        """What the journal has, by key; with `with_probs` only what has `token_probs`."""
+        """The journal's scores, by key; with `with_probs` only those that have `token_probs`."""
         if self.journal is None:
             return {}
         known = {key: score for key in keys if (score := self.journal.score(key)) is not None}
@@ -89,7 +89,7 @@ class CorpusScorer:
 def batches(documents: Sequence[TokenizedDocument], indices: Sequence[int]) -> Iterator[list[int]]:
     """`indices` in groups of about `BATCH_TOKENS` tokens; documents of like length share one.
 
-    The longest come first: what does not fit the memory fails at once.
+    The longest come first, so that a batch that does not fit the memory fails at once.
     """
     batch: list[int] = []
     size = 0

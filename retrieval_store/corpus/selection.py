@@ -19,7 +19,7 @@ SELECTIONS = (LOWEST, COVERAGE, TOKEN_COVERAGE)
 
 
 def resolve_selection(select: str | None, keep: int | None) -> str:
-    """The selection that is meant; None: `token_coverage` of `keep` documents, else `lowest`.
+    """The selection to use. None means `token_coverage` if `keep` is set, else `lowest`.
 
     Raises `ConfigError` if there is none of this name, or it needs `keep`.
     """
@@ -65,7 +65,7 @@ def ranking(
         return iter(sorted(likely, key=lambda index: (perplexities[index], index)))
     if not likely:
         return iter(())
-    # Made as they are asked for: as numbers they take eight times the room of their bytes.
+    # Decoded lazily: as float64 they take eight times the memory of their bytes.
     weights = (
         1 / perplexities[index] if select == COVERAGE else decode_probs(_codes(scores[index]))
         for index in likely

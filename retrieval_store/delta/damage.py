@@ -1,4 +1,4 @@
-"""What is damaged in a store is counted, passed over and logged once; a lost store is noticed."""
+"""Counts damaged entries of a store, which are skipped and logged once, and detects lost data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..store import Manifest, SegmentStore, loss
 
 logger = logging.getLogger(__name__)
 
-# Of one namespace more are not told apart.
+# Beyond this number, damaged places of one namespace are only counted.
 MAX_PLACES = 1024
 
 
 class DamageCount:
-    """Entries and texts that were passed over because they are damaged; any thread may ask."""
+    """Counts entries and texts that were skipped because they are damaged; thread-safe to read."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -52,10 +52,10 @@ class DamageCount:
 
 
 class StoreWatch:
-    """Remembers the manifest that was there.
+    """Remembers the last manifest, to detect the loss of a store's data.
 
-    followed  the last one that came out of those before it
-    is_lost   whether the store held something else at the last look
+    followed  the last manifest that follows from the ones before it
+    is_lost   whether the store had lost data when it was last read
     """
 
     def __init__(self, store: SegmentStore) -> None:
@@ -64,7 +64,7 @@ class StoreWatch:
         self.is_lost = False
 
     def look(self) -> Manifest:
-        """Read the manifest, and notice whether the store has lost what it held.
+        """Read the manifest, and check whether the store has lost its data.
 
         Raises `StoreError` after a loss, until an operator fills the store again or accepts it.
         """

@@ -22,11 +22,11 @@ from ..store import SEGMENT_ID
 from .damage import DamageCount
 
 DIGEST = re.compile(r"[0-9a-f]{32}")
-# Nothing longer is written.
+# Longest text that is written.
 MAX_TOKENS = 4096
-# Far above what one event gives, far below what would keep a text for ever.
+# Largest weight of an event: far above a real one, and too small to keep a text for ever.
 MAX_EVENT_WEIGHT = 16.0
-# Between two readings of a store's clock; this process's monotonic clock fills the gap.
+# Seconds between two readings of a store's clock; the monotonic clock measures the time between.
 READING_SECONDS = 60.0
 
 
@@ -37,11 +37,11 @@ def text_digest(tokens: Int32) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaEvent:
-    """An event of a log: a text was learned, or was of use.
+    """An event of a log: a text was learned, or a learned text was used.
 
     digest  of the text
-    weight  what this adds to the text's weight
-    tokens  int32 [n]; None where the text is known by its digest
+    weight added to the text's weight
+    tokens  int32 [n]; None where only the digest is stored
     """
 
     digest: str
@@ -60,12 +60,12 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The record of a fold: where the events that left a log went.
+    """The record of a fold: the segment that received the events that left a log.
 
     segment_id  the segment of the store that holds the texts; None: there is none yet
     time        when `weights` were taken, in seconds since the epoch
     weights     digest of a text -> its weight
-    garbage     segments to delete: of a fold that ended, or that died before its end
+    garbage     segments to delete, left by a completed or an interrupted fold
     """
 
     segment_id: str | None = None
@@ -81,7 +81,7 @@ class Folded:
     def from_json(cls, text: str | bytes, origin: str) -> Self:
         """Read what `to_json` wrote. Raises `DamagedError` naming `origin` for anything else.
 
-        What a later version may add is left out.
+        Fields that a later version may add are ignored.
         """
         try:
             fields = json.loads(text)
@@ -96,8 +96,7 @@ class Folded:
 def checked_event(digest: object, weight: object, data: bytes | None) -> DeltaEvent:
     """An event from its fields in a log; `data` are its tokens' bytes.
 
-    Raises `ValueError` unless it is one that a learner writes: anybody may have written it, or a
-    disk or a network may have changed it.
+    Raises `ValueError` unless it is valid: the data is untrusted and may be corrupt.
     """
     number = _number(weight)
     if not 0 < number <= MAX_EVENT_WEIGHT:
@@ -133,11 +132,11 @@ def _number(value: Any) -> float:
 class DeltaLog(Protocol):
     """A bounded, expiring log of each namespace, for texts of one model.
 
-    Every method raises `StoreError` if the store is out of reach, and `DamagedError` if only what
-    it holds of one namespace cannot be read. Readers keep what they have read for as long as a
-    namespace's epoch stays the same, and read anew when it changes.
+    Every method raises `StoreError` if the store is out of reach, and `DamagedError` if only the
+    data of one namespace cannot be read. Readers cache what they have read until the namespace's
+    epoch changes, then read it again.
 
-    damage  counts what is damaged and was passed over
+    damage  counts damaged entries, which are skipped
     """
 
     damage: DamageCount
@@ -147,19 +146,19 @@ class DeltaLog(Protocol):
         ...
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
-        """Add events, in order, and tell those who wait for changes of the segment store.
+        """Add events, in order, and notify readers that wait for changes of the segment store.
 
-        False, and nothing is added, where the store's `LearningPolicy` forbids it at that moment.
+        Returns False, and adds nothing, if the store's `LearningPolicy` forbids it at that moment.
         """
         ...
 
     def epochs(self) -> dict[str, str]:
-        """Namespace -> a mark that changes when events leave its log, or all of it."""
+        """Namespace -> its epoch, a mark that changes when events are removed from its log."""
         ...
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
-        """Events after the position `after`, oldest first: all, or so many that asking again for
-        those after the last one is worth while."""
+        """Events after the position `after`, oldest first: all, or a page that the caller continues
+        after its last event."""
         ...
 
     def folded(self, namespace: str) -> Folded:
@@ -167,14 +166,16 @@ class DeltaLog(Protocol):
         ...
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
-        """Set `folded` and drop events up to and with position `up_to`, at once for readers.
+        """Set `folded` and drop the events up to and including position `up_to`, atomically for
+        readers.
 
         Only under `locked`; raises `StoreError` if that lock was lost.
         """
         ...
 
     def locked(self, namespace: str) -> AbstractContextManager[bool]:
-        """A context that holds the namespace's lock: whether nobody else folds or forgets it."""
+        """A context that tries to lock the namespace against other folds and erasures; gives
+        whether it holds the lock."""
         ...
 
     def close(self) -> None:
@@ -183,10 +184,10 @@ class DeltaLog(Protocol):
 
 
 class StoreClock:
-    """Seconds since the epoch, whatever this process's own clock says.
+    """Seconds since the epoch by the store's clock, independent of this process's wall clock.
 
-    read  asks the store; raises `StoreError`. None: it has no clock, now at least, and this
-          process's own is used
+    read  reads the store's clock; raises `StoreError`. Its result None: the store has no clock now,
+          and this process's clock is used
     """
 
     def __init__(self, read: Callable[[], float | None]) -> None:
@@ -212,7 +213,7 @@ class LogSurvey:
     """Counts by namespace, those of 0 left out.
 
     entries  texts, and credits to texts, that are not folded yet
-    damaged  what was passed over
+    damaged  skipped entries
     """
 
     entries: Counter[str] = field(default_factory=Counter)
@@ -220,7 +221,7 @@ class LogSurvey:
 
 
 def survey_logs(logs: Sequence[DeltaLog]) -> LogSurvey:
-    """Count the entries of all logs, one for each model. Raises `StoreError` if out of reach."""
+    """Count the entries of all models' logs. Raises `StoreError` if the store is out of reach."""
     survey = LogSurvey()
     for log in logs:
         for namespace in log.epochs():

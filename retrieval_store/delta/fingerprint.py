@@ -20,7 +20,7 @@ class Tagged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Implements `Tagged` where only the name is known."""
+    """Implements `Tagged` for a tag without its fingerprint."""
 
     tag: str
 

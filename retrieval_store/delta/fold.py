@@ -1,9 +1,8 @@
 """Folds a delta into one segment of learned texts for each namespace.
 
-The segment of the last fold is made anew with the texts of the log, so a namespace has one segment
-of this kind, two for the moment in which readers change over. A crash at any point loses nothing:
-events leave the log only when the segment that holds them is listed, and what a dead fold left is
-the next one's garbage.
+A fold rebuilds the segment of the last fold with the texts of the log, so a namespace has one such
+segment. It has two while readers switch over. A crash at any point loses nothing: events leave the
+log only when the manifest lists their segment. The next fold deletes what a crashed fold left.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from .weighted_texts import WeightedTexts, folded_texts, learned_segment
 
 
 class Folder:
-    """Folds what is due in the namespaces of one log. Every method raises `StoreError`.
+    """Folds the namespaces of one log that are due. Every method raises `StoreError`.
 
-    Nothing is folded into a store that has lost its data: what little would be there then is not
-    to be taken for all that it held.
+    It folds nothing into a store that has lost its data, since the little it would hold then could
+    pass for its whole content.
 
-    watch  knows what the store held; None: only what this folder itself saw
+    watch  the last manifests of the store; None: those that this folder itself read
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Folder:
     def fold_due(self) -> list[str]:
         """Fold every namespace whose log is long or old enough; the names of those folded.
 
-        One that fails keeps none of the others waiting; what it raised comes after all of them.
+        A failure does not delay the other namespaces; it is raised after all are done.
         """
         self._watch.look()
         folded: list[str] = []
@@ -82,7 +81,7 @@ class Folder:
         if not events:
             return False
         tokens = sum(0 if (text := logged.event.tokens) is None else len(text) for logged in events)
-        # Half the time is left for replicas that are down or busy.
+        # The other half of the time is a margin for replicas that are down or busy.
         is_old = self._log.now() - events[0].time > self._settings.log_seconds / 2
         settings = self._settings
         return is_old or tokens >= settings.fold_tokens or len(events) >= settings.fold_entries

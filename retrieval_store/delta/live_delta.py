@@ -15,7 +15,7 @@ from .fingerprint import Fingerprint
 from .settings import LearningSettings
 from .weighted_texts import WeightedTexts, folded_texts, learned_segment
 
-# Logs that cannot be reached at one reading before the others are left to the next.
+# After this many unreachable logs in one refresh, the remaining logs wait for the next refresh.
 MAX_FAILURES = 3
 
 
@@ -23,8 +23,8 @@ class _Space:
     """The texts that one namespace learned, up to a position of its log.
 
     texts     not folded yet
-    folded    folded ones: they are in the store's segments, and kept here to be credited
-    is_stale  whether its segment does not hold all of `texts`, or some that are gone
+    folded    folded texts: they are in the store's segments, and kept here to be credited
+    is_stale  whether the segment lacks some of `texts`, or holds removed ones
     """
 
     __slots__ = ("epoch", "folded", "is_stale", "position", "texts")
@@ -38,7 +38,7 @@ class _Space:
 
 
 class LiveDelta:
-    """Follows a log. One thread calls `refresh`; any may ask meanwhile.
+    """Follows a log. One thread calls `refresh`; any thread may read meanwhile.
 
     segments  namespace -> its texts; a new mapping after every change
     """
@@ -76,11 +76,11 @@ class LiveDelta:
     def refresh(self) -> None:
         """Read what is new, and build the segments of namespaces that changed.
 
-        Of a namespace whose log is damaged beyond reading everything stays as it is, and the
-        others are followed. Raises `StoreError` if logs are out of reach.
+        A namespace whose log cannot be read stays as it is; the others are followed. Raises
+        `StoreError` if logs are out of reach.
         """
         now = self._log.now()
-        # Whoever wrote there: nothing that is learned reaches those who read `shared`.
+        # Learned text must not reach the readers of `shared`, whatever its log holds.
         epochs = {name: mark for name, mark in self._log.epochs().items() if name != SHARED}
         failures: list[StoreError] = []
         for namespace, epoch in epochs.items():
@@ -90,7 +90,7 @@ class LiveDelta:
                 self._log.damage.add(namespace, "log")
             except StoreError as error:
                 failures.append(error)
-                # Each of them may have taken as long as the store's time limit.
+                # Each of them may have taken the store's whole timeout.
                 if len(failures) == MAX_FAILURES:
                     break
         gone = self._spaces.keys() - epochs.keys()
@@ -112,7 +112,7 @@ class LiveDelta:
         events = self._log.read(namespace, space.position)
         with self._changing:
             for logged in events:
-                # What is in a log may have been written by anybody.
+                # The content of a log is untrusted.
                 if logged.event.tokens is None or self._fingerprint.takes(logged.event.tokens):
                     space.texts.apply(logged.event, min(logged.time, now))
                 space.position, space.is_stale = logged.position, True

@@ -17,9 +17,9 @@ from .delta_log import DeltaEvent, Folded, text_digest
 from .fingerprint import Fingerprint
 from .settings import LearningSettings
 
-# A text counts as often as its weight says, but never more than this.
+# A text counts as many times as its rounded weight, up to this limit.
 MAX_COPIES = 4
-# Texts of less weight are forgotten: six half-lives after they were learned, if nobody used them.
+# Texts of lower weight are dropped: six half-lives after learning, if they were not used.
 LEAST_WEIGHT = 1 / 64
 
 
@@ -68,9 +68,10 @@ class WeightedTexts:
             self.num_tokens += len(event.tokens)
 
     def prune(self, time: float, oldest: float = -np.inf) -> bool:
-        """Drop texts last used before `oldest`, of hardly any weight, or too many; True if any.
+        """Drop texts last used before `oldest`, of too low a weight, or over the limit; True if
+        any.
 
-        Of too many the ones of the lowest weight at `time` go first.
+        Over the limit, texts of the lowest weight at `time` go first.
         """
         weights = self.weights(time)
         order = sorted(self._texts, key=lambda name: (weights[name], self._texts[name].order))
@@ -104,7 +105,7 @@ class WeightedTexts:
 
 
 def _holds(data: bytes, wanted: bytes) -> bool:
-    """Whether `wanted` stands in `data` at the start of an int32."""
+    """Whether `data` contains `wanted` aligned to an int32."""
     at = data.find(wanted)
     while at % 4 and at >= 0:
         at = data.find(wanted, at + 1)
@@ -133,10 +134,10 @@ def segment_documents(segment: Segment) -> Iterator[Int32]:
 def folded_texts(
     store: SegmentStore, namespace: str, folded: Folded, settings: LearningSettings, now: float
 ) -> WeightedTexts:
-    """The texts of the last fold with their weights; none if its segment is not listed any more.
+    """The texts of the last fold with their weights; empty if its segment is no longer listed.
 
-    Then it was replaced by `corpus build`, or joined with others. Raises `DamagedError` if it
-    cannot be read any more, and `StoreError`. No text is newer than `now`.
+    In that case `corpus build` replaced it, or a compaction merged it. Raises `StoreError`, and
+    `DamagedError` if the segment cannot be read. No text is newer than `now`.
     """
     texts = WeightedTexts(settings.folded_tokens, settings.half_life)
     if folded.segment_id in store.manifest().segment_ids(namespace):

@@ -29,8 +29,8 @@ _Stamp = tuple[int, int, int]
 class DirectoryDeltaLog:
     """Implements `DeltaLog` in a folder, for any number of processes of one machine.
 
-    A file is replaced as a whole, so readers need no lock; one that did not change is not read
-    again. Times are those that the file system gives.
+    A file is replaced as a whole, so readers need no lock; an unchanged file is not read again.
+    Times come from the file system's clock.
     """
 
     def __init__(self, folder: Path, fingerprint: Tagged, settings: LearningSettings) -> None:
@@ -47,7 +47,7 @@ class DirectoryDeltaLog:
         return self._clock.now()
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
-        """Replace the file by one that holds the events, too, within the log's bounds.
+        """Replace the file by one that also holds the events, within the log's bounds.
 
         False, and nothing is added, where the learning policy forbids it.
         """
@@ -60,7 +60,7 @@ class DirectoryDeltaLog:
                 LoggedEvent(f"{start + index:016d}", now, event)
                 for index, event in enumerate(events)
             ]
-            # A time to come is of a clock that was wrong, and must not keep an event for ever.
+            # A time in the future comes from a wrong clock; it must not keep an event for ever.
             kept = [
                 logged if logged.time <= now else replace(logged, time=now)
                 for logged in (*old.events, *added)
@@ -100,7 +100,7 @@ class DirectoryDeltaLog:
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
         """Set `folded` and drop events up to position `up_to`: the file is replaced.
 
-        The lock cannot be lost meanwhile: it is the process's own as long as it lives.
+        The lock cannot be lost meanwhile: the process holds it until it ends.
         """
 
         def cut(old: LogContent) -> LogContent:
@@ -112,7 +112,8 @@ class DirectoryDeltaLog:
 
     @contextlib.contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
-        """Whether nobody else folds or forgets in the folder; does not wait for the lock."""
+        """Try to lock the folder against other folds and erasures, without waiting; whether it
+        succeeded."""
         check_namespace(namespace)
         with fold_lock(self._store_folder, wait=False) as held:
             yield held
@@ -132,7 +133,7 @@ class DirectoryDeltaLog:
         try:
             return self._load(namespace).epoch
         except DamagedError:
-            # Whoever reads this log hears why; the other namespaces are no worse for it.
+            # `read` of this log raises the reason; the other namespaces are unaffected.
             return "unreadable"
 
     def _load(self, namespace: str) -> LogContent:

@@ -1,11 +1,11 @@
 """Locks of a `DirectoryStore`'s folder, for any number of processes of one machine.
 
-A lock is freed when its process dies. One that is stopped while it holds a lock keeps the others
-waiting for a bounded time only.
+A lock is freed when its process dies. A stopped process that holds a lock blocks the others for a
+bounded time only.
 
 .delta/.lock  held while a log or the learning policy is read and replaced
 .delta/.fold  held while a namespace is folded or forgotten
-.delta/.clock touched to ask for the time
+.delta/.clock touched to read the file system's clock
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 from ...core.errors import StoreError
 
 DELTA = ".delta"
-# What is done under a lock takes milliseconds; a fold, which may be waited for, seconds.
+# Work under a lock takes milliseconds; a fold, which an erasure waits for, takes seconds.
 WAIT_SECONDS = 30.0
 PAUSE_SECONDS = 0.001
 
@@ -31,12 +31,13 @@ def log_lock(folder: Path) -> contextlib.AbstractContextManager[bool]:
 
 
 def fold_lock(folder: Path, *, wait: bool) -> contextlib.AbstractContextManager[bool]:
-    """A context: whether nobody else folds or forgets in a store's folder until it ends."""
+    """A context that tries to lock a store's folder against other folds and erasures; gives whether
+    it holds the lock."""
     return _file_lock(folder, ".fold", wait=wait)
 
 
 def lock_file(file: IO[Any], seconds: float) -> bool:
-    """Whether the lock on an open file was had within so many seconds. Raises `OSError`."""
+    """Whether an open file could be locked within that many seconds. Raises `OSError`."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -52,8 +53,8 @@ def lock_file(file: IO[Any], seconds: float) -> bool:
 def folder_time(folder: Path) -> float | None:
     """Seconds since the epoch, by the clock that stamps the files of a store's folder.
 
-    Processes of several machines share that clock, and none depends on another's own. None where
-    nothing was learned yet, and for those who may only read.
+    Processes of several machines share that clock, so their own clocks do not matter. None if
+    nothing was learned yet, or the folder is read-only.
     """
     path = folder / DELTA / ".clock"
     try:
@@ -67,7 +68,7 @@ def folder_time(folder: Path) -> float | None:
 def _file_lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
     """A context: whether the lock is held.
 
-    Raises `StoreError` if the folder cannot be written, or if the lock was waited for in vain.
+    Raises `StoreError` if the folder cannot be written, or if waiting for the lock timed out.
     """
     path = folder / DELTA / name
     with contextlib.ExitStack() as stack:

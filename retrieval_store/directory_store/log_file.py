@@ -22,7 +22,7 @@ from typing import Any
 from ...core.errors import DamagedError
 from ..delta.delta_log import Folded, LoggedEvent, checked_event
 
-# What reading anything but the expected JSON raises.
+# The errors of reading anything but the expected JSON.
 UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedError)
 
 
@@ -30,8 +30,8 @@ UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RecursionError, Dama
 class LogContent:
     """The content of a log file.
 
-    damaged  names of the lines that were passed over
-    lines    line -> its event, of which the next reading decodes none again
+    damaged  names of the skipped lines
+    lines    line -> its event, so that the next read does not decode it again
     """
 
     epoch: str
@@ -51,7 +51,7 @@ def encode_log(content: LogContent) -> bytes:
 
 
 def decode_log(data: bytes, origin: str, known: Mapping[bytes, LoggedEvent]) -> LogContent:
-    """The sound content of a file of either kind; `known` are `lines` of an earlier reading.
+    """The valid content of a file of either format; `known` are the `lines` of an earlier read.
 
     `origin` names the file in the `DamagedError` raised where nothing can be read.
     """
@@ -85,7 +85,7 @@ class _Decoder:
         self._damaged: list[str] = []
 
     def add(self, line: bytes) -> None:
-        """Take one line, sound or not."""
+        """Decode one line, valid or damaged."""
         event = self._known.get(line)
         try:
             event = event or self._decoded(line)
@@ -96,10 +96,10 @@ class _Decoder:
             self._events.append(event)
 
     def content(self, data: bytes) -> LogContent:
-        """Content of a log file of bytes `data`, all lines of which were taken."""
+        """The content of the log file `data`, after `add` was called for all its lines."""
         last = max((int(logged.position) for logged in self._events), default=0)
         return LogContent(
-            # Readers must read anew whatever comes after.
+            # A new epoch, so that readers read the log again.
             self._epoch or f"damaged {_sum(data)}",
             max(self._next, last + 1),
             self._folded or Folded(),

@@ -1,9 +1,9 @@
 """The folders in which a `DirectoryStore` keeps its namespaces, and files replaced at once.
 
-Lower-case letters, digits, `_` and `-` stand for themselves, every other character for `=` and its
-two hexadecimal digits. So no folder has the name of a file of the store, and no two namespaces
-share one where the system does not tell upper from lower case. Older versions named folders
-like the namespaces themselves; those are read, and not written.
+Lower-case letters, digits, `_` and `-` stay; any other character becomes `=` and two hexadecimal
+digits. So no folder has the name of a store file, and namespaces do not collide on case-insensitive
+file systems. Older versions used the plain namespace as the folder's name; such folders are only
+read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..store import NAMESPACE
 
-# The store's own file without a dot.
+# The one file of the store whose name has no leading dot.
 LOCK = "lock"
 PLAIN = re.compile(r"[a-z0-9_-]")
 ENCODED = re.compile(r"(?:[a-z0-9_-]|=[0-9a-f]{2})+")
@@ -37,18 +37,18 @@ def namespace_of(name: str) -> str | None:
 
 
 def older_folder(parent: Path, namespace: str) -> Path | None:
-    """The folder of a namespace as older versions named it, if it is there by that very name."""
+    """The folder of a namespace under its older name, if it exists with exactly that spelling."""
     if namespace == folder_name(namespace):
         return None
     try:
-        # By that very name, also where the system takes another case for it.
+        # The exact spelling, also on case-insensitive file systems.
         return next((path for path in parent.iterdir() if path.name == namespace), None)
     except OSError:
         return None
 
 
 def replace_file(path: Path, content: bytes | memoryview) -> None:
-    """Put `content` in the place of `path`, which readers see before or after. Raises `OSError`."""
+    """Atomically replace the file `path` by `content`. Raises `OSError`."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".new")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -63,7 +63,7 @@ def replace_file(path: Path, content: bytes | memoryview) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make renames in it outlast a loss of power."""
+    """Make renames in the folder survive a loss of power."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

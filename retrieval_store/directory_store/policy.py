@@ -15,7 +15,7 @@ POLICY = ".learning.json"
 
 
 def namespaces_off(folder: Path) -> frozenset[str]:
-    """The namespaces of which nothing is learned, by a store's folder.
+    """The namespaces excluded from learning, read from a store's folder.
 
     Raises `StoreError`, also for a file that is damaged. Callers that must not miss a change hold
     `log_lock`.
@@ -41,7 +41,7 @@ class DirectoryLearningPolicy:
         self._folder = folder
 
     def off(self) -> frozenset[str]:
-        """Namespaces of which nothing is learned; without a lock, as the file is replaced whole."""
+        """Namespaces excluded from learning; needs no lock, as the file is replaced as a whole."""
         return namespaces_off(self._folder)
 
     def switch(self, namespace: str, *, learns: bool) -> None:

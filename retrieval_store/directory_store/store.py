@@ -25,9 +25,9 @@ from .locks import lock_file
 from .namespace_folder import LOCK, folder_name, older_folder, replace_file
 
 MANIFEST = "manifest.json"
-# Deleted files stay so long for readers that hold an older manifest.
+# Seconds that deleted files stay for readers with an older manifest.
 GRACE_SECONDS = 60.0
-# Another writer may be about to write a large corpus; those who only go on do not wait for it.
+# Another writer may be writing a large corpus; a fold or a compaction does not wait for it.
 WAIT_SECONDS = 600.0
 SHORT_WAIT_SECONDS = 30.0
 
@@ -56,7 +56,7 @@ class DirectoryStore(SegmentStore):
         if text is None:
             if not any(self._folder.glob("[!.]*/*.segment")):
                 return Manifest()
-            # Both may have been written in between, the manifest first.
+            # Both may have been written between the two reads, the manifest first.
             text = _read_if_there(path)
         if text is None:
             return Manifest(is_broken=True)
@@ -94,7 +94,7 @@ class DirectoryStore(SegmentStore):
             old = self.manifest()
             origin = old.origin_after(follows, self.url, adds=bool(add))
             if follows is not None and not old.written:
-                # Should this writer die, its segment must not look like a lost manifest's.
+                # If this writer dies, its segment must not look like one of a lost manifest.
                 self._write({}, origin)
             for segment_id, data in added.items():
                 path = self._path(namespace, segment_id)
@@ -110,12 +110,12 @@ class DirectoryStore(SegmentStore):
         return list(added)
 
     def accept_loss(self) -> None:
-        """Replace the manifest, which may be lost; segments that it does not list go in time."""
+        """Replace the manifest, which may be lost; unlisted segments are deleted later."""
         with _reported(self._folder), self._locked(WAIT_SECONDS):
             self._switch(self.manifest().sizes, "")
 
     def wait_for_change(self, timeout: float) -> None:
-        """Wait `timeout` seconds, or until `close`: a folder does not tell of changes."""
+        """Wait `timeout` seconds, or until `close`: a folder sends no notifications."""
         self._closed.wait(timeout)
 
     def close(self) -> None:
@@ -144,13 +144,13 @@ class DirectoryStore(SegmentStore):
         oldest = (self._folder / MANIFEST).stat().st_mtime - GRACE_SECONDS
         kept: dict[str, set[str]] = {}
         for namespace, listed in sizes.items():
-            # Older versions named folders like namespaces, whatever the system tells apart.
+            # Older versions named folders like namespaces, also on case-insensitive file systems.
             for name in {folder_name(namespace), namespace.casefold()}:
                 kept.setdefault(name, set()).update(listed)
-        # No namespace begins with a dot: what is learned and not folded yet lies there.
+        # No namespace begins with a dot; such folders hold the logs of learned text.
         for path in [*self._folder.glob("[!.]*/*"), *self._folder.glob("*.new")]:
             listed = kept.get(path.parent.name.casefold(), ())
-            # What cannot be removed is in nobody's way.
+            # A file that cannot be removed does no harm.
             with contextlib.suppress(OSError):
                 if path.stem not in listed and path.is_file() and path.stat().st_mtime < oldest:
                     path.unlink()

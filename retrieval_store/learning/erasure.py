@@ -1,4 +1,4 @@
-"""Which namespaces are not learned, and how all that is kept of one is deleted, at once."""
+"""The namespaces that are excluded from learning, and the immediate erasure of a namespace."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..store import check_namespace
 
 
 class LearningPolicy(Protocol):
-    """The namespaces of which nothing is learned, kept in the store itself.
+    """The namespaces excluded from learning, kept in the store itself.
 
-    Every method raises `StoreError` if that is out of reach. Logs look at it in the very step that
-    appends, so nothing is appended once `switch` has returned; what was learned before stays.
+    Every method raises `StoreError` if the store is out of reach. Logs check the policy atomically
+    with each append, so nothing is appended once `switch` has returned. Earlier learned text stays.
     """
 
     def off(self) -> frozenset[str]:
@@ -41,9 +41,9 @@ class NamespaceEraser(Protocol):
     """Deletes namespaces. Both methods raise `StoreError` if the store is out of reach."""
 
     def erase(self, namespace: str) -> None:
-        """Delete segments, learned texts and what was said of them, without any grace.
+        """Delete segments, learned texts and their records at once, without a grace period.
 
-        Waits for a fold under way, which would write again, and tells readers.
+        Waits for a running fold, which would write again, and notifies readers.
         """
         ...
 
@@ -61,9 +61,9 @@ def forget_namespace(
 ) -> int:
     """Erase a namespace, verify that nothing is left, and return how many things were deleted.
 
-    With `policy` nothing is learned of it from now on, so that requests which end later bring
-    nothing back. Replicas that follow the store stop answering from it at their next reading.
-    Raises `ConfigError` for an unsafe name, and `StoreError` naming what is left.
+    With `policy`, the namespace is also excluded from learning, so that requests which end later
+    add nothing. Replicas drop its content at their next refresh. Raises `ConfigError` for an unsafe
+    name, and `StoreError` naming what is left.
     """
     check_namespace(namespace)
     if policy is not None:

@@ -24,7 +24,7 @@ from ..store import SegmentStore, check_namespace
 
 # A shorter text continues no context.
 MIN_TOKENS = MIN_CONTEXT + 1
-# Runs of one request that are looked for in learned texts; the longest are taken.
+# Runs of one request that are searched in learned texts; the longest are used.
 MAX_RUNS = 32
 
 
@@ -32,10 +32,10 @@ class LiveLearning:
     """Learns ended requests of all namespaces but `shared`, those in `off`, and those that the
     store's `LearningPolicy` forbids.
 
-    counts  by outcome, see `core.interfaces.OUTCOMES`; `credited`: texts that were of use;
-            `damaged`: entries of logs that were passed over
-    watch   of the store; nothing is learned or folded while that has lost its data, of which what
-            it says of namespaces that are not learned is a part
+    counts  by outcome, see `core.interfaces.OUTCOMES`; `credited`: texts that were used; `damaged`:
+            log entries that were skipped
+    watch   of the store; nothing is learned or folded after the store lost its data, since that
+            includes the learning policy
     """
 
     def __init__(
@@ -60,12 +60,13 @@ class LiveLearning:
 
     @property
     def segments(self) -> Mapping[str, Segment]:
-        """Namespace -> segment of what it learned lately; a new mapping after every change."""
+        """Namespace -> segment of its texts that are not folded yet; a new mapping after every
+        change."""
         return self._delta.segments
 
     @property
     def num_damaged(self) -> int:
-        """Entries and texts that were passed over because they are damaged."""
+        """Number of entries and texts that were skipped because they are damaged."""
         return self._log.damage.total
 
     def refresh(self) -> None:
@@ -77,10 +78,11 @@ class LiveLearning:
         return self._folder.fold_due()
 
     def learn(self, ended: Ended) -> dict[str, int]:
-        """Write one ended request to the log, or refuse it, and return what that adds to `counts`.
+        """Write one ended request to the log, or refuse it; returns the outcomes to add to
+        `counts`.
 
-        A text that is known raises its own weight only; so do the texts that hold a run which the
-        target took. Raises `StoreError`.
+        A known text only gains weight, as do the texts that contain a run which the target
+        accepted. Raises `StoreError`.
         """
         added = self._learn(ended)
         if num_damaged := self._log.damage.take():
@@ -124,7 +126,7 @@ class LiveLearning:
 
 
 def _runs(ended: Ended) -> list[Int32]:
-    """The runs that the target took, each with the context that it was found by."""
+    """The runs that the target accepted, each with the context of its lookup."""
     longest = sorted(ended.accepted, key=lambda run: run[0] - run[1])[:MAX_RUNS]
     runs = [ended.tokens[max(start - MIN_CONTEXT, 0) : stop] for start, stop in longest]
     return [run for run in runs if len(run) >= MIN_TOKENS]

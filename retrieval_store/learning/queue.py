@@ -1,4 +1,4 @@
-"""Hands ended requests to a store off the hot path, and drops them rather than wait."""
+"""Passes ended requests to a store off the hot path; drops them instead of blocking."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...core.interfaces import Ended
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 256
-# Whoever ends does not wait longer for a store that is out of reach.
+# Seconds that shutdown waits for a store that is out of reach.
 CLOSE_S = 5.0
 
 
 class LearningQueue:
     """Implements `core.interfaces.Learner`: calls `sink` for each request, in a thread of its own.
 
-    `sink` says what that adds to `counts`; `dropped` are requests that came while the queue was
-    full, `failed` those for which it raised.
+    `sink` returns the outcomes to add to `counts`. `dropped` counts requests that arrived while the
+    queue was full, `failed` those for which `sink` raised.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class LearningQueue:
         self._waiting: queue.Queue[Ended | None] = queue.Queue(max_waiting)
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
-        # A daemon: what waits when the process ends is lost, and costs speed only.
+        # A daemon: requests still queued when the process ends are lost, which costs only speed.
         self._thread = threading.Thread(target=self._run, name="retrieval-learn", daemon=True)
         self._thread.start()
 
@@ -52,7 +52,7 @@ class LearningQueue:
             logger.log(level, "event=learning_dropped namespace=%s", ended.namespace)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Hand on what waits, then end the thread; after `timeout_s` the rest is left to it."""
+        """Drain the queue, then end the thread; returns after `timeout_s` at the latest."""
         try:
             self._waiting.put(None, timeout=timeout_s)
         except queue.Full:
@@ -64,7 +64,7 @@ class LearningQueue:
             try:
                 self._count(self._sink(ended))
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one may be learned
-                # What is no error of ours may hold a part of the text.
+                # The message of a foreign error may contain a part of the text.
                 said = error if isinstance(error, DraftlineError) else type(error).__name__
                 level = logging.WARNING if self._count({"failed": 1}) else logging.DEBUG
                 logger.log(level, "event=learning_failed %s", said)

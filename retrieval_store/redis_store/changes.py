@@ -1,4 +1,4 @@
-"""News of changes over Redis pub/sub, and waiting where there is none."""
+"""Notifications of changes over Redis pub/sub, with a plain wait as the fallback."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from redis.client import PubSub
 
 logger = logging.getLogger(__name__)
 
-# A subscription is made anew so often: nothing tells of a connection that died without a word.
+# Seconds after which a subscription is renewed, since a connection may die silently.
 SUBSCRIPTION_SECONDS = 60.0
 
 
 class ChangeListener:
     """Waits for messages on a channel; one thread at a time.
 
-    Without a subscription (connection lost, or the user may not subscribe) waiting is all it
-    does, and the caller's polling must do; each wait tries to subscribe again.
+    Without a subscription (connection lost, or no right to subscribe) it only waits, and the caller
+    relies on polling. Each wait tries to subscribe again.
     """
 
     def __init__(self, client: redis.Redis, channel: str) -> None:
@@ -31,12 +31,13 @@ class ChangeListener:
         self._closed = threading.Event()
 
     def wait(self, timeout: float) -> None:
-        """Return when told of a change, or just subscribed, at the latest after `timeout` s."""
+        """Return after a notification or a new subscription, at the latest after `timeout`
+        seconds."""
         end = time.monotonic() + timeout
         try:
             pubsub = self._subscribed()
             if pubsub.get_message(timeout=timeout) is not None:
-                # One reading answers all that was told so far.
+                # One refresh covers all notifications so far.
                 while pubsub.get_message(timeout=0.0) is not None:
                     pass
             self._is_told = True

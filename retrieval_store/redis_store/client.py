@@ -1,6 +1,7 @@
 """Connections to Redis, a client with the names of a store's keys, and room for uploads.
 
-URL, TLS, user and password; errors tell no secret. In a cluster: at the node that holds the keys.
+Handles URL, TLS, user and password; errors contain no secret. In a cluster it connects to the node
+that holds the keys.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from redis.retry import Retry
 
 from ...core.errors import ConfigError, DamagedError, StoreError
 
-# As the server says it, or the client of one command of several.
+# The server's message, or the client's for one command of a pipeline.
 WRONG_TYPE = re.compile("(?:^|caused error: )WRONGTYPE ")
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 TIMEOUT_S = 2.0
@@ -44,11 +45,11 @@ def connect(url: str, timeout: float) -> redis.Redis:
             url,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            # The callers try again themselves; a loss must show within one timeout.
+            # The callers retry; a lost connection must show within one timeout.
             retry=Retry(NoBackoff(), 1),
         )
     except ValueError:
-        # What the parser says of a URL may be a part of its password.
+        # The parser's message may contain a part of the password.
         raise ConfigError(
             "store",
             "not a Redis URL; write redis://user:password@host:port/db, with every special "
@@ -68,7 +69,7 @@ def shown_url(url: str) -> str:
 def reported(url: str) -> Iterator[None]:
     """A context that turns what the client raises into a `StoreError` that begins with `url`.
 
-    A `DamagedError` if only the key that was asked for is of another kind.
+    It is a `DamagedError` if only the requested key has another type.
     """
     try:
         yield
@@ -98,7 +99,7 @@ def _check_tls_files(parts: SplitResult) -> None:
 
 
 class RedisClient:
-    """A client and what names it in messages.
+    """A client, and its name in messages.
 
     raw     the client; see `connect`. Within `reported` it talks to the node that holds the keys,
             whichever node of a Redis Cluster the URL names
@@ -126,13 +127,13 @@ class RedisClient:
                 self._find_node()
                 yield
         except StoreError:
-            # The keys may have moved, or their node may be down and another have taken over.
+            # The keys may have moved, or another node may have taken over.
             with self._finding:
                 self._is_found = False
             raise
 
     def _find_node(self) -> None:
-        """Ask for a key, of any name: all of a store are at one node, and others name it."""
+        """Request any key of the store: all are on one node, and other nodes redirect to it."""
         with self._finding:
             if self._is_found:
                 return
@@ -152,10 +153,10 @@ def as_text(value: bytes | str) -> str:
 
 
 def require_room(client: redis.Redis, num_bytes: int, url: str) -> None:
-    """Raise `StoreError` if so many bytes more would pass `maxmemory`.
+    """Raise `StoreError` if that many more bytes would exceed `maxmemory`.
 
-    Passes where Redis has no limit, and where the user may not ask for it (`INFO`): Redis itself
-    then refuses at the limit, or evicts.
+    Passes if Redis has no limit, or the user may not run `INFO`. Redis itself then refuses at the
+    limit, or evicts.
     """
     try:
         memory = client.info("memory")

@@ -31,17 +31,17 @@ from .client import TIMEOUT_S, RedisClient, as_text
 
 logger = logging.getLogger(__name__)
 
-# Entries of one round trip; Redis keeps about a hundred more of a log than it is told to.
+# Entries of one round trip; Redis keeps about a hundred more entries than the given limit.
 PAGE = 1024
-# A fold takes seconds; whoever dies in one keeps the others out for so long.
+# A fold takes seconds; a process that dies in one blocks the others for this long.
 LOCK_SECONDS = 120.0
 
 
 class RedisDeltaLog:
     """Implements `DeltaLog` over the URL and name of a `RedisStore`.
 
-    Times are the server's. Without the right to ask for them (`TIME`) this process's own clock
-    says what is old when texts are read or folded, and nothing is trimmed for its age.
+    Times come from the server. Without the right to run `TIME`, this process's clock decides which
+    texts are old when they are read or folded. In that case nothing is trimmed for its age.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class RedisDeltaLog:
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
         """One transaction: the events, the log's bounds, and the message to readers.
 
-        It is tried again when the policy changes meanwhile, and begins with a look at it. What is
-        no stream, and so nobody's log, makes room for one.
+        It first reads the policy, and retries if the policy changes meanwhile. A key of another
+        type in the stream's place is deleted.
         """
         check_namespace(namespace)
         try:
@@ -109,7 +109,8 @@ class RedisDeltaLog:
         change.publish(self._redis.channel, namespace)
 
     def _discard_other(self, namespace: str) -> bool:
-        """Delete what is in the place of a namespace's stream and is none; whether it was so."""
+        """Delete a key of another type in the place of a namespace's stream; whether there was
+        one."""
         key = self._key("delta", namespace)
         try:
             with self._redis.reported():
@@ -135,8 +136,7 @@ class RedisDeltaLog:
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
         """Events after the position `after`, oldest first.
 
-        Entries that are no events are passed over; those far beyond the log's bound are left to the
-        next reading.
+        Invalid entries are skipped; entries far beyond the log's bound are left to the next read.
         """
         events: list[LoggedEvent] = []
         most = self._settings.log_entries + PAGE
@@ -194,7 +194,8 @@ class RedisDeltaLog:
 
     @contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
-        """Whether nobody else folds or forgets the namespace; does not wait for the lock."""
+        """Try to lock the namespace against other folds and erasures, without waiting; whether it
+        succeeded."""
         lock = namespace_lock(self._redis, namespace)
         with self._redis.reported():
             if not lock.acquire(blocking=False):
@@ -244,7 +245,7 @@ def namespace_lock(client: RedisClient, namespace: str) -> Lock:
 
 
 def release(client: RedisClient, lock: Lock) -> None:
-    """Give a lock back. Raises `StoreError`; one that expired meanwhile is left to its owner."""
+    """Release a lock. Raises `StoreError`; an expired lock is left to its new owner."""
     try:
         with client.reported():
             lock.release()

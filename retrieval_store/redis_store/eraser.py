@@ -1,4 +1,4 @@
-"""Deletes a namespace from Redis: every key that names it, whoever wrote it."""
+"""Deletes a namespace from Redis: every key that names it, of any version or model."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ...core.errors import StoreError
 from .client import TIMEOUT_S, RedisClient, as_text
 from .delta_log import namespace_lock, release
 
-# Keys of these kinds have a namespace after the kind. So has the lock, which holds nothing and goes
-# by itself: whoever looks for what there is to fold may take it at any time.
+# Keys of these kinds have a namespace after the kind. The lock has one, too, but holds no data and
+# expires; a folder may take it at any time.
 KINDS = frozenset({"chunk", "delta", "folded"})
-# How long a fold under way is waited for, in seconds.
+# Seconds to wait for a running fold.
 LOCK_WAIT_S = 30.0
 
 
@@ -53,7 +53,7 @@ class RedisEraser:
         self._client.close()
 
     def _keys(self, namespace: str) -> list[str]:
-        # The pattern holds no part of a namespace, whose name could mean others to Redis.
+        # The pattern contains no namespace, whose name could be read as a glob by Redis.
         start = f"{self._redis.prefix}:"
         with self._redis.reported():
             keys = [as_text(key) for key in self._client.scan_iter(f"{start}*", count=1000)]

@@ -19,14 +19,14 @@ class RedisLearningPolicy:
         self._client = self._redis.raw
 
     def off(self) -> frozenset[str]:
-        """Namespaces of which nothing is learned; one round trip."""
+        """Namespaces excluded from learning; one round trip."""
         with self._redis.reported():
             return frozenset(as_text(name) for name in self._client.hgetall(self._redis.learning))
 
     def switch(self, namespace: str, *, learns: bool) -> None:
         """Forbid or allow learning of a namespace, in one command.
 
-        Every append under way looks at the policy again.
+        Every running append reads the policy again.
         """
         check_learned(namespace)
         with self._redis.reported():

@@ -5,12 +5,13 @@ Keys, all with the hash tag `{draftline:<name>}` so that a Redis Cluster keeps t
     ...:manifest                    hash: "format" -> FORMAT_VERSION, "<namespace>/<id>" -> bytes;
                                     "origin" where learning alone began the store
     ...:chunk:<namespace>:<id>:<i>  SHA-256 and at most CHUNK_BYTES of the segment
-    ...:changes                     channel told after every change
+    ...:changes                     channel notified after every change
 
 What is learned lies beside them, see `retrieval_store/redis_store/delta_log.py`.
 
-A segment's chunks are written first, to expire if the writer dies; one transaction then makes
-them last, changes the manifest and tells the channel. It is refused unless every chunk is there.
+A segment's chunks are written first, with an expiry in case the writer dies. One transaction then
+removes the expiry, changes the manifest and notifies the channel. It is refused unless every chunk
+exists.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from ..store import (
 from .changes import ChangeListener
 from .client import TIMEOUT_S, RedisClient, as_text, require_room, warn_of_eviction
 
-# With digest and Redis's own header it fits a block of 4 MiB, which the allocator does not round.
+# With the digest and Redis's header, a chunk fits a block of 4 MiB, which the allocator does not
+# round up.
 CHUNK_BYTES = 4 * 2**20 - 4096
 # Terabytes.
 MAX_SIZE_DIGITS = 13
 UPLOAD_SECONDS = 3600
-# Deleted chunks stay so long for readers that hold an older manifest.
+# Seconds that deleted chunks stay for readers with an older manifest.
 GRACE_SECONDS = 60
 FORMAT = b"format"
 ORIGIN = b"origin"
@@ -53,9 +55,9 @@ class RedisStore(SegmentStore):
 
     Connections are made on use and again after a loss; `timeout` is in seconds and holds for each
     round trip. One thread may wait for changes while others use the store. A reader needs the
-    commands hgetall and get, and subscribe or it polls; a writer also watch, multi, exec, hget,
-    hexists, strlen, exists, set, unlink, persist, expire, hset, hdel and publish, and info or it
-    notices only when Redis is full.
+    commands hgetall and get; without subscribe it polls. A writer also needs watch, multi, exec,
+    hget, hexists, strlen, exists, set, unlink, persist, expire, hset, hdel and publish. Without
+    info it detects a full Redis only by refused writes.
     """
 
     def __init__(self, url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> None:
@@ -99,7 +101,7 @@ class RedisStore(SegmentStore):
         """The segment, joined from its chunks, each and the whole checked."""
         check_names(namespace, segment_id)
         origin = f"{self.url} {namespace}/{segment_id}"
-        # The segment's arrays are views of these bytes; they are held once, chunks as they come.
+        # The segment's arrays are views of these bytes, so they are held only once.
         data, index, size = bytearray(), 0, CHUNK_BYTES
         # The last chunk is the only short one; it is empty where the size fits exactly.
         while size == CHUNK_BYTES:
@@ -134,13 +136,13 @@ class RedisStore(SegmentStore):
             if added:
                 warn_of_eviction(self._client, self.url)
                 missing = sum(self._missing(namespace, *item) for item in added.items())
-                # While a chunk is written, Redis holds the message that brings it, too.
+                # While a chunk is written, Redis also holds the message that contains it.
                 require_room(self._client, missing + min(missing, CHUNK_BYTES), self.url)
             try:
                 for segment_id, data in added.items():
                     self._upload(namespace, segment_id, data)
             except (StoreError, OutOfMemoryError):
-                # Redis is full: what is not listed must not fill it until it expires.
+                # Redis is full: unlisted chunks must not occupy it until they expire.
                 self._discard(namespace, added)
                 raise
             removed = [name for name in remove if name not in added]
@@ -158,7 +160,7 @@ class RedisStore(SegmentStore):
                 change.execute()
 
     def wait_for_change(self, timeout: float) -> None:
-        """Return when the channel tells of a change, at the latest after `timeout` seconds."""
+        """Return after a notification on the channel, at the latest after `timeout` seconds."""
         self._listener.wait(timeout)
 
     def close(self) -> None:
@@ -175,7 +177,7 @@ class RedisStore(SegmentStore):
         ]
 
     def _missing(self, namespace: str, segment_id: str, data: Data) -> int:
-        """Bytes that Redis must take for this segment; chunks that it holds are replaced."""
+        """Additional bytes that Redis needs for this segment; existing chunks are replaced."""
         keys = self._chunks(namespace, segment_id, len(data))
         with self._client.pipeline(transaction=False) as asked:
             for key in keys:

@@ -1,7 +1,7 @@
 """Walks the children of a trie node that several views see, in order of their tokens, compiled.
 
-A view is a span of a segment's sorted suffixes that share their first `at` tokens; a node seen by
-several is walked in step, so that a child's spans in all of them are at hand together.
+A view is a span of a segment's sorted suffixes that share their first `at` tokens; the views of a
+node advance together, so that a child's spans in all of them are available at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ..segment.view import common_len, token, wide_child, wide_node
 from ..segment.wide_nodes import CHILD_HIGH, CHILD_LOW, CHILD_NODE, CHILD_TOKEN, FIRST, SHARED
 
 # Columns of a view's current child: its token, its span, its row in the table of wide nodes or -1,
-# and where the walk goes on: a row of the table's children, or for a path of one child, 1.
+# and the next position of the walk. That is a row of the table's children, or 1 for a path of one
+# child.
 CHILD, LOW, HIGH, NODE, NEXT = range(5)
 NUM_COLUMNS = 5
 
@@ -32,13 +33,13 @@ def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loop
     rows: Int64, lengths: Int64, depth: int, spans: Int64, least: Float64, children: Int64,
     passed: int,
 ) -> int:  # fmt: skip
-    """Move the views whose current child is `passed` on, and give the lowest token of all.
+    """Advance the views whose current child is `passed`; returns the lowest token of all views.
 
     lengths  int64 [levels]  of each level's context
     depth    of the node below the contexts
-    least    float64 [views]  children that occur less often in a view are left out there
+    least    float64 [views] children that occur less often in a view are skipped there
 
-    SEPARATOR, which is above all tokens: there is no child any more.
+    Returns SEPARATOR, which is above all tokens, when no child is left.
     """
     lowest, view = SEPARATOR, 0
     for level in range(len(lengths)):

@@ -1,23 +1,23 @@
 """Grows the most probable subtree below a matched context, best first, compiled.
 
-A node is seen through several views: one for every segment and context length. With level 0 the
-longest context and level 1 the shorter one that was seen more often, n tokens from the start of a
-level's context to the node, and prior = PRIOR / n of that level,
+A node has several views: one for every segment and context length. Level 0 is the longest context,
+level 1 the shorter one that occurs more often. With n tokens from the start of a level's context to
+the node, and prior = PRIOR / n of that level,
 
     P_1(token | path) = count_1(path + token) / (count_1(path) + prior_1)
     P(token | path)   = (count_0(path + token) + prior_0 * BACK_OFF * P_1)
                         / (count_0(path) + prior_0)
 
-and P = BACK_OFF * P_1 where level 0 has nothing left. So a level's weight falls with its count, as
-in Dirichlet smoothing (MacKay and Peto 1995), and what is missing to 1 stands for "something never
-seen here": one occurrence is never taken for certain, and the less so the shorter the match. On
-held-out files of the standard library (4.8 M tokens stored) a single occurrence was right 18 % of
-the time after 2 matching tokens, 39 % after 5 and 56 % after 8, which is what PRIOR = 8 says.
+and P = BACK_OFF * P_1 where level 0 has no occurrence. So the weight of the prior falls with a
+level's count, as in Dirichlet smoothing (MacKay and Peto 1995). The missing mass stands for unseen
+tokens: one occurrence is never certain, and less so after a shorter match. On held-out files of the
+standard library (4.8 M tokens stored) a single occurrence was right 18 % of the time after 2
+matching tokens, 39 % after 5 and 56 % after 8. PRIOR = 8 fits these figures.
 
-Counts of children are exact below nodes of fewer than `WIDE` suffixes in a segment. Below others
-they are, too, for the children that make up 1 / `MOST_CHILDREN` of the node; rarer ones count as
-not there (`segment/wide_nodes.py`), so that no node costs more than `WIDE` steps. See
-docs/retrieval.md, "Lookups".
+Counts of children are exact below nodes of fewer than `WIDE` suffixes in a segment. Below wider
+nodes, they are exact for children that make up at least 1 / `MOST_CHILDREN` of the node. Rarer ones
+count as absent (`retrieval_store/segment/wide_nodes.py`), so that no node costs more than `WIDE`
+steps. See docs/retrieval.md, "Lookups".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRIOR = 8.0
 BACK_OFF = 0.5
 # Columns of a node: its token, its parent, and its depth.
 TOKEN, PARENT, DEPTH = range(3)
-# What is left out for being improbable is so by more than rounding.
+# Tolerance: pruned nodes are less probable by more than the rounding error.
 MARGIN = 1 - 1e-9
 
 
@@ -55,8 +55,8 @@ def grow(  # noqa: PLR0917 - compiled functions take no options by name
     their parent.
     """
     nodes, log_probs = np.empty((budget, 3), dtype=np.int64), np.empty(budget)
-    # Nodes that may be taken next: as many of the best as may still be taken. `order` has their
-    # slots first, the worst first of all, and then the free ones.
+    # Candidates for the next node: the best ones, as many as the budget still allows. `order` has
+    # their slots first, the worst at the front, and then the free slots.
     queued, queued_log_probs = np.empty_like(nodes), np.empty(budget)
     costs, queued_spans = np.empty(budget), np.empty((budget, len(spans), 3), dtype=np.int64)
     order, count = np.arange(budget), 0
@@ -93,10 +93,10 @@ def grow(  # noqa: PLR0917 - compiled functions take no options by name
 
 @compiled
 def _enter(order: Int64, costs: Float64, count: int, full: bool, cost: float) -> int:
-    """Make room in `order`, of `count` slots, for one of this cost, and give its slot.
+    """Insert a candidate of this cost in `order`, which has `count` slots; returns its slot.
 
-    It takes the place of the worst if `full`. Of equal costs what was found first is better; of
-    children found together that is the lower token.
+    It replaces the worst if `full`. Of equal costs the earlier one is better; among children found
+    together that is the lower token.
     """
     if full:
         slot, rank = order[0], 0
@@ -155,10 +155,10 @@ def _set_weights(lengths: Int64, depth: int, spans: Int64, weights: Float64, pri
 
 @compiled
 def _set_least(weights: Float64, spans: Int64, needed: float, least: Float64) -> bool:
-    """Set in `least`, of each view, how often a child must occur there to be worth a look.
+    """Set in `least` how often a child must occur in each view to be considered.
 
-    A child of fewer occurrences is not as probable as `needed` even if the other views' suffixes
-    were all its own. False if no child is, whatever it is.
+    With fewer occurrences, a child is less probable than `needed` even if it had all suffixes of
+    the other views. False if no child can be probable enough.
     """
     whole = 0.0
     for view in range(len(spans)):

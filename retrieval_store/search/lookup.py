@@ -1,8 +1,8 @@
 """The most probable continuations of a context over the segments that a tenant may read.
 
-The longest stored suffix of the context (16 down to 2 tokens) gives the counts. Where it was seen
-fewer than `ENOUGH_COUNT` times, the longest suffix that was seen so often is a second opinion; how
-they are weighed is told in `continuation.py`.
+The longest stored suffix of the context (16 down to 2 tokens) gives the counts. If it occurs fewer
+than `ENOUGH_COUNT` times, the longest suffix that occurs that often is a back-off level;
+`continuation.py` has the weights.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ENOUGH_COUNT = 4
 class LookupRule:
     """How continuations are found and counted.
 
-    enough_count  a longest match that is rarer has a second opinion; 1: none has
-    prior         weight of what was never seen, as in `continuation.py`; 0: counts alone
-    max_hits      so many occurrences of the match in a segment count, the first ones in the order
-                  of what follows; 0: all
+    enough_count  a rarer longest match also uses the back-off level; 1: none does
+    prior         weight of unseen tokens, as in `continuation.py`; 0: counts alone
+    max_hits      number of occurrences of the match that count in a segment, the first ones in the
+                  order of their continuations; 0: all
     max_depth     longest continuation
     """
 
@@ -49,8 +49,8 @@ REST_RULE = LookupRule(enough_count=1, prior=0.0, max_hits=5000, max_depth=10)
 class SegmentLookup:
     """Implements `core.interfaces.Lookup` over immutable segments in this process.
 
-    Never changes after construction: replace the whole object to change what is stored. Two
-    namespaces never touch one another's segments, so neither answers nor times tell of them.
+    Never changes after construction: replace the whole object to change what is stored. A lookup
+    touches only its own namespace's segments, so neither answers nor timings leak others.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SegmentLookup:
 
 
 def load_compiled_lookup() -> None:
-    """Load or compile the loops of a lookup, so that the first one is as quick as later ones."""
+    """Load or compile the loops of a lookup, so that the first lookup is as fast as later ones."""
     tokens = np.arange(3, dtype=np.int32)
     segment = build_segment([tokens], tokenizer_hash="", model_hash="", vocab_size=3)
     SegmentLookup({SHARED: [segment]}).lookup([tokens[:2]], [SHARED], [1])
@@ -111,7 +111,7 @@ def _subtree(
     if max_hits:
         for span in spans:
             if span[1] - span[0] > max_hits:
-                # What is known of wide spans is known of whole ones.
+                # Wide nodes are tabulated for whole spans only.
                 span[1], span[2] = span[0] + max_hits, -1
     nodes, log_probs = grow(rows, lengths, spans, budget, max_depth, prior)
     tree = np.empty((2, len(nodes)), dtype=np.int32)

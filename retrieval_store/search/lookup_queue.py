@@ -1,4 +1,4 @@
-"""Admission of lookup batches by deadline: what would come too late is refused at once."""
+"""Admission of lookup batches by deadline: a batch that would be late is refused at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ...core.interfaces import Lookup, Subtree
 
 # Weight of the newest batch in the running mean of the time a context takes.
 COST_WEIGHT = 0.25
-# A refusal lowers the mean by so much, or one slow batch could refuse all others for ever.
+# A refusal lowers the mean by this factor; otherwise one slow batch could block all others for
+# ever.
 REFUSAL_FACTOR = 0.9
 MAX_WAITING = 8192
 
@@ -20,12 +21,12 @@ MAX_WAITING = 8192
 class LookupQueue:
     """Runs batches of lookups one after another on the event loop's thread.
 
-    lookup       called with whole batches; some ten microseconds a context, so that a thread
-                 would cost more than it frees
+    lookup       called with whole batches; it takes some ten microseconds a context, so that a
+                 thread would cost more than it saves
     max_waiting  most contexts admitted and not yet answered
     clock        seconds; only differences count
 
-    Between two batches the loop gets its turn, so new ones are admitted or refused meanwhile.
+    The event loop runs between two batches, so new ones are admitted or refused meanwhile.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class LookupQueue:
     ) -> list[Subtree]:
         """One subtree a context, as `Lookup.lookup`; `time_left` in seconds, None is endless.
 
-        Raises `CapacityError`, without waiting, if too much is waiting or the answer would be
-        late; and later if it has become late while it waited.
+        Raises `CapacityError` at once if the queue is full or the answer would be late, and later
+        if it became late while it waited.
         """
         size = len(contexts)
         if self._num_waiting and self._num_waiting + size > self._max_waiting:
@@ -81,7 +82,7 @@ class LookupQueue:
         subtrees = self._lookup.lookup(contexts, namespaces, max_nodes)
         each = (self._clock() - start) / max(1, len(contexts))
         mean = self._seconds_each + COST_WEIGHT * (each - self._seconds_each)
-        # A faster one counts at once: the slower ones had something else in their way.
+        # A faster batch replaces the mean at once: slower ones were delayed by other work.
         self._seconds_each = min(each, mean)
         return subtrees
 

@@ -1,8 +1,8 @@
 """Finds contexts among the sorted suffixes of segments, compiled.
 
 A node of a segment's trie is a span (low, high) of its sorted suffixes; high is exclusive. Segments
-come as rows (`retrieval_store/segment/view.py`). What costs time is memory that no cache holds, so
-no context is looked for twice, and only the low end of its span by bisection.
+come as rows (`retrieval_store/segment/view.py`). Cache misses dominate the time, so no context is
+searched twice, and only the low end of its span is found by bisection.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ ABSENT = -1
 def longest_matches(rows: Int64, context: Int64, shortest: int, often: int) -> tuple[Int64, Int64]:
     """The longest suffix of `context` that is stored, and the longest that is stored `often` times.
 
-    Both have at least `shortest` tokens. Gives int64 [levels], their lengths, two, one where they
-    are the same or none is stored so often, or none; and int64 [levels * segments, 3], level by
-    level, their spans, each with its row in the segment's table of wide nodes or -1.
+    Both have at least `shortest` tokens. Returns their lengths, int64 [levels], and their spans,
+    int64 [levels * segments, 3], level by level. Each span has its row in the segment's table of
+    wide nodes, or -1. There is one level if both suffixes are the same or none is stored that
+    often; without a match there is none.
     """
     lows = np.empty((len(context) + 1, len(rows)), dtype=np.int64)
     counts = np.full(len(context) + 1, ABSENT, dtype=np.int64)
@@ -49,8 +50,9 @@ def _longest_seen(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled l
 ) -> int:  # fmt: skip
     """Length of the longest suffix of `context` that is stored `often` times.
 
-    From `shortest` to `longest`; shortest - 1 if there is none. Whatever is stored so often, all of
-    its own suffixes are. `lows` and `counts` keep, by length, what was found.
+    From `shortest` to `longest`; shortest - 1 if there is none. All suffixes of a stored run are
+    stored at least as often, so bisection works. `lows` and `counts` keep, by length, what was
+    found.
     """
     low, high = shortest - 1, longest
     while low < high:

@@ -1,4 +1,4 @@
-"""Checks of a segment beyond its checksums: that it holds what lookups rely on."""
+"""Checks of a segment beyond its checksums: the invariants that lookups rely on."""
 
 from __future__ import annotations
 

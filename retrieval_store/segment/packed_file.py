@@ -39,7 +39,7 @@ DIGEST_BYTES = 32
 
 def pack(fields: Mapping[str, object], arrays: Mapping[str, AnyArray]) -> bytes:
     """One block of bytes that holds `fields` (JSON values) and `arrays` in their own dtypes."""
-    # Views, and their padding: large arrays are copied once, into the block itself.
+    # Views and their padding: large arrays are copied only once, into the block.
     payloads: list[memoryview | bytes] = []
     entries, start = [], 0
     for name, array in arrays.items():
@@ -103,7 +103,7 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 
 
 def seal(payload: bytes) -> bytes:
-    """The payload behind its digest."""
+    """The digest, followed by the payload."""
     return hashlib.sha256(payload).digest() + payload
 
 

@@ -136,7 +136,7 @@ def build_segment(
 ) -> Segment:
     """Sort `documents` (int32 token ids below `vocab_size`) into a segment.
 
-    No match goes on from one document into the next. Takes about 3 seconds a million tokens and 25
+    No match crosses from one document into the next. Takes about 3 seconds a million tokens and 25
     bytes of memory a token, the segment's own included. Raises `ConfigError` for ids outside the
     vocabulary, and for a corpus that needs more than one segment.
     """

@@ -1,8 +1,8 @@
 """A segment's arrays as compiled code sees them: numbers that fit in one row of an array.
 
-A lookup reads any number of segments in one call. Compiled code knows arrays by their type and
-count, so each segment goes in as the addresses and sizes of its arrays instead. Whoever holds the
-rows must hold the segments, too.
+A lookup reads any number of segments in one call. Compiled code is specialised by the types and
+number of its arrays, so each segment is passed as the addresses and sizes of its arrays. The owner
+of the rows must keep the segments alive.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def wide_child(rows: Int64, index: int, child: int, column: int) -> int:
 @compiled
 def find_wide(rows: Int64, index: int, low: int, length: int) -> int:
     """The wide node of the span that begins at `low` and shares `length` tokens, which is there."""
-    # Of the nodes that begin at one place the narrower come first, and share more.
+    # Of the nodes that begin at one place, the narrower ones come first and share more tokens.
     first, end = 0, rows[index, NUM_WIDE]
     while end - first > 1:
         middle = (first + end) // 2

@@ -1,10 +1,10 @@
 """A table of the trie's wide nodes and their frequent children, so that no lookup scans them.
 
-A node with many suffixes has children at unknown places in a long span. Built once, the table
-makes such a node as quick as any other. It holds the nodes of at least `WIDE` suffixes, and of each
-the children that make up at least 1 / `MOST_CHILDREN` of it; the rarer ones are not found below a
-wide node. Nodes on a path without a branch share a span, and so an entry (as in the LCP-interval
-tree of Abouelhoda, Kurtz and Ohlebusch 2004).
+A node with many suffixes has children at unknown places in a long span. The table, built once,
+makes such a node as fast as any other. It holds the nodes of at least `WIDE` suffixes, and the
+children that make up at least 1 / `MOST_CHILDREN` of their node. Lookups do not find the rarer
+ones. Nodes on a path without a branch share a span, and so an entry (as in the LCP-interval tree of
+Abouelhoda, Kurtz and Ohlebusch 2004).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHILD_TOKEN, CHILD_LOW, CHILD_HIGH, CHILD_NODE = range(4)
 def wide_nodes(text: Uint32, suffixes: Uint32, common_lens: Uint8) -> tuple[Uint32, Uint32]:
     """The table for sorted suffixes: nodes uint32 [m + 1, 4] by span, children uint32 [k, 4].
 
-    `text`, uint32 [n], has the largest uint32 between documents, which is nobody's child.
+    `text`, uint32 [n], has the largest uint32 between documents, which never becomes a child.
     """
     count = _spans(common_lens, np.empty((0, 4), dtype=np.int64))
     nodes = np.zeros((count, 4), dtype=np.int64)
@@ -49,7 +49,7 @@ def _link(nodes: Int64, children: Int64) -> None:
 
 @compiled
 def _spans(common_lens: Uint8, nodes: Int64) -> int:
-    """Put the wide spans in `nodes`, as far as it is long enough, and count them."""
+    """Store the wide spans in `nodes`, up to its length, and count all of them."""
     # Open spans, innermost last: how much their suffixes share, and where they begin.
     open_lens, open_lows = np.zeros(257, dtype=np.int64), np.zeros(257, dtype=np.int64)
     last, count = 0, 0
@@ -74,7 +74,7 @@ def _spans(common_lens: Uint8, nodes: Int64) -> int:
 def _children(
     text: Uint32, suffixes: Uint32, common_lens: Uint8, nodes: Int64, children: Int64
 ) -> int:
-    """Put the children in `children`, as far as it is long enough, and count them."""
+    """Store the children in `children`, up to its length, and count all of them."""
     count = 0
     for node in nodes:
         node[FIRST] = count

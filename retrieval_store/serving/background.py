@@ -1,4 +1,4 @@
-"""Repeats what an object does in the background, until it is stopped or held by nobody."""
+"""Repeats an object's action in a background thread, until it is stopped or garbage-collected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start_repeating(
     stopped: threading.Event,
     first_retry: float,
 ) -> threading.Thread:
-    """A daemon thread that calls `action` with `owner`, which it holds only meanwhile.
+    """A daemon thread that calls `action` with `owner`; it keeps a reference only during the call.
 
     name         of the thread, and in the log
     stopped      ends it
@@ -54,7 +54,7 @@ def _repeat(
                 logger.info("event=%s_back", name)
             failures = 0
         except Exception as error:
-            # Whatever it is, it is tried again; failures in a row are logged once.
+            # Any failure is retried; consecutive failures are logged once.
             level = logging.DEBUG if failures else logging.WARNING
             expected = isinstance(error, StoreError)
             logger.log(level, "event=%s_failed %s", name, error, exc_info=not expected)

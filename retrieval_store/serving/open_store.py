@@ -26,11 +26,11 @@ def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
 
     url  `redis://host:port/db` (also `rediss://`, `unix://`), a folder, or `demo`: the bundled one
 
-    Raises `ConfigError` for any other scheme; with `must_exist`, as for those who only read, also
-    for a folder that is not there.
+    Raises `ConfigError` for any other scheme; with `must_exist`, as for readers, also for a missing
+    folder.
     """
     if _is_redis(url):
-        # By name and only here: the embedded store needs neither that file nor the Redis client.
+        # A local import: the embedded store needs neither that file nor the Redis client.
         return import_module("..redis_store.store", __package__).RedisStore(url)
     folder = _folder(url)
     if must_exist and not folder.is_dir():
@@ -65,7 +65,7 @@ def open_all_logs(url: str) -> list[DeltaLog]:
 
 
 def open_learning(url: str, fingerprint: Fingerprint, off: Collection[str] = ()) -> LiveLearning:
-    """Learning into a store, for texts of one model; nothing of the namespaces in `off`."""
+    """Learning into a store, for texts of one model, except for the namespaces in `off`."""
     settings = LearningSettings()
     log = open_delta_log(url, fingerprint, settings)
     return LiveLearning(open_store(url), log, fingerprint, settings, off)
@@ -79,10 +79,10 @@ def open_eraser(url: str) -> NamespaceEraser:
 
 
 def open_policy(url: str, *, writes: bool = False) -> LearningPolicy:
-    """The learning policy of a store: the namespaces of which nothing is learned.
+    """The learning policy of a store: the namespaces excluded from learning.
 
-    Raises `ConfigError` as `open_store` does; with `writes` also for `demo`, and for a folder that
-    is not there, since a policy that nobody reads would promise too much.
+    Raises `ConfigError` as `open_store` does; with `writes` also for `demo`, and for a missing
+    folder, where a policy would have no effect.
     """
     if _is_redis(url):
         return import_module("..redis_store.policy", __package__).RedisLearningPolicy(url)
@@ -102,7 +102,7 @@ def _folder(url: str) -> Path:
     scheme = urlsplit(url).scheme
     if scheme in ("", "file") and url:
         return Path(url.removeprefix("file://"))
-    # What stands before an @ may be a password.
+    # The text before an @ may be a password.
     shown = f"{scheme}://..." if "@" in url else repr(url)
     raise ConfigError("store", f"{shown} is neither a folder nor a redis:// URL")
 

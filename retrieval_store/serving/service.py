@@ -1,4 +1,4 @@
-"""Serves lookups from memory while the store behind it changes, or dies and comes back."""
+"""Serves lookups from memory while the store behind it changes, fails or recovers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from ..store import Manifest, SegmentStore
 from .background import start_repeating
 
 logger = logging.getLogger(__name__)
-# Between two readings of a store whose texts are learned, in seconds; between two looks at what is
-# to be folded.
+# Seconds between two reads of a store that learns, and between two checks for folds that are due.
 REFRESH_PAUSE_S = 0.2
 FOLD_PAUSE_S = 2.0
-# Until a refused segment is tried again while everything else is followed.
+# Seconds until a refused segment is loaded again.
 RETRY_PAUSE_S = 5.0
 Held = dict[tuple[str, str], Segment]
 Refused = dict[tuple[str, str], StoreError]
@@ -44,7 +43,8 @@ class ServiceStatus:
     num_failures  refreshes that failed in a row; 0 while the store is followed
     last_error    the last of them; empty while the store is followed
     num_damaged   entries of logs, and learned texts, that were passed over as damaged
-    is_lost       the store has lost its data: what it held is served on, and nothing is learned
+    is_lost       the store has lost its data: the old content is still served, and nothing is
+                  learned
     """
 
     version: str = ""
@@ -59,7 +59,7 @@ class ServiceStatus:
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is a content to serve, an empty store's included."""
+        """Whether a content was loaded, even that of an empty store."""
         return self.num_segments > 0 or bool(self.version)
 
 
@@ -75,11 +75,11 @@ class Expected:
 class RetrievalService:
     """Implements `core.interfaces.Lookup` over a store, always from what is in memory.
 
-    `refresh` loads what changed and then replaces the lookup as a whole, so no lookup waits for
-    it or sees half of it. `start` does so in a thread whenever the store changes; while the store
-    is out of reach, or has lost its data, what was loaded last goes on being served. So does a
-    namespace's old content for as long as no segment of its new one can be loaded. With `learning`,
-    what was learned lately is served, too, and folded in a second thread.
+    `refresh` loads changes and then replaces the lookup atomically, so lookups never wait. `start`
+    runs it in a thread whenever the store changes. While the store is out of reach, or has lost its
+    data, the last loaded content stays in service. So does a namespace's old content while no
+    segment of its new one can be loaded. With `learning`, recently learned texts are served, too,
+    and a second thread folds them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RetrievalService:
         self._refreshing = threading.Lock()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
-        # Whoever forgets to stop leaves no thread and no connection behind.
+        # Without a call of `stop`, garbage collection still ends the threads and connections.
         self._release = weakref.finalize(self, _release, self._stopped, store, learning)
 
     @property
@@ -142,10 +142,10 @@ class RetrievalService:
     def refresh(self) -> bool:
         """Serve what the store holds now; True if that changed anything.
 
-        Raises `StoreError`, and serves on as before, if the store is out of reach or has lost its
-        data. Raises it after everything else was taken over if a segment was built for another
-        tokenizer, model or vocabulary, or could not be had. One that is damaged costs its own
-        namespace only: `status` tells of it. The next call tries these segments again.
+        Raises `StoreError`, and keeps serving the old content, if the store is out of reach or has
+        lost its data. Also raises it, after all other changes were applied, if a segment could not
+        be loaded or was built for another tokenizer, model or vocabulary. A damaged segment affects
+        only its own namespace; `status` lists it. The next call tries these segments again.
         """
         changed, failure = self._refresh(patient=False)
         if failure is not None and not isinstance(failure, DamagedError):
@@ -153,11 +153,11 @@ class RetrievalService:
         return changed
 
     def learn(self, ended: Ended, fingerprint: Fingerprint | None = None) -> Mapping[str, int]:
-        """Learn an ended request: what became of it, see `LiveLearning.learn`.
+        """Learn an ended request; returns its outcomes, see `LiveLearning.learn`.
 
-        Blocks for some round trips to the store; nothing happens where nothing is to be learned.
-        Raises `StoreError` if the store is out of reach or has lost its data, and `ConfigError` for
-        a text of another model than `fingerprint`, if that is given.
+        Blocks for some round trips to the store; does nothing without `learning`. Raises
+        `StoreError` if the store is out of reach or has lost its data, and `ConfigError` for a text
+        of another model than `fingerprint`, if that is given.
         """
         if self._learning is None:
             return {}
@@ -166,9 +166,9 @@ class RetrievalService:
         return self._learning.learn(ended)
 
     def start(self) -> None:
-        """Follow the store in a thread until `stop`, or until nobody holds this any more.
+        """Follow the store in a thread until `stop`, or until this object is garbage-collected.
 
-        Loads nothing by itself yet.
+        Returns before anything is loaded.
         """
         self._repeat(RetrievalService._watch, "retrieval_store")
         if self._learning is not None:
@@ -190,7 +190,7 @@ class RetrievalService:
                 self._note(error)
                 raise
             failures = list(self._refused.values())
-            # What damage hides is told last.
+            # Damaged entries are reported last.
             failures.sort(key=lambda error: isinstance(error, DamagedError))
             failure = failures[0] if failures else None
             self._note(failure)
@@ -201,8 +201,8 @@ class RetrievalService:
         self._last_error = "" if failure is None else str(failure)
 
     def _follow(self, *, patient: bool) -> bool:
-        # Before the manifest: what is folded between the two readings is there twice, never not at
-        # all.
+        # Read before the manifest: a text folded between the two reads is then present twice, never
+        # missing.
         learned, unread = self._read_learned()
         manifest = self._watched.look()
         is_same = self._manifest is not None and manifest.version == self._manifest.version
@@ -224,11 +224,12 @@ class RetrievalService:
             grouped.setdefault(namespace, []).append(segment)
         self._lookup = SegmentLookup(grouped, self._rule)
         self._held, self._refused, self._learned = held, refused, learned
-        # Without a manifest the next call loads again, even if the store goes back.
+        # Without a manifest, the next call loads again, even if the store returns to an older
+        # state.
         self._manifest = None if refused else manifest
 
     def _read_learned(self) -> tuple[Mapping[str, Segment], StoreError | None]:
-        """What was learned lately, and why some of it could not be read."""
+        """The recently learned texts, and why some of them could not be read."""
         if self._learning is None:
             return self._learned, None
         unread = None
@@ -239,9 +240,9 @@ class RetrievalService:
         return self._learning.segments, unread
 
     def _load_all(self, manifest: Manifest, *, patient: bool) -> tuple[Held, Refused]:
-        """The segments to be served, and those listed that could not be loaded.
+        """The segments to serve, and the listed ones that could not be loaded.
 
-        patient  do not try one again that was refused a moment ago
+        patient  do not load a segment again that was refused recently
         """
         held: Held = {}
         refused: Refused = {}
@@ -266,7 +267,7 @@ class RetrievalService:
         return held, refused
 
     def _keep_unreadable(self, manifest: Manifest, held: Held, refused: Refused) -> None:
-        """Keep serving what damaged entries of the manifest may have named."""
+        """Keep serving the segments that damaged manifest entries may have named."""
         for name, error in manifest.damaged.items():
             namespace, _, segment_id = name.partition("/")
             key = (namespace, segment_id)
@@ -278,12 +279,12 @@ class RetrievalService:
 
     def _count_refusal(self, key: tuple[str, str], error: StoreError) -> None:
         self._num_refusals += 1
-        # It is tried again and again, and said once.
+        # It is retried at every refresh, but logged once.
         level = logging.DEBUG if key in self._refused else logging.WARNING
         logger.log(level, "event=retrieval_segment_refused segment=%s %s", "/".join(key), error)
 
     def _load(self, namespace: str, segment_id: str) -> Segment | StoreError:
-        """A segment, or why it is refused."""
+        """A segment, or the reason for its refusal."""
         try:
             segment = self._store.get(namespace, segment_id)
             segment.require(f"{self._store.url} {namespace}/{segment_id}", **asdict(self._expected))
@@ -301,11 +302,11 @@ class RetrievalService:
     def _watch(self) -> None:
         self._store.wait_for_change(self._poll_seconds)
         before = self.version
-        # What is refused was told; it keeps nobody else's changes waiting.
+        # Refused segments were reported; they do not delay other changes.
         changed, _ = self._refresh(patient=True)
         if changed and self.version != before:
             logger.info("event=retrieval_store_followed version=%s", self.version)
-        # Every text that is learned is a change; a busy store is read so often and no oftener.
+        # Every learned text is a change; this limits how often a busy store is read.
         self._stopped.wait(REFRESH_PAUSE_S if self._learning is not None else 0.0)
 
     def _fold(self) -> None:

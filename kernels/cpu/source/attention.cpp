@@ -1,16 +1,16 @@
 // A step's attention over a paged KV cache, with the trees' masks.
 //
-// The cache is read once, tile by tile, for all queries of a request (as flash attention does,
-// arXiv 2205.14135): a score is multiplied out when its tile comes, and what was summed before is
-// rescaled where a larger score turns up. Queries that share a key/value head are computed together
-// in one of two ways, a few with the head's dimension along the lanes and many with one query a
-// lane. Both add in the same order, so a row's result depends, bit by bit, on what the row sees
-// alone: not on how many rows are beside it, on columns that it does not see, or on threads.
+// The cache is read once, tile by tile, for all queries of a request, as in FlashAttention (arXiv
+// 2205.14135). Scores are computed tile by tile, and earlier sums are rescaled when a larger score
+// appears. Queries that share a key/value head are computed together in one of two ways: a few with
+// the head's dimension along the lanes, many with one query a lane. Both add in the same order. So
+// a row's result depends bitwise only on what the row sees: not on other rows, on hidden columns,
+// or on threads.
 //
-// The order: a tile has the columns of TILE positions, so that a path's are the same ones in a tree
-// and in plain decoding; tiles ascend. A score sums the products of each lane's dimensions (d,
-// d + LANES, ...), then the lanes by halves; a weight's total sums those of positions p, p + LANES,
-// ..., and at the end these by halves; values are added in the order of the columns, which ascends
+// The order: a tile has the columns of TILE positions, so that a path has the same tiles in a tree
+// and in plain decoding; tiles ascend. A score sums the products of each lane's dimensions (d, d +
+// LANES, ...), then the lanes by halves. The total of weights sums those of positions p, p + LANES,
+// ..., and at the end these by halves. Values are added in the order of the columns, which ascends
 // by position on a path.
 #include "attention.h"
 
@@ -39,13 +39,13 @@ void order_own_columns(Request& request) {
 
 namespace {
 
-// Queries of a request that are computed at once, in blocks: the more, the less often its cache is
-// read; so many that their sums stay in the processor's second cache.
+// Queries of a request that are computed at once. More queries read the cache less often; the sums
+// of this many stay in the L2 cache.
 constexpr int64_t BLOCKS = 16;
 // Floats of a cache line.
 constexpr int64_t LINE = 16;
 
-// Room for `count` floats, the thread's own, until its next call.
+// A thread-local buffer of `count` floats, valid until the thread's next call.
 float* scratch(int64_t count) {
   static thread_local std::vector<float> values;
   if (static_cast<int64_t>(values.size()) < count) values.resize(count);
@@ -58,7 +58,7 @@ struct Group {
   const Request* request;
   int64_t first_head, last_head, begin, end;
 
-  // Whole vectors of queries, then what is left, a few at a time.
+  // Whole vectors of queries, then the rest, a few at a time.
   std::vector<Queries> blocks() const {
     std::vector<Queries> found;
     for (int64_t head = first_head; head < last_head; ++head)
@@ -77,8 +77,8 @@ struct Group {
     return column;
   }
 
-  // Reads a tile in the order of its addresses: a processor fetches ahead where it sees a stream,
-  // which the keys of one head, some lines of a slot each, are not.
+  // Reads a tile in the order of its addresses, for the hardware prefetcher. The keys of one head,
+  // some lines of each slot, are no such stream.
   void touch(int64_t first, int64_t last) const {
     const int64_t pair = 2 * call->kv_heads * call->head_dim;
     const int64_t from = first_head * call->head_dim;
@@ -147,7 +147,7 @@ std::vector<Group> groups_of(const Call& call) {
 
 void attend_step(const Call& call) {
   const std::vector<Group> groups = groups_of(call);
-  // Contexts differ in length: a thread that is done takes the next group.
+  // Contexts differ in length, so a finished thread takes the next group.
   std::atomic<size_t> next{0};
   parallel(groups.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) groups[next++].run();

@@ -1,4 +1,4 @@
-// A step's attention over a paged KV cache: what `attention.cpp` offers the other operators.
+// A step's attention over a paged KV cache: the interface of `attention.cpp`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,10 +38,10 @@ struct Step {
 
 extern thread_local Step now;
 
-// Brings a request's own columns into the order in which they are attended.
+// Sorts a request's own columns into the order of attention.
 void order_own_columns(Request& request);
 
-// The step after one of requests of a row each: what their rows were is context of the next ones,
+// Advances a step of requests with one row each: the old rows become context of the next ones,
 // int32 [requests] each.
 void advance_step(const at::Tensor& slots, const at::Tensor& positions);
 

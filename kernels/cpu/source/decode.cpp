@@ -1,6 +1,6 @@
 // Several tokens of each request in one step of a stage that holds the whole model: embedding,
-// layers, head and choice, without Python between two passes. A pass reads all weights, so that
-// whatever else runs between two of them finds no cache warm.
+// layers, head and choice, without Python between two passes. A pass reads all weights, so any
+// other code between two passes runs with cold caches.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -17,7 +17,7 @@
 namespace draftline {
 namespace {
 
-// What lies behind the layers.
+// The modules after the layers.
 struct Head {
   const at::Tensor &norm, &weight;
   double eps;
@@ -30,7 +30,7 @@ struct Head {
     at::Tensor out = at::empty({hidden.size(0), outputs}, hidden.options());
     multiply({normed.const_data_ptr<float>(), weight.const_data_ptr<float>(), out.data_ptr<float>(),
               hidden.size(0), hidden.size(1), outputs});
-    // Behind the sums, as a step of one token adds it: the same bits.
+    // Added after the sums, as in a step of one token, for the same bits.
     if (bias) out.add_(*bias);
     return softcap ? soft_cap(out, *softcap) : out;
   }
@@ -40,8 +40,8 @@ struct Head {
 struct Sampling {
   const at::Tensor &temperatures, &seeds, &positions;
 
-  // Logits [rows, vocabulary] are overwritten; `ahead` is the number of the pass. Whether all rows
-  // are finite: the best of others is NaN or infinite, and their token -1.
+  // Logits [rows, vocabulary] are overwritten; `ahead` is the number of the pass. Returns whether
+  // all rows are finite: the best logit of other rows is NaN or infinite, and their token -1.
   bool choose(at::Tensor& logits, int64_t ahead, int32_t* tokens) const {
     const int64_t size = logits.size(1);
     bool finite = true;
@@ -95,9 +95,10 @@ struct Ends {
   }
 };
 
-// `slots` and `positions` [passes, rows] are of the rows of each pass; the first are those of the
-// thread's step. Gives int32 [passes, rows], or fewer passes once all answers have ended or logits are not finite. `said`
-// [passes, rows, hidden] is filled with the last layer's states, where they are wanted.
+// `slots` and `positions` [passes, rows] are those of the rows of each pass; the first are those of
+// the thread's step. Returns int32 [passes, rows], with fewer passes once all answers have ended or
+// logits are not finite. `said` [passes, rows, hidden] is filled with the last layer's states, if
+// they are wanted.
 at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Tensor& positions,
                   const at::Tensor& table, const at::Tensor& norm, double eps,
                   const at::Tensor& weight, int64_t outputs, const std::optional<at::Tensor>& bias,
@@ -134,7 +135,7 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
     }
     at::Tensor logits = head.logits(last);
     int32_t* chosen = out.data_ptr<int32_t>() + pass * rows;
-    // A pass that is not finite is the first of a step, which tells of it.
+    // Only the first pass of a step reports logits that are not finite.
     if (!sampling.choose(logits, pass, chosen)) return out.slice(0, 0, std::max<int64_t>(pass, 1));
     if (ends.take(chosen)) return out.slice(0, 0, pass + 1);
     tokens = chosen;

@@ -5,7 +5,7 @@
 
 namespace draftline {
 
-// At most so many.
+// Largest number of queries.
 constexpr int64_t FEW = 4;
 
 struct FewQueries : Queries {
@@ -58,7 +58,7 @@ struct FewQueries : Queries {
                 [&](int64_t q, int64_t c) { scores[q * width + c - first] = HIDDEN; });
   }
 
-  // Scores of a query become weights; what its earlier sums are multiplied by.
+  // Turns scores of a query into weights; returns the factor of its earlier sums.
   float weigh(int64_t q, float* scores, int64_t first, int64_t last, int64_t width) const {
     Vector most = all(largest(q));
     for (int64_t c = 0; c < width; c += LANES) {

@@ -1,7 +1,8 @@
-// A stage's decoder layers, one after the other: no Python, and no operator of a library, is
-// between their products.
+// A stage's decoder layers, one after the other, without Python or library operators between their
+// products.
 //
-// Everything here computes a row alone, in one order: a row does not depend on those beside it.
+// Everything here computes each row separately, in a fixed order: a row does not depend on other
+// rows.
 #include "layers.h"
 
 #include <ATen/ops/empty.h>
@@ -19,7 +20,7 @@
 namespace draftline {
 namespace {
 
-// What a layer is, as `models/layers/own_layers.py` writes it down; change both together.
+// The description of a layer, as written by `models/layers/own_layers.py`; change both together.
 struct Shape {
   int64_t kv_layer, num_heads, intermediate, activation, window, rotation, flags;
 };

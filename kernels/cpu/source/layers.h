@@ -1,4 +1,4 @@
-// What `layers.cpp` offers the other operators.
+// The interface of `layers.cpp`.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -8,7 +8,7 @@
 
 namespace draftline {
 
-// Decoder layers as `models/layers/own_layers.py` hands them over.
+// Decoder layers as `models/layers/own_layers.py` passes them.
 struct LayerArguments {
   at::TensorList tensors;
   at::IntArrayRef shapes;
@@ -16,13 +16,13 @@ struct LayerArguments {
   at::TensorList rotations;
 };
 
-// They, checked, with buffers for the rows of the thread's step.
+// The checked layers, with buffers for the rows of the thread's step.
 class Layers {
  public:
   Layers(const LayerArguments& arguments, int64_t rows, int64_t hidden);
   ~Layers();
 
-  // Hidden states [rows, hidden], which are overwritten, to those behind the last layer.
+  // Replaces hidden states [rows, hidden] by those after the last layer.
   at::Tensor run(at::Tensor states);
 
  private:

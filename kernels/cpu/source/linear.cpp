@@ -1,9 +1,9 @@
 // A product with a matrix that lies in panels of PANEL columns, [panels, inputs, PANEL], the last
 // one padded with zeros.
 //
-// A row's sums run over the inputs in order, each added by one rounding, whatever the number of
-// rows and threads: a row's result does not depend on the rows beside it, bit by bit. Few rows are
-// bound by reading the weight once; for many, a part of a panel stays in the cache while they pass.
+// A row's sums run over the inputs in order, with one rounding each, for any number of rows and
+// threads. So a row's result is bitwise independent of the other rows. Few rows are bound by
+// reading the weight once; for many, a part of a panel stays in the cache while they pass.
 #include "linear.h"
 
 #include <ATen/core/Tensor.h>
@@ -18,13 +18,13 @@
 namespace draftline {
 namespace {
 
-// As many rows as leave registers for the sums of one panel.
+// As many rows as have registers for the sums of one panel.
 constexpr int64_t ROWS = 6;
 // Inputs of a panel that stay in the second-level cache while all rows pass.
 constexpr int64_t DEPTH = 512;
-// How many inputs ahead the panel is asked for.
+// Prefetch distance in a panel, in inputs.
 constexpr int64_t AHEAD = 16;
-// Multiplications that are worth a thread.
+// Least number of multiplications for a thread.
 constexpr int64_t GRAIN = 1 << 16;
 
 template <int R>

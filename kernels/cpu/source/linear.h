@@ -1,4 +1,4 @@
-// A product with a packed weight: what `linear.cpp` offers the other operators.
+// A product with a packed weight: the interface of `linear.cpp`.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 namespace draftline {
 
-// From so many on: not two times a few where one vector of queries takes less time.
+// Least number of queries: from here on one vector of queries is faster than two times a few.
 constexpr int64_t MANY = std::min(FEW, LANES / 2) + 1;
 
 struct ManyQueries : Queries {
@@ -74,7 +74,7 @@ struct ManyQueries : Queries {
                 [&](int64_t q, int64_t column) { scores[column - first][q] = HIDDEN; });
   }
 
-  // Scores become weights; what earlier sums are multiplied by.
+  // Turns scores into weights; returns the factors of earlier sums.
   Vector weigh(Vector* scores, int64_t first, int64_t last) const {
     Vector top = largest();
     for (int64_t c = 0; c < last - first; ++c) top = scores[c] > top ? scores[c] : top;

@@ -89,8 +89,8 @@ struct Queries {
   }
 };
 
-// What earlier sums are multiplied by where the largest score becomes another; both HIDDEN while
-// nothing was seen.
+// The factor of earlier sums when the largest score changes; both scores are HIDDEN before the
+// first column.
 inline Vector rescaling(Vector before, Vector largest) {
   return before > HIDDEN ? exp_of(before - largest) : Vector{};
 }

@@ -1,7 +1,7 @@
-// The token of each row whose logit plus noise is largest, as `core/sampling/choose.py` has it.
+// The token of each row whose logit plus noise is largest, as in `core/sampling/choose.py`.
 //
-// Of most tokens only a bound of the noise is computed: that of all others has to beat the best so
-// far, and few do.
+// For most tokens, a bound of the noise suffices. The exact noise is computed only if the bound
+// exceeds the best sum so far.
 #include "sampling.h"
 
 #include <ATen/core/Tensor.h>
@@ -18,13 +18,13 @@
 namespace draftline {
 namespace {
 
-// As `core/sampling/noise.py` has them; change both together.
+// The constants of `core/sampling/noise.py`; change both together.
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 constexpr uint64_t MIX_1 = 0xBF58476D1CE4E5B9, MIX_2 = 0x94D049BB133111EB;
 constexpr double LN2 = 0.693147180559945309417232121458;
 // No noise is lower, and the best logit of a row is 0.
 constexpr float LEAST_NOISE = -4.0f;
-// Much more than roundings of logits, sums and exponentials move a score by.
+// Far above the rounding errors of logits, sums and exponentials in a score.
 constexpr float MARGIN = 1e-3f;
 // Tokens that are screened at once; multiplications of noise that are worth a thread.
 constexpr int64_t BLOCK = 64, GRAIN = 1 << 14;
@@ -53,7 +53,7 @@ float gumbel(uint64_t bits) {
 struct Choice {
   float score = -std::numeric_limits<float>::infinity();
   int64_t token = 0;
-  // Noise above this, as exp(-noise), cannot make up for a logit of 0.
+  // Tokens whose exp(-noise) is above this cannot beat a logit of 0.
   float reach = std::exp(MARGIN - LEAST_NOISE);
 
   void offer(float logit, int64_t candidate, uint64_t bits) {

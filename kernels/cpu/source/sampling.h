@@ -1,4 +1,4 @@
-// What `sampling.cpp` offers the other operators.
+// The interface of `sampling.cpp`.
 #pragma once
 
 #include <cstdint>

@@ -16,12 +16,12 @@
 namespace draftline {
 namespace {
 
-// How long a helper watches for the next loop: longer than what lies between two loops of a pass,
-// and between the passes of a step of several tokens.
+// How long a helper spins for the next loop: longer than the gaps between two loops of a pass, and
+// between two passes of a step of several tokens.
 constexpr std::chrono::microseconds WATCHED{200};
-// Parts for each thread: whoever is late, or slow, takes fewer.
+// Parts for each thread; a late or slow thread takes fewer.
 constexpr int64_t PARTS = 2;
-// Of one loop, as many as a ticket counts.
+// Most parts of a loop, limited by the bits of a ticket.
 constexpr int64_t MOST_PARTS = 0xffff;
 
 void relax() {
@@ -57,7 +57,7 @@ class Team {
     const uint32_t loop = loop_of(ticket_.load(std::memory_order_relaxed)) + 1;
     ticket_.store(uint64_t{loop} << 32 | parts << 16);
     if (asleep_.load() > 0) {
-      // Whoever counted as asleep has looked at the ticket, or will be notified.
+      // A helper that counted as asleep has read the ticket, or will be notified.
       std::lock_guard<std::mutex> lock(mutex_);
       woken_.notify_all();
     }
@@ -66,8 +66,8 @@ class Team {
   }
 
  private:
-  // A ticket is the number of the loop, how many parts it has, and the next of them: a part is only
-  // ever taken of the loop that it belongs to, and that lasts until all its parts are done.
+  // A ticket has the number of the loop, the number of its parts, and the next part. So a thread
+  // takes a part only of the current loop, which lasts until all its parts are done.
   static uint32_t loop_of(uint64_t ticket) { return ticket >> 32; }
 
   void take_parts(uint32_t loop) {
@@ -92,7 +92,7 @@ class Team {
 
   bool has_loop(uint32_t seen) const { return loop_of(ticket_.load()) != seen; }
 
-  // False: there will be none any more.
+  // False: the helper must end.
   bool await_loop(uint32_t seen) {
     const auto end = std::chrono::steady_clock::now() + WATCHED;
     while (std::chrono::steady_clock::now() < end)
@@ -114,13 +114,13 @@ class Team {
   std::atomic<int> asleep_{0};
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> done_{0};
-  // Of the loop; written before its ticket.
+  // The loop's arguments; written before its ticket.
   LoopBody body_ = nullptr;
   const void* work_ = nullptr;
   int64_t count_ = 0;
 };
 
-// The child of a fork has none of the helpers: it goes on without them, and ends none.
+// A forked child has no helper threads: it runs without them and must not join them.
 struct End {
   pid_t process = getpid();
 

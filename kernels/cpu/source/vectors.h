@@ -25,7 +25,8 @@ constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
 
-// `value` in all lanes: a difference, since -0 + 0 is 0 and would have to be computed.
+// `value` in all lanes: a difference, since x - 0 is always x, while -0 + 0 is 0 and would be
+// computed.
 inline Vector all(float value) { return value - Vector{}; }
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
