@@ -235,8 +235,8 @@ class ProposalSource(Protocol):
     """The engine's only access to drafters (`cluster/drafting/hub.py`). Never raises."""
 
     def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
-        """Begin a request. The drafters `at_once` receive it now, all by default; the others when
-        they are first asked for it."""
+        """Begin a request. Drafters of other processes receive it now if they are in
+        `at_once`, all by default; the others when they are first asked for it."""
         ...
 
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:

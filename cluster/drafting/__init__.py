@@ -1,4 +1,4 @@
-"""The drafter hub: asks every drafter at every step, tells it of commits, and collects proposals.
+"""The drafter hub: tells drafters of commits, asks them, and collects their proposals.
 
 Start with `hub.py`.
 """

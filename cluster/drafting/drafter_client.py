@@ -246,7 +246,8 @@ class DrafterClient:
             self._seconds += seconds
         now = self._clock()
         took_s = now - self._sent_at
-        self._meter.record(message.opens, len(message.queries), took_s, seconds)
+        open_s = 0.0 if seconds is None else seconds.open_s
+        self._meter.record(message.opens, len(message.queries), took_s, open_s)
         if self._on_answer is not None:
             self._on_answer(took_s, len(message.queries))
         if message.queries:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ...core.line_fit import LineFit
 from ...core.proposals import DraftCost, DraftRequest
-from ..links.link import DraftSeconds
 
 # What a new answer leaves of the weight of those before it.
 DECAY = 0.9
@@ -69,19 +68,19 @@ class CostMeter:
         opened: Sequence[DraftRequest],
         num_queries: int,
         seconds: float,
-        parts: DraftSeconds | None,
+        open_s: float = 0.0,
         num_levels: int = 0,
     ) -> None:
         """Learn from an answer to a message that opened requests, or asked something.
 
         seconds  that the engine waited for it, or worked at it
-        parts    what the drafter itself says that it took; None where it does not tell
+        open_s   of these, seconds for the openings at least, as the drafter itself measured them
         num_levels  of its trees that took a pass each, where it counts them
         """
         cost = self._cost
         if opened:
             usual = cost.seconds(num_queries)
-            extra = max(seconds - usual, 0.0 if parts is None else parts.open_s)
+            extra = max(seconds - usual, open_s)
             a_token = extra / max(sum(len(request.token_ids) for request in opened), 1)
             weight = FASTER_WEIGHT if a_token < self._open_token_s else OPEN_WEIGHT
             weight = weight if self._open_token_s else 1.0

@@ -32,7 +32,7 @@ from ...core.step.trace import StepTrace
 from ...core.tree.merge import cut
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.features import feature_columns
-from ..links.link import MAX_NODES, REPORT_EVERY, DraftSeconds
+from ..links.link import MAX_NODES, REPORT_EVERY
 from .committed_text import CommittedText, Untold, at_most, is_current
 from .drafter_cost import CostMeter
 from .drafter_limits import DrafterLimits
@@ -89,8 +89,9 @@ class LocalClient:
         self._texts = texts
         self._limits = limits
         self._clock = clock
-        has_row = trace is not None and self._ahead is None
-        self._on_answer = trace.drafter(self.name) if has_row else None
+        self._on_answer = None
+        if trace is not None and self._ahead is None:
+            self._on_answer = trace.drafter(self.name)
         self._longest_path = MAX_ASSUMED_TOKENS if self._ahead is None else 0
         self._untold = Untold(self.name)
         self._meter = CostMeter(is_ahead=self.is_ahead)
@@ -99,8 +100,8 @@ class LocalClient:
         self._is_retired = self._has_failed = False
         self._num_asked = self._num_answers = self._num_used = 0
         self._num_errors = self._num_returns = 0
-        self._latency_s = 0.0
-        self._seconds = DraftSeconds()
+        # Totals, of answers and of the drafter's own work.
+        self._answer_s = self._open_s = self._observe_s = self._propose_s = 0.0
         self._memory_bytes = 0
         self._prefix = PrefixCounts()
 
@@ -124,16 +125,15 @@ class LocalClient:
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features until the drafter is asked for their requests."""
-        if self._is_up(self._clock()):
-            self._untold.note_features(rows)
+        self._untold.note_features(rows)
 
     def note_drafted(self, drafted: Drafted) -> None:
         """Keep what a head of the last stage drafted, until it is asked for."""
         assert self._ahead is not None
         if drafted.proposals:
             count, num_levels = len(drafted.proposals), drafted.num_levels
-            self._meter.record((), count, drafted.seconds, None, num_levels)
-            self._seconds += DraftSeconds(propose_s=drafted.seconds)
+            self._meter.record((), count, drafted.seconds, num_levels=num_levels)
+            self._propose_s += drafted.seconds
         for request_id, length, proposal in drafted.proposals:
             if request_id in self._texts:
                 self._ahead.take(request_id, length, proposal)
@@ -152,32 +152,39 @@ class LocalClient:
         self._num_returns += self._has_failed
         self._has_failed = False
         try:
-            proposals, opened, seconds = self._draft(queries, start + budget_s)
+            proposals, opened, open_s = self._draft(queries, start + budget_s)
         except Exception as error:
             logger.debug("drafter=%s event=raised", self.name, exc_info=True)
             self._fail(f"it raised {failure_reason(error)}")
             return []
         try:
             self._limits.check(proposals, len(queries), self.name)
+            given = [
+                (query.request_id, cut(proposal, query.max_nodes))
+                for query, proposal in zip(queries, proposals, strict=True)
+                if not proposal.is_empty
+            ]
         except Exception as error:
             # It may return anything, and the use of that then raise anything.
             logger.debug("drafter=%s event=bad_answer", self.name, exc_info=True)
             self._fail(f"bad answer: {failure_reason(error)}")
             return []
         self._breaker.succeed()
-        self._note_time(opened, len(queries), self._clock() - start, seconds)
-        given = [
-            (query.request_id, cut(proposal, query.max_nodes))
-            for query, proposal in zip(queries, proposals, strict=True)
-            if not proposal.is_empty
-        ]
+        self._num_answers += 1
+        took_s = self._clock() - start
+        self._answer_s += took_s
+        # Heads of the last stage draft in its time.
+        if self._ahead is None:
+            self._meter.record(opened, len(queries), took_s, open_s)
+        if self._on_answer is not None:
+            self._on_answer(took_s, len(queries))
         self._num_used += len(given)
         return given
 
     def _draft(
         self, queries: Sequence[Query], deadline: float
-    ) -> tuple[Sequence[Proposal], Sequence[DraftRequest], DraftSeconds]:
-        """The drafter's answer, the requests that were opened for it, and what it took.
+    ) -> tuple[Sequence[Proposal], Sequence[DraftRequest], float]:
+        """The drafter's answer, the requests that were opened for it, and seconds for that.
 
         Raises what the drafter raises.
         """
@@ -207,8 +214,10 @@ class LocalClient:
             self._memory_bytes = drafter.memory_bytes
             if isinstance(drafter, CachingDrafter):
                 self._prefix = drafter.prefix_counts
-        seconds = DraftSeconds(opened - begun, observed - opened, proposed - observed)
-        return proposals, opens, seconds
+        self._open_s += opened - begun
+        self._observe_s += observed - opened
+        self._propose_s += proposed - observed
+        return proposals, opens, opened - begun
 
     def close(self, request_id: str, text: CommittedText) -> None:
         """A request left `texts`; this was its text."""
@@ -222,7 +231,7 @@ class LocalClient:
             except Exception as error:
                 logger.debug("drafter=%s event=raised", self.name, exc_info=True)
                 self._fail(f"it raised {failure_reason(error)}")
-            self._seconds += DraftSeconds(open_s=self._clock() - start)
+            self._open_s += self._clock() - start
         self._untold.forget(request_id)
 
     def _end(self, request_id: str, text: CommittedText, *, is_known: bool) -> None:
@@ -244,9 +253,8 @@ class LocalClient:
                 self._ahead.close(request_id)
 
     async def stop(self) -> None:
-        """Close every request, and free what the drafter holds."""
-        self._is_retired = True
-        self._forget_all()
+        """The same, and free what the drafter holds."""
+        self.retire()
         if isinstance(self._drafter, OwningDrafter):
             await asyncio.to_thread(self._drafter.free)
 
@@ -261,16 +269,13 @@ class LocalClient:
             circuit_open=now < self._breaker.retry_at,
             messages=self._num_asked,
             proposals=self._num_used,
-            late=0,
-            late_used=0,
-            dropped=0,
             errors=self._num_errors,
             reconnects=self._num_returns,
-            latency_sum_s=self._latency_s,
+            latency_sum_s=self._answer_s,
             latency_count=self._num_answers,
-            open_s=self._seconds.open_s,
-            observe_s=self._seconds.observe_s,
-            propose_s=self._seconds.propose_s,
+            open_s=self._open_s,
+            observe_s=self._observe_s,
+            propose_s=self._propose_s,
             memory_bytes=self._memory_bytes,
             learning=drafter.learning_counts if isinstance(drafter, LearningDrafter) else {},
             prefix=self._prefix,
@@ -281,18 +286,6 @@ class LocalClient:
 
     def _is_of_use(self, query: Query) -> bool:
         return len(query.assumed or ()) <= self._longest_path and is_current(query, self._texts)
-
-    def _note_time(
-        self, opened: Sequence[DraftRequest], num_queries: int, took_s: float, seconds: DraftSeconds
-    ) -> None:
-        self._num_answers += 1
-        self._latency_s += took_s
-        self._seconds += seconds
-        # Heads of the last stage draft in its time.
-        if self._ahead is None:
-            self._meter.record(opened, num_queries, took_s, seconds)
-        if self._on_answer is not None:
-            self._on_answer(took_s, num_queries)
 
     def _fail(self, reason: str) -> None:
         """The drafter's state is unknown: begin anew with it when the breaker allows."""

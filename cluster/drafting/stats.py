@@ -39,9 +39,9 @@ class DrafterStats:
     circuit_open: bool
     messages: int
     proposals: int
-    late: int
-    late_used: int
-    dropped: int
+    late: int = 0
+    late_used: int = 0
+    dropped: int = 0
     errors: int
     reconnects: int
     latency_sum_s: float

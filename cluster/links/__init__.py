@@ -1,4 +1,4 @@
-"""What lies between the drafter hub and its drafters: messages, connections, credentials.
+"""What lies between the hub and drafters of other processes: messages, connections, credentials.
 
 Start with `link.py`.
 """
