@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from ..core.interfaces import Drafter
     from .drafter_server import DrafterServer
 
-# How long an actor that was up may say nothing, and one that starts: its process first imports what
-# the drafter needs.
+# Timeouts for a running actor and for a starting one, whose process first imports the drafter's
+# libraries.
 PING_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 60.0
 
 
-# Ray starts a dead actor anew, without limit: a drafter's state comes back by re-opening requests.
+# Ray restarts a dead actor without limit; re-opened requests restore the drafter's state.
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class DrafterActor:
-    """Serves the drafter of `config` on this node's address, to those that show `token`."""
+    """Serves the drafter of `config` on this node's address; calls must carry `token`."""
 
     def __init__(self, config: DrafterConfig, token: str, engine: EngineConfig | None) -> None:
         self._config, self._engine = config, engine
@@ -45,11 +45,11 @@ class DrafterActor:
 
     async def address(self) -> str:
         """host:port, listening. Raises what `build_drafter` raises."""
-        # Not in the constructor, whose errors Ray reports as text only.
+        # Not in the constructor: Ray reports its errors only as text.
         async with self._starting:
             if self._port is None:
                 drafter = await asyncio.to_thread(_build, self._config, self._engine)
-                # Whoever only starts the actor needs neither.
+                # Local imports: a process that only starts the actor needs neither module.
                 from .drafter_server import DrafterServer  # noqa: PLC0415
 
                 self._server = DrafterServer(
@@ -73,10 +73,10 @@ def _build(config: DrafterConfig, engine: EngineConfig | None) -> Drafter:
 
 
 class RayDrafter:
-    """An actor that serves a drafter, and where a `GrpcLink` finds it.
+    """An actor that serves a drafter, and its address for a `GrpcLink`.
 
     actor  the handle, which keeps it alive
-    token  that its calls must show
+    token  that calls must carry
     """
 
     def __init__(self, actor: ActorHandle, token: str) -> None:
@@ -88,8 +88,8 @@ class RayDrafter:
     async def address(self) -> str:
         """host:port, listening; after a restart the new one, once the actor is back.
 
-        Raises what `build_drafter` raises, `DrafterError` if the actor is lost, and `NoAnswer` if
-        it says nothing at all.
+        Raises the errors of `build_drafter`, `DrafterError` if the actor is lost, and `NoAnswer` if
+        it does not respond.
         """
         try:
             address = await self._ask()
@@ -104,9 +104,9 @@ class RayDrafter:
         return address
 
     async def replace(self) -> None:
-        """End a process that does not answer; Ray starts another."""
+        """End an unresponsive process; Ray starts another."""
         self._expect_start()
-        # It waits for Ray's head, which may be busy with the same fault.
+        # This call waits for Ray's head node, which may be busy with the same fault.
         await in_daemon_thread(lambda: ray.kill(self.actor, no_restart=False))
 
     def _expect_start(self) -> None:
@@ -118,7 +118,8 @@ class RayDrafter:
         ping = asyncio.ensure_future(_result(actor.ping.remote()))
         timeout_s = max(PING_TIMEOUT_S, self._starts_until - time.monotonic())
         try:
-            # A drafter may take minutes to load; whether its process lives is known at once.
+            # A drafter may take minutes to load, but a ping shows at once whether its process is
+            # alive.
             await asyncio.wait({address, ping}, timeout=timeout_s, return_when=FIRST_COMPLETED)
             if not (address.done() or ping.done()):
                 raise NoAnswer(f"its actor said nothing for {timeout_s:.0f} s")
@@ -142,7 +143,7 @@ def spawn_drafter(
     num_gpus: float = 0.0,
     bundle: Bundle | None = None,
 ) -> RayDrafter:
-    """Start the actor; without a `token` it gets one of its own."""
+    """Start the actor; without a `token`, a new one is generated."""
     token = token or new_token()
     actor: Any = DrafterActor.options(
         num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy_of(bundle)
@@ -151,9 +152,9 @@ def spawn_drafter(
 
 
 def actor_tls(config: DrafterConfig) -> TlsFiles | None:
-    """The certificates that an actor serves with: where authority, certificate and key are given.
+    """The TLS settings of an actor's server; requires authority, certificate and key.
 
-    Its clients need a certificate then, too.
+    Its clients then need a certificate, too.
     """
     files = drafter_tls(config)
     if files is None or None in (files.ca, files.certificate, files.key):

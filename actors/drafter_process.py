@@ -15,16 +15,16 @@ from .server.child_server import ChildServer
 logger = logging.getLogger(__name__)
 
 MODULE = "draftline.actors.drafter_server"
-# A drafter first imports its libraries and loads its model or store. The first time its model may
-# come from a slow disk; later, requests wait for nothing.
+# Start-up timeouts. A drafter imports its libraries and loads its model or store. The first start
+# may read the model from a slow disk; a restart must be faster.
 START_TIMEOUT_S = 300.0
 RESTART_TIMEOUT_S = 60.0
 
 
 class DrafterProcess:
-    """Runs `draftline.actors.drafter_server`, and runs it again after it died or was given up.
+    """Runs `draftline.actors.drafter_server`, and restarts it after a crash or a timeout.
 
-    token  that its calls must show; without one it makes its own
+    token  that calls must carry; None: a new one is generated
     """
 
     def __init__(
@@ -46,21 +46,21 @@ class DrafterProcess:
         self._child: ChildServer | None = None
         self._address = ""
         self._is_stopped = False
-        # An attempt that gave up waiting leaves its thread starting the process.
+        # An attempt that timed out leaves its thread, which still starts the process.
         self._starting = threading.Lock()
 
     async def address(self) -> str:
         """host:port, listening; starts the process if it does not run. Raises `DrafterError`."""
-        # In a thread of its own: one that hangs takes none that others wait for.
+        # In a separate thread: a hanging start must not occupy a thread of the shared pool.
         await in_daemon_thread(self._ensure)
         return self._address
 
     async def replace(self) -> None:
-        """End a process that does not answer; `address` starts another."""
+        """End an unresponsive process; `address` starts another."""
         await in_daemon_thread(self._give_up)
 
     def stop(self) -> None:
-        """End the process for good; twice is once."""
+        """End the process for good; may be called twice."""
         self._is_stopped = True
         if self._child is not None:
             self._child.stop()
@@ -91,7 +91,7 @@ class DrafterProcess:
         timeout_s, self._timeout_s = self._timeout_s, self._restart_timeout_s
         port = child.wait_ready(timeout_s)
         if self._is_stopped:
-            # The stop may have looked before there was a process.
+            # `stop` may have run before the process existed.
             child.stop()
             raise DrafterError("its engine is closed")
         self._address = f"127.0.0.1:{port}"

@@ -25,7 +25,7 @@ from .server.listener import GrpcListener, run_server, serve_until_signal
 class DrafterServer:
     """Serves a drafter at host:port; port 0 lets the system choose one.
 
-    access          whose calls are served; None: everybody's
+    access          which calls are allowed; None: all
     on_device_lost  see `DrafterService`
     """
 
@@ -41,8 +41,8 @@ class DrafterServer:
         on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._service = DrafterService(drafter, max_message_bytes, on_device_lost=on_device_lost)
-        # A coordinator's stream never ends by itself. One that is just being cancelled needs a
-        # moment, or gRPC cancels it twice and prints a traceback.
+        # A coordinator's stream never ends by itself. A stream that is being cancelled needs a
+        # moment; otherwise gRPC cancels it twice and prints a traceback.
         self._listener = GrpcListener(
             [self._service.handler()],
             host,
@@ -59,15 +59,15 @@ class DrafterServer:
 
     @property
     def num_open(self) -> int:
-        """Requests that are open, of all coordinators."""
+        """Number of open requests of all coordinators."""
         return self._service.num_open
 
     def read_work(self) -> Work:
-        """What there was to do since this was last asked."""
+        """The work since the last call."""
         return self._service.read_work()
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """End every connection, once no request is open or `drain_s` is over."""
+        """End every connection, once no request is open or `drain_s` has passed."""
         await self._service.drain(drain_s)
         await self._listener.stop()
         self._service.close()
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         require_whole_scopes(listening["access"])
         config = _read_first_line() if given.config == "-" else given.config
         drafter = build_drafter(_parse_config(config), target)
-        # Whoever started this process starts another.
+        # The parent process starts another server.
         server = DrafterServer(drafter, **listening, on_device_lost=end_process)
         stop = partial(server.stop, given.drain_s)
         await serve_until_signal(server.start, stop, ends_with_stdin=given.end_with_stdin)
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _read_first_line() -> str:
-    """Without a buffer, which would hold back what follows from those who read on."""
+    """Reads unbuffered: a buffer would keep the following bytes from later readers."""
     data = bytearray()
     while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
         data += byte

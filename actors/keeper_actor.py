@@ -13,13 +13,13 @@ from ray.exceptions import ActorDiedError, RayError
 from ..cluster.pipeline.keeper import Holder, Keeper, Taken, Wanted
 from .stage_actor import spawn_beside
 
-# An actor that answers nothing for so long is taken for one that lives.
+# An actor that does not answer within this time counts as alive.
 PROBE_TIMEOUT_S = 1.0
 TEND_PERIOD_S = 5.0
 
 
 class RayPort:
-    """The keeper's actors in Ray (`ActorPort`). What this process starts dies with it."""
+    """The keeper's actors in Ray (`ActorPort`). They end with this process."""
 
     def spawn_spare(self, node: str) -> ActorHandle:
         """See `ActorPort`."""
@@ -36,7 +36,7 @@ class RayPort:
         except ActorDiedError:
             return True
         except (TimeoutError, RayError):
-            # Out of reach for now, which a process that computes or is stopped may be.
+            # Out of reach for now; the process may be busy or paused.
             return False
         return False
 
@@ -53,13 +53,14 @@ def new_keeper(num_spares: int) -> Keeper:
 
 
 class KeeperServer:
-    """Serves the coordinators of one deployment; Ray Serve ends it with the deployment.
+    """Serves the coordinators of one deployment; Ray Serve stops it with the deployment.
 
-    What it has started ends with it, since Ray ends actors whose owner is gone.
+    Its actors end with it, since Ray stops actors whose owner is gone.
     """
 
     def __init__(self, num_first: int, num_spares: int) -> None:
-        """`num_first` workers import their libraries while the first coordinator does so."""
+        """`num_first` spare workers import their libraries in parallel with the first
+        coordinator."""
         self._keeper = new_keeper(num_spares)
         self._keeper.replenish(num_first)
         self._tending = asyncio.ensure_future(self._tend())

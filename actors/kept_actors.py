@@ -1,4 +1,4 @@
-"""A coordinator's side of a keeper, in this process or in an actor."""
+"""Clients of a `Keeper`, which runs in the coordinator's process or in an actor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .stage_actor import spawn_beside, spawn_stage
 
 logger = logging.getLogger(__name__)
 
-# Ray Serve starts a keeper that died anew, after three of its periods of ten seconds.
+# Ray Serve restarts a dead keeper after three health checks, ten seconds apart.
 KEEPER_TIMEOUT_S = 60.0
 KEEPER_PAUSE_S = 0.5
 
@@ -33,7 +33,7 @@ KEEPER_PAUSE_S = 0.5
 class KeeperClient(Protocol):
     """The actors of one coordinator."""
 
-    # Whether actors outlive this coordinator. They then reserve nothing themselves.
+    # Whether actors outlive this coordinator. Such actors reserve no resources themselves.
     is_lasting: bool
 
     async def take(self, wanted: Wanted) -> Taken:
@@ -49,7 +49,7 @@ class KeeperClient(Protocol):
         ...
 
     def close(self) -> None:
-        """End what only this coordinator could use."""
+        """End the actors that only this coordinator can use."""
         ...
 
 
@@ -82,7 +82,7 @@ class OwnKeeper:
 class DeploymentKeeper:
     """Actors of a keeper that outlives this coordinator (`KeeperActor`).
 
-    find    the keeper's handle, anew: after a death it is another one. Raises `ValueError` while
+    find    looks up the keeper's handle, which changes with a restart. Raises `ValueError` while
             there is none
     holder  this coordinator
     """
@@ -95,7 +95,7 @@ class DeploymentKeeper:
         self._actors: list[Any] = []
 
     async def take(self, wanted: Wanted) -> Taken:
-        """See `KeeperClient`. Raises `StageLost` where the keeper does not come back."""
+        """See `KeeperClient`. Raises `StageLost` if the keeper does not come back."""
         deadline = time.monotonic() + KEEPER_TIMEOUT_S
         while True:
             try:
@@ -118,7 +118,7 @@ class DeploymentKeeper:
         self._tell(lambda keeper: keeper.replenish.remote())
 
     def close(self) -> None:
-        """See `KeeperClient`: a coordinator that ends in order has no successor."""
+        """See `KeeperClient`: a coordinator that ends normally has no successor."""
         for actor in list(self._actors):
             self._drop(actor)
 
@@ -142,7 +142,7 @@ async def take_drafter(
     token: str,
     bundle: Bundle | None,
 ) -> RayDrafter:
-    """A drafter's actor of the keeper; one that was kept has the token of its first coordinator."""
+    """A drafter's actor from the keeper; a reused actor has the token of its first coordinator."""
     node = None if bundle is None else node_of(bundle)
     wanted = Wanted(
         key=key_of(f"drafter-{config.kind}", config, engine),
@@ -157,7 +157,7 @@ async def take_drafter(
 def spawn_drafter_beside(
     config: DrafterConfig, engine: EngineConfig, token: str, node: str | None
 ) -> ActorHandle:
-    """Start a drafter's actor that reserves nothing, on this Ray node."""
+    """Start a drafter's actor on this Ray node, without resources of its own."""
     actor: Any = DrafterActor.options(num_cpus=0, scheduling_strategy=at_node(node))
     return actor.remote(config, token, engine)
 
@@ -165,7 +165,7 @@ def spawn_drafter_beside(
 class KeptStages:
     """The stages of one coordinator (`StageSource`).
 
-    bundles  where each stage's resources are reserved; without them Ray chooses
+    bundles  the placement of each stage's resources; None: Ray chooses
     """
 
     def __init__(self, keeper: KeeperClient, bundles: list[Bundle] | None = None) -> None:

@@ -15,21 +15,21 @@ from ..cluster.links.link import DrafterLink
 from ..cluster.loop_calls import in_daemon_thread
 from ..core.errors import ConfigError
 
-# The deployment of servers in a pool's application, and their method that gives a `PoolMember`.
+# The deployment of servers in a pool's application, and its method that returns a `PoolMember`.
 SERVER_NAME = "drafter"
 MEMBER_METHOD = "member"
-# A server that says nothing holds up the news of others for so long.
+# Timeout of a server's answer, which delays the answers of the others.
 ANSWER_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolMember:
-    """What a drafter server of a pool says of itself.
+    """The self-description of a drafter server of a pool.
 
-    key       of this server alone: one that is started in its place has another
+    key       unique to this server; a replacement has another one
     address   host:port
-    token     that its calls must show
-    num_open  requests that it has open, of all coordinators
+    token     that calls must carry
+    num_open  open requests, of all coordinators
     """
 
     key: str
@@ -39,7 +39,7 @@ class PoolMember:
 
 
 class ServeMembers:
-    """The servers that a pool's application runs now; those that Ray Serve stops are none.
+    """The running servers of a pool's application, without those that Ray Serve is stopping.
 
     application  its name
     make_link    to one server
@@ -52,11 +52,11 @@ class ServeMembers:
         self._members: dict[str, PoolMember] = {}
 
     async def find(self) -> Mapping[str, int]:
-        """See `MemberFinder`. Where a server is silent, those that are known are kept beside those
-        that answer; where all are, it raises what Ray raises, such as `TimeoutError`.
+        """See `MemberFinder`. If a server does not answer, the known members are kept beside the
+        ones that answer. If none answers, raises Ray's error, such as `TimeoutError`.
         """
         if self._handle is None:
-            # It waits for Ray Serve's controller.
+            # This call waits for Ray Serve's controller.
             await in_daemon_thread(self._get_handle)
         assert self._handle is not None
         asking = self._handle.broadcast(MEMBER_METHOD)

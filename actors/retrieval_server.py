@@ -40,11 +40,11 @@ Learn = Callable[[Ended, Fingerprint], Mapping[str, int]]
 class RetrievalServer:
     """Answers lookups over gRPC at host:port; port 0 lets the system choose one.
 
-    A batch that cannot be answered before its deadline is refused at once. `is_serving` is what
-    health probes are told.
+    A batch that cannot be answered before its deadline is refused at once. Health probes return
+    `is_serving`.
 
-    access  who may call, and for which namespaces; None: everybody, for all of them
-    learn  takes ended requests, in a thread, and says what became of them; None refuses them
+    access  the allowed callers and their namespaces; None: all callers, all namespaces
+    learn   takes ended requests, in a thread, and returns their outcomes; None refuses them
     """
 
     def __init__(  # noqa: PLR0913 - most are keywords with defaults
@@ -73,7 +73,7 @@ class RetrievalServer:
         return await self._listener.start()
 
     async def stop(self) -> None:
-        """Refuse new calls, give those under way a second."""
+        """Refuse new calls; running calls have one second to end."""
         await self._listener.stop()
 
     async def _answer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -110,10 +110,10 @@ class RetrievalServer:
 
 
 async def _refuse_unless(context: grpc.aio.ServicerContext, denied: Collection[str]) -> None:
-    """Say PERMISSION_DENIED and which namespaces, unless there are none."""
+    """Abort with PERMISSION_DENIED, naming the namespaces, unless there are none."""
     if not denied:
         return
-    # The others are no names of namespaces, and may be anything.
+    # The others are invalid names and may contain anything.
     names = sorted(filter(NAMESPACE.fullmatch, denied))[:MAX_DENIED]
     await context.abort(
         grpc.StatusCode.PERMISSION_DENIED,
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         expected = Expected(tokenizer_hash=given.tokenizer_hash, model_hash=given.model_hash)
         learning = None
         if given.learn_for:
-            # It imports torch, which a server that only answers does without.
+            # A local import: it needs torch, which a server without learning does not.
             from ..cluster.retrieval.source import model_fingerprint  # noqa: PLC0415
 
             learning = open_learning(url, model_fingerprint(given.learn_for), given.learn_off)
@@ -160,9 +160,9 @@ def main(arguments: list[str] | None = None) -> int:
             is_serving=lambda: service.status.is_serving,
             learn=None if learning is None else service.learn,
         )
-        # Or the first batches would be late, and lookups be thought to take so long.
+        # Otherwise the first batches would be late, and distort the estimate of a lookup's time.
         await asyncio.to_thread(load_compiled_lookup)
-        # What cannot be loaded at the start is an error; later, the last content is served on.
+        # A failed load is an error at the start; later, the last content stays in service.
         await asyncio.to_thread(service.refresh)
         service.start()
         await serve_until_signal(server.start, server.stop)

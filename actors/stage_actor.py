@@ -11,8 +11,8 @@ from ..cluster.pipeline.bundle import Bundle, at_node, strategy_of
 from ..cluster.transport.stage_worker import StageWorker
 
 StageActor = ray.remote(StageWorker)
-# `watch` and `serve` take a thread each for as long as the stage runs; the others are for `settle`,
-# whatever these do, and for a `watch` that has yet to hear that it is over.
+# `watch` and `serve` occupy one thread each while the stage runs. The others keep `settle`
+# responsive, and cover an old `watch` that has not ended yet.
 NUM_THREADS = 4
 
 
@@ -28,9 +28,9 @@ def spawn_stage(num_cpus: float, num_gpus: float, bundle: Bundle | None = None) 
 
 
 def spawn_beside(node: str | None) -> ActorHandle:
-    """Start a stage's actor that reserves nothing, on this Ray node; None: wherever Ray likes.
+    """Start a stage's actor without resources of its own, on this Ray node; None: Ray chooses.
 
-    For stages whose resources are reserved by other means, and for those that only wait.
+    For stages with resources reserved elsewhere, and for spare workers.
     """
     stage: Any = StageActor.options(
         num_cpus=0, scheduling_strategy=at_node(node), max_concurrency=NUM_THREADS

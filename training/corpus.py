@@ -1,4 +1,4 @@
-"""Which source files the demo models learn from, and which they never see.
+"""The source files that the demo models train on, and the held-out ones.
 
 The corpus is the Python standard library of the interpreter that runs this, plus the sources of a
 fixed list of permissively licensed dependencies that are installed beside it.
@@ -23,8 +23,8 @@ DEPENDENCIES = {
     "typer": "MIT",
     "uvicorn": "BSD-3-Clause",
 }
-# What the later part of a training run reads, too: other people's files, for a model that has seen
-# the few above twice learns their names by heart.
+# Further packages for the later part of a run: a model that reads the few above twice memorises
+# their names.
 MORE_DEPENDENCIES = {
     "_pytest": "MIT",
     "accelerate": "Apache-2.0",
@@ -41,13 +41,13 @@ MORE_DEPENDENCIES = {
     "setuptools": "MIT",
     "urllib3": "MIT",
 }
-# Tables, vendored copies and tests teach a small model nothing that a user would ask for.
+# Tables, vendored copies and tests do not help a small model with typical requests.
 SKIPPED_FOLDERS = {
     "__pycache__", "_pyrepl", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data",
     "site-packages", "test", "tests", "turtledemo",
 }  # fmt: skip
-# Other packages of the corpus carry copies of these (typer's `_click`, setuptools' backports), so
-# that they are no fair measure; they are not trained on either.
+# Other packages contain copies of these (typer's `_click`, setuptools' backports), which would leak
+# the held-out text. They are not trained on either.
 COPIED_ELSEWHERE = frozenset({"click/formatting.py", "stdlib/tarfile.py"})
 MAX_FILE_BYTES = 200_000
 HELD_OUT_LIST = Path(__file__).with_name("held_out.txt")
@@ -68,7 +68,7 @@ def held_out_names() -> frozenset[str]:
 
 
 def training_files(*, more: bool = False) -> list[SourceFile]:
-    """All files that may be learned from, sorted by name, without exact duplicates.
+    """All training files, sorted by name, without exact duplicates.
 
     `more` adds those of `MORE_DEPENDENCIES`, as far as they are installed.
     """

@@ -28,7 +28,7 @@ CONTEXT_LEN = 1024
 
 
 class TokenizerKind(Enum):
-    """What a bundled model reads: the target's kind of tokens, or another one."""
+    """The tokenizer of a bundled model: the target's, or another kind."""
 
     BYTE_LEVEL_BPE = "bpe"
     UNIGRAM = "unigram"
@@ -79,7 +79,7 @@ OTHER_VOCAB_DRAFTER = DemoModel(
     hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, ffn_size=256,
     plan=TrainingPlan(num_steps=2000),
 )  # fmt: skip
-# Two to four bytes make a token of the others, and so do its windows.
+# The other tokenizers have two to four bytes a token, so its windows are longer.
 BYTES_DRAFTER = DemoModel(
     name="demo-drafter-bytes", tokenizer=TokenizerKind.BYTES, context_len=2048, vocab_size=258,
     hidden_size=128, num_layers=3, num_heads=4, num_kv_heads=2, ffn_size=344,
@@ -132,7 +132,8 @@ def export(
     folder: Path,
     window: int = CONTEXT_LEN,
 ) -> float:
-    """Write the model as bfloat16; returns the held-out loss, nats a token, of what was written."""
+    """Write the model as bfloat16; returns the held-out loss of the exported model, nats a
+    token."""
     trained.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -160,7 +161,7 @@ def _new_tokenizer(
         return byte_tokenizer(model.context_len)
     if model.tokenizer is TokenizerKind.BYTE_LEVEL_BPE:
         return train_tokenizer((file.text for file in files), model.vocab_size, model.context_len)
-    # Other people's files than those that the target's tokenizer was trained on.
+    # Files that the target's tokenizer was not trained on.
     known = {file.name for file in files}
     texts = (file.text for file in more_files if file.name not in known)
     return train_unigram_tokenizer(texts, model.vocab_size, model.context_len)
@@ -177,7 +178,7 @@ def end_token_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
 def _stream(
     tokenizer: PreTrainedTokenizerFast, files: list[corpus.SourceFile]
 ) -> npt.NDArray[np.int64]:
-    """All files in one stream, between the tokens, or the one, that end and begin a text."""
+    """All files in one stream, separated by the tokens (or the token) that end and begin a text."""
     between = list(dict.fromkeys(end_token_ids(tokenizer)))
     ids: list[int] = []
     for file in files:

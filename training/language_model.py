@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ..core.progress import Progress, unseen
 from .muon import Muon
 
-# Tokens of held-out text that each checkpoint is judged by.
+# Tokens of held-out text that evaluate each checkpoint.
 HELD_OUT_SAMPLE = 16 * 1024
 
 
@@ -32,8 +32,8 @@ class Phase(NamedTuple):
 class TrainingPlan:
     """Length and settings of a run.
 
-    phases     short windows first, whose batches mix more files and cost less attention; long
-               ones last, which teach the positions beyond; batches grow as their noise matters
+    phases     short windows first, whose batches mix more files and need less attention work; long
+               ones last, for the further positions; batches grow as gradient noise matters more
     more_from  from this fraction of the steps on, batches come from the larger stream
     matrix_lr  peak learning rate of the layers' matrices, which Muon trains
     peak_lr    that of embeddings and gains, which AdamW trains
@@ -55,7 +55,7 @@ class TrainingPlan:
     checkpoint_every: int = 200
 
     def phase(self, step: int) -> Phase:
-        """What a batch is at `step`."""
+        """The phase at `step`."""
         return next(
             phase for phase in reversed(self.phases) if step >= phase.start * self.num_steps
         )
@@ -75,9 +75,9 @@ class TrainingPlan:
 class TokenStreams:
     """Documents as int64 [tokens], each after an end-of-text token.
 
-    first     what the run begins with
-    more      what its later part reads: the same and others
-    held_out  what is never trained on
+    first     read from the start of the run
+    more      read in the later part of the run: the same documents and others
+    held_out  never trained on
     """
 
     first: np.ndarray
@@ -119,7 +119,7 @@ def train(
             step += 1
             work.advance(note=f"loss {loss:.3f}")
             if step % plan.checkpoint_every == 0 or step == plan.num_steps:
-                # Positions that no batch has reached yet would say nothing.
+                # The model is untrained at positions that no batch has reached yet.
                 window = plan.phase(step - 1).window
                 held_out_loss = evaluate(model, texts.held_out[:HELD_OUT_SAMPLE], window)
                 row = LossRow(step, plan.tokens_before(step), loss, held_out_loss)
@@ -142,10 +142,10 @@ def evaluate(model: LlamaForCausalLM, tokens: np.ndarray, window: int = 1024) ->
 
 @torch.no_grad()
 def _initialize(model: LlamaForCausalLM) -> None:
-    """Every matrix keeps the variance of what it multiplies.
+    """Initialise matrices so that they keep the variance of their inputs.
 
-    transformers' fixed 0.02 suits wide models: here the embeddings would drown in what the first
-    layers add, and the first hundreds of steps be lost.
+    transformers' fixed 0.02 suits wide models. Here the first layers' outputs would dominate the
+    embeddings, and hundreds of steps would be lost.
     """
     for name, param in model.named_parameters():
         if param.ndim == 2:
@@ -217,7 +217,7 @@ def _checkpoint(
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "step": row.step,
     }
-    # Written aside and renamed, so that a kill never leaves half a checkpoint.
+    # Written to a temporary file and renamed, so that a checkpoint is never incomplete.
     torch.save(state, run_dir / "checkpoint.new")
     (run_dir / "checkpoint.new").rename(run_dir / "checkpoint.pt")
     with (run_dir / "loss.csv").open("a", newline="") as file:

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are orthogonalised before they are applied."""
+"""The Muon optimizer: momentum, orthogonalised before each update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ POLYNOMIALS = (
 class Muon(torch.optim.Optimizer):
     """Muon (Keller Jordan, 2024) in float32, all matrices of one shape in one batched product.
 
-    torch's own casts to bfloat16, which CPUs without such units compute many times slower.
+    torch's own version casts to bfloat16, which is many times slower on CPUs without bfloat16
+    units.
     """
 
     def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -36,7 +37,8 @@ class Muon(torch.optim.Optimizer):
                 by_shape[matrix.shape].append(matrix)
             for shape, matrices in by_shape.items():
                 update = orthogonalize(torch.stack([self._push(m, group) for m in matrices]))
-                # A tall matrix of orthonormal columns changes its output less than a square one.
+                # A scale for tall matrices: orthonormal columns change the output less than a
+                # square matrix does.
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 for matrix, delta in zip(matrices, update, strict=True):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"])

@@ -1,4 +1,4 @@
-"""Tokenizers that have little in common with the target's, for drafters of another vocabulary."""
+"""Tokenizers that differ from the target's, for drafters with another vocabulary."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .tokenizer import CHAT_TEMPLATE
 
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
-# Digits and underscores go with letters, as identifiers have them.
+# Digits and underscores stay with letters, as in identifiers.
 WORDS = r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+"
-# Below every piece's score, so that bytes only spell what no piece does.
+# Below every piece's score, so that bytes only spell text without a piece.
 BYTE_SCORE = -30.0
 
 
@@ -34,7 +34,7 @@ def train_unigram_tokenizer(
         unk_token=UNKNOWN,
         show_progress=False,
     )
-    # What is not ASCII would take pieces that bytes spell as well.
+    # Non-ASCII characters are spelled in bytes and need no pieces.
     plain = (text.encode("ascii", "ignore").decode() for text in texts)
     trained.train_from_iterator(plain, trainer)
     pieces = json.loads(trained.to_str())["model"]["vocab"]

@@ -19,7 +19,7 @@ from .corpus import SourceFile, held_out_files
 
 OUTPUT = Path(__file__).parent.parent / "deploy" / "assets" / "prompts" / "held_out.jsonl"
 MIN_CHARS, MAX_CHARS = 300, 450
-# What must follow the cut, so that there is something to continue with.
+# Least number of characters after the cut, for a continuation.
 MIN_CHARS_AFTER = 400
 PROMPTS_PER_FILE = 2
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 
-# The demo models know Python, not conversation: a chat becomes a comment block that code follows.
+# The demo models are trained on Python, not on chats: a chat becomes a comment block followed by
+# code.
 CHAT_TEMPLATE = (
     "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}\n{% endif %}"

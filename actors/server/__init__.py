@@ -1,4 +1,4 @@
-"""What gRPC servers of draftline share: listening, tokens, health, starting one as a child process.
+"""Common parts of draftline's gRPC servers: listening, tokens, health checks, child processes.
 
 Start with `listener.py`.
 """

@@ -12,7 +12,7 @@ from ...core.errors import ConfigError
 
 
 def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to listen, with which certificates, and for whom."""
+    """Add the options for the address, the certificates and the tokens."""
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: the system chooses")
     parser.add_argument("--tls-certificate", help="PEM file; with it, connections need TLS")
@@ -55,7 +55,7 @@ def listen_settings(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def require_whole_scopes(access: Access | None) -> None:
-    """Raise `ConfigError` for tokens of some namespaces, where a server knows no namespaces."""
+    """Raise `ConfigError` for tokens limited to some namespaces, on a server without namespaces."""
     if access is not None and not access.is_everything:
         raise ConfigError(
             "token_file", "a drafter server serves all namespaces; write `TOKEN *` in each line"
@@ -63,7 +63,7 @@ def require_whole_scopes(access: Access | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches a server that listens there."""
+    """Whether a server on this address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "DRAFTLINE_SERVER_TOKEN"
 READY = "ready port="
 STOP_TIMEOUT_S = 5.0
-# What a process that ended has written is read by then.
+# Within this time, the output of an ended process has been read.
 LAST_WORDS_S = 2.0
 MAX_LINE_CHARS = 2000
 MAX_LINES = 20
@@ -29,15 +29,15 @@ LAST_LINES = 20
 
 
 class ChildServer:
-    """Starts `python -m module` at once; it says `ready port=N` when it listens.
+    """Starts `python -m module` at once, which prints `ready port=N` when it listens.
 
-    What it writes goes to this process's log, bounded. It ends with this process, whatever ends
-    that, because its standard input is closed then.
+    Its output goes to this process's log, rate-limited. It always ends with this process, because
+    its standard input is closed then.
 
     name       in the log
-    arguments  of the module; none of them a secret, since every user of a machine sees them
+    arguments  of the module; never secrets, since every user of the machine sees them
     settings   the first line of its standard input
-    token      that calls must show; in its environment
+    token      that calls must carry; passed in its environment
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class ChildServer:
         raise DrafterError(reason or f"its process ended with status {self._process.returncode}")
 
     def stop(self) -> None:
-        """End the process, by force after `STOP_TIMEOUT_S`; twice is once."""
+        """End the process, by SIGKILL after `STOP_TIMEOUT_S`; may be called twice."""
         self._process.terminate()
-        # One that is paused would not hear of it.
+        # A paused process would not receive the signal.
         self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(STOP_TIMEOUT_S)
@@ -96,21 +96,21 @@ class ChildServer:
         self._close_stdin()
 
     def kill(self) -> None:
-        """End the process at once, also one that is paused; twice is once."""
+        """Kill the process at once, even if it is paused; may be called twice."""
         self._process.kill()
         self._process.wait()
         self._close_stdin()
 
     def _talk(self) -> None:
-        """Send the settings, hear the port, and read on."""
+        """Send the settings, read the port, and keep reading the output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            # Open from now on: its end would end the server.
+            # The pipe stays open: closing it would end the server.
             self._process.stdin.write(self._settings + "\n")
             self._process.stdin.flush()
         except (OSError, ValueError):
-            # It is gone already, its pipe perhaps closed; why is on its standard error.
+            # The process has already ended; its standard error has the reason.
             logger.debug("drafter=%s event=settings_not_read", self._name)
         line = self._process.stdout.readline(len(READY) + 8)
         if line.startswith(READY):
@@ -123,14 +123,14 @@ class ChildServer:
         try:
             self._process.stdin.close()
         except OSError:
-            # Settings that a dead process never read.
+            # The dead process never read the settings.
             logger.debug("drafter=%s event=settings_not_read", self._name)
 
 
 class LineDrain:
-    """Hands the lines of a pipe to this process's log, at most `MAX_LINES` in `PERIOD_S` seconds.
+    """Copies the lines of a pipe to this process's log, at most `MAX_LINES` in `PERIOD_S` seconds.
 
-    Lines beyond that are read and counted. Begins with `start`, and ends with the pipe.
+    Further lines are read and only counted. Begins with `start`, and ends with the pipe.
 
     subject  begins each line of the log
     clock    seconds; only differences count
@@ -159,7 +159,7 @@ class LineDrain:
     def run(self) -> None:
         """Read in this thread until the pipe ends."""
         with self._pipe:
-            # Not line by line: one that never ends must not fill the memory.
+            # In bounded chunks: an endless line must not fill the memory.
             while line := self._pipe.readline(MAX_LINE_CHARS):
                 self._take(line.rstrip())
         self._say_left_out()

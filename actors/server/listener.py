@@ -1,4 +1,4 @@
-"""What the gRPC servers of drafters and of stores share: the port, TLS, tokens, signals."""
+"""Common parts of the gRPC servers of drafters and stores: port, TLS, tokens, signals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 # HealthCheckResponse has one field, `status`, number 1: SERVING is 1, NOT_SERVING is 2.
 SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
-# How long a call without a token may take to say its first word before it is refused.
+# Timeout for the first message of a call without a token, before it is refused.
 FIRST_MESSAGE_S = 1.0
 REASON = "a bearer token of this server is needed: token_env or token_file in the client's settings"
 
@@ -32,8 +32,8 @@ REASON = "a bearer token of this server is needed: token_env or token_file in th
 class GrpcListener:
     """A gRPC server at host:port; port 0 lets the system choose one.
 
-    access             who may call; None: whoever reaches the port
-    grace_s            how long calls under way may go on when it stops, seconds
+    access             the allowed callers; None: everyone who can reach the port
+    grace_s            seconds that running calls may take when it stops
     max_message_bytes  larger messages are refused, both ways; None: gRPC's own limit
     """
 
@@ -53,7 +53,7 @@ class GrpcListener:
         self._tls = tls
         self._checks = [] if access is None else [TokenCheck(access)]
         self._grace_s = grace_s
-        # Without this, two servers could share one port and each get half of the connections.
+        # Otherwise two servers could share one port, each with half of the connections.
         self._options: list[tuple[str, int]] = [("grpc.so_reuseport", 0)]
         if max_message_bytes is not None:
             limits = ("grpc.max_send_message_length", "grpc.max_receive_message_length")
@@ -76,7 +76,7 @@ class GrpcListener:
         return port
 
     async def stop(self) -> None:
-        """Refuse new calls, end those that outlast the grace; twice is once."""
+        """Refuse new calls, and end calls that outlast the grace period; may be called twice."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(self._grace_s)
@@ -90,7 +90,7 @@ async def serve_until_signal(
 ) -> None:
     """Print `ready port=N` when `start` is done; `stop` after SIGTERM or SIGINT.
 
-    ends_with_stdin  also when standard input is closed: the process that held it is gone
+    ends_with_stdin  also stop when standard input is closed, since the parent process is gone
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -106,14 +106,14 @@ async def serve_until_signal(
 
 
 def _wait_for_end(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    # The descriptor itself: a thread that holds the lock of `sys.stdin` makes the exit fail.
+    # Reads the descriptor: a thread that holds the lock of `sys.stdin` makes the exit fail.
     while os.read(sys.stdin.fileno(), 4096):
         pass
     call_on_loop(loop, stopped.set)
 
 
 def run_server(name: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """The exit status of a server's process: a user's error ends it with one line and status 2."""
+    """Run a server; returns the exit status. A user's error prints one line and gives status 2."""
     logging.basicConfig(level=logging.WARNING)
     try:
         asyncio.run(serve())
@@ -166,7 +166,8 @@ async def _refuse(_request: bytes, context: grpc.aio.ServicerContext) -> bytes:
 async def _refuse_stream(
     requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
 ) -> AsyncIterator[bytes]:
-    # A client that is refused while it still writes reports INTERNAL, not the reason.
+    # Read the request first: a client refused while it still writes reports INTERNAL, not the
+    # reason.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_MESSAGE_S):
             await anext(requests, b"")

@@ -1,4 +1,4 @@
-"""Training of the heads that read a target's features, from texts that it said.
+"""Training of the heads that read a target's features, on texts that the target generated.
 
-Start with `trainer.py`; what a step does is told by `objectives.py`.
+Start with `trainer.py`; `objectives.py` has the training step of each kind of head.
 """

@@ -1,8 +1,8 @@
 """One training step of a block drafter: blocks that begin at random tokens of the texts.
 
-DFlash (arXiv 2602.06036; SpecForge, speculators). A block at token a, its anchor, is drafted as
-behind a text that ends there: its rows see the target's states of the tokens before a and each
-other, and nothing of what follows.
+DFlash (arXiv 2602.06036; SpecForge, speculators). A block at token a, its anchor, is drafted as if
+the text ended there. Its rows see each other and the target's states of the tokens before a, but
+nothing after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .draft_positions import backpropagate, count_accepted, token_losses
 from .processes import mean_count
 from .target import TextBatch
 
-# What a draft counts beside the one before it: exp(-1 / g), with g = 7 for blocks of 16 rows.
+# Loss weights fall by exp(-1 / g) from draft to draft, with g = 7 for blocks of 16 rows.
 DECAY_ROWS = 7 / 16
 
 
@@ -38,7 +38,8 @@ class Blocks(NamedTuple):
     """Blocks of texts.
 
     anchors  int64 [texts, blocks]  place of each block's first token
-    is_real  bool [texts, blocks]  a text may have fewer places to begin at than blocks
+    is_real  bool [texts, blocks] False for padding, as a text may have fewer possible anchors than
+             blocks
     """
 
     anchors: Tensor
@@ -46,7 +47,8 @@ class Blocks(NamedTuple):
 
 
 def random_blocks(batch: TextBatch, count: int, uniform: Tensor) -> Blocks:
-    """At most `count` blocks a text, each at another token that the target said, as the next was.
+    """At most `count` blocks a text, at distinct tokens that the target generated, as was the next
+    one.
 
     uniform  float32 [texts, length]  random numbers from 0 to 1; blocks begin at the largest
     """
@@ -57,7 +59,7 @@ def random_blocks(batch: TextBatch, count: int, uniform: Tensor) -> Blocks:
 
 
 def every_block(batch: TextBatch, stride: int = 1) -> Blocks:
-    """A block at each place where one may begin, or at some of them."""
+    """A block at each possible anchor, or at some of them."""
     starts = _starts(batch)[:, ::stride]
     places = torch.arange(batch.tokens.shape[1], device=starts.device)[::stride]
     return Blocks(places.expand(starts.shape), starts)
@@ -69,10 +71,10 @@ def train_blocks(
     """Add gradients to the drafter's parameters; the mean loss of each draft, nats a token.
 
     embedding  [vocabulary, hidden_size]  the target's
-    lm_head    its output head; the weights of both are left alone
+    lm_head    its output head; both stay frozen
 
-    The loss is a weighted mean of the drafts' cross-entropies: those far behind the anchor are
-    seldom reached, and count less.
+    The loss is a weighted mean of the drafts' cross-entropies; drafts far from the anchor are
+    rarely reached and count less.
     """
     states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
     wanted = [wanted_drafts(batch, blocks, draft) for draft in range(states.shape[-2])]
@@ -86,10 +88,10 @@ def train_blocks(
 def block_acceptance(
     drafter: DFlash, embedding: Tensor, lm_head: nn.Module, batch: TextBatch, stride: int = 4
 ) -> list[tuple[int, int]]:
-    """Of each draft: how often it follows accepted ones, and how often it is accepted then.
+    """For each depth: the number of drafts after accepted ones, and how many of them are accepted.
 
-    Behind every fourth token of the texts, which are taken for greedy ones: a block of rows for
-    each would take as long as many steps.
+    Measured after every fourth token of the texts, which are assumed to be greedy. A block after
+    each token would take as long as many steps.
     """
     blocks = every_block(batch, stride)
     states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
@@ -98,7 +100,7 @@ def block_acceptance(
 
 
 def block_states(drafter: DFlash, embedding: Tensor, batch: TextBatch, blocks: Blocks) -> Tensor:
-    """[texts, blocks, block_size, hidden_size]: what leaves the drafter."""
+    """[texts, blocks, block_size, hidden_size]: the drafter's output states."""
     config, anchors = drafter.config, blocks.anchors
     places = torch.arange(batch.tokens.shape[1], device=anchors.device)
     context = drafter.context(batch.features)
@@ -112,7 +114,8 @@ def block_states(drafter: DFlash, embedding: Tensor, batch: TextBatch, blocks: B
 
 
 def wanted_drafts(batch: TextBatch, blocks: Blocks, draft: int) -> tuple[Tensor, Tensor]:
-    """int64 and bool [texts, blocks]: the right token of each block's draft, and if it counts."""
+    """int64 and bool [texts, blocks]: the target token of each block's draft, and whether it
+    counts."""
     places = blocks.anchors + 1 + draft
     is_known = blocks.is_real & (places < batch.tokens.shape[1])
     places = places.clamp(max=batch.tokens.shape[1] - 1)
@@ -163,7 +166,7 @@ class AnchoredAttention:
 
 
 def _starts(batch: TextBatch) -> Tensor:
-    """bool [texts, length]: where the target said a token and the next one."""
+    """bool [texts, length]: where the target generated both a token and the next one."""
     starts = batch.answers.clone()
     starts[:, :-1] &= batch.answers[:, 1:]
     starts[:, -1] = False
@@ -173,7 +176,7 @@ def _starts(batch: TextBatch) -> Tensor:
 
 
 def draft_shares(counts: Sequence[float], decay: float) -> list[float]:
-    """What each draft's mean loss counts in that of all, by its weight and its rows.
+    """The share of each draft's mean loss in the total loss, by its weight and its rows.
 
     decay  draft k, from 0, has the weight exp(-k / decay)
     """

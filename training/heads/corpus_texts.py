@@ -1,7 +1,7 @@
-"""Texts as their authors went on, in place of what a target says behind the same prompts.
+"""Texts with their authors' continuations, instead of the target's answers to the same prompts.
 
-What self-distillation is compared with (SpecFormer, arXiv 2511.20340): a drafter that learns from
-these drafts what people write, not what its target does.
+The baseline for self-distillation (SpecFormer, arXiv 2511.20340): a drafter trained on these
+imitates human text, not its target.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..corpus import SourceFile
 from ..prompts import Prompt, cut_prompts
 from .distilled_texts import DistilledText
 
-# Enough of a file to have as many tokens as are wanted.
+# Characters a token: enough of a file for the wanted number of tokens.
 CHARACTERS_PER_TOKEN = 32
 
 
@@ -21,9 +21,9 @@ def corpus_texts(
     texts: Sequence[DistilledText], files: Iterable[SourceFile], prompts_per_file: int,
     encode: Callable[[str], Sequence[int]],
 ) -> list[DistilledText]:  # fmt: skip
-    """Each text's prompt, and behind it the tokens that follow in its file, as many as were said.
+    """Each text's prompt, followed by the next tokens of its file, as many as the target generated.
 
-    files, prompts_per_file  what the prompts were cut from
+    files, prompts_per_file  the files that the prompts were cut from
     encode                   the target's tokenizer
 
     Raises `ConfigError` if a prompt was not cut from these files.

@@ -1,4 +1,4 @@
-"""Draws a head's training as a PNG: its loss by step, and what checkpoints accepted."""
+"""Draws a head's training as a PNG: its loss by step, and the acceptance at checkpoints."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def draw_curves(
 ) -> None:
     """Write a picture with two panels.
 
-    losses       of each step from the first; not a number where it is not known. Where there are
-                 none, those of the checkpoints are drawn
+    losses       of each step from the first; NaN where unknown. If empty, the checkpoints' losses
+                 are drawn
     checkpoints  step, loss and the share of accepted drafts at each depth, as `read_log` has them
     """
     # Matplotlib is optional: training needs none of it.

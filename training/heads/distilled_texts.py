@@ -1,4 +1,4 @@
-"""Texts that a target said, which its heads are trained on: one line of JSON each."""
+"""Texts that a target generated, for the training of its heads: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class DistilledText(NamedTuple):
 
 
 class TextFolder:
-    """A folder of texts that grows, and goes on after a kill: half a line is cut off.
+    """An append-only folder of texts that survives a killed process: a partial line is cut off.
 
-    Its manifest says what they are of; texts of other targets or settings are not added to it.
+    Its manifest names the target and settings; texts of others are refused.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, object]) -> None:
@@ -87,10 +87,11 @@ def read_texts(folder: Path) -> list[DistilledText]:
 
 
 def text_batch(texts: Iterable[DistilledText], window: int) -> tuple[Tensor, Tensor]:
-    """int64 and bool [texts, length]: tokens, and those that were said. At most `window` long.
+    """int64 and bool [texts, length]: tokens, and whether the target generated them. At most
+    `window` long.
 
-    Of longer texts the end is left out. Shorter ones are filled up with token 0, which nothing
-    reads: it stands behind them.
+    Longer texts are truncated. Shorter ones are padded at the end with token 0, which is never
+    attended.
     """
     rows = [(text.tokens[:window], text.num_prompt) for text in texts]
     length = max(len(tokens) for tokens, _ in rows)

@@ -1,8 +1,8 @@
-"""One training step of a drafter that says all its drafts at once: SpecFormer, Medusa.
+"""One training step of a drafter that predicts all its drafts at once: SpecFormer, Medusa.
 
-In-batch gradient accumulation (SpecFormer, arXiv 2511.20340): the logits of one position of the
-drafts are made, judged and backpropagated to the drafter's states before those of the next, so that
-one position's logits are in memory at a time, not all.
+In-batch gradient accumulation (SpecFormer, arXiv 2511.20340): for one draft position at a time, it
+computes the logits and the loss, and backpropagates to the drafter's states. So only one position's
+logits are in memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .target import TextBatch
 
 # Medusa's weight of a head's loss, against that of the head before it (arXiv 2401.10774, 2.2.1).
 HEAD_DECAY = 0.8
-# Of a draft's place and the drafter's states of it, [rows, width], their logits [rows, vocabulary].
+# Maps a draft position and the drafter's states there, [rows, width], to logits [rows, vocabulary].
 PositionLogits = Callable[[int, Tensor], Tensor]
-# The loss of a draft's place, of the drafter's states of it.
+# Maps a draft position and the drafter's states there to a loss.
 PositionLoss = Callable[[Tensor], Tensor]
 
 
@@ -33,10 +33,10 @@ def train_positions(
 ) -> list[float]:
     """Add gradients to the drafter's parameters; the mean loss of each position, nats a token.
 
-    norm, lm_head  the target's last norm and output head, whose weights are left alone
+    norm, lm_head  the target's last norm and output head, which stay frozen
 
-    Row t reads the states of token t; its draft i is token t + 2 + i. Rows count whose token is one
-    that the target said.
+    Row t reads the states of token t; its draft i is token t + 2 + i. Only rows whose token the
+    target generated count.
     """
     states = _states(drafter, batch)
     count = states.shape[-2]
@@ -51,7 +51,7 @@ def train_heads(
 ) -> list[float]:
     """Add gradients to the heads' parameters; the mean loss of each head, nats a token.
 
-    lm_head  the target's output head, whose weights are left alone
+    lm_head  the target's output head, which stay frozen
     weights  of the heads' losses
 
     Rows and drafts as in `train_positions`: head k of row t is trained on token t + 2 + k.
@@ -77,13 +77,13 @@ def token_losses(
 def backpropagate(
     states: Tensor, losses: Iterable[PositionLoss], shares: Sequence[float]
 ) -> list[float]:
-    """Add the gradients of all positions' losses; these, nats a token.
+    """Add the gradients of all positions' losses; returns the losses, nats a token.
 
-    states  [..., positions, width]  with a graph behind them
+    states  [..., positions, width] with their autograd graph
     losses  of each position
-    shares  of each position's loss in that of all
+    shares  of each position's loss in the total loss
     """
-    # Apart, so that a position's gradient is no larger than the position.
+    # Separate leaves, so that a gradient only has the size of its position.
     leaves = [part.detach().requires_grad_() for part in states.unbind(-2)]
     found = []
     for leaf, loss_of, share in zip(leaves, losses, shares, strict=True):
@@ -99,9 +99,10 @@ def backpropagate(
 def position_acceptance(
     drafter: SpecFormer, norm: nn.Module, lm_head: nn.Module, batch: TextBatch
 ) -> list[tuple[int, int]]:
-    """Of each position: drafts behind accepted ones, and how many of them are accepted.
+    """For each position: the number of drafts after accepted ones, and how many of them are
+    accepted.
 
-    Texts are taken for greedy ones: a draft is accepted where it is the text's next token.
+    Texts are assumed to be greedy: a draft is accepted if it is the text's next token.
     """
     states = _states(drafter, batch)
     wanted = (_wanted(batch, index) for index in range(states.shape[-2]))
@@ -119,7 +120,7 @@ def head_acceptance(heads: Medusa, lm_head: nn.Module, batch: TextBatch) -> list
 def count_accepted(
     states: Tensor, logits_of: PositionLogits, wanted: Iterable[tuple[Tensor, Tensor]]
 ) -> list[tuple[int, int]]:
-    """As `position_acceptance` tells it, of arguments as those of `token_losses`."""
+    """As `position_acceptance`, with the arguments of `token_losses`."""
     follows = None
     counts = []
     for place, (state, own) in enumerate(zip(states.unbind(-2), wanted, strict=True)):
@@ -132,7 +133,7 @@ def count_accepted(
 
 
 def _states(drafter: SpecFormer, batch: TextBatch) -> Tensor:
-    """[texts, rows, draft_length, hidden_size]; the last row drafts nothing that is known."""
+    """[texts, rows, draft_length, hidden_size]; without the last row, whose drafts are unknown."""
     features = batch.features[:, :-1]
     positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
     return drafter.drafts(drafter.context(drafter.project(features), positions, _causal))
@@ -152,7 +153,7 @@ def _wanted(batch: TextBatch, index: int) -> tuple[Tensor, Tensor]:
 def _loss(
     logits_of: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, mask: Tensor
 ) -> Tensor:
-    """Of the rows that count alone, whose logits are the larger part of the work."""
+    """Computed only for the rows that count, since logits are most of the work."""
     logits = logits_of(states[mask]).float()
     losses = functional.cross_entropy(logits, tokens[mask], reduction="none")
     return share_of_rows(losses, mean_count(len(losses)))

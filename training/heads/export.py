@@ -22,7 +22,7 @@ from ...models.load.checkpoint import SINGLE_FILE
 from .feature_passes.draft_vocabulary import vocabulary_of
 
 RECORD = "training.json"
-# EAGLE-3's layer where it has one, as its project names it; speculators number them.
+# The name of EAGLE-3's only layer in its project; speculators number layers.
 PAIR_LAYER = "midlayer."
 
 
@@ -31,7 +31,7 @@ def export_head(
 ) -> None:
     """Write a head as its project publishes it: bfloat16 safetensors and config.json.
 
-    fields  what its config.json says beside its sizes
+    fields  further fields of its config.json, besides the sizes
     record  how it was trained, for training.json
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def export_head(
 
 
 def _tensors(head: Head) -> dict[str, Tensor]:
-    """Numbers as bfloat16; token maps as they are."""
+    """Floating-point tensors as bfloat16; token maps unchanged."""
     tensors = {
         name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in head.state_dict().items()
@@ -63,7 +63,7 @@ def _tensors(head: Head) -> dict[str, Tensor]:
 
 
 def _sizes(config: HeadConfig) -> dict[str, object]:
-    """What config.json says of a head, as its project names it."""
+    """A head's sizes under the names of its project's config.json."""
     if isinstance(config, MedusaConfig):
         return {
             "medusa_num_heads": config.draft_length,

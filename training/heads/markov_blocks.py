@@ -1,8 +1,8 @@
-"""One training step of DSpark: DFlash's blocks with what each token adds to the next draft.
+"""One training step of DSpark: DFlash's blocks with a Markov head over the previous token.
 
 arXiv 2607.05147; DeepSpec. A row's draft follows the text's own token before it, not what the head
-would have drafted there. The confidence head learns how far the draft's distribution is the
-target's: of a sampled draft 1 - |q - p| / 2 is the probability that it is accepted.
+would have drafted there. The confidence head learns 1 - |q - p| / 2, the acceptance probability of
+a sampled draft.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .draft_positions import backpropagate, count_accepted
 from .processes import mean_count, share_of_rows
 from .target import TextBatch
 
-# Of the three losses, and of a draft beside the one before it: exp(-1 / 4).
+# Weights of the three losses, and the decay of weights from draft to draft: exp(-1 / 4).
 TOKEN_WEIGHT, DISTANCE_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
 DECAY_DRAFTS = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Draft:
-    """What the drafts of one place in their blocks should be.
+    """Labels of the drafts at one position of their blocks.
 
     tokens  int64 [texts, blocks]
     mask    bool [texts, blocks]  those that count
@@ -62,7 +62,7 @@ def markov_acceptance(
 ) -> list[tuple[int, int]]:
     """Of each draft: how often it follows accepted ones, and how often it is accepted then.
 
-    As `block_acceptance`. Behind accepted drafts the text's tokens are the drafted ones.
+    As `block_acceptance`. After accepted drafts, the text's tokens equal the drafted ones.
     """
     blocks = every_block(batch, stride)
     rows = markov_rows(drafter, embedding, batch, blocks)
@@ -71,8 +71,8 @@ def markov_acceptance(
 
 
 def markov_rows(drafter: DSpark, embedding: Tensor, batch: TextBatch, blocks: Blocks) -> Tensor:
-    """[texts, blocks, drafts, hidden_size + 2 rank]: of each draft its state, what the token before
-    says, and that token's embedding in the Markov head, side by side.
+    """[texts, blocks, drafts, hidden_size + 2 rank]: for each draft its state, the Markov head's
+    output for the previous token, and that token's embedding in the Markov head, side by side.
     """
     markov = drafter.markov_head
     assert markov is not None
@@ -94,8 +94,7 @@ def markov_logits(drafter: DSpark, lm_head: nn.Module, rows: Tensor) -> Tensor:
 
 
 def _drafts(drafter: DSpark, batch: TextBatch, blocks: Blocks) -> Iterator[_Draft]:
-    """Those of a block that count are its first ones, up to the first that the target did not
-    say."""
+    """In a block, the drafts before the first one that the target did not generate count."""
     is_reached = blocks.is_real
     for index in range(drafter.config.draft_length):
         tokens, mask = wanted_drafts(batch, blocks, index)
@@ -132,5 +131,5 @@ def _parts(drafter: DSpark, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tokens_at(batch: TextBatch, places: Tensor) -> Tensor:
-    """int64 [texts, blocks]; beyond a text, where nothing counts, its last."""
+    """int64 [texts, blocks]; beyond the end of a text, where nothing counts, its last token."""
     return batch.tokens.gather(1, places.clamp(max=batch.tokens.shape[1] - 1))

@@ -1,4 +1,4 @@
-"""What a step of training does, by the kind of head."""
+"""The training step of each kind of head."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .feature_passes.training_time_test import train_as_tested
 from .markov_blocks import markov_acceptance, train_markov_blocks
 from .target import Target, TextBatch
 
-# Depth of the greedy chains that feature heads are judged by.
+# Depth of the greedy chains that evaluate feature heads.
 DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """What a step has beside its texts.
+    """The inputs of a step besides its texts.
 
-    done     how much of the run lies behind, 0 to 1
+    done     completed fraction of the run, 0 to 1
     uniform  float32 [texts, length]  random numbers from 0 to 1
     """
 
@@ -45,15 +45,15 @@ class Draw:
 
 
 class Objective(Protocol):
-    """How a head learns from a batch, and how it is judged."""
+    """The training step and the evaluation of a head."""
 
     def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
-        """Add gradients to the head's parameters; the loss, of which other processes have other
-        shares."""
+        """Add gradients to the head's parameters; returns this process's share of the loss."""
         ...
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
-        """Of each depth of a greedy chain: drafts behind accepted ones, and the accepted."""
+        """For each depth of a greedy chain: the number of drafts after accepted ones, and of
+        accepted drafts."""
         ...
 
 
@@ -92,7 +92,7 @@ class TestedObjective:
 
 
 class MaskObjective:
-    """Masks of a P-EAGLE drafter behind random rows (`feature_passes/mask_rows.py`)."""
+    """Masks of a P-EAGLE drafter after random rows (`feature_passes/mask_rows.py`)."""
 
     def __init__(self, head: PEagle, plan: MaskPlan) -> None:
         self._head, self._plan = head, plan
@@ -179,8 +179,8 @@ class MarkovObjective:
 
 
 def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan, masks: MaskPlan) -> Objective:
-    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash and DSpark, `masks`
-    of P-EAGLE.
+    """The objective of a head; `passes` is for feature heads, `blocks` for DFlash and DSpark,
+    `masks` for P-EAGLE.
     """
     if isinstance(head, FeatureHead):
         return _feature_objective(head, passes, masks)

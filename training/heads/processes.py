@@ -1,9 +1,8 @@
-"""What the processes of a run share, so that they learn what one would from all their texts.
+"""Data parallelism: the processes of a run learn the same as one process with all their texts.
 
-Each has some of a step's texts, and the mean of their gradients is taken. A mean over rows is
-therefore a sum of a process's own divided by the rows that a process has on average, not by its
-own: texts differ in length. What is drawn for a text follows from the run's seed and the text's
-place in it, whoever has it.
+Each process has some of a step's texts, and gradients are averaged. Texts differ in length, so a
+mean over rows is the process's own sum divided by the average number of rows a process. Random
+numbers of a text depend on the run's seed and the text's place in the run, not on the process.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 
 def mean_count(count: int) -> float:
-    """The mean of a count over all processes, each of which must ask."""
+    """The mean of a count over all processes; a collective call."""
     return mean_value(float(count))
 
 
@@ -31,7 +30,7 @@ def mean_value(value: float) -> float:
 
 
 def share_of_rows(values: Tensor, count: float) -> Tensor:
-    """The part of a mean over all processes' rows that is a process's own; 0 without any row.
+    """This process's part of a mean over all processes' rows; 0 without any row.
 
     values  [rows]
     count   `mean_count` of the rows
@@ -40,6 +39,6 @@ def share_of_rows(values: Tensor, count: float) -> Tensor:
 
 
 def text_generator(seed: int, place: int) -> torch.Generator:
-    """What is drawn for the text at a place of the run, counted over steps and processes."""
+    """The random generator of the text at a place of the run, counted over steps and processes."""
     [state] = np.random.SeedSequence((seed, place)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state))

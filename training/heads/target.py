@@ -1,4 +1,4 @@
-"""The target of a head in training: its states of texts, and what a head shares with it."""
+"""The target of a head in training: its states of texts, and the modules that a head shares."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TextBatch(NamedTuple):
     """Texts of a step.
 
     tokens    int64 [texts, length]
-    features  [texts, length, features' width]  of the target, that a head reads
-    answers   bool [texts, length]  the tokens that the target said
+    features  [texts, length, features' width] of the target, the input of a head
+    answers   bool [texts, length] the tokens that the target generated
     states    [texts, length, hidden_size]  the normed last ones, whose logits are the target's
     """
 
@@ -29,7 +29,7 @@ class TextBatch(NamedTuple):
 
 
 class Target:
-    """A model without gradients.
+    """A frozen model.
 
     embed    token ids to embeddings
     norm     last states to normed ones
@@ -37,8 +37,8 @@ class Target:
     """
 
     def __init__(self, folder: Path, device: torch.device, layers: Sequence[int] = ()) -> None:
-        """`layers`: whose outputs its features are, side by side; -1: the embeddings, and the last
-        one's are normed. Empty: the last normed state alone.
+        """`layers`: the layers whose outputs are the features, side by side; -1: the embeddings.
+        The last layer's output is normed. Empty: only the last normed state.
         """
         model = load_whole_model(folder)
         self._model: nn.Module = model.base_model.eval().requires_grad_(False).to(device)
@@ -66,6 +66,6 @@ class Target:
         last = states.last_hidden_state.float()
         if not self._layers:
             return TextBatch(tokens, last, said, last)
-        # What enters layer k is the output of layer k - 1.
+        # The input of layer k is the output of layer k - 1.
         features = torch.cat([states.hidden_states[layer + 1] for layer in self._layers], dim=-1)
         return TextBatch(tokens, features.float(), said, last)

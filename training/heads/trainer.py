@@ -1,4 +1,4 @@
-"""The training of one head, from texts that its target said; goes on after a kill."""
+"""Trains one head on texts that its target generated; can resume after an interruption."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .processes import mean_count, mean_value, text_generator
 from .target import Target, TextBatch
 
 CHECKPOINT, LOG, LOSSES = "checkpoint.pt", "log.csv", "losses.csv"
-# Texts that a checkpoint is judged by.
+# Number of held-out texts that evaluate a checkpoint.
 HELD_OUT_TEXTS = 32
 
 
@@ -42,9 +42,10 @@ class HeadPlan:
     texts_per_step   of all devices together
     window           most tokens of a text
     peak_lr          after the warm-up; falls to 0 with the steps
-    noise            the target's features are moved by up to half of this, of a text of 512 tokens
+    noise            uniform noise on the target's features, up to half of this for a text of 512
+                     tokens
     clip             bound of each gradient
-    mixed_precision  of the passes; weights stay float32
+    mixed_precision  in the passes; weights stay float32
     """
 
     num_steps: int
@@ -73,14 +74,14 @@ def train_head(
 ) -> Head:  # fmt: skip
     """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
 
-    The last texts are held out: every checkpoint adds a row of its step, its loss and the share of
-    drafts that are accepted at each depth of a greedy chain on them to `log.csv`, and writes the
-    losses of all steps to `losses.csv`. Several processes, of torchrun or `accelerate launch`,
-    share the texts of each step and train what one would; the first writes. Raises `ConfigError`
-    if the checkpoint is of another head, there are more processes than texts of a step, or they
-    see other folders.
+    The last texts are held out. Every checkpoint adds a row to `log.csv`: its step, its loss, and
+    the acceptance at each depth of a greedy chain on the held-out texts. It also writes the losses
+    of all steps to `losses.csv`. Several processes, of torchrun or `accelerate launch`, share the
+    texts of each step, with the same result as one; the first writes. Raises `ConfigError` if the
+    checkpoint has another head, if there are more processes than texts a step, or if processes see
+    different folders.
     """
-    # Without being told so accelerate takes processes on CPUs for one each.
+    # Set explicitly: otherwise accelerate treats CPU processes as independent.
     is_cpu = not torch.accelerator.is_available()
     accelerator = Accelerator(mixed_precision=plan.mixed_precision, cpu=is_cpu)
     if plan.texts_per_step < accelerator.num_processes:
@@ -132,7 +133,7 @@ def _shares(
 
 
 def _places(plan: HeadPlan, step: int, accelerator: Accelerator) -> range:
-    """Of this process's texts of a step, counted over all steps and processes."""
+    """Places of this process's texts of a step, counted over all steps and processes."""
     first = step * plan.texts_per_step
     places = range(first, first + plan.texts_per_step)
     return places[accelerator.process_index :: accelerator.num_processes]
@@ -153,10 +154,10 @@ def _texts_of(
 def _drawn(
     batch: TextBatch, texts: Sequence[DistilledText], places: Sequence[int], plan: HeadPlan
 ) -> tuple[TextBatch, Tensor]:
-    """Features that are moved a little, so that the head's own do not surprise it (EAGLE); and
-    float32 [texts, length], random numbers from 0 to 1.
+    """Features with noise, which makes the head robust to its own errors (EAGLE); and float32
+    [texts, length], random numbers from 0 to 1.
 
-    Both follow from the plan's seed and each text's place in the run.
+    Both depend only on the plan's seed and each text's place in the run.
     """
     uniform, features = torch.zeros(batch.tokens.shape), batch.features.clone()
     for row, (text, place) in enumerate(zip(texts, places, strict=True)):
@@ -190,10 +191,11 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> None:
-    """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing.
+    """Initialise matrices so that they keep the variance of their inputs; the layer starts close to
+    the identity.
 
-    Not of DFlash: its masks have nothing of their own that a layer could leave as it is. Output
-    heads and embeddings begin as the target's.
+    DFlash's layers do not start so: its masks carry no state to pass through. Output heads and
+    embeddings start as copies of the target's.
     """
     output = target.lm_head.get_parameter("weight")
     if isinstance(head, Medusa):
@@ -205,7 +207,7 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
             parameter.normal_(std=parameter.shape[1] ** -0.5)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.mul_(share)
-        # A token adds nothing to a DSpark drafter's logits at first.
+        # A DSpark drafter's Markov head starts at zero.
         if name.endswith(("bias", "markov_w2.weight")):
             parameter.zero_()
     if isinstance(head, FeatureHead):
@@ -213,7 +215,7 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
 
 
 def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[DistilledText]) -> None:
-    """The embedding, output head and last norm of a head that has its own."""
+    """Copy the target's embedding, output head and last norm to a head that has its own."""
     config, output = head.config, target.lm_head.get_parameter("weight")
     if config.has_embedding:
         every = torch.arange(config.vocab_size, device=output.device)
@@ -221,12 +223,13 @@ def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[Distille
     if config.draft_vocab_size:
         tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
         begin_vocabulary(head, tokens, output)
-        # What its rows are used to read. Of ones the norm makes its factors, however it keeps them.
+        # The scale that the output head's rows expect. A norm of ones gives its factors, in any
+        # parametrisation.
         head.norm.weight.copy_(target.norm(torch.ones_like(head.norm.weight)))
 
 
 def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> list[float]:
-    """The losses of the steps that are done."""
+    """Load the last checkpoint; returns the losses of the completed steps."""
     path = run_dir / CHECKPOINT
     if not path.exists():
         return []
@@ -253,7 +256,7 @@ def _checkpoint(
         "step": len(losses),
         "losses": losses,
     }
-    # Written aside and renamed, so that a kill never leaves half a checkpoint.
+    # Written to a temporary file and renamed, so that a checkpoint is never incomplete.
     torch.save(state, run_dir / f"{CHECKPOINT}.new")
     (run_dir / f"{CHECKPOINT}.new").rename(run_dir / CHECKPOINT)
     with (run_dir / LOG).open("a", newline="") as file:
@@ -263,14 +266,14 @@ def _checkpoint(
 
 
 def read_log(run_dir: Path) -> Iterator[list[float]]:
-    """The rows that checkpoints have added: step, loss, acceptance by depth."""
+    """The rows of `log.csv`: step, loss, acceptance by depth."""
     with (run_dir / LOG).open(newline="") as file:
         for row in csv.reader(file):
             yield [float(value) for value in row]
 
 
 def read_losses(run_dir: Path) -> list[float]:
-    """Of each step so far; none where an earlier version wrote no file of them."""
+    """The losses of all steps so far; empty if an earlier version wrote no such file."""
     path = run_dir / LOSSES
     if not path.is_file():
         return []

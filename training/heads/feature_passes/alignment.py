@@ -1,7 +1,7 @@
 """Which rows a pass trains on: those whose drafted context could have been accepted.
 
-Token-alignable drafts of GRIFFIN (arXiv 2502.11018), section 3.1. Where an earlier draft was not
-among the head's best few tokens, no tree would hold it, and what follows it is never asked for.
+Token-alignable drafts of GRIFFIN (arXiv 2502.11018), section 3.1. If an earlier draft was not among
+the head's best few tokens, no tree would contain it or any draft after it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MaskForm = Literal["paper", "code"]
 
 
 def is_aligned(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """bool [..., rows]: whether the right token is among the `count` best of a row.
+    """bool [..., rows]: whether the target token is among the `count` best of a row.
 
     logits  [..., rows, vocabulary]
-    tokens  int64 [..., rows]  the right ones
+    tokens  int64 [..., rows] the target tokens
     """
     best = logits.topk(count, dim=-1).indices
     return (best == tokens.unsqueeze(-1)).any(-1)
@@ -28,11 +28,11 @@ def pass_mask(aligned: Sequence[Tensor], answers: Tensor, form: MaskForm = "pape
     """bool [..., rows]: the rows of the next pass.
 
     aligned  of each pass before it, `is_aligned` [..., rows]
-    answers  bool [..., rows]  whose tokens are to be learned at all
+    answers  bool [..., rows] rows whose tokens are trained on
 
-    Row t of pass n reads what pass n - 1 said at row t - 1, that what pass n - 2 said at row t - 2,
-    and so on. With `form: code` all are one row later, as in GRIFFIN's released code, which asks
-    whether the pass before was right at the row itself. Rows without such a past are left out.
+    Row t of pass n reads the output of pass n - 1 at row t - 1, which read that of pass n - 2 at
+    row t - 2, and so on. With `form: code` all are one row later, as in GRIFFIN's released code,
+    which checks the previous pass at the row itself. Rows without such a past are excluded.
     """
     mask = answers.clone()
     late = 0 if form == "paper" else 1
@@ -43,7 +43,7 @@ def pass_mask(aligned: Sequence[Tensor], answers: Tensor, form: MaskForm = "pape
 
 
 def shifted(rows: Tensor, distance: int) -> Tensor:
-    """What stood `distance` rows before each, and nothing where there is none: bool [..., rows]."""
+    """The values `distance` rows before each, False where there is none: bool [..., rows]."""
     moved = rows.roll(distance, -1)
     moved[..., :distance] = False
     return moved

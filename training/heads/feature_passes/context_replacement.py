@@ -1,7 +1,7 @@
-"""Attention of a training pass in which a head sees what it would see while it drafts.
+"""Attention of a training pass in which a head sees the same states as in drafting.
 
-While a head drafts its n-th token, the last n - 1 features before it are its own. Pass n trains on
-that: HASS (arXiv 2408.15766), section 3.2; GRIFFIN does so, too.
+When a head drafts its n-th token, the last n - 1 features are its own. Pass n trains on this case:
+HASS (arXiv 2408.15766), section 3.2, and GRIFFIN.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from torch import Tensor
 
 
 class ContextReplacement:
-    """Attention of pass n, where n - 1 streams of states stand before that of the queries.
+    """Attention of pass n, over n - 1 streams of states besides that of the queries.
 
-    Stream 0 is of the target's features, stream j of the head's own from pass j, each shifted to
-    the row that reads it. Row r attends stream 0 up to row r - (n - 1), stream j at row
-    r - (n - 1 - j), and its own. Rows that do not exist are left out by minus infinity before the
-    softmax: a factor of 0 would leave them a share.
+    Stream 0 has the target's features, stream j the head's own from pass j, each shifted to the row
+    that reads it. Row r attends stream 0 up to row r - (n - 1), stream j at row r - (n - 1 - j),
+    and its own. Missing rows are masked by minus infinity before the softmax; a factor of 0 would
+    leave them a share.
 
-    Takes the place of `Attend` for a head of one layer.
+    Implements `Attend` for a head of one layer.
     """
 
     def __init__(self, streams: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """`streams`: keys and values [..., rows, kv_heads, head_dim] of each but the queries'."""
+        """`streams`: keys and values [..., rows, kv_heads, head_dim] of each stream except the
+        queries'."""
         self._streams = streams
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The tokens that a head with an output head of its own can draft (EAGLE-3, arXiv 2503.01840).
 
-What is seldom said is seldom drafted: with the most frequent tokens alone the output head, the
-larger part of a small drafter's work, is a fraction of the target's.
+Rare tokens are rarely drafted. With only the most frequent ones, the output head, which is most of
+a small drafter's work, is a fraction of the target's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..distilled_texts import DistilledText
 
 
 def frequent_tokens(texts: Sequence[DistilledText], vocab_size: int, count: int) -> Tensor:
-    """int64 [count]: the tokens that texts have most often behind their prompts, by rising id.
+    """int64 [count]: the most frequent tokens in the answers of texts, by ascending id.
 
-    Of equals those of lower ids.
+    Lower ids win ties.
     """
     said = np.concatenate([text.tokens[text.num_prompt :] for text in texts]).astype(np.int64)
     counts = np.bincount(said, minlength=vocab_size)
@@ -28,7 +28,7 @@ def frequent_tokens(texts: Sequence[DistilledText], vocab_size: int, count: int)
 
 @torch.no_grad()
 def begin_vocabulary(head: FeatureHead, tokens: Tensor, output: Tensor) -> None:
-    """Give a head its tokens, and each the row of the target's output head to begin with.
+    """Set a head's draft vocabulary, and initialise its output head with the target's rows.
 
     tokens  int64 [draft vocabulary]
     output  [vocabulary, hidden_size]  the target's

@@ -1,4 +1,4 @@
-"""What a feature head is trained for: the target's features, its distributions, its best tokens."""
+"""Losses of a feature head: the target's features, its distributions, its best tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LossWeights:
     """Weights of the three parts.
 
     The defaults are those of GRIFFIN's released code, which made its public weights; its paper
-    names 0.1 for features and 1 for tokens. EAGLE has no part of best tokens.
+    names 0.1 for features and 1 for tokens. EAGLE has no loss on best tokens.
     """
 
     feature: float = 1.0
@@ -29,11 +29,13 @@ def head_loss(
     regress: Tensor, features: Tensor, draft_logits: Tensor, target_logits: Tensor, *,
     mask: Tensor, weights: LossWeights,
 ) -> Tensor:  # fmt: skip
-    """Mean over the rows of `mask` of the weighted parts, in nats where they are of tokens.
+    """Mean over the rows of `mask` of the weighted parts; losses on tokens are in nats.
 
-    Of rows of all processes, as that of `distribution_loss` (`processes.py`).
+    The mean is over the rows of all processes, as in `distribution_loss`
+    (`training/heads/processes.py`).
 
-    regress, features            [..., rows, hidden_size]  the head's, and what they stand for
+    regress, features            [..., rows, hidden_size] the head's output, and the target's
+                                 features
     draft_logits, target_logits  [..., rows, vocabulary]
     mask                         bool [..., rows]; 0 where it is empty
     """

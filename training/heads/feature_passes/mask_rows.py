@@ -1,9 +1,9 @@
-"""One training step of P-EAGLE: masks behind random rows of the texts (arXiv 2602.01469).
+"""One training step of P-EAGLE: masks after random rows of the texts (arXiv 2602.01469).
 
-Draft 0 behind a row is what EAGLE-3's row says; draft d is what the d-th mask behind it says. The
-masks of a row, its rollout, see the text up to it and the masks before them in the same rollout,
-as while drafting. All rollouts of a text are computed in one pass. Each depth keeps a share of the
-rollouts of the one before it (conditional drop, arXiv 2504.18583; speculators).
+Draft 0 after a row is EAGLE-3's prediction; draft d is that of the d-th mask after it. The masks of
+a row, its rollout, see the text up to the row and the earlier masks of the rollout, as in drafting.
+All rollouts of a text are computed in one pass. Each depth keeps a share of the rollouts of the one
+before it (conditional drop, arXiv 2504.18583; speculators).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .passes import TextRows, text_rows
 class MaskPlan:
     """How a step trains.
 
-    keep_rate   share of a depth's rollouts that have the next depth, too
+    keep_rate   share of a depth's rollouts that reach the next depth
     least_kept  least share of a text's rows that have masks of every depth
     """
 
@@ -36,12 +36,12 @@ class MaskPlan:
     least_kept: float = 0.2
 
     def share_at(self, depth: int) -> float:
-        """Of a text's rows, those whose rollouts reach a depth."""
+        """The share of a text's rows whose rollouts reach a depth."""
         return max(self.keep_rate**depth, self.least_kept)
 
 
 class Rollouts(NamedTuple):
-    """Rows of texts with masks behind them, those with most masks first.
+    """Rows of texts that are followed by masks, those with most masks first.
 
     anchors    int64 [texts, rollouts]  the rows, each once in its text
     num_masks  int64 [texts, rollouts]  how many masks
@@ -54,8 +54,8 @@ class Rollouts(NamedTuple):
 class Depth(NamedTuple):
     """The drafts of one depth, [texts, width]: of all rows of the texts, or of rollouts.
 
-    places    int64  the texts' rows that tell the same tokens
-    is_known  bool   whether the draft is made, and its token is one that the target said
+    places    int64 the texts' rows that predict the same tokens
+    is_known  bool whether the draft is made, and the target generated its token
     """
 
     places: Tensor
@@ -65,11 +65,11 @@ class Depth(NamedTuple):
 def random_rollouts(
     batch: TextBatch, draft_length: int, plan: MaskPlan, uniform: Tensor
 ) -> Rollouts:
-    """Rollouts at random rows whose draft the target said, as deep as the plan keeps them.
+    """Rollouts at random rows whose draft the target generated, with depths by the plan.
 
     uniform  float32 [texts, length]  random numbers from 0 to 1; rows of the largest go deepest
 
-    None is deeper than the text is known.
+    No rollout goes beyond the end of the text.
     """
     answers = batch.answers[:, 2:]
     order = uniform[:, : answers.shape[1]].masked_fill(~answers, -1.0)
@@ -82,7 +82,7 @@ def random_rollouts(
 
 
 def every_rollout(batch: TextBatch, draft_length: int, stride: int = 1) -> Rollouts:
-    """A rollout as deep as the text is known at each row, or at some of them."""
+    """A rollout up to the end of the text at each row, or at some of them."""
     known = _known_masks(batch.answers[:, 2:], draft_length)
     is_kept = torch.arange(known.shape[1], device=known.device) % stride == 0
     return _deepest_first(known * is_kept)
@@ -93,11 +93,11 @@ def train_masks(
 ) -> list[float]:
     """Add gradients to the head's parameters; the mean loss of each draft, nats a token.
 
-    embed, lm_head  the target's, whose weights are left alone
+    embed, lm_head  the target's, which stay frozen
 
     The loss is a mean over the texts' rows and all masks: the cross-entropy with the target's
-    distribution over the head's tokens, sum 1. Those count whose most probable token is one of
-    these.
+    distribution over the head's tokens, sum 1. Only rows whose most probable token is one of these
+    count.
     """
     rows, vocabulary = _rows(head, embed, batch), vocabulary_of(head)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def train_masks(
     said = depth_states(head, embed, rows, rollouts)
     gradients, losses = [], []
     for depth, states, mask, count in zip(depths, said, masks, counts, strict=True):
-        # Apart, so that logits of one depth are in memory at a time.
+        # Separate leaves, so that only one depth's logits are in memory.
         leaf = states.detach().requires_grad_()
         texts, rows_of = mask.nonzero(as_tuple=True)
         wanted = target_logits[texts, depth.places[texts, rows_of]]
@@ -128,8 +128,8 @@ def mask_acceptance(
 ) -> list[tuple[int, int]]:
     """Of each draft: how often it follows accepted ones, and how often it is accepted then.
 
-    Texts are taken for greedy ones. First drafts are counted at every row, and further ones behind
-    every fourth: masks of all of them would take as long as many steps.
+    Texts are assumed to be greedy. First drafts are counted at every row, further ones after every
+    fourth row: masks after all rows would take as long as many steps.
     """
     counts = torch.zeros(head.config.draft_length, 2, dtype=torch.int64)
     for text in range(len(batch.tokens)):
@@ -163,7 +163,8 @@ def rollout_depths(rows: TextRows, rollouts: Rollouts, draft_length: int) -> Ite
 def depth_states(
     head: PEagle, embed: nn.Module, rows: TextRows, rollouts: Rollouts
 ) -> list[Tensor]:
-    """What predicts each draft of `rollout_depths`: [texts, width, hidden_size] of each depth."""
+    """The states that predict the drafts of `rollout_depths`: [texts, width, hidden_size] for each
+    depth."""
     widths = _widths(rollouts, head.config.draft_length)
     texts, num_rows = rows.places.shape
     anchors = torch.cat([rows.places, *(rollouts.anchors[:, :width] for width in widths)], dim=1)
@@ -182,7 +183,7 @@ def depth_states(
 
 
 def seen_rows(anchors: Tensor, depths: Tensor) -> Tensor:
-    """bool [texts, rows, rows]: which rows each sees, by depth 0 rows of the texts themselves.
+    """bool [texts, rows, rows]: which rows each row sees; rows of depth 0 are the texts' own.
 
     anchors  int64 [texts, rows]
     depths   int64 [rows]
@@ -221,21 +222,21 @@ def _embed(head: PEagle, embed: nn.Module) -> nn.Module:
 
 
 def _known_masks(answers: Tensor, draft_length: int) -> Tensor:
-    """int64 [texts, rows]: masks behind each row until the target says nothing; 0 where it did
-    not say the row's own draft.
+    """int64 [texts, rows]: the number of masks after each row up to the end of the target's answer;
+    0 where the target did not generate the row's own draft.
     """
     ahead = [functional.pad(answers[:, by:], (0, by)) for by in range(draft_length)]
     return torch.stack(ahead).long().cumprod(0)[1:].sum(0)
 
 
 def _deepest_first(num_masks: Tensor) -> Rollouts:
-    """Those of rows with so many masks, int64 [texts, rows]."""
+    """The number of masks of each rollout, deepest first, int64 [texts, rows]."""
     ordered = num_masks.sort(dim=-1, descending=True, stable=True)
     width = int((num_masks > 0).sum(-1).max())
     return Rollouts(ordered.indices[:, :width], ordered.values[:, :width])
 
 
 def _widths(rollouts: Rollouts, draft_length: int) -> list[int]:
-    """Rollouts of each depth from 1 on, of the text that has most."""
+    """Largest number of rollouts a text, for each depth from 1 on."""
     depths = torch.arange(1, draft_length, device=rollouts.anchors.device)
     return (rollouts.num_masks[..., None] >= depths).sum(1).amax(0).tolist()

@@ -1,8 +1,8 @@
 """One training step of a feature head: several passes over the same texts.
 
-Pass 1 reads the target's features. Each later pass reads, one row later, what the pass before said
-instead of them, as a draft of that depth would (HASS; GRIFFIN, arXiv 2502.11018, section 3.1).
-Every pass is backpropagated at once, so that only one graph is in memory.
+Pass 1 reads the target's features. Each later pass reads the previous pass's output instead, one
+row later, as a draft of that depth would (HASS; GRIFFIN, arXiv 2502.11018, section 3.1). Every pass
+is backpropagated at once, so that only one graph is in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PassPlan:
     """How a step trains.
 
     num_passes   drafts of up to this depth are trained on
-    is_staged    as many equal parts of the run: the first trains on one pass, each further one on
-                 one more (GRIFFIN); else all passes from the start (HASS)
+    is_staged    the run has as many equal parts, and each part adds one pass (GRIFFIN); else all
+                 passes from the start (HASS)
     num_aligned  best tokens among which an earlier draft must be for a row to count; 0: all rows
                  count (HASS)
     """
@@ -40,15 +40,15 @@ class PassPlan:
     weights: LossWeights = field(default_factory=LossWeights)
 
     def passes_at(self, done: float) -> int:
-        """Passes of a step, when `done` (0 to 1) of the run lies behind."""
+        """Number of passes of a step at the fraction `done` (0 to 1) of the run."""
         if not self.is_staged:
             return self.num_passes
         return min(int(done * self.num_passes) + 1, self.num_passes)
 
 
 class PassReport(NamedTuple):
-    """Of one pass: its loss, the share of answer rows that it trained on, and in how many of those
-    the best draft was the target's own token.
+    """One pass: its loss, the share of answer rows that it trained on, and the share of these whose
+    best draft was the target's own token.
     """
 
     loss: float
@@ -57,13 +57,13 @@ class PassReport(NamedTuple):
 
 
 class TextRows(NamedTuple):
-    """What rows read and learn, [texts, rows, ...]: row t pairs what the target says of token t
-    with token t + 1, and learns its state t + 1, whose logits are of token t + 2.
+    """Inputs and labels of rows, [texts, rows, ...]. Row t pairs the target's feature of token t
+    with token t + 1, and learns the state t + 1, whose logits predict token t + 2.
 
-    embeddings  of the tokens that are read
-    features    that are read with them; several of EAGLE-3, side by side
-    states      to learn, the normed last ones
-    tokens      int64, to draft; `answers`: whether the target said them
+    embeddings  of the input tokens
+    features    input features; for EAGLE-3 several, side by side
+    states      labels, the normed last ones
+    tokens      int64, labels; `answers`: whether the target generated them
     """
 
     embeddings: Tensor
@@ -82,7 +82,7 @@ def train_passes(
 
     embed    token ids to embeddings, the target's own
     lm_head  features to logits, the target's own
-    done     how much of the run lies behind, 0 to 1
+    done     completed fraction of the run, 0 to 1
     """
     rows = text_rows(embed, batch)
     with torch.no_grad():
@@ -108,9 +108,10 @@ def train_passes(
 def depth_acceptance(
     head: FeatureHead, embed: nn.Module, lm_head: nn.Module, batch: TextBatch, depth: int
 ) -> list[tuple[int, int]]:
-    """Of each depth of a greedy chain: drafts that follow accepted ones, and how many are accepted.
+    """For each depth of a greedy chain: the number of drafts after accepted ones, and how many are
+    accepted.
 
-    Texts are taken for greedy ones: a draft is accepted where it is the text's next token.
+    Texts are assumed to be greedy: a draft is accepted if it is the text's next token.
     """
     rows = text_rows(embed, batch)
     accepted: list[Tensor] = []
@@ -125,7 +126,7 @@ def depth_acceptance(
 
 
 def text_rows(embed: nn.Module, batch: TextBatch) -> TextRows:
-    """The rows of a batch; the last two tokens of a text have nothing to learn."""
+    """The rows of a batch; the last two tokens of a text have no label."""
     features = batch.features[:, :-2]
     with torch.no_grad():
         embeddings = embed(batch.tokens[:, 1:-1])
@@ -139,10 +140,10 @@ def text_rows(embed: nn.Module, batch: TextBatch) -> TextRows:
 def drafting_passes(
     head: FeatureHead, rows: TextRows, count: int, *, is_constant: bool = True
 ) -> Iterator[HeadOutput]:
-    """What the head says in each pass.
+    """The head's output in each pass.
 
-    is_constant  what was said is a constant to the passes behind it, so that each may be
-                 backpropagated before the next is asked for
+    is_constant  later passes see the output as a constant, so that each pass can be backpropagated
+                 before the next one
     """
     known = head.project(rows.features)
     streams = [known]
@@ -154,7 +155,7 @@ def drafting_passes(
         said = head(rows.embeddings, streams[-1], rows.places, context)
         yield said
         before = said.regress.detach() if is_constant else said.regress
-        # One row later: what was said of a row is read by the next; the first has nothing before.
+        # Shifted by one row: each row reads the output of the previous row; the first has none.
         streams.append(torch.cat([known[:, :1], before[:, :-1]], dim=1))
 
 

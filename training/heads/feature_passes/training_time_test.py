@@ -1,8 +1,8 @@
 """One training step of EAGLE-3: the passes that a drafter makes, as one graph (arXiv 2503.01840).
 
-Its "training-time test": pass 1 reads the target's features, each later one what the pass before
-said in their place, as a drafter does. Nothing is learned of features; the only loss is of tokens,
-and it goes back through what was said to the passes before (SafeAILab/EAGLE, traineagle3).
+Its "training-time test": pass 1 reads the target's features, and each later pass the previous
+pass's output, as in drafting. There is no loss on features, only on tokens. It is backpropagated
+through all previous passes (SafeAILab/EAGLE, traineagle3).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .draft_vocabulary import best_tokens, draft_logits, vocabulary_of
 from .losses import distribution_loss
 from .passes import PassReport, drafting_passes, text_rows
 
-# What a pass counts beside the one before it.
+# Ratio of a pass's loss weight to that of the previous pass.
 PASS_DECAY = 0.8
 
 
@@ -26,11 +26,11 @@ def train_as_tested(
 ) -> list[PassReport]:
     """Add the gradients of `num_passes` passes to the head's parameters.
 
-    embed, lm_head  the target's, whose weights are left alone
+    embed, lm_head  the target's, which stay frozen
 
-    A row counts where the target's most probable token is one that the head can draft. The loss is
-    the cross-entropy with the target's distribution over those tokens, sum 1. Logits of one pass
-    are in memory at a time.
+    A row counts if the head can draft the target's most probable token. The loss is the
+    cross-entropy with the target's distribution over those tokens, sum 1. Only one pass's logits
+    are in memory.
     """
     rows = text_rows(embed, batch)
     vocabulary = vocabulary_of(head)
@@ -43,7 +43,7 @@ def train_as_tested(
     said_states, gradients, reports = [], [], []
     for index, said in enumerate(drafting_passes(head, rows, num_passes, is_constant=False)):
         leaf = said.predict.detach().requires_grad_()
-        # The first rows have no drafts before them to go on from.
+        # The first rows have no earlier drafts to continue.
         mask = pass_mask([every_row] * index, is_known)
         logits = draft_logits(head, lm_head, leaf[mask])
         loss = distribution_loss(logits, target_logits[mask])
