@@ -29,7 +29,7 @@ class DrafterServer:
     on_device_lost  see `DrafterService`
     """
 
-    def __init__(  # noqa: PLR0913 - most are keywords with defaults
+    def __init__(
         self,
         drafter: Drafter,
         host: str = "127.0.0.1",

@@ -47,7 +47,7 @@ class RetrievalServer:
     learn   takes ended requests, in a thread, and returns their outcomes; None refuses them
     """
 
-    def __init__(  # noqa: PLR0913 - most are keywords with defaults
+    def __init__(
         self,
         lookup: Lookup,
         host: str = "127.0.0.1",

@@ -37,7 +37,7 @@ class GrpcListener:
     max_message_bytes  larger messages are refused, both ways; None: gRPC's own limit
     """
 
-    def __init__(  # noqa: PLR0913 - most are keywords
+    def __init__(
         self,
         handlers: Sequence[grpc.GenericRpcHandler],
         host: str,

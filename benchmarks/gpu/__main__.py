@@ -41,7 +41,7 @@ TINY_RESULTS = ROOT / "build" / "gpu-tiny.json"
 NEEDED = "needs a GPU that torch sees; --device cpu --tiny tries every line without one"
 
 
-def main(  # noqa: PLR0913 - one parameter a flag
+def main(
     *,
     device: Annotated[str, typer.Option(help="cuda, or cpu with --tiny.")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny shapes, to try every line.")] = False,

@@ -85,7 +85,7 @@ class Findings:
     failed: dict[str, list[str]] = field(default_factory=dict)
     on_change: Callable[[], None] = lambda: None
 
-    def add(  # noqa: PLR0913 - one parameter a fact
+    def add(
         self, group: str, name: str, seconds: Sequence[float], work: Work, *,
         wall: Sequence[float] = (), note: str = "", order: tuple[int, ...] = (),
     ) -> Figure:  # fmt: skip

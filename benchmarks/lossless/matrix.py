@@ -199,7 +199,7 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
                 yield config, mix
 
 
-def _run_cell(  # noqa: PLR0913, PLR0917 - one row of the loop above, split for reading
+def _run_cell(
     engine: Engine,
     case: _Case,
     prompts: list[list[int]],
@@ -259,7 +259,7 @@ def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]
         yield list(prompts[first : first + size])
 
 
-def main(  # noqa: PLR0917 - one parameter a flag
+def main(
     prompts: Annotated[int, typer.Option(help="Held-out prompts.")] = 24,
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
     stages: Annotated[str, typer.Option(help="Numbers of stages.")] = "1,2,3",

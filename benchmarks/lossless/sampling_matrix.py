@@ -172,7 +172,7 @@ def run_matrix(
     return Sheet(tuple(cells))
 
 
-def _compare(  # noqa: PLR0917 - one row of the loop above
+def _compare(
     parameter: str,
     mix: str,
     plain: Sequence[RequestOutput],

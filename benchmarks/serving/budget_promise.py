@@ -104,7 +104,7 @@ class Row:
     half_seconds: float
 
 
-def main(  # noqa: PLR0913 - one parameter a flag
+def main(
     *,
     drafters: Annotated[
         str, typer.Option(help="Sets of drafters, parted by commas; + joins several.")

@@ -54,7 +54,7 @@ class DrafterClient:
     trace        has a row for it
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a part
+    def __init__(
         self,
         link: DrafterLink,
         texts: Mapping[str, CommittedText],

@@ -55,7 +55,7 @@ class DrafterHub:
     trace       has a row for each drafter that is asked
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a setting
+    def __init__(
         self,
         drafters: Sequence[AnyDrafter],
         limits: DrafterLimits,

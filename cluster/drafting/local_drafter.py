@@ -66,7 +66,7 @@ class LocalClient:
     trace  has a row for it, unless it is a head of the last stage: those have the stage's
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a part
+    def __init__(
         self,
         local: LocalDrafter,
         texts: Mapping[str, CommittedText],

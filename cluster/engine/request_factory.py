@@ -45,7 +45,7 @@ class RequestFactory:
     block_size: int | None = None
     random_seed: Callable[[], int] = lambda: secrets.randbits(62)
 
-    def build(  # noqa: PLR0913 - the parts of a request
+    def build(
         self,
         request_id: str,
         prompt: Prompt,

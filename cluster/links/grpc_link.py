@@ -80,7 +80,7 @@ class GrpcLink:
     features  what the target hands out, for a server whose drafter reads some of it
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a part
+    def __init__(
         self,
         name: str,
         address: str | AddressProvider,

@@ -144,7 +144,7 @@ def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
     )
 
 
-def encode_answer(  # noqa: PLR0913 - most are keywords with defaults
+def encode_answer(
     message: DrafterMessage,
     proposals: Sequence[Proposal],
     max_bytes: int,

@@ -91,7 +91,7 @@ class DraftStats:
 
 
 @compiled
-def add_nodes(  # noqa: PLR0917 - compiled functions take no options by name
+def add_nodes(
     counts: Int64,
     rows: Int64,
     nodes: Int32,

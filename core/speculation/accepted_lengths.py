@@ -178,7 +178,7 @@ def best_set(
 
 
 @compiled
-def _rate(  # noqa: PLR0917 - compiled functions take no options by name
+def _rate(
     known: AcceptedLengths,
     bucket: int,
     drafters: int,

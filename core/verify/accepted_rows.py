@@ -136,7 +136,7 @@ def _flat_trees(step: StepInput) -> tuple[UInt64, Int32, Int32]:
 
 
 @compiled
-def walk_rows(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+def walk_rows(
     ancestors: UInt64,
     words: Int32,
     num_before: Int32,
@@ -181,7 +181,7 @@ def walk_rows(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
 
 
 @compiled
-def with_following(  # noqa: PLR0917 - flat arrays, and one loop over them
+def with_following(
     rows: Int32, ends: Int64, tokens: Int32, logits_rows: Int32, targets: Int32, told: Int32
 ) -> tuple[Int32, Int32, Int32]:
     """The fields of `CommittedRows`. `told`: `StepInput.following_tokens` of the last requests."""

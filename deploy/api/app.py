@@ -56,7 +56,7 @@ RATE_HEADERS = tuple(
 )
 
 
-def create_app(  # noqa: PLR0913 - most are keywords
+def create_app(
     engine_client: EngineClient,
     config: ServerConfig,
     model_name: str,
@@ -89,7 +89,7 @@ def create_app(  # noqa: PLR0913 - most are keywords
     )
 
 
-def create_models_app(  # noqa: PLR0913 - most are keywords
+def create_models_app(
     sources: Sequence[ModelSource],
     config: ServerConfig,
     metrics: MetricsPage,

@@ -111,7 +111,7 @@ def serve(
 
 
 @app.command(cls=GenerateCommand)
-def generate(  # noqa: PLR0913 - one parameter a flag
+def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
     *,

@@ -47,7 +47,7 @@ class AsyncEngine:
     `start` before all else; `close` ends what still runs.
     """
 
-    def __init__(  # noqa: PLR0913 - most are keywords with defaults
+    def __init__(
         self,
         config: EngineConfig,
         *,
@@ -337,7 +337,7 @@ class AsyncEngine:
                     f"{shortened(name)} is no drafter of this engine; known: {names}",
                 )
 
-    def _request(  # noqa: PLR0913, PLR0917 - the parts of a request
+    def _request(
         self,
         request_id: str,
         prompt: Prompt,

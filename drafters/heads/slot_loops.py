@@ -133,7 +133,7 @@ def lay_out_texts(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over th
 
 
 @compiled
-def _known(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+def _known(
     states: Int32,
     table: Int32,
     end: int,

@@ -59,7 +59,7 @@ class TreeGrowth:
                 self._options, is_one_pass=network.says_all_levels, clock=clock
             )
 
-    def begin(  # noqa: PLR0917 - the parts of a text
+    def begin(
         self, text: KeptKeys, last_token: int, said: Tensor, length: int,
         distribution: TextDistribution, max_nodes: int,
     ) -> HeadTree | None:  # fmt: skip

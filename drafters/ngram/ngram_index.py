@@ -101,7 +101,7 @@ def refill(index: Index, oldest: int, max_ngram: int) -> None:
 
 
 @compiled
-def propose_all(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+def propose_all(
     rows: Int64,
     max_nodes: Int64,
     assumed: Int32,

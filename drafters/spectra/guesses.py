@@ -58,7 +58,7 @@ def _guess(
 
 
 @compiled
-def _add_forward(  # noqa: PLR0917 - compiled functions take no options by name
+def _add_forward(
     tables: Tables,
     nodes: tuple[Int32, Int32],
     last: Int32,

@@ -77,7 +77,7 @@ def tables_at(rows: Int64, place: int) -> Tables:
 
 
 @compiled
-def learn_all(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+def learn_all(
     rows: Int64,
     answers: Int32,
     shapes: Int64,
@@ -203,7 +203,7 @@ def _learn(tables: Tables, ngram: Int32, row: Int64) -> None:
 
 
 @compiled
-def _continue(  # noqa: PLR0917 - compiled functions take no options by name
+def _continue(
     entry: Int32, continuations: Int32, cursor: Int64, path: Int32, capacity: int, known: int
 ) -> None:
     """Make a path the latest continuation of an entry's token, in the place of `known`."""

@@ -67,7 +67,7 @@ def draft_all(rows: Int64, rooms: Int64, limits: Limits) -> tuple[Int32, Int32, 
 
 
 @compiled
-def best_draft(  # noqa: PLR0917 - compiled functions take no options by name
+def best_draft(
     text: Automaton,
     answers: Automaton,
     context: Int32,

@@ -31,7 +31,7 @@ class PagedKv:
     every row.
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a fact
+    def __init__(
         self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int,
         *, dtype: torch.dtype = torch.float32, device: str = "cpu", scales: Tensor | None = None,
     ) -> None:  # fmt: skip

@@ -23,7 +23,7 @@ class AnyStage(Protocol):
         ...
 
 
-def load_any_stage(  # noqa: PLR0913 - one parameter a setting
+def load_any_stage(
     info: ModelInfo, num_blocks: int, block_size: int, options: StageOptions, *,
     dtype: str, device: str, with_trees: bool = False,
 ) -> AnyStage:  # fmt: skip

@@ -30,7 +30,7 @@ from .hosted_model import load_hosted_model
 from .self_check import check_pieces, check_trees
 
 
-def load_hosted_stage(  # noqa: PLR0913 - one parameter a setting
+def load_hosted_stage(
     model: str | Path, num_blocks: int, block_size: int, *,
     dtype: str = "float32", device: str = "cpu", quantization: str = NONE,
     output: OutputVocabulary | None = None, with_trees: bool = False,

@@ -46,7 +46,7 @@ Projection = Callable[[Tensor], Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_tensors(  # noqa: PLR0913 - most are keywords
+def load_tensors(
     model: PreTrainedModel, span: LayerSpan, files: WeightFiles,
     dtype: torch.dtype, device: torch.device, *, quantization: str = NONE,
     progress: Progress = unseen,
@@ -185,7 +185,7 @@ class ModelSlice:
         return getattr(self.config, name) if hasattr(type(self.config), name) else None
 
 
-def load_slice(  # noqa: PLR0913 - one parameter a setting
+def load_slice(
     model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
     quantization: str = "none", *, fused: bool = False, progress: Progress = unseen,
 ) -> ModelSlice:  # fmt: skip

@@ -134,7 +134,7 @@ class OwnLayers:
             out.add_(bias)
         return out
 
-    def decode(  # noqa: PLR0913, PLR0917 - the operator's
+    def decode(  # noqa: PLR0917 - the operator's
         self,
         tokens: Int32,
         slots: Int32,

@@ -108,7 +108,7 @@ class GraphRunner:
     next step runs.
     """
 
-    def __init__(  # noqa: PLR0917 - parts of one stage
+    def __init__(
         self, part: ModelSlice, rotary: RotaryTable, backend: KernelBackend, taps: FeatureTaps,
         options: GraphOptions, capture: Capture,
     ) -> None:  # fmt: skip

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..layers.own_layers import OwnLayers
 
 
-def load_stage(  # noqa: PLR0913 - one parameter a setting
+def load_stage(
     model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
     attention: str = "auto", options: StageOptions | None = None,

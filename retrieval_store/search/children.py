@@ -29,7 +29,7 @@ def rewind(spans: Int64, children: Int64) -> None:
 
 
 @compiled
-def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loops
+def next_child(
     rows: Int64, lengths: Int64, depth: int, spans: Int64, least: Float64, children: Int64,
     passed: int,
 ) -> int:  # fmt: skip
@@ -53,7 +53,7 @@ def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loop
 
 
 @compiled
-def _next_of_view(  # noqa: PLR0913, PLR0917
+def _next_of_view(
     rows: Int64, index: int, spans: Int64, view: int, at: int, least: float, children: Int64
 ) -> None:
     if spans[view, 0] == spans[view, 1]:
@@ -67,7 +67,7 @@ def _next_of_view(  # noqa: PLR0913, PLR0917
 
 
 @compiled
-def _next_narrow(  # noqa: PLR0913, PLR0917
+def _next_narrow(
     rows: Int64, index: int, spans: Int64, view: int, at: int, least: float, children: Int64
 ) -> None:
     """Children end where suffixes share no more than the node's tokens."""
@@ -85,9 +85,7 @@ def _next_narrow(  # noqa: PLR0913, PLR0917
 
 
 @compiled
-def _only_child(  # noqa: PLR0917
-    rows: Int64, index: int, spans: Int64, view: int, at: int, children: Int64
-) -> None:
+def _only_child(rows: Int64, index: int, spans: Int64, view: int, at: int, children: Int64) -> None:
     is_first = children[view, NEXT] == 0
     children[view, CHILD] = token(rows, index, spans[view, 0], at) if is_first else SEPARATOR
     for column in range(3):
@@ -96,7 +94,7 @@ def _only_child(  # noqa: PLR0917
 
 
 @compiled
-def _next_wide(  # noqa: PLR0917
+def _next_wide(
     rows: Int64, index: int, spans: Int64, view: int, least: float, children: Int64
 ) -> None:
     node = spans[view, 2]

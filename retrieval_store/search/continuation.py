@@ -40,7 +40,7 @@ MARGIN = 1 - 1e-9
 
 
 @compiled
-def grow(  # noqa: PLR0917 - compiled functions take no options by name
+def grow(
     rows: Int64, lengths: Int64, spans: Int64, budget: int, max_depth: int, prior: float
 ) -> tuple[Int64, Float64]:
     """The `budget` continuations of highest path probability below a context, best first.

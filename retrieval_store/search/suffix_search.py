@@ -44,7 +44,7 @@ def longest_matches(rows: Int64, context: Int64, shortest: int, often: int) -> t
 
 
 @compiled
-def _longest_seen(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loops
+def _longest_seen(
     rows: Int64, context: Int64, shortest: int, longest: int, often: int,
     lows: Int64, counts: Int64,
 ) -> int:  # fmt: skip

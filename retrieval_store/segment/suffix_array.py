@@ -62,7 +62,7 @@ def _into_buckets(text: Uint32, vocab_size: int, suffixes: Uint32, lens: Uint8) 
 
 
 @compiled
-def _sort_groups(  # noqa: PLR0917 - flat arrays, as in all compiled loops
+def _sort_groups(
     text: Uint32, suffixes: Uint32, lens: Uint8, bits: int, largest: int, depth: int
 ) -> None:
     """Sort the groups that share their first token by the tokens after it."""
@@ -88,9 +88,7 @@ def _sort_groups(  # noqa: PLR0917 - flat arrays, as in all compiled loops
 
 
 @compiled
-def _read_keys(  # noqa: PLR0917 - flat arrays, as in all compiled loops
-    text: Uint32, group: Uint32, at: int, width: int, bits: int, keys: Uint64
-) -> None:
+def _read_keys(text: Uint32, group: Uint32, at: int, width: int, bits: int, keys: Uint64) -> None:
     """The tokens at..at + width of each suffix as one number, the first one highest."""
     separator = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for index in range(len(group)):

@@ -62,7 +62,7 @@ class Experiment:
     prompts: str
 
 
-def main(  # noqa: PLR0913 - one parameter a flag
+def main(
     *,
     tokens: Annotated[int, typer.Option(help="Of the whole corpus.")] = 1_500_000,
     far_share: Annotated[

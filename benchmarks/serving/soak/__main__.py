@@ -24,7 +24,7 @@ from .run import Setting, print_report, report_of, soak
 RESULTS = Path(__file__).parents[2] / "results" / "soak.json"
 
 
-def main(  # noqa: PLR0913 - each is a flag
+def main(
     *,
     minutes: Annotated[float, typer.Option(help="How long requests are sent.")] = 30.0,
     requests: Annotated[int, typer.Option(help="Requests of all tenants together.")] = 1000,

@@ -133,7 +133,7 @@ class _Heard:
 class Run:
     """An engine, and `together` requests of it as long as there are answers to replay."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one parameter a part
+    def __init__(
         self,
         load: Load,
         mode: str,
@@ -263,7 +263,7 @@ def _first_span(step: RunStep) -> tuple[float, float]:
     return step.spans[0]
 
 
-def measure(  # noqa: PLR0913, PLR0917 - one parameter a part
+def measure(
     load: Load,
     mode: str,
     recording: Recording,

@@ -260,7 +260,7 @@ def _columns(sampling: SamplingRows, count: int) -> tuple[Float32, Int32, Int64,
 
 
 @compiled
-def _regular(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+def _regular(
     starts: Int32,
     logits_rows: Int32,
     row_positions: Int32,
@@ -289,7 +289,7 @@ def _regular(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
 
 
 @compiled
-def _sampling_changes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+def _sampling_changes(  # noqa: PLR0917 - flat arrays, and one loop over them
     starts: Int32,
     slots: Int32,
     logits_rows: Int32,
@@ -367,7 +367,7 @@ class CachedEdits:
 
 
 @compiled
-def _compared(  # noqa: PLR0917 - flat arrays, and one loop over them
+def _compared(
     kept_tokens: Int32,
     kept_counts: Int32,
     kept_in_prompt: Bool,
