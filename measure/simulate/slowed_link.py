@@ -1,4 +1,4 @@
-"""A link to a drafter of this process that takes as long as that of a profile."""
+"""A link to a drafter of this process, with the times of a profile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .host_clock import HostClock
 
 
 class Answer(NamedTuple):
-    """What a drafter answered; see `LinkEvents`."""
+    """An answer of a drafter; see `LinkEvents`."""
 
     proposals: Sequence[Proposal]
     report: DrafterReport | None
@@ -32,10 +32,10 @@ class Answer(NamedTuple):
 
 
 class SlowedLink:
-    """Answers like the link that it stands before, when the profile's drafter would have: it drafts
-    while the clock stands still. One that the profile does not have takes the host's time.
+    """Wraps a link, and delivers its answers when the profile's drafter would: the real draft runs
+    while the clock is paused. Drafters outside the profile use the host's time.
 
-    kind  of the drafter, as the profile names it
+    kind  the drafter's name in the profile
     """
 
     def __init__(self, link: AnyLink, times: DraftTimes, clock: HostClock) -> None:
@@ -98,10 +98,10 @@ class SlowedLink:
         """See `DrafterLink`."""
         assert self._events is not None
         if not self._keeps_time:
-            # It reads another clock than the deadline is of.
+            # The drafter's clock differs from that of the deadline.
             message = replace(message, deadline=math.inf)
         if not self._is_timed or self.ahead is not None:
-            # It takes the host's time; a head of the last stage took its own in the step.
+            # It takes the host's time; the time of a head on the last stage is part of the step.
             self._link.send(message)
             return
         answer = self._drafted(message)
@@ -111,7 +111,7 @@ class SlowedLink:
             self._events.answered(answer.proposals, answer.report, DraftSeconds(propose_s=waited))
 
     def _drafted(self, message: DrafterMessage) -> Answer | None:
-        """What the real one answers, in no time; None where it failed."""
+        """The real drafter's answer, in no simulated time; None if it failed."""
         self._passes_before = self._passes_so_far
         self._answer = None
         self._draft_clock.begin()
@@ -144,7 +144,7 @@ class SlowedLink:
         report: DrafterReport | None = None,
         seconds: DraftSeconds | None = None,
     ) -> None:
-        """See `LinkEvents`; kept until the profile's drafter would have it."""
+        """See `LinkEvents`; held until the profile's drafter would answer."""
         assert self._events is not None
         if self._is_timed and self.ahead is None:
             self._answer = Answer(proposals, report, seconds)
@@ -158,11 +158,11 @@ class SlowedLink:
 
     @property
     def _passes_so_far(self) -> int:
-        """Of the drafter's models so far; 0 of one that does not count any."""
+        """Passes of the drafter's models so far; 0 if it does not count them."""
         return 0 if self._passes is None else self._passes.num_passes
 
     def _draft_s(self, proposals: Sequence[Proposal]) -> float:
-        """Seconds that the profile's drafter works for what was drafted last."""
+        """Seconds that the profile's drafter needs for the last draft."""
         counts = self._passes is not None
         num_passes = self._passes_so_far - self._passes_before if counts else None
         return self.times.seconds(proposals, num_passes)
