@@ -49,7 +49,7 @@ class PagedKv:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of keys and values, with what their rows have beside."""
+        """Bytes of keys and values, with the scales of their rows."""
         scales = self.scales if self.has_row_scales else None
         return self.data.nbytes + (0 if scales is None else scales.nbytes)
 
@@ -166,7 +166,7 @@ class _Group:
     def _padded(self, rows: list[Int64], width: int) -> Int64:
         """The rows under one another, each with its own first number behind it up to `width`.
 
-        Another request's slot may hold NaN, which a probability of zero does not hide.
+        Another request's slot may hold NaN, which a probability of zero does not mask.
         """
         if len(rows) == 1:
             return rows[0][None]
@@ -229,7 +229,7 @@ class _Group:
         """Which row sees which column, bool [batch, query_len, columns]."""
         if self.batch == 1:
             return self._requests[0].visible[None]
-        # Padding rows see nothing: whatever comes out for them is dropped.
+        # Padding rows see nothing; their results are dropped.
         visible = np.zeros((self.batch, self.query_len, self.num_columns), dtype=np.bool_)
         for page, request in zip(visible, self._requests, strict=True):
             num_rows, num_columns = request.visible.shape
