@@ -130,7 +130,7 @@ class WeightFiles(Protocol):
         ...
 
     def is_incidental(self, name: str) -> bool:
-        """Whether a tensor that the model has no place for changes nothing."""
+        """Whether a tensor without a place in the model can be ignored."""
         ...
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
@@ -238,7 +238,7 @@ class TensorFiles:
             raise CheckpointError(f"{error.filename} is missing; fetch it again") from error
 
     def is_incidental(self, name: str) -> bool:
-        """Whether a tensor that the model has no place for changes nothing."""
+        """Whether a tensor without a place in the model can be ignored."""
         owner, _, last = name.rpartition(".")
         is_scale = last in KV_SCALES and owner.endswith(".self_attn")
         return is_scale or name.endswith(DERIVED)
