@@ -1,8 +1,8 @@
 """One step's attention over a paged KV cache, whose masks are computed once for all layers.
 
-Requests of similar size share one padded batch (a group), so that the work of a layer depends on
-the number of groups and not on the number of tokens or requests. Grouped query heads are folded
-into the rows of their key/value head: exact, and no key is ever repeated.
+Requests of similar size share one padded batch (a group). So the work of a layer depends on the
+number of groups, not on that of tokens or requests. Grouped query heads are folded into the rows of
+their key/value head: exact, and no key is ever repeated.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class _Group:
         self.real_rows = None if len(real) == len(flat_ids) else torch.from_numpy(real).to(device)
 
     def _padded(self, rows: list[Int64], width: int) -> Int64:
-        """The rows under one another, each with its own first number behind it up to `width`.
+        """The rows stacked, each padded to `width` with its own first number.
 
         Another request's slot may hold NaN, which a probability of zero does not mask.
         """

@@ -71,7 +71,7 @@ class Medusa(nn.Module):
     """Medusa's heads (Cai et al. 2024, arXiv 2401.10774): residual blocks, then an output matrix.
 
     Modules have the names of FasterDecoding's checkpoints: `0.0.linear` is the first block of the
-    first head, and behind the last block comes its output.
+    first head, and its output follows the last block.
     """
 
     def __init__(self, config: MedusaConfig) -> None:

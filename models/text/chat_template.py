@@ -119,7 +119,7 @@ class ChatTemplate:
     def _render_either(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
         """With the arguments of calls as objects, or as texts for templates that add texts to them.
 
-        A template's wanted form only shows by its failure on the other.
+        There is no declaration of the expected form: a template fails on the other one.
         """
         try:
             return self._render(messages, options)

@@ -65,7 +65,7 @@ class _Spelling:
 
 
 def _tokens(backend: Tokenizer, size: int) -> list[bytes]:
-    """The bytes of every id; of special tokens their spelling behind a mark; b"" for no token."""
+    """The bytes of every id; of special tokens their spelling after a mark; b"" for no token."""
     bytes_of = TokenBytes(cast("Any", _Spelling(backend)))
     tokens = [bytes_of(index) for index in range(size)]
     for index, added in backend.get_added_tokens_decoder().items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # A token that writes one byte which no piece of the vocabulary writes.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-# A token's text depends on whether it begins a text; behind this one it does not.
+# A token's text may differ at the start of a text; after this token it does not.
 BEFORE = "a"
 
 
