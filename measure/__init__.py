@@ -1,4 +1,4 @@
-"""What `draftline bench` and `draftline lossless` measure, over any source of token streams.
+"""The measurements of `draftline bench` and `draftline lossless`, over any source of token streams.
 
 Start with `runs/matched.py`.
 """

@@ -1,4 +1,4 @@
-"""A model's device and arithmetic, and copies that nobody waits for before they are needed."""
+"""A model's device and dtype, and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ HALVES = ("bfloat16", "float16")
 
 
 def choose_device(setting: str, *, has_gpu: bool | None = None) -> str:
-    """cpu or cuda. Raises `ConfigError` (`device`) where cuda is asked for and no GPU is seen.
+    """cpu or cuda. Raises `ConfigError` (`device`) if cuda is requested and there is no GPU.
 
-    has_gpu  by default whether torch sees one here
+    has_gpu  by default, whether torch finds one
     """
     has_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     if setting == "cuda" and not has_gpu:
@@ -28,7 +28,7 @@ def choose_device(setting: str, *, has_gpu: bool | None = None) -> str:
 
 
 def choose_dtype(setting: str, device: str, checkpoint_dtype: str) -> str:
-    """The name of the dtype to compute in; on GPUs the checkpoint's where that has 16 bits."""
+    """The name of the dtype to compute in; on GPUs the checkpoint's, if that has 16 bits."""
     if setting != AUTO:
         return setting
     if device == "cpu":
@@ -40,15 +40,15 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """A copy of integers on `device`, int64; work that is launched later sees it."""
     tensor = torch.from_numpy(array.astype(np.int64))
     if device.type == "cuda":
-        # From pinned memory alone does a copy not wait for all work before it.
+        # Only copies from pinned memory are asynchronous.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 class HostCopy:
-    """Tensors of one device on their way to the host, by one copy; begins at once.
+    """An asynchronous copy of several tensors from a device to the host; starts at once.
 
-    Element sizes may fall from one tensor to the next, not rise.
+    Element sizes must not increase from one tensor to the next.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -62,7 +62,7 @@ class HostCopy:
             self._copied.record()
 
     def wait(self) -> list[Tensor]:
-        """The tensors on the host, once they are there; on a CPU the tensors themselves."""
+        """Wait for the copy; returns the tensors on the host, on a CPU the tensors themselves."""
         if self._copied is None:
             return list(self._tensors)
         self._copied.synchronize()
@@ -70,13 +70,13 @@ class HostCopy:
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of all tensors one behind the other, uint8 [bytes]."""
+    """The bytes of all tensors, concatenated, uint8 [bytes]."""
     parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views into `packed` with the shapes and dtypes of `like`: what was packed."""
+    """Views into `packed` with the shapes and dtypes of `like`."""
     parts = packed.split([tensor.nbytes for tensor in like])
     return [
         part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)

@@ -60,7 +60,7 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
 def _best(logits: Tensor) -> Tensor:
     """The best token of each row, int32 [rows]; -1 where its logit is no finite number.
 
-    NaN is the best of all to both libraries, so that no other logit need be looked at.
+    Both libraries treat NaN as the maximum, so that only the best logit needs a check.
     """
     if logits.device.type == "cpu":
         # numpy's is vectorised: ten times faster than torch's.
@@ -127,7 +127,7 @@ class Sampler(Protocol):
 
 
 class TorchSampler:
-    """Plain torch: the reference, and what runs on CPUs."""
+    """Plain torch: the reference, and the implementation on CPUs."""
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
         """float32 logits [rows, vocabulary] with the edits made; without edits, `logits` itself."""
@@ -143,7 +143,7 @@ class TorchSampler:
 
 
 class KernelSampler:
-    """Triton kernels; keeps the tables of the sizes of steps that were last, and one scratch."""
+    """Triton kernels; caches the tables of the last step sizes, and one scratch buffer."""
 
     def __init__(self) -> None:
         self._ops = load_sampling()
@@ -184,7 +184,7 @@ class KernelSampler:
         return out
 
     def _scratch_of(self, num_rows: int, vocab_size: int, device: torch.device) -> SamplingScratch:
-        """Buffers for at least so many rows, which grow with the largest step seen."""
+        """Buffers for at least this many rows, which grow with the largest step so far."""
         if self._scratch is not None:
             (most, known), scratch = self._scratch
             if most >= num_rows and known == vocab_size:

@@ -74,7 +74,8 @@ class SplitRule:
         return lines
 
     def most_items(self, num_rows: int, num_requests: int) -> int:
-        """Items of any step of so many rows and requests at most, with tiles of any size.
+        """Largest number of items of a step with up to this many rows and requests, with tiles of
+        any size.
 
         A request that is split has no more than a tile beyond `split_lines` in all its splits; one
         that is not has a tile a row at most.

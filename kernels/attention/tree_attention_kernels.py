@@ -195,7 +195,7 @@ def _finish(state, scales, kv_head, HAS_SCALES: tl.constexpr):
     safe_weight = tl.where(is_empty, 1.0, weight)
     result = total / safe_weight[:, None]
     if HAS_SCALES:
-        # The scales of values lie behind those of keys.
+        # The scales of values come after those of keys.
         result *= tl.load(scales + tl.num_programs(1) + kv_head)
     return result, tl.where(is_empty, float("-inf"), top + tl.log2(safe_weight))
 

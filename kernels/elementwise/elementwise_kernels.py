@@ -90,7 +90,7 @@ def turn_and_store(
         if HAS_NORMS:
             mean = (tl.sum(left * left, axis=0) + tl.sum(right * right, axis=0)) / (2 * HALF)
             factor = 1.0 / tl.sqrt(mean + eps)
-            # Those of keys lie behind those of queries.
+            # Scales of keys come after those of queries.
             scale = norm_scales + (head >= NUM_HEADS).to(tl.int32) * 2 * HALF + number
             left *= factor * tl.load(scale, mask=mask, other=0.0)
             right *= factor * tl.load(scale + HALF, mask=mask, other=0.0)

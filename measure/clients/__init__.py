@@ -1,4 +1,4 @@
-"""What is asked, of whom, and when: prompts, endpoints, load.
+"""Requests, endpoints and load.
 
 Start with `endpoint.py`.
 """

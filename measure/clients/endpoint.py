@@ -1,4 +1,5 @@
-"""Requests of a measurement, and what answers them: an engine in this process, or a server."""
+"""Requests of a measurement, and the endpoints that answer them: an engine in this process, or a
+server."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ class Ask:
     """One request.
 
     prompt         a text, or messages for the model's chat template
-    setting        who may propose drafts for it
-    salt           requests of another salt share no computed prefix with it
-    further_turns  what the user says next, each after an answer
+    setting        the drafters that may propose for it
+    salt           requests with different salts share no cached prefix
+    further_turns  the user's next messages, each after an answer
     """
 
     name: str
@@ -33,7 +34,7 @@ class Ask:
     further_turns: tuple[str, ...] = ()
 
     def next_turn(self, answer: str) -> Ask:
-        """What is asked once this was answered; there must be a further turn."""
+        """The request for the next turn, after this one's answer; there must be a further turn."""
         turn, *others = self.further_turns
         if isinstance(self.prompt, str):
             prompt: Said = f"{self.prompt}{answer}\n\n{turn}\n"
@@ -48,7 +49,7 @@ class Endpoint(Protocol):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Seconds by which its answers come."""
+        """The clock of its answers, in seconds."""
         ...
 
     async def answer(self, ask: Ask) -> Record:
@@ -57,11 +58,11 @@ class Endpoint(Protocol):
 
 
 class DrawingEndpoint(Endpoint, Protocol):
-    """An endpoint that also tells how probable the tokens are that it draws from."""
+    """An endpoint that also reports the probabilities of the most probable first tokens."""
 
     async def first_token(self, ask: Ask, num_top: int) -> tuple[str, Mapping[str, float]]:
         """The first token of an answer, and the probabilities of the `num_top` most probable ones.
 
-        Tokens are told by their text or id. Without log-probabilities there are none.
+        Tokens are identified by text or id. Without log-probabilities the mapping is empty.
         """
         ...

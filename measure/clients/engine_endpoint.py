@@ -36,9 +36,9 @@ class StreamingEngine(Protocol):
 
 @contextmanager
 def collector_spared() -> Iterator[None]:
-    """Keep the garbage collector from what is there, for as long as engines are measured.
+    """Exclude existing objects from garbage collection while engines are measured.
 
-    Servers do so for good (`spare_collector`).
+    Servers do so permanently (`spare_collector`).
     """
     gc.collect()
     gc.freeze()
@@ -51,9 +51,9 @@ def collector_spared() -> Iterator[None]:
 class EngineEndpoint:
     """Answers requests by one engine in this process.
 
-    per_request  each request names its drafters; else the engine has those of the setting only, and
-                 no drafter takes time that the setting does not ask for
-    tokenizer    whose chat template chats go through; None: there are only texts
+    per_request  each request names its drafters; else the engine only has those of the setting, so
+                 that no other drafter takes time
+    tokenizer    for the chat template; None: prompts are texts only
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class EngineEndpoint:
     async def _timed_deltas(
         self, prompt: str | Sequence[int], params: SamplingParams, options: RequestOptions
     ) -> AsyncGenerator[tuple[float, Delta], None]:
-        """Deltas, and when each came by the clock."""
+        """Deltas, and the clock's time of each."""
         async with aclosing(self._engine.stream(prompt, params, options)) as deltas:
             async for delta in deltas:
                 yield self.clock(), delta
@@ -125,9 +125,9 @@ class EngineEndpoint:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, said: Said) -> list[int]:
-    """The tokens of what is asked, through the chat template where it is a chat.
+    """The tokens of a prompt; chats go through the chat template.
 
-    Raises `RequestError` where there is no template, or it refuses the chat.
+    Raises `RequestError` if there is no template, or it refuses the chat.
     """
     if isinstance(said, str):
         return tokenizer(said)["input_ids"]

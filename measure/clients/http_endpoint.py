@@ -22,13 +22,13 @@ from .endpoint import Ask
 
 TIMEOUT_S = 600.0
 NO_KEY = "none"
-# Stands for bytes that are no whole character.
+# The replacement character, for incomplete UTF-8.
 UNDECODED = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself. `drafters` are those of a draftline server."""
+    """A server's self-description; only a draftline server has `drafters`."""
 
     model: str
     is_draftline: bool
@@ -38,9 +38,9 @@ class ServerInfo:
 class HttpEndpoint:
     """One server. A context manager.
 
-    report       ask a draftline server for each token's id and source; other servers are never
-                 asked for more than OpenAI's fields and `ignore_eos`
-    http_client  of httpx, instead of one of its own
+    report       request each token's id and source from a draftline server; other servers only get
+                 OpenAI's fields and `ignore_eos`
+    http_client  an httpx client to use instead of a new one
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class HttpEndpoint:
         self.clock = time.perf_counter
 
     async def connect(self, model: str | None = None) -> Self:
-        """Find out what is served; `model` is asked for where there are several.
+        """Read the served models; `model` is required if there are several.
 
         Raises `ConfigError` naming the field.
         """
@@ -95,7 +95,7 @@ class HttpEndpoint:
         await self.close()
 
     async def answer(self, ask: Ask) -> Record:
-        """Stream the answer. Raises `DraftlineError` with the server's own words."""
+        """Stream the answer. Raises `DraftlineError` with the server's message."""
         answer = _Answer()
         start = self.clock()
         with server_errors(ask.name):
@@ -106,7 +106,7 @@ class HttpEndpoint:
     async def first_token(self, ask: Ask, num_top: int) -> tuple[str, dict[str, float]]:
         """The first token's text, and the probabilities of the most probable ones.
 
-        A text that several tokens may have is not among them. Raises `openai.APIError`.
+        Texts that several tokens may share are left out. Raises `openai.APIError`.
         """
         prompt: Any = ask.prompt
         answer = await self.client.completions.create(
@@ -121,7 +121,7 @@ class HttpEndpoint:
         told = answer.choices[0].logprobs
         if told is None or not told.tokens or not told.top_logprobs:
             return "", {}
-        # The chosen token is told, too, where it is not one of the likeliest.
+        # The list also has the chosen token if it is not among the likeliest.
         likeliest = sorted(told.top_logprobs[0].items(), key=itemgetter(1))[-num_top:]
         return told.tokens[0], {
             text: math.exp(log_prob) for text, log_prob in likeliest if UNDECODED not in text
@@ -159,7 +159,7 @@ class HttpEndpoint:
 
 @contextmanager
 def server_errors(name: str) -> Iterator[None]:
-    """A context in which whatever the client raises becomes a `DraftlineError` about `name`."""
+    """A context that turns the client's errors into a `DraftlineError` about `name`."""
     try:
         yield
     except openai.APIError as error:
@@ -182,11 +182,11 @@ class _Answer:
             choice = chunk.choices[0]
             if isinstance(choice, ChunkChoice):
                 text = choice.delta.content or ""
-                # A chat's first chunk only says who answers.
+                # A chat's first chunk only has the role.
                 is_part = bool(text)
             else:
                 text = choice.text or ""
-                # A last chunk without text only says why the answer ends.
+                # A last chunk without text only has the finish reason.
                 is_part = text or choice.finish_reason is None
             report = extra.get("draftline")
             if report is not None and report["token_ids"]:

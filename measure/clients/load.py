@@ -17,12 +17,11 @@ from .endpoint import Ask, Endpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How requests come.
+    """The arrival process of requests.
 
     concurrency   most requests at once; None: no limit
-    request_rate  mean requests a second, at the random times of a Poisson process; None: as fast as
-                  `concurrency` lets them
-    seed          of the times: one seed, one series
+    request_rate  mean requests a second of a Poisson process; None: as fast as `concurrency` allows
+    seed          of the arrival times
     arrivals      seconds of each request in place of a rate
     """
 
@@ -38,7 +37,7 @@ class Load:
             raise ConfigError("request-rate", "must be above 0 requests a second")
 
     def starts(self, count: int) -> list[float]:
-        """Seconds after the run's start at which each of `count` requests comes; rising."""
+        """Arrival times of `count` requests, in seconds after the run's start, ascending."""
         if self.arrivals is not None:
             return list(self.arrivals)
         if self.request_rate is None:
@@ -55,9 +54,9 @@ async def run_load(
 ) -> tuple[list[Record], float]:
     """Records in the order of `asks`, and the seconds until the last one was answered.
 
-    Of an ask with further turns there is a record for each, the next one asked at once. A request's
-    times count from when it was sent, without its wait for `concurrency`. Raises `DraftlineError`
-    where any fails: a run with failures measures nothing. `work` advances by one an ask.
+    An ask with further turns has a record for each turn; the next turn is sent at once. A request's
+    times start when it is sent, after its wait for `concurrency`. Raises `DraftlineError` if any
+    request fails, since such a run is invalid. `work` advances by one an ask.
     """
     work = work or Unseen()
     gate = asyncio.Semaphore(load.concurrency) if load.concurrency else nullcontext()

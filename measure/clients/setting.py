@@ -1,4 +1,4 @@
-"""The settings that are compared: the target alone, and sets of drafters."""
+"""The settings to compare: the target alone, and sets of drafters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What may differ between runs of the same requests.
+    """The options that may differ between runs of the same requests.
 
-    drafters   who may propose; empty is plain decoding, None leaves it to the server
-    num_nodes  every drafter is asked in every step for trees of so many nodes; None: the engine
-               decides
-    is_ordered its trees take nodes by the order of drafters (`node_budget: ordered`)
-    acceptance its rule, where it is not the engine's
+    drafters   the allowed drafters; empty is plain decoding, None leaves the choice to the server
+    num_nodes  every drafter drafts trees of this many nodes in every step; None: the engine decides
+    is_ordered trees are filled in the order of drafters (`node_budget: ordered`) acceptance its
+    acceptance rule, if not the engine's
     """
 
     name: str
@@ -30,12 +29,13 @@ class Setting:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether nothing is decided while it runs: plain decoding, or a fixed number of nodes."""
+        """Whether the engine makes no choice at run time: plain decoding, or a fixed number of
+        nodes."""
         return self.drafters == () or self.num_nodes is not None
 
 
 def with_fixed(settings: Sequence[Setting], num_nodes: Sequence[int]) -> list[Setting]:
-    """The settings, and each set of drafters also with each of these numbers of nodes, always."""
+    """The settings, and each set of drafters also with each of these fixed numbers of nodes."""
     fixed = [
         Setting(f"{setting.name}, {count} always", setting.drafters, count)
         for setting in settings
@@ -49,9 +49,9 @@ def matched_settings(known: Sequence[str], chosen: str | None) -> list[Setting]:
     """Settings to compare: the target alone first, then what `chosen` lists.
 
     known   names of the drafters there are
-    chosen  names parted by commas, `+` joins several, `all` is every one; None: each alone, and all
+    chosen  comma-separated names, `+` joins several, `all` means all; None: each alone, and all
 
-    Raises `ConfigError` for a drafter that is not there.
+    Raises `ConfigError` for an unknown drafter.
     """
     settings = [Setting(TARGET_ONLY, ())]
     if chosen is None:

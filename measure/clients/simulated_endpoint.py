@@ -1,4 +1,4 @@
-"""An engine that lives by a simulation's time as an endpoint."""
+"""An endpoint over an engine that runs in simulated time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .engine_endpoint import EngineEndpoint, StreamingEngine
 
 
 class AddingEngine(StreamingEngine, Protocol):
-    """The part of `AsyncEngine` that hands deltas on in its own thread."""
+    """The part of `AsyncEngine` that delivers deltas in its own thread."""
 
     async def add(
         self,
@@ -36,8 +36,8 @@ class AddingEngine(StreamingEngine, Protocol):
 
 
 class SimulatedEndpoint(EngineEndpoint):
-    """Answers requests by an engine whose time goes on while nobody reads its answers: each part
-    counts from when the engine told it.
+    """Answers requests by an engine in simulated time. Each part's time is when the engine
+    delivered it, not when the client read it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Prompts of a measurement: conversations from files in the forms that datasets are published in.
+"""Prompts of a measurement: conversations from files in the formats of published datasets.
 
 Start with `files.py`.
 """

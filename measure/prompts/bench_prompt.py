@@ -1,4 +1,4 @@
-"""A prompt of a measurement, or a conversation."""
+"""A prompt or a conversation of a measurement."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """What a user says.
+    """The messages of a user.
 
     name           unique in its file
     text           the first turn
     category       groups prompts, empty where the file has none
-    further_turns  each said once the one before is answered; the answers stay in the conversation
-    reference      an answer that the dataset has, empty where it has none
-    answer_tokens  most tokens of each answer, beside the measurement's own bound; None: no other
-    arrives_s      seconds after the dataset's first request; None: it tells no times
+    further_turns  each sent after the answer to the previous one; the answers stay in the
+                   conversation
+    reference      the dataset's answer; empty if it has none
+    answer_tokens  most tokens of each answer, besides the measurement's limit; None: no other limit
+    arrives_s      seconds after the dataset's first request; None: the dataset has no times
     """
 
     name: str
@@ -31,7 +32,7 @@ class BenchPrompt:
 def spread(prompts: Sequence[BenchPrompt], count: int | None) -> list[BenchPrompt]:
     """`count` prompts spread evenly over all of them, so over all categories of a sorted file.
 
-    More than there are repeats them; None takes each once.
+    A larger count repeats prompts; None takes each once.
     """
     total = len(prompts)
     if count is None:

@@ -20,10 +20,10 @@ FIELD = "prompts"
 def read_prompts(path: Path, dataset: str | None = None) -> list[BenchPrompt]:
     """The prompts of a file, in its order.
 
-    dataset  whose form its rows have, one of `FORMS`; None: each row's keys tell
+    dataset  the format of its rows, one of `FORMS`; None: found by each row's keys
 
-    Arrival times count from the first one. Conversations in which nobody answers (as a part of
-    ShareGPT's) are left out. Raises `ConfigError` naming the line or the row.
+    Arrival times start at the first one. Conversations without an answer (such as some of
+    ShareGPT's) are skipped. Raises `ConfigError` naming the line or the row.
     """
     rows = list(_rows(path))
     prompts = [prompt for where, row in rows if (prompt := _parse(where, row, dataset)) is not None]
@@ -37,7 +37,7 @@ def read_prompts(path: Path, dataset: str | None = None) -> list[BenchPrompt]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every row, and where it stands."""
+    """Every row with its location."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

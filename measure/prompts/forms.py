@@ -1,7 +1,7 @@
-"""The forms that datasets are published in: what a row of each says.
+"""The formats of published datasets, and how to read their rows.
 
-A row's form is told by its keys, so that a file need not be named. Texts become prompts as the
-papers have them, where a paper has a prompt.
+A row's keys identify its format, so that the dataset need not be named. Prompts follow the
+dataset's paper, if it defines one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from .bench_prompt import BenchPrompt
 
 Row = Mapping[str, Any]
-# Keys that name a row, the first that it has.
+# Keys of a row's name; the first present one is used.
 NAMES = ("question_id", "task_id", "name", "id")
-# Who speaks for the user, and who answers, in ShareGPT's files.
+# The speakers in ShareGPT's files: the user's names and the assistant's.
 USERS, ANSWERERS = ("human", "user"), ("gpt", "chatgpt", "assistant", "bard", "bing")
 
 
@@ -23,9 +23,9 @@ USERS, ANSWERERS = ("human", "user"), ("gpt", "chatgpt", "assistant", "bard", "b
 class Form:
     """How a dataset's rows are read.
 
-    keys   that a row must have, and that tell this form from those after it
-    read   the prompt of a row, whose name is given; None: nobody asks in it, or nobody answers.
-           Raises `ValueError` for a row that is damaged
+    keys   that a row must have, and that distinguish this format from later ones
+    read   makes the prompt of a row, given its name; None: it lacks a question or an answer. Raises
+           `ValueError` for a damaged row
     """
 
     keys: tuple[str, ...]
@@ -90,7 +90,7 @@ def _sharegpt(name: str, row: Row) -> BenchPrompt | None:
     )  # fmt: skip
 
 
-# In the order in which keys are tried.
+# Formats are tried in this order.
 FORMS: Mapping[str, Form] = {
     "sharegpt": Form(("conversations",), _sharegpt),
     "mt-bench": Form(("turns",), _turns),
@@ -104,12 +104,12 @@ KNOWN = "`turns` (Spec-Bench, MT-Bench), `prompt` (HumanEval), or the keys of an
 
 
 def form_of(row: Row) -> Form | None:
-    """The form that a row's keys tell; None: none."""
+    """The format of a row with these keys; None: unknown."""
     return next((form for form in FORMS.values() if row.keys() >= set(form.keys)), None)
 
 
 def name_of(row: Row, otherwise: str) -> str:
-    """What a row is called."""
+    """The name of a row."""
     return next((str(row[key]) for key in NAMES if key in row), otherwise)
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves: requests, counts, the machine.
+"""Records of a run: requests, counts, the machine.
 
 Start with `record.py`.
 """

@@ -1,4 +1,4 @@
-"""What a client saw of one request, and the machine that it was measured on."""
+"""The client's measurements of one request, and the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .spec_counts import SpecCounts
 
-# No pass of a model is quicker: what arrives closer together left together, and was only read late.
+# No pass of a model is faster: parts that arrive closer together were sent together.
 SAME_ARRIVAL_S = 2e-4
 # A text, or a chat's messages with their `role` and `content`.
 Said = str | tuple[Mapping[str, str], ...]
@@ -21,7 +21,7 @@ Said = str | tuple[Mapping[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The processor and the versions that matter."""
+    """The processor and the relevant versions."""
 
     processor: str
     cores: int
@@ -30,7 +30,7 @@ class Machine:
     transformers: str
 
     def line(self) -> str:
-        """One line for people."""
+        """A line for display."""
         return (
             f"{self.processor}, {self.cores} cores; Python {self.python}, torch {self.torch}, "
             f"transformers {self.transformers}"
@@ -66,8 +66,8 @@ class Arrival:
     """A part of an answer.
 
     seconds    since its request was sent
-    token_ids  None where the server does not tell
-    sources    parallel to token_ids; empty where the server does not tell
+    token_ids  None if the server does not report it
+    sources    parallel to token_ids; empty if the server does not report it
     """
 
     seconds: float
@@ -81,9 +81,9 @@ class Record:
 
     arrivals    at least one
     num_tokens  of the answer, as the server counts them
-    counts      None where the server does not tell
-    num_prompt_tokens  None where the server does not tell
-    said, seed  what was asked, and the seed of its sampling
+    counts      None if the server does not report it
+    num_prompt_tokens  None if the server does not report it
+    said, seed  the prompt, and the seed of its sampling
     turn        of its conversation, from 0
     """
 
@@ -121,14 +121,14 @@ class Record:
 
     @cached_property
     def token_ids(self) -> tuple[int, ...] | None:
-        """The whole answer; None where the server does not tell."""
+        """The whole answer; None if the server does not report it."""
         parts = [arrival.token_ids for arrival in self.arrivals]
         known = [part for part in parts if part is not None]
         return sum(known, ()) if len(known) == len(parts) else None
 
     @property
     def step_rates(self) -> list[float]:
-        """Tokens a second of every step after the first arrival; empty where tokens are not told.
+        """Tokens a second of every step after the first arrival; empty without token ids.
 
         Arrivals that the client read together are one step.
         """

@@ -28,14 +28,14 @@ class RunMetrics:
     """One run of one setting.
 
     seconds             from the first request sent to the last answer
-    num_prompt_tokens   None where the server does not tell
+    num_prompt_tokens   None if the server does not report it
     request_throughput, output_throughput  requests and tokens a second, over all requests
-    mac_tp              mean over all steps of (tokens / seconds); None where the server does not
-                        tell what a step brought (SPECTRA, ACL 2025)
+    mac_tp              mean over all steps of (tokens / seconds); None if the server does not
+                        report the tokens of each step (SPECTRA, ACL 2025)
     mic_tp              tokens of all requests / seconds of all requests; at one request at a time
                         this is output_throughput
     tpot, itl           None where every answer has one token
-    position_by_source  position_by_source[name][depth]: accepted nodes, where the server tells
+    position_by_source  position_by_source[name][depth]: accepted nodes, if the server reports them
     """
 
     num_requests: int
@@ -79,7 +79,7 @@ class RunMetrics:
 
 
 def run_metrics(records: Sequence[Record], seconds: float) -> RunMetrics:
-    """The figures of `records`, at least one, that were answered within `seconds`."""
+    """The metrics of `records`, at least one, of a run that took `seconds`."""
     tokens = sum(record.num_tokens for record in records)
     rates = [rate for record in records for rate in record.step_rates]
     counts = [record.counts for record in records if record.counts is not None]
@@ -127,7 +127,8 @@ def _sum(counts: Sequence[int | None]) -> int | None:
 
 
 def _position_by_source(records: Sequence[Record]) -> dict[str, list[int]]:
-    """Accepted nodes by their source and depth; the first arrival comes from the prompt's pass."""
+    """Accepted nodes by source and depth; skips the first arrival, which comes from the prompt's
+    pass."""
     accepted: Counter[tuple[str, int]] = Counter()
     for record in records:
         for arrival in record.arrivals[1:]:

@@ -72,7 +72,7 @@ def from_block(block: Mapping[str, Any]) -> SpecCounts:
 def from_timings(timings: Mapping[str, Any]) -> SpecCounts | None:
     """Counts of `timings` of an answer of llama.cpp's server; None where it drafted nothing.
 
-    It does not say what single passes accepted, so `lengths` is empty.
+    It has no counts of single passes, so `lengths` is empty.
     """
     if not timings.get("draft_n"):
         return None

@@ -1,4 +1,4 @@
-"""A target's answers, kept in a file, so that drafters can be tried without it."""
+"""A target's answers in a file, so that drafters can be measured without the target."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..runs.matched import Plan
 
 FIELD = "replay"
 VERSION = 2
-# Next tokens that are kept for each token of an answer: what the drafters that learn from the
-# target's own predictions ask for, at most.
+# Next tokens that are kept for each token of an answer: the most that drafters which learn from the
+# target's predictions request.
 NUM_TOP_NEXT_TOKENS = 8
 _SETTINGS = ("model", "max_tokens", "temperature", "ignore_eos")
 _ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "top_next_tokens", "off_text")
 
 
 class OffText(NamedTuple):
-    """The target's most probable tokens, best first, after a text that it did not say itself.
+    """The target's most probable tokens, best first, after a text that it did not generate.
 
     start   length of the answer's own text before `tokens`
-    tokens  tokens after it, the first of which the answer does not have there
+    tokens  tokens after it, the first of which differs from the answer's
     ids     the most probable next tokens
     """
 
@@ -46,7 +46,7 @@ class RecordedAnswer:
     seed             of its sampling; no two answers of a recording share one
     top_next_tokens  the target's most probable tokens, best first, at the place of each answer
                      token
-    off_text         the same where drafters asked about other tokens
+    off_text         the same after other tokens, as requested by drafters
     """
 
     name: str
@@ -77,7 +77,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Answers of one model to one plan; the fields are those of `Plan`."""
+    """The answers of one model to one plan; the fields are those of `Plan`."""
 
     model: str
     max_tokens: int
@@ -86,7 +86,7 @@ class Recording:
     answers: tuple[RecordedAnswer, ...]
 
     def with_said(self, said: Said) -> Recording:
-        """A copy that also holds the target's answers to drafters' questions that fit it."""
+        """A copy with the matching predictions of the target that drafters requested."""
         off_texts: dict[int, list[OffText]] = {answer.seed: [] for answer in self.answers}
         texts = {answer.seed: answer.text_ids for answer in self.answers}
         for context, ids in said.items():
@@ -113,7 +113,7 @@ def off_text(
 ) -> tuple[int, tuple[int, ...]]:
     """The position from which `tokens`, placed at `start`, differ from `text`, and the rest.
 
-    No tokens where `text` has them all.
+    No tokens if `text` contains them all.
     """
     for position, token in enumerate(tokens, start):
         if position >= len(text) or text[position] != token:
@@ -208,11 +208,11 @@ Said = dict[RowContext, tuple[int, ...]]
 def probed_contexts(step: StepInput) -> Iterator[RowContext]:
     """Contexts of the step's `probe_rows`, in order.
 
-    A node follows the root and its ancestors; a row of a pool sees one token at each position, too.
+    A node follows the root and its ancestors; a row of a pool also sees one token at each position.
     """
     owners = np.searchsorted(step.request_starts, step.probe_rows, side="right") - 1
     firsts = step.request_starts[owners]
-    # A request that is asked about has a root, which gets a target token.
+    # A request with probe rows has a root, which gets a target token.
     seeds = step.sampling.seed[np.searchsorted(step.logits_rows, firsts)]
     rows = zip(
         seeds.tolist(), owners.tolist(), firsts.tolist(), step.probe_rows.tolist(), strict=True

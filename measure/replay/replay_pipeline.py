@@ -12,12 +12,12 @@ from ...core.steps import StepInput, StepOutput
 from .recording import RecordedAnswer, RowContext, off_text, probed_contexts
 
 Ids = tuple[int, ...]
-# Ends of contexts that are looked up, in tokens.
+# Longest context suffix that is looked up, in tokens.
 MAX_END = 6
 
 
 class Predictions:
-    """The most probable next tokens, best first, that a recording has or suggests."""
+    """The most probable next tokens, best first, exact or approximated by a recording."""
 
     __slots__ = ("_after_ends", "_off_text", "_on_text", "_prompt_lens", "_texts")  # fmt: skip
 
@@ -37,8 +37,8 @@ class Predictions:
     def after(self, context: RowContext) -> Ids:
         """The most probable next tokens after `context`, best first.
 
-        Exact where the recording has the whole context; else those after the longest end of it
-        that the recording has; empty where it has none.
+        Exact if the recording has the whole context; else those after its longest recorded suffix;
+        empty if there is none.
         """
         seed = context.seed
         text = self._texts.get(seed, ())
@@ -72,19 +72,18 @@ class Predictions:
 
 
 class ReplayPipeline:
-    """Answers the steps of requests that repeat recorded ones; a request is known by its seed.
+    """Answers the steps of requests that repeat recorded ones; the seed identifies a request.
 
-    The walk only ever asks after rows of the text itself, for whose positions the recording has the
-    token, so what is committed is exactly what was recorded. Drafters that ask for the target's
-    predictions get the recorded ones, wherever the recording has the row's whole context; where it
-    has not, those after the longest end of the context that it knows. That is a guess, and makes
-    what such drafters propose later a guess, too.
+    Verification only follows rows of the recorded text, so the committed tokens are exactly the
+    recorded ones. Drafters that request the target's predictions get the recorded ones if the
+    recording has the row's whole context. Otherwise they get those after its longest recorded
+    suffix. These are approximate, and so are later proposals of such drafters.
     """
 
     num_stages = 1
     max_in_flight = 1
     decodes_several = False
-    # There is no cache; as many as a CPU has by default.
+    # There is no cache; this is the default of a CPU.
     num_blocks = 1024
 
     def __init__(self, answers: Sequence[RecordedAnswer]) -> None:
@@ -92,20 +91,20 @@ class ReplayPipeline:
         self._predictions = Predictions(answers)
 
     async def start(self) -> None:
-        """Do nothing: there is nothing to start."""
+        """Do nothing."""
 
     def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
-        """The result of a step, in a future that is done."""
+        """The result of a step, in a completed future."""
         answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         answer.set_result(self._answer(step))
         return answer
 
     async def restart(self) -> tuple[int, ...]:
-        """Do nothing: there is nothing to lose."""
+        """Do nothing."""
         return ()
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing."""
 
     def _answer(self, step: StepInput) -> StepOutput:
         draws = zip(step.sampling.seed.tolist(), step.sampling.position.tolist(), strict=True)

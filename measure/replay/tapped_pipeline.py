@@ -1,4 +1,4 @@
-"""Pipelines around another one: they pass on every call, and listen at `submit`."""
+"""Pipeline wrappers that delegate every call and observe `submit`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .recording import Said, probed_contexts
 
 
 class PassingPipeline:
-    """Passes each call on to `pipeline`; the base of those that listen at `submit`."""
+    """Delegates each call to `pipeline`; the base of wrappers that observe `submit`."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -28,7 +28,7 @@ class PassingPipeline:
 
     @property
     def decodes_several(self) -> bool:
-        """Not here: every step is to be seen."""
+        """False, so that every step is observed."""
         return False
 
     @property
@@ -54,9 +54,9 @@ class PassingPipeline:
 
 
 class TappedPipeline(PassingPipeline):
-    """Notes in `said` the target's most probable tokens after each row that drafters ask about.
+    """Collects in `said` the target's most probable tokens after each row that drafters probe.
 
-    It listens while `said` is not None.
+    It collects while `said` is not None.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -64,7 +64,7 @@ class TappedPipeline(PassingPipeline):
         self.said: Said | None = None
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
-        """Send a step, and listen to its result."""
+        """Send a step, and observe its result."""
         result = super().submit(step)
         if self.said is None or not len(step.probe_rows):
             return result
@@ -74,7 +74,7 @@ class TappedPipeline(PassingPipeline):
     async def _heard(step: StepInput, result: Awaitable[StepOutput], said: Said) -> StepOutput:
         output = await asyncio.ensure_future(result)
         for context, ids in zip(probed_contexts(step), output.probe_ids.tolist(), strict=True):
-            # Some ask for more than others.
+            # Rows may request different numbers of tokens.
             if len(ids) > len(said.get(context, ())):
                 said[context] = tuple(ids)
         return output

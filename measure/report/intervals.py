@@ -1,8 +1,8 @@
-"""How sure tau is: bootstrap over prompts, the same draws for every setting.
+"""Confidence intervals of tau: a bootstrap over prompts, with the same draws for every setting.
 
-A draw takes as many prompts as there are, with replacement (Efron 1979), and tau is the tokens of
-all of them by their steps. Since settings are compared on the same draws, what makes one prompt
-easier than another cancels in their difference.
+A draw takes as many prompts as there are, with replacement (Efron 1979); tau is the sum of their
+tokens over the sum of their steps. Settings share the draws, so that the difficulty of prompts
+cancels in their difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """Of a difference: whether it is told from none."""
+        """The verdict on a difference: whether it is significant."""
         if self.low > 0:
             return "higher"
         return "lower" if self.high < 0 else "undecided"
@@ -41,7 +41,7 @@ class TauRow:
     """tau of one setting.
 
     difference   to the setting above; None of the first
-    by_category  where prompts have several, in their order
+    by_category  if prompts have several categories, in their order
     by_prompt    of each prompt: committed tokens and steps of all rounds
     """
 
@@ -83,7 +83,8 @@ def tau_rows(runs: Runs, categories: Sequence[str]) -> tuple[TauRow, ...]:
 
 
 def counts_of(rounds: Sequence[Run]) -> Float64 | None:
-    """float64 [prompts, 2]: committed tokens and steps of all rounds; None where nobody tells."""
+    """float64 [prompts, 2]: committed tokens and steps of all rounds; None if a record has no
+    counts."""
     rows: list[list[tuple[int, int]]] = []
     for run in rounds:
         prompts: list[tuple[int, int]] = []

@@ -51,7 +51,7 @@ class LosslessReport:
         }
 
     def print(self, console: Console) -> None:
-        """Print a table of the checks, the distribution, and a list of what differs."""
+        """Print a table of the checks, the distribution test, and a list of differences."""
         console.width = max(console.width, MIN_WIDTH)
         console.print(_table(self.checks))
         if idle := sum(check.proves_nothing for check in self.checks):

@@ -1,4 +1,4 @@
-"""Parts of pages that programs write, between two marks, and the tables in them."""
+"""Generated parts of pages, between two marks, and their tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...core.errors import ConfigError
 
 
 def replaced(page: str, part: str, name: str) -> str:
-    """A page with the part of a name, between its marks, replaced.
+    """A page in which the part with this name, between its marks, is replaced.
 
     The marks are lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`. Raises `ConfigError` where
     the page has none.

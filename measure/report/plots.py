@@ -51,7 +51,7 @@ def write_plots(result: BenchResult, folder: Path) -> list[Path]:
 def require_matplotlib(field: str = "plots") -> None:
     """Raise `ConfigError` naming `field` where matplotlib is missing.
 
-    Called before a measurement, so that none is lost for want of it.
+    Called before a measurement, so that no result is lost.
     """
     try:
         import matplotlib  # noqa: F401, PLC0415 - plots are optional
@@ -71,7 +71,7 @@ def _figure(columns: int, width: float, height: float) -> tuple[Figure, list[Axe
 
 
 def _bars(axes: Axes, names: Sequence[str]) -> None:
-    """Settings from top to bottom: their names are long."""
+    """Horizontal bars, since settings have long names."""
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
 
@@ -109,7 +109,7 @@ def _latency(summaries: Sequence[Summary]) -> Figure:
 
 
 def _acceptance(summaries: Sequence[Summary]) -> Figure:
-    """Acceptance by depth of every setting, and by source of the one that has most of them."""
+    """Acceptance by depth for every setting, and by source for the setting with most sources."""
     from matplotlib import colormaps  # noqa: PLC0415
 
     legend_rows = -(-len(summaries) // LEGEND_COLUMNS)
@@ -151,7 +151,7 @@ def _taus(rows: Sequence[TauRow]) -> Figure:
 
 
 def _heat(axes: Axes, rows: Sequence[TauRow], kinds: Sequence[str]) -> None:
-    """Values of settings by category; a column's colours are its own, for categories differ."""
+    """Values of settings by category; each column has its own colour scale."""
     values = np.array([[row.by_category[kind].value for kind in kinds] for row in rows])
     span = np.ptp(values, axis=0)
     shades = (values - values.min(axis=0)) / np.where(span > 0, span, 1.0)

@@ -19,11 +19,11 @@ class Summary:
 
     rates     output tokens a second, one a round
     speedups  ratio to the reference's rate of the same round, one a round
-    of_best   ratio to the rate of the best fixed setting in hindsight, of the same round
+    of_best   ratio to the rate of the best fixed setting, of the same round
     whole     the figures over the requests of all rounds
     same      answers that equal the reference's, of all of them
-    processor_speedups  the reference's processor time a token over this one's, one a round; none
-                        where they were not measured
+    processor_speedups  the reference's processor time a token over this one's, one a round; empty
+                        if not measured
     """
 
     name: str
@@ -58,8 +58,8 @@ class BenchResult:
     setup        machine, prompts and load, for JSON
     best_fixed   the fixed setting that was fastest, by the median of its rounds
     differences  None where answers were not compared
-    taus         of the settings that count steps
-    draft_ms     milliseconds of a draft, by setting and drafter, where they are known
+    taus         of the settings with step counts
+    draft_ms     milliseconds of a draft, by setting and drafter, if known
     """
 
     setup: dict[str, Any]
@@ -103,7 +103,7 @@ class BenchResult:
 
 
 def best_fixed(runs: Runs, fixed: Collection[str]) -> str:
-    """The fastest of the settings `fixed` in hindsight, by the median of its rounds."""
+    """The fastest of the settings `fixed` over the whole run, by the median of its rounds."""
     return max(fixed, key=lambda name: statistics.median(_rates(runs[name])))
 
 

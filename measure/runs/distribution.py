@@ -1,4 +1,4 @@
-"""Whether tokens are drawn by the target's own probabilities, with speculation or not."""
+"""Tests whether tokens follow the target's distribution, with and without speculation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..clients.load import Load, run_load
 from ..clients.setting import Setting
 from .equality import Difference, difference
 
-# Repeats itself, so that n-grams have something to propose for the very first step.
+# A repetitive prompt, so that n-gram drafters can propose in the first step.
 PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    print("
-# The prompt's own pass gives the first token; drafts, of one token each, begin after it.
+# The prompt's pass gives the first token; drafts, of one token each, start after it.
 NUM_TOKENS = 8
 TOP_LOGPROBS = 5
 MIN_EXPECTED = 5.0
-# A sound server fails one check in a million.
+# A correct server fails one check in a million.
 LEAST_P = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""Whether every setting gave the answers of the target alone."""
+"""Compares the answers of every setting with those of the target alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import zip_longest
 from ..records.record import Record
 from .matched import Run, Runs
 
-# Says of (expected, found), whose tokens are known, why they differ, and whether it is a fault.
+# Explains why (expected, found) differ, given their token ids, and whether it is a fault.
 Explain = Callable[[Record, Record], tuple[str, bool]]
 
 
@@ -17,8 +17,8 @@ Explain = Callable[[Record, Record], tuple[str, bool]]
 class Difference:
     """An answer that differs from the target's own.
 
-    position  of the first difference: a token's, or a character's where tokens are not told
-    is_fault  False where float rounding explains it
+    position  of the first difference: in tokens, or in characters without token ids
+    is_fault  False if float rounding explains it
     """
 
     setting: str
@@ -40,7 +40,7 @@ class Difference:
 def differences(runs: Runs, reference: str, explain: Explain | None = None) -> list[Difference]:
     """Answers of any round and setting that differ from the first round of `reference`.
 
-    An answer that differs in the same way in several rounds is told once.
+    The same difference in several rounds is listed once.
     """
     expected = runs[reference][0].records
     distinct: dict[Difference, None] = {}
@@ -76,7 +76,7 @@ def _of_run(
 ) -> list[Difference]:
     partings = []
     for wanted, record in zip(expected, run.records, strict=True):
-        # What differs after an answer that did was asked another question.
+        # After a different answer, later turns have a different prompt and are not compared.
         parting = difference(setting, wanted, record) if wanted.said == record.said else None
         if parting is None:
             continue

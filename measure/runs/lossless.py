@@ -1,4 +1,4 @@
-"""Whether answers depend on speculation: matched requests with it on and off."""
+"""Checks whether answers depend on speculation: matched requests with it on and off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .equality import Difference, difference
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters; `seed` is the first prompt's, the next one's is one higher."""
+    """Sampling parameters; `seed` is the first prompt's; each next prompt's is one higher."""
 
     name: str
     temperature: float
@@ -35,8 +35,8 @@ SAMPLINGS = (
 class Check:
     """Answers of one setting compared with those of the target alone.
 
-    together     requests at once
-    num_tokens   tokens that were compared
+    together     concurrent requests
+    num_tokens   compared tokens
     num_drafted, num_accepted  nodes
     """
 
@@ -51,7 +51,7 @@ class Check:
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether drafters were named and drafted nothing: then nothing could be wrong."""
+        """Whether drafters were named but drafted nothing, so that the check is vacuous."""
         return self.setting != TARGET_ONLY and not self.num_drafted
 
 
@@ -66,8 +66,8 @@ async def check_answers(
 ) -> list[Check]:
     """Check every sampling and setting, one request after another and `together` at once.
 
-    `settings` begins with the target alone, whose answers one after another are the expected ones.
-    Raises `DraftlineError`.
+    `settings` begins with the target alone, whose sequential answers are the expected ones. Raises
+    `DraftlineError`.
     """
     assert settings[0].name == TARGET_ONLY
     checks = []

@@ -17,10 +17,10 @@ from ..records.run_metrics import RunMetrics, run_metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What every setting is asked. Prompt i is sampled with `seed` + i.
+    """The requests of every setting. Prompt i is sampled with `seed` + i.
 
-    turns    of each conversation that are asked, one after the other
-    is_chat  prompts are said by a user, through the model's chat template
+    turns    turns of each conversation, sent one after the other
+    is_chat  prompts are user messages, through the model's chat template
     """
 
     prompts: Sequence[BenchPrompt]
@@ -59,8 +59,8 @@ class Plan:
 class Run:
     """One round of one setting.
 
-    processor_s  that this process took, of all its threads: other work beside changes them little.
-                 They are the engine's where that runs in this process
+    processor_s  processor time of all threads of this process, hardly affected by other load;
+                 includes the engine if it runs in this process
     """
 
     records: tuple[Record, ...]
@@ -74,11 +74,10 @@ Runs = dict[str, list[Run]]
 async def run_matched(
     endpoints: Mapping[Setting, Endpoint], plan: Plan, progress: Progress = unseen
 ) -> Runs:
-    """Runs of every setting by its name, one a round, after a warm-up that is not kept, if any.
+    """Runs of every setting by its name, one a round, after an optional discarded warm-up.
 
-    Settings take turns within a round, and each round begins with another one, so that a machine
-    whose speed drifts is unfair to none. No round finds prefixes that another one computed.
-    Raises `DraftlineError`.
+    Settings alternate within a round, and each round begins with another setting, so that drifting
+    machine speed affects all alike. Rounds share no cached prefixes. Raises `DraftlineError`.
     """
     runs: Runs = {setting.name: [] for setting in endpoints}
     order = list(endpoints)

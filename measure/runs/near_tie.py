@@ -1,4 +1,4 @@
-"""Judges the first difference of two answers: a near-tie of the target's scores, or a fault."""
+"""Classifies the first difference of two answers: a near-tie of the target's scores, or a fault."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NO_TOKEN = -1
 class Parting:
     """The first difference of two answers.
 
-    gap  score of the expected token minus that of the other, by transformers' own logits as the
-         request's parameters change them: a logit at temperature 0, else a log-probability over
-         the temperature plus the request's noise; infinite where one answer merely ends earlier
+    gap  score of the expected token minus that of the other, from transformers' logits with the
+         request's edits. At temperature 0 a score is a logit, else a log-probability over the
+         temperature plus the request's noise; infinite if one answer only ends earlier
     """
 
     prompt: int
@@ -59,7 +59,8 @@ class Parting:
 
 
 class Judge:
-    """Reads the target's scores from a transformers model, and changes them as a request asks."""
+    """Computes the target's scores by a transformers model, with a request's sampling
+    parameters."""
 
     def __init__(self, model: PreTrainedModel, factory: RequestFactory) -> None:
         self._model = model
@@ -72,7 +73,7 @@ class Judge:
         found: Sequence[Sequence[int]],
         params: SamplingParams,
     ) -> list[Parting]:
-        """The first difference of each pair of answers that differ; token ids by prompt."""
+        """The first difference of each pair of different answers; token ids by prompt."""
         return [
             self._parting(index, prompt, a, b, params)
             for index, (prompt, a, b) in enumerate(zip(prompts, expected, found, strict=True))
@@ -89,7 +90,8 @@ class Judge:
     ) -> Parting:
         pairs = enumerate(zip_longest(expected, found, fillvalue=NO_TOKEN))
         position, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-        # One that ends earlier for the same tokens was cut at another place: no tie.
+        # An answer that ends earlier with the same tokens was cut at another place, which is no
+        # tie.
         gap = float("inf")
         if NO_TOKEN not in (a, b):
             scores = self._scores(prompt, expected[:position], params)
@@ -125,12 +127,12 @@ class Judge:
 def explain_by_model(model: str, temperature: float, tokenizer: PreTrainedTokenizerBase) -> Explain:
     """A function that explains differences by `model` itself, run in transformers in float32.
 
-    The model is loaded when the first answer differs.
+    The model is loaded at the first difference.
     """
 
     @cache
     def judge() -> Judge:
-        # SDPA knows no soft cap, which transformers 5.17 overlooks in Gemma 2.
+        # SDPA does not support the soft cap of Gemma 2, which transformers 5.17 ignores.
         target = load_whole_model(model, attention="eager")
         return Judge(target, plan_model(EngineConfig(model=model)).request_factory())
 

@@ -1,4 +1,4 @@
-"""The engine over a small model, as fast as a larger one would be on other machines.
+"""Simulation: the engine over a small model, with the timing of a larger one on other machines.
 
 Start with `cost_profile.py`.
 """

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...core.errors import ConfigError
 
 FIELD = "cost-profile"
-# The drafter that small models take the times of, where no other one is named.
+# The default drafter whose times small models use.
 SMALL_MODEL = "model"
-# What comes with the package, by name.
+# The bundled profiles, by name.
 FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "profiles"
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -24,11 +24,11 @@ class _Part(BaseModel):
 
 
 class Device(_Part):
-    """What a stage or a drafter computes on.
+    """The hardware of a stage or a drafter.
 
-    bandwidth        bytes a second of its memory, and the share that products reach
-    operations       a second, the share that products of many rows reach, and that which attention
-                     of trees does
+    bandwidth        memory bandwidth in bytes a second, and the share that products reach
+    operations       operations a second, the share that products of many rows reach, and the share
+                     of tree attention
     """
 
     bandwidth: Positive
@@ -39,14 +39,14 @@ class Device(_Part):
 
 
 class Network(_Part):
-    """What one pass reads and computes.
+    """The memory traffic and the work of one pass.
 
     bytes                 of weights
     operations            of one row
-    kv_bytes              of one token of the text, read with each pass; 0: none is
-    attention_operations  of one row for each token that it sees
-    pass_s                seconds of a pass beside what is read and computed: launches, sampling
-    is_parallel           a draft is one pass, however deep; else one for each level
+    kv_bytes              of one token of the text, read with each pass; 0: not read
+    attention_operations  of one row for each visible token
+    pass_s                fixed seconds of a pass: launches, sampling
+    is_parallel           a draft is one pass at any depth; else one for each level
     """
 
     bytes: Positive
@@ -58,15 +58,15 @@ class Network(_Part):
 
 
 class CostProfile(_Part):
-    """A target over stages, and drafters beside it.
+    """A target over stages, and its drafters.
 
     target     all its stages together; `pass_s` is of each stage
     hop_s      seconds of a message from stage to stage
     row_bytes  of a row of hidden states
     link       bytes a second from stage to stage
-    drafters   by kind: as `draftline doctor --drafter` tells that of a head, else as of
-               `DrafterConfig`. What is not here takes as long there as here
-    sources    where each number is from
+    drafters   by kind: as shown by `draftline doctor --drafter` for a head, else that of
+               `DrafterConfig`. Other drafters use their real time
+    sources    the source of each number
     """
 
     name: str
@@ -83,7 +83,7 @@ class CostProfile(_Part):
         """Seconds of a stage for a step, with the message to the next.
 
         num_read  tokens whose keys and values are read
-        num_seen  tokens that rows see, of all rows together
+        num_seen  visible tokens, summed over all rows
         """
         own = self.target
         whole = products_s(self.device, own, num_rows)
@@ -94,14 +94,14 @@ class CostProfile(_Part):
         return seconds + self.hop_s + num_rows * self.row_bytes / self.link
 
     def draft_s(self, kind: str, depth: int, num_rows: int) -> float:
-        """Seconds of a draft of so many levels by one of `drafters`, `num_rows` rows a pass."""
+        """Seconds of a draft with this many levels by one of `drafters`, `num_rows` rows a pass."""
         network = self.drafters[kind]
         one = products_s(self.device, network, num_rows) + network.pass_s
         return one * (1 if network.is_parallel else depth)
 
 
 def products_s(device: Device, network: Network, num_rows: int) -> float:
-    """Seconds of reading the weights, and then of what rows compute.
+    """Seconds of reading the weights, plus those of the rows' operations.
 
     The two hardly overlap: on an H200 65 rows of an 8B take 1.3 times as long as one, and those of
     a 70B 1.25 times (`benchmarks/gpu/measure/against_profile.py`).

@@ -1,4 +1,4 @@
-"""The time as a drafter would read it whose passes took as long as those of a profile."""
+"""The clock of a drafter in simulated time, whose passes take as long as in a profile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class PassCounter(Protocol):
-    """A drafter that counts the passes of its models, and reads from a clock, seconds, how long
-    they take; whoever sets another one makes it follow other times."""
+    """A drafter that counts its models' passes and times them by a clock, in seconds. The clock can
+    be replaced to simulate other times."""
 
     clock: Callable[[], float]
 
@@ -18,9 +18,9 @@ class PassCounter(Protocol):
 
 
 class DraftClock:
-    """The simulation's time; during a draft, when it began and what its passes since take.
+    """The simulation's time; during a draft, its start plus the time of its passes so far.
 
-    So stopping rules and shapes follow the profile's times, and deadlines end what it would end.
+    So stopping rules, tree shapes and deadlines follow the profile's times.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class DraftClock:
         self._passes_before: int | None = None
 
     def begin(self) -> None:
-        """A draft begins; the simulation's time stands still."""
+        """Start a draft; the simulation's time is paused."""
         self._passes_before = self._num_passes()
 
     def end(self) -> None:
-        """It is done; its time is waited for."""
+        """End the draft; the simulation then waits for its time."""
         self._passes_before = None
 
     def __call__(self) -> float:

@@ -1,4 +1,4 @@
-"""How long drafts take under a cost profile, by their trees."""
+"""The time of drafts under a cost profile, by their trees."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from .cost_profile import SMALL_MODEL, CostProfile
 
 @dataclass(frozen=True, slots=True)
 class DraftTimes:
-    """What a profile says of one drafter. `kind`: as the profile names it."""
+    """The times of one drafter in a profile. `kind`: its name in the profile."""
 
     profile: CostProfile
     kind: str
 
     @property
     def are_known(self) -> bool:
-        """Whether the profile has its kind; else it takes as long there as here."""
+        """Whether the profile has its kind; otherwise its real time is used."""
         return self.kind in self.profile.drafters
 
     @property
     def pass_s(self) -> float:
-        """Seconds of a pass of one row; 0 where they are not known."""
+        """Seconds of a pass of one row; 0 if unknown."""
         return self._draft_s(1, 1) if self.are_known else 0.0
 
     def seconds(self, proposals: Sequence[Proposal], num_passes: int | None = None) -> float:
-        """Seconds of a draft whose times are known: all requests' trees together, a pass a level.
+        """Seconds of a draft with known times: all requests' trees together, a pass a level.
 
-        num_passes  that the real one took, where it counts them: text that is read and draws that
-                    become fewer tokens are passes, too
+        num_passes  passes of the real draft, if it counts them; they include passes over new text,
+                    and draws that give fewer tokens
         """
         if not proposals:
             return 0.0
         levels = [_level_sizes(proposal) for proposal in proposals]
         depth = max(map(len, levels), default=0) if num_passes is None else num_passes
-        # A level is read with the pass that is behind it.
+        # The next pass reads a level.
         widest = sum(max(sizes, default=0) for sizes in levels)
         return self._draft_s(depth, widest)
 
@@ -52,7 +52,7 @@ class DraftTimes:
 def times_of(
     drafter: DrafterConfig, profile: CostProfile, small_model: str = SMALL_MODEL
 ) -> DraftTimes:
-    """What a profile says of a drafter.
+    """The times of a drafter in a profile.
 
     small_model  the profile's entry for small models
     Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
@@ -64,7 +64,7 @@ def times_of(
 
 
 def head_times(folder: Path, profile: CostProfile) -> DraftTimes:
-    """The same of a head; raises alike."""
+    """The same for a head, with the same errors."""
     return DraftTimes(profile, str(read_head_checkpoint(folder).kind))
 
 

@@ -1,4 +1,4 @@
-"""Time that passes as one thread's processor works, and as fast as it can where nobody works."""
+"""Simulated time: the processor time of one thread, with waits skipped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 
 class HostClock:
-    """Seconds of a simulation: what its thread computed, and what it waited, which takes no time.
+    """Seconds of a simulation: the processor time of its thread, plus its waits, which take no real
+    time.
 
-    So others on the machine disturb nothing but caches. Its thread is the one that runs a
-    `HostLoop` of it; others read what that thread read last.
+    So other load on the machine only affects caches. Its thread is the one that runs its
+    `HostLoop`; other threads get that thread's last reading.
     slowdown  processor seconds here for each second there
     """
 
@@ -36,23 +37,23 @@ class HostClock:
         return self._last
 
     def own(self) -> None:
-        """The calling thread's work counts from now on, if none's did so far."""
+        """Count the calling thread's work from now on, unless a thread is set already."""
         if self._owner is None:
             self._owner = threading.get_ident()
             self._begun_at = time.thread_time()
 
     @property
     def worked_s(self) -> float:
-        """Seconds that the host worked; for its own thread."""
+        """Seconds of work of the host; only for its own thread."""
         return (time.thread_time() - self._begun_at - self._uncounted_s) / self._slowdown
 
     def wait(self, seconds: float) -> None:
-        """Nobody works for so long."""
+        """Advance the clock by this many seconds without work."""
         self._waited_s += seconds
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Work that other machines would do: it takes no time."""
+        """A context for work that other machines would do: it does not advance the clock."""
         self._stopped_at, began_at = self(), time.thread_time()
         try:
             yield
@@ -62,14 +63,15 @@ class HostClock:
 
 
 class _WaitingSelector(selectors.SelectSelector):
-    """Sleeps by the clock."""
+    """A selector that sleeps in simulated time."""
 
     def __init__(self, clock: HostClock) -> None:
         super().__init__()
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready, at once; without timers, what a thread brings, which takes no time."""
+        """Return ready events at once; without timers, wait for another thread, in no simulated
+        time."""
         if timeout is None:
             return super().select()
         if timeout > 0:
@@ -78,7 +80,7 @@ class _WaitingSelector(selectors.SelectSelector):
 
 
 class HostLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is that of a clock."""
+    """An event loop in the time of a clock."""
 
     def __init__(self, clock: HostClock) -> None:
         super().__init__(_WaitingSelector(clock))

@@ -1,4 +1,4 @@
-"""The parts of an engine over a cost profile, and its time."""
+"""The parts of a simulated engine over a cost profile, and its clock."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .slowed_pipeline import SlowedPipeline
 
 
 class Simulation:
-    """Makes the pipeline and the drafters of one engine, which take as long as those of a profile.
+    """Makes the pipeline and the drafters of one engine, with the times of a profile.
 
-    small_model    the profile's entry whose times small models take
+    small_model    the profile's entry whose times small models use
     host_slowdown  processor seconds of the engine's own work here for each second there
     """
 
     def __init__(
         self, profile: CostProfile, small_model: str = SMALL_MODEL, host_slowdown: float = 1.0
     ) -> None:
-        """Raises `ConfigError` where the profile has no such entry."""
+        """Raises `ConfigError` if the profile has no such entry."""
         if small_model not in {SMALL_MODEL, *profile.drafters}:
             known = ", ".join(name for name in profile.drafters if name.startswith(SMALL_MODEL))
             raise ConfigError("small-model", f"{profile.name} has no {small_model!r}; has: {known}")
@@ -40,7 +40,7 @@ class Simulation:
         self.time = EngineTime(self.clock, self.clock, partial(HostLoop, self.clock))
 
     def config(self, config: EngineConfig) -> EngineConfig:
-        """The engine's settings: its stages are the profile's, and the real one runs here."""
+        """The engine's settings, with the profile's stages; the real stage runs in this process."""
         return config.model_copy(update={"backend": "local", "pipeline_parallel_size": 1})
 
     def pipelines(self, _make_pipeline: MakePipeline) -> MakePipeline:

@@ -1,4 +1,4 @@
-"""A pipeline whose steps take as long as those of a profile, and say what the real ones said."""
+"""A pipeline with the real results and the step times of a profile."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class SlowedPipeline:
-    """Real stages, which compute a step while the clock stands still; the answer comes when the
-    profile's stages would give it.
+    """Real stages, which compute a step while the clock is paused. The result comes when the
+    profile's stages would return it.
     """
 
-    # Every step is to be seen.
+    # Multi-step decoding is off, so that every step is timed.
     decodes_several = False
 
     def __init__(self, specs: Sequence[StageSpec], profile: CostProfile, clock: HostClock) -> None:
@@ -44,7 +44,7 @@ class SlowedPipeline:
 
     @property
     def max_in_flight(self) -> int:
-        """As many as so many stages take."""
+        """The number of steps in flight for the profile's stages."""
         return self.num_stages + (self.num_stages > 1)
 
     @property
@@ -66,7 +66,7 @@ class SlowedPipeline:
         self._stages = ()
 
     def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
-        """Send a step; the future is its result, not before the profile's last stage."""
+        """Send a step; the future completes when the profile's last stage would."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[StepOutput] = loop.create_future()
         try:
@@ -90,7 +90,8 @@ class SlowedPipeline:
         return result
 
     def _spans(self, step: StepInput, ahead_s: float) -> tuple[Span, ...]:
-        """When each of the profile's stages works on a step; `ahead_s` of what its heads draft."""
+        """The intervals in which the profile's stages run a step; `ahead_s` is the time of its
+        heads' drafts."""
         num_read = int(step.context_lens.sum())
         num_seen = int((np.diff(step.request_starts) * step.context_lens).sum())
         seconds = self._profile.stage_s(len(step.token_ids), num_read, num_seen)
@@ -106,7 +107,7 @@ class SlowedPipeline:
         return tuple(spans)
 
     def _timed(self, output: StepOutput) -> StepOutput:
-        """With the profile's seconds for what heads drafted, of those that it has."""
+        """The result with the profile's seconds for the drafts of heads in the profile."""
         drafts = [
             one._replace(seconds=times.seconds(one.proposals, one.num_levels or None))
             if (times := self._times[one.source]).are_known
@@ -117,7 +118,7 @@ class SlowedPipeline:
 
 
 def answer_at(seconds: float, answer: asyncio.Future[StepOutput], output: StepOutput) -> None:
-    """Give the answer at this time of the loop, unless nobody waits for it then."""
+    """Complete the future at this time of the loop, unless it was cancelled."""
 
     def give() -> None:
         if not answer.done():

@@ -18,10 +18,10 @@ NAME = "draftline"
 
 
 class AttentionBackend(Protocol):
-    """Computes attention over the stage's cache; keeps what is reused between steps."""
+    """Computes attention over the stage's cache; keeps buffers that steps reuse."""
 
     def begin(self, step: StepInput) -> StepAttention | StepKernels:
-        """Attention of this step. What the last call returned must not be used any more."""
+        """Attention of this step. Invalidates the result of the previous call."""
         ...
 
     def move(self, moves: Tensor) -> None:
@@ -30,7 +30,7 @@ class AttentionBackend(Protocol):
 
 
 class SdpaBackend:
-    """torch's own attention (`step_attention.py`): the reference, and what runs on CPUs."""
+    """torch's own attention (`step_attention.py`): the reference, and the backend on CPUs."""
 
     def __init__(self, kv: PagedKv, block_size: int) -> None:
         self._kv, self._block_size = kv, block_size
@@ -50,8 +50,8 @@ def choose_backend(
 ) -> tuple[AttentionBackend, AttentionChoice]:  # fmt: skip
     """The backend of a stage that computes in `dtype` with `num_heads` query heads a layer.
 
-    `tiles` is for draftline's own operators.
-    Raises `ConfigError` (`attention`, `kv_cache_dtype`) where what is wanted cannot run here.
+    `tiles` is for draftline's kernels. Raises `ConfigError` (`attention`, `kv_cache_dtype`) if the
+    choice cannot run here.
     """
     machine = Machine.of(kv.data.device)
     if kv.scales is None:
@@ -72,9 +72,9 @@ def paged_attention(
     """Write the rows' KV, then attend over all that each row sees.
 
     `query` [1, heads, rows, head_dim]; `key` and `value` [1, kv_heads, rows, head_dim]; options
-    `scaling`, `sliding_window` and `softcap` as the model gives them. What the layers call their
-    attention mask is the step itself: every model hands it through untouched.
-    Returns [1, rows, heads, head_dim].
+    `scaling`, `sliding_window` and `softcap` as the model gives them. The layers' attention mask
+    argument carries the step itself: every model passes it on unchanged. Returns [1, rows, heads,
+    head_dim].
     """
     step = attention_mask
     layer: int = module.draftline_layer  # pyright: ignore[reportAssignmentType]

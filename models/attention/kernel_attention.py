@@ -1,4 +1,4 @@
-"""A stage's attention by draftline's own operators (`kernels/`), and by FlashAttention."""
+"""A stage's attention by draftline's kernels (`kernels/`), and by FlashAttention."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from ...kernels.elementwise.reference import KvTarget
 from ...kernels.recent_tables import RecentTables
 from .step_attention import PagedKv
 
-# Programs of a launch whose size is fixed: a multiprocessor runs a few at once, and what is left
-# goes to those that are done first. Where programs are interpreted, empty ones only take time.
+# Programs of a launch of fixed size: a multiprocessor runs a few at once, and finished programs
+# take the remaining items. Under the interpreter, empty programs only cost time.
 PROGRAMS_PER_PROCESSOR = 16
 PROGRAMS_INTERPRETED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileOptions:
-    """How steps are cut in tiles.
+    """How steps are cut into tiles.
 
-    max_requests  of a step; the fewer, the further long contexts of many rows are split
-    fixed_lines   tiles of every step have the same number of lines, so that a row of a request is
-                  computed in the same order, whatever is beside it
+    max_requests  of a step; with fewer, long contexts of many rows are split further
+    fixed_lines   tiles of every step have the same number of lines, so that the order of a row's
+                  sums does not depend on the batch
     """
 
     max_requests: int = 256
@@ -80,7 +80,7 @@ class StepKernels:
 
 
 class KernelBackend:
-    """Attention by `paged_attention`; keeps layouts of the sizes of steps that were last."""
+    """Attention by `paged_attention`; caches layouts of the last step sizes."""
 
     def __init__(
         self, kv: PagedKv, block_size: int, shape: AttentionShape, implementation: str = "triton",
@@ -108,7 +108,7 @@ class KernelBackend:
         return StepKernels(self, layout, self.attend_with(step, layout))
 
     def begin_static(self, layout: StepLayout, out: Tensor) -> StepKernels:
-        """Attention of whatever `layout`, of fixed tiles, describes when it runs.
+        """Attention of the step that `layout`, with fixed tiles, describes at run time.
 
         Every layer's result is in `out` [rows, heads, head_dim] until the next layer attends; rows
         that see nothing are left as they are.
@@ -122,11 +122,11 @@ class KernelBackend:
         return torch.zeros(size, dtype=dtype, device=self.kv.data.device)
 
     def tile_lines(self, most_rows: int) -> int:
-        """Lines of a tile where the largest request of a step has so many rows."""
+        """Lines of a tile if the largest request of a step has this many rows."""
         return self._tile_lines or self._partials.rule.lines_of_tiles(most_rows)
 
     def static_layout(self, capacity: LayoutCapacity, lines: int) -> StepLayout:
-        """A layout of fixed tiles, of `lines` lines, and launches, as a CUDA graph needs it."""
+        """A layout with fixed tiles of `lines` lines and fixed launches, for CUDA graphs."""
         self._partials = self._partials.holding(capacity.num_requests)
         return StepLayout(
             self._shape, capacity, self.block_size, self._partials, lines,
@@ -144,7 +144,7 @@ class KernelBackend:
         return None if self.kv.scales is None else self.kv.scales[layer]
 
     def layout_of(self, step: StepInput, use: str = "all") -> StepLayout:
-        """A layout that holds the step, not refilled; each `use` has its own."""
+        """A layout with room for the step, not yet filled; each `use` has its own."""
         capacity = LayoutCapacity.of(step, self.block_size)
         key = use, capacity
         layout = self._layouts.get(
@@ -181,7 +181,7 @@ class FlashBackend(KernelBackend):
 
 
 def static_programs(shape: AttentionShape, device: torch.device) -> int:
-    """Programs for each key/value head where their number must not depend on the step."""
+    """Programs for each key/value head, if their number must not depend on the step."""
     if device.type != "cuda":
         return PROGRAMS_INTERPRETED
     processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,6 +1,6 @@
-"""The step that own operators on CPUs compute (`kernels/cpu/source/step.cpp`).
+"""The step that the CPU kernels compute (`kernels/cpu/source/step.cpp`).
 
-Layers and decoding read it where the thread keeps it: `attending` says which one that is.
+Layers and decoding read it from thread-local state, which `attending` sets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NONE = np.empty(0, dtype=np.int32)
 
 @contextmanager
 def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
-    """A context in which this thread's operators compute `step`."""
+    """A context in which this thread's CPU kernels compute `step`."""
     columns = columns_of(step)
     torch.ops.draftline.begin_step(
         kv.data,
@@ -45,17 +45,17 @@ def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
 
 
 def advance(slots: Int32, positions: Int32) -> None:
-    """Within `attending`, of a step of requests of a row each: their next rows, int32 [requests].
+    """Within `attending`, advance a step with one row a request to the next rows, int32 [requests].
 
-    The rows before are context of these, and their KV is written.
+    The previous rows become context, and their KV is written.
     """
     torch.ops.draftline.advance_step(_tensor(slots), _tensor(positions))
 
 
 class TreeColumns(NamedTuple):
-    """What the rows of a step's trees see besides the context.
+    """The columns that rows of a step's trees see besides the context.
 
-    starts            int32 [requests + 1]  where the columns of each request begin
+    starts            int32 [requests + 1] start of each request's columns
     slots, positions  int32 [columns]
     visible           uint8  of each request rows * columns: whether the row sees the column
     """
@@ -67,12 +67,12 @@ class TreeColumns(NamedTuple):
 
 
 def columns_of(step: StepInput) -> TreeColumns:
-    """What the rows of the step's trees see; nothing for prompt chunks."""
+    """The columns that rows of the step's trees see; none for prompt chunks."""
     return _own_columns(step.trees) if isinstance(step.trees, StepTrees) else _columns(step)
 
 
 def _own_columns(trees: StepTrees) -> TreeColumns:
-    """Where the columns are the rows of the step's first requests."""
+    """For columns that are the rows of the step's first requests."""
     starts = trees.starts.copy()
     num_columns = starts[trees.num_trees]
     starts[trees.num_trees :] = num_columns
@@ -96,7 +96,7 @@ def _visible(tree: TreeRows) -> Bool:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    # torch warns of arrays that came over a wire and cannot be written.
+    # torch warns about read-only arrays, such as those received in messages.
     if array.dtype != np.int32 or not array.flags.carray:
         array = np.array(array, dtype=np.int32)
     return torch.from_numpy(array)

@@ -1,8 +1,8 @@
 """One step's attention over a paged KV cache, whose masks are computed once for all layers.
 
-Requests of similar size share one padded batch (a group), so that the work of a layer depends on
-the number of groups and not on the number of tokens or requests. Grouped query heads are folded
-into the rows of their key/value head: exact, and no key is ever repeated.
+Requests of similar size share one padded batch (a group). So the work of a layer depends on the
+number of groups, not on that of tokens or requests. Grouped query heads are folded into the rows of
+their key/value head: exact, and no key is ever repeated.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PagedKv:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of keys and values, with what their rows have beside."""
+        """Bytes of keys and values, with the scales of their rows."""
         scales = self.scales if self.has_row_scales else None
         return self.data.nbytes + (0 if scales is None else scales.nbytes)
 
@@ -164,9 +164,9 @@ class _Group:
         self.real_rows = None if len(real) == len(flat_ids) else torch.from_numpy(real).to(device)
 
     def _padded(self, rows: list[Int64], width: int) -> Int64:
-        """The rows under one another, each with its own first number behind it up to `width`.
+        """The rows stacked, each padded to `width` with its own first number.
 
-        Another request's slot may hold NaN, which a probability of zero does not hide.
+        Another request's slot may hold NaN, which a probability of zero does not mask.
         """
         if len(rows) == 1:
             return rows[0][None]
@@ -229,7 +229,7 @@ class _Group:
         """Which row sees which column, bool [batch, query_len, columns]."""
         if self.batch == 1:
             return self._requests[0].visible[None]
-        # Padding rows see nothing: whatever comes out for them is dropped.
+        # Padding rows see nothing; their results are dropped.
         visible = np.zeros((self.batch, self.query_len, self.num_columns), dtype=np.bool_)
         for page, request in zip(visible, self._requests, strict=True):
             num_rows, num_columns = request.visible.shape

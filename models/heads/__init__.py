@@ -1,4 +1,4 @@
-"""Trained drafters that read the target's features: their networks, and what their checkpoints are.
+"""Trained drafters that read the target's features: networks and checkpoints.
 
-Start with `feature_head.py`; `formats/checkpoint_kind.py` tells kinds of checkpoints apart.
+Start with `feature_head.py`; `formats/checkpoint_kind.py` detects the kind of a checkpoint.
 """

@@ -63,7 +63,7 @@ class DFlash(nn.Module):
         return self.fc(features)
 
     def context(self, features: Tensor) -> Tensor:
-        """What all layers read of the target's features, once a token.
+        """The projection of the target's features that all layers read, once a token.
 
         [..., rows, hidden_size] of [..., rows, num_features * feature_size]
         """
@@ -84,8 +84,8 @@ class DFlash(nn.Module):
 
         embeddings  [..., block_size, hidden_size]  of the last committed token and the masks
         positions   int64 [..., block_size]  rising by 1 from that token's
-        attend      of a layer and the block's queries, keys and values, what its rows attend to: it
-                    knows the keys of the text, and who sees whom (`DFlashConfig.is_seen`)
+        attend      the attention of a layer, given the block's queries, keys and values; it adds
+                    the keys of the text, and the mask (`DFlashConfig.is_seen`)
         """
         rotation = self.rotation(embeddings, positions)
         states = embeddings
@@ -94,18 +94,18 @@ class DFlash(nn.Module):
         return self.norm(states)
 
     def block(self, tokens: Tensor) -> Tensor:
-        """int64 [..., block_size]: the tokens of blocks behind last tokens int64 [...]."""
+        """int64 [..., block_size]: the tokens of blocks after last tokens int64 [...]."""
         block = tokens.new_full((*tokens.shape, self.config.block_size), self.config.mask_token)
         block[..., 0] = tokens
         return block
 
     def drafts(self, states: Tensor) -> Tensor:
-        """[..., draft_length, hidden_size]: the rows of blocks that say drafts, in their order."""
+        """[..., draft_length, hidden_size]: the rows of blocks that predict drafts, in order."""
         first = self.config.first_row
         return states[..., first : first + self.config.draft_length, :]
 
     def logits(self, raw: Tensor) -> Tensor:
-        """float32 logits of what an output head said."""
+        """float32 logits, scaled and bounded, of an output head's result."""
         config = self.config
         logits = raw.float() * config.output_multiplier
         cap = config.logit_softcap

@@ -1,7 +1,7 @@
-"""DSpark: DFlash whose logits also follow the token before (arXiv 2607.05147; DeepSpec).
+"""DSpark: DFlash whose logits also depend on the previous token (arXiv 2607.05147; DeepSpec).
 
-A small head adds to the logits of each draft what the token before it says, so that drafts of one
-block fit each other; only this runs once for each draft.
+A small Markov head adds a bias by the previous token to each draft's logits, so that the drafts of
+a block are consistent. Only this head runs once for each draft.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 class DSparkConfig(DFlashConfig):
     """Sizes and switches of a DSpark drafter.
 
-    markov_kind      what a token adds: by itself (vanilla), gated by its row's state, or by a
+    markov_kind      the bias: by the token alone (vanilla), gated by its row's state, or by a
                      memory of all drafts before it (rnn)
-    markov_rank      width between tokens and logits; 0: nothing is added
-    confidence_size  what its confidence head reads: a draft's state, and the token before, where it
-                     is as wide; 0: there is none
+    markov_rank      width between tokens and logits; 0: no Markov head
+    confidence_size  input width of the confidence head: a draft's state, and the previous token if
+                     it is wide enough; 0: there is none
     """
 
     markov_kind: MarkovKind = "vanilla"
@@ -38,7 +38,7 @@ class DSparkConfig(DFlashConfig):
 
 
 def dspark_config(shapes: Shapes, config: Mapping[str, Any]) -> DSparkConfig:
-    """The config of a checkpoint, whose rows say the next token where it does not tell.
+    """The config of a checkpoint; by default its rows predict the next token.
 
     Raises `CheckpointError` as `dflash_config` does.
     """
@@ -61,7 +61,7 @@ def dspark_config(shapes: Shapes, config: Mapping[str, Any]) -> DSparkConfig:
 
 
 def published_markov_fields(config: DSparkConfig) -> dict[str, object]:
-    """What config.json says of a DSpark drafter beside a DFlash one's, as DeepSpec writes it."""
+    """The config.json fields of a DSpark drafter besides DFlash's, as written by DeepSpec."""
     return {
         "markov_rank": config.markov_rank,
         "markov_head_type": config.markov_kind,
@@ -71,7 +71,7 @@ def published_markov_fields(config: DSparkConfig) -> dict[str, object]:
 
 
 class MarkovHead(nn.Module):
-    """What a token adds to the logits of the next draft."""
+    """The bias that a token adds to the logits of the next draft."""
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
@@ -85,17 +85,17 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
 
     def forward(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What is added to logits [..., draft vocabulary], and the memory [..., rank] behind.
+        """The bias on logits [..., draft vocabulary], and the new memory [..., rank].
 
         states  [..., hidden_size]  of the drafts' rows
-        tokens  int64 [...]  before the drafts, as the target numbers them
-        memory  [..., rank]  behind the draft before; zeros at first
+        tokens  int64 [...] before the drafts, as ids of the target
+        memory  [..., rank] after the previous draft; zeros at first
         """
         said, memory = self.said(states, tokens, memory)
         return self.markov_w2(said), memory
 
     def said(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What `markov_w2` makes logits of, [..., rank], and the memory behind."""
+        """The input of `markov_w2`, [..., rank], and the new memory."""
         said = self.markov_w1(tokens)
         if self._kind == "gated":
             said = self.gate_proj(torch.cat([states, said], dim=-1)).sigmoid() * said
@@ -108,7 +108,7 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """How probable a draft is to be accepted behind accepted ones."""
+    """The probability that a draft is accepted after accepted ones."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class ConfidenceHead(nn.Module):
         """Logits [...] of that probability.
 
         states    [..., hidden_size]  of the drafts' rows
-        embedded  [..., rank]  `markov_w1` of the tokens before; read where the head is as wide
+        embedded  [..., rank] `markov_w1` of the previous tokens; read if the head is wide enough
         """
         inputs = torch.cat([states, embedded], dim=-1)
         return self.proj(inputs[..., : self.proj.in_features]).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Feature heads: small decoders that go on from the target's hidden states.
+"""Feature heads: small decoders that continue from the target's hidden states.
 
 One network whose switches give EAGLE-1, EAGLE-2 and HASS (one set of weights, trained apart),
 FSPAD, GRIFFIN, and EAGLE-3 and 3.1. Row i pairs the feature of token i with the embedding of token
@@ -21,11 +21,11 @@ FUSION_MODULES = {"linear": LinearFusion, "sampled": SampledFusion, "guided": Gu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadOutput:
-    """What a head says of each row, [..., rows, hidden_size] both.
+    """A head's outputs for each row, both [..., rows, hidden_size].
 
-    predict  goes into the output head, whose logits are of the token after the next
-    regress  stands for the target's feature where a draft goes on from this row; the same tensor
-             where the head has one feature. What predicts must not be fed back (FSPAD, GRIFFIN)
+    predict  the input of the output head, whose logits predict the token after the next
+    regress  replaces the target's feature for drafts that continue from this row; the same tensor
+             if the head has one feature. `predict` must not be fed back (FSPAD, GRIFFIN)
     """
 
     predict: Tensor
@@ -57,7 +57,8 @@ class FeatureHead(nn.Module):
             self.d2t = nn.Buffer(torch.zeros(config.draft_vocab_size, dtype=torch.int64))
 
     def project(self, features: Tensor) -> Tensor:
-        """What `forward` takes of the target; the head's own features are taken as they are.
+        """The target's features as `forward` takes them; the head's own features need no
+        projection.
 
         [..., rows, hidden_size] of [..., rows, num_features * feature_size].
         """
@@ -75,10 +76,10 @@ class FeatureHead(nn.Module):
     def forward(
         self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> HeadOutput:
-        """What the head says of rows that `attend` lets see each other and those before them.
+        """The head's outputs for rows, whose attention `attend` computes.
 
-        embeddings  [..., rows, hidden_size]  of the tokens behind the features' own
-        features    [..., rows, hidden_size]  of `project`, or `regress` of rows before
+        embeddings  [..., rows, hidden_size] of the tokens after the features' own
+        features    [..., rows, hidden_size] of `project`, or `regress` of earlier rows
         positions   int64 [..., rows]  of the features
         """
         rotation = self.rotation(embeddings, positions)
@@ -95,7 +96,7 @@ class FeatureHead(nn.Module):
         return HeadOutput(states, states)
 
     def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """[..., rows, hidden_size]: what enters the first layer of a head that reads no pairs."""
+        """[..., rows, hidden_size]: the input of the first layer of a head that reads no pairs."""
         assert isinstance(self.fc, LinearFusion | SampledFusion | GuidedFusion)
         return self.fc.fuse(embeddings, features)
 

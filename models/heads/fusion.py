@@ -1,7 +1,7 @@
-"""How a feature head brings the embedding of a token and the feature before it together.
+"""How a feature head combines the embedding of a token and the previous feature.
 
-Each takes the embedding of token i + 1 and the feature of token i, [..., hidden_size] both, and
-gives as wide a state. Tensors have the published names.
+Each takes the embedding of token i + 1 and the feature of token i, and returns a state, all [...,
+hidden_size]. Tensors have the published names.
 """
 
 from __future__ import annotations

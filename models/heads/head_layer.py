@@ -1,4 +1,4 @@
-"""The decoder layer of a feature head, whose keys and values its caller keeps."""
+"""The decoder layer of a feature head; its caller keeps the KV cache."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotat
 from .formats.dflash_config import DFlashConfig
 from .formats.feature_head_config import FeatureHeadConfig
 
-# Of the layer's index and its queries, keys and values, [..., rows, heads, head_dim], what each row
-# attends to: [..., rows, heads, head_dim]. Whoever runs the head keeps earlier keys and values, and
-# knows which rows see which.
+# Maps the layer's index and its queries, keys and values to the attention result; all are [...,
+# rows, heads, head_dim]. The caller of the head keeps earlier keys and values, and the mask.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class HeadRotation(nn.Module):
     """Rotary embedding by the head's own parameters, which need not be the target's.
 
-    Positions beyond the config's are rotated as any others: drafts' configs often name 2,048.
+    Positions beyond the config's limit are allowed: draft configs often have 2,048.
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: Mapping[str, Any]) -> None:
@@ -108,8 +107,8 @@ class HeadMlp(nn.Module):
 class HeadLayer(nn.Module):
     """One decoder layer.
 
-    The first of an EAGLE-style head norms nothing before its attention, that of EAGLE-3 norms both
-    halves of a pair; further ones are ordinary.
+    The first layer of an EAGLE-style head has no norm before its attention; that of EAGLE-3 norms
+    both halves of a pair. Further layers are ordinary.
     """
 
     def __init__(self, config: FeatureHeadConfig, index: int) -> None:
@@ -144,7 +143,7 @@ class HeadLayer(nn.Module):
         return (torch.cat([state, state], dim=-1) if self._is_split else state) + change
 
     def inputs(self, states: Tensor, embeddings: Tensor) -> Tensor:
-        """What its attention reads, [..., rows, hidden_size], or twice as wide of a pair."""
+        """The input of its attention, [..., rows, hidden_size], or twice as wide for a pair."""
         if self._is_pair:
             pair = [self.input_layernorm(embeddings), self.hidden_norm(states)]
             return torch.cat(pair, dim=-1)

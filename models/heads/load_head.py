@@ -1,4 +1,4 @@
-"""Heads from their checkpoint folders, and whether one fits a target."""
+"""Loads heads from their checkpoint folders, and checks them against a target."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from .medusa_checkpoint import (
 from .p_eagle import PEagle, PEagleConfig, p_eagle_config
 from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
-# Tells which tokens of the target have a draft token; the offsets tell it, too.
+# A mask of the target's tokens that have a draft token; redundant with the offsets.
 TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 
 
 HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | DFlashConfig
 Head = FeatureHead | SpecFormer | Medusa | DFlash
-# The first that a config is an instance of; what is none of them is a `FeatureHead`.
+# The first class that matches a config; the default is `FeatureHead`.
 MODULES: tuple[tuple[type, Callable[[Any], Head]], ...] = (
     (SpecFormerConfig, SpecFormer),
     (MedusaConfig, Medusa),
@@ -45,7 +45,7 @@ MODULES: tuple[tuple[type, Callable[[Any], Head]], ...] = (
     (DFlashConfig, DFlash),
     (PEagleConfig, PEagle),
 )
-# How the config of a kind is read, of those that are no plain feature heads.
+# Config readers of the kinds that are not plain feature heads.
 CONFIGS: dict[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], HeadConfig]] = {
     CheckpointKind.P_EAGLE: p_eagle_config,
     CheckpointKind.SPECFORMER: spec_former_config,
@@ -53,17 +53,17 @@ CONFIGS: dict[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], HeadConfig]]
     CheckpointKind.DFLASH: dflash_config,
     CheckpointKind.DSPARK: dspark_config,
 }
-# Kinds that there is a network for.
+# Kinds with a network in draftline.
 NETWORKS = (*FUSIONS, *CONFIGS)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCheckpoint:
-    """What a drafter's folder holds.
+    """The content of a drafter's folder.
 
     fields    its config.json
-    readings  what that may mean, the likeliest first (`formats/readings.py`)
-    config    of the first; None of a kind that draftline has no network of
+    readings  its possible readings, the likeliest first (`formats/readings.py`)
+    config    of the first reading; None for a kind without a network in draftline
     """
 
     folder: Path
@@ -75,7 +75,7 @@ class HeadCheckpoint:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in all its tensors."""
+        """Number of elements of all its tensors."""
         return sum(torch.Size(shape).numel() for shape in self.tensors.shapes.values())
 
 
@@ -87,7 +87,7 @@ class ReadHead(NamedTuple):
 
 
 def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
-    """What a folder holds, by its config.json and the shapes of its tensors.
+    """The content of a folder, by its config.json and the shapes of its tensors.
 
     Raises `CheckpointError` if it is no drafter's checkpoint, or a damaged one.
     """
@@ -164,7 +164,7 @@ def build_head(config: HeadConfig) -> Head:
 
 
 def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
-    """Why a head does not belong to a target; empty where it does, as far as sizes tell."""
+    """Why a head does not fit a target; empty if the sizes match."""
     found = []
     shares_target = True
     if isinstance(config, FeatureHeadConfig | MedusaConfig | DFlashConfig):

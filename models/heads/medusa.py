@@ -1,8 +1,8 @@
-"""Medusa's heads, which tell several tokens ahead from one state of the target.
+"""Medusa's heads, which predict several tokens ahead from one state of the target.
 
-They read the target's last state of token i, normed, and nothing else: no token, no text. Its own
-output head says token i + 1, which is committed when a head drafts; head k (from 0) says token
-i + 2 + k. All tokens of one depth have one distribution, whatever stands before them.
+Their only input is the target's normed last state of token i. The target's output head predicts
+token i + 1, which is committed when a head drafts; head k (from 0) predicts token i + 2 + k. All
+nodes of one depth share one distribution, independent of their ancestors.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OutputHead = Callable[[Tensor], Tensor]
 class MedusaConfig:
     """Sizes of Medusa's heads.
 
-    draft_length      heads, and tokens that are drafted
-    vocab_size        tokens of the target; 0: not told, the heads have no output of their own
+    draft_length      number of heads and of drafted tokens
+    vocab_size        tokens of the target; 0: unknown, as the heads have no output matrix
     num_layers        residual blocks of each head
     output            `each` head has an output matrix, all share `one`, or the `target`'s
     draft_vocab_size  rows of its outputs; 0: the target's
@@ -71,7 +71,7 @@ class Medusa(nn.Module):
     """Medusa's heads (Cai et al. 2024, arXiv 2401.10774): residual blocks, then an output matrix.
 
     Modules have the names of FasterDecoding's checkpoints: `0.0.linear` is the first block of the
-    first head, and behind the last block comes its output.
+    first head, and its output follows the last block.
     """
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -95,9 +95,9 @@ class Medusa(nn.Module):
         )
 
     def logits(self, index: int, drafts: Tensor, target_head: OutputHead) -> Tensor:
-        """[..., vocabulary] of what head `index` says, [..., hidden_size], of target ids.
+        """[..., vocabulary], by target ids, from the output of head `index`, [..., hidden_size].
 
-        Minus infinity for tokens that the heads do not know.
+        Minus infinity for tokens outside the heads' vocabulary.
         """
         config = self.config
         if config.output == "target":
@@ -110,8 +110,8 @@ class Medusa(nn.Module):
 
     @torch.no_grad()
     def begin_as(self, output: Tensor) -> None:
-        """The heads say what the target does: blocks add nothing, outputs are copies of its
-        output matrix [vocabulary, hidden_size] (the paper, section 2.2.1)."""
+        """Initialise the heads to predict like the target: blocks add nothing, and outputs are
+        copies of its output matrix [vocabulary, hidden_size] (the paper, section 2.2.1)."""
         for name, parameter in self.named_parameters():
             is_output = parameter.ndim == 2 and ".linear." not in name
             parameter.copy_(output) if is_output else parameter.zero_()

@@ -1,8 +1,8 @@
-"""Checkpoints of Medusa's heads: their names, and the sizes they tell.
+"""Checkpoints of Medusa's heads: tensor names and sizes.
 
 They are published in four layouts. FasterDecoding's names are the modules' own
 (`0.0.linear.weight`, output `0.1.weight`). Model Optimizer puts `medusa_heads.` before them,
-Medusa-2 `medusa_head.`, both beside the whole model; TensorRT-LLM says
+Medusa-2 `medusa_head.`, both beside the whole model; TensorRT-LLM has
 `medusa_heads.0.medusa_layers.0.linear.weight` and `medusa_heads.0.lm_head.weight`; vLLM
 `blocks.0.layers.0.weight` and `lm_heads.0.weight`.
 """
@@ -61,8 +61,8 @@ def _found(pattern: re.Pattern[str], name: str) -> tuple[str, ...] | None:
 def medusa_config(shapes: Shapes, config: Mapping[str, Any]) -> MedusaConfig:
     """The config of a checkpoint under the modules' names: all of it of its tensors.
 
-    FasterDecoding's config.json files tell other numbers of heads than there are. Raises
-    `CheckpointError` naming what does not fit.
+    The numbers of heads in FasterDecoding's config.json files are wrong. Raises `CheckpointError`
+    naming what does not fit.
     """
     blocks = [found for name in shapes if (found := _found(BLOCK, name)) is not None]
     num_heads = 1 + max((int(head) for head, _ in blocks), default=-1)
@@ -93,7 +93,7 @@ def medusa_config(shapes: Shapes, config: Mapping[str, Any]) -> MedusaConfig:
 
 
 def check_medusa_map(config: MedusaConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Raise `CheckpointError` where the token map is none of ids of the target."""
+    """Raise `CheckpointError` if the token map has ids outside the target's vocabulary."""
     if not config.has_token_map:
         return
     ids = tensors[TOKEN_MAP]

@@ -1,9 +1,9 @@
-"""P-EAGLE: EAGLE-3 whose drafts are all said in one pass (arXiv 2602.01469; speculators).
+"""P-EAGLE: EAGLE-3 with all drafts in one pass (arXiv 2602.01469; speculators).
 
-Rows of the text are EAGLE-3's. Behind the last one stand masks, one for each further draft: a
-learnt token in place of the one that is not drafted yet, and learnt features in place of the
-target's, the same at every depth. A mask sees the text and the masks before it, so that only its
-position tells which draft it says, and no draft sees another's token.
+Rows of the text are EAGLE-3's. After the last one come masks, one for each further draft. A mask
+has a learnt token in place of the unknown one, and learnt features in place of the target's, the
+same at every depth. It sees the text and the masks before it, so only its position identifies its
+draft, and no draft sees another's token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .formats.checkpoint_kind import CheckpointKind, Shapes
 from .formats.feature_head_config import FeatureHeadConfig, feature_head_config
 
 MASK_FEATURES = "mask_hidden"
-# What projects call the token of a mask.
+# The projects' names for the mask token.
 MASK_TOKEN_FIELDS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
@@ -29,8 +29,8 @@ MASK_TOKEN_FIELDS = ("mask_token_id", "pard_token", "ptd_token_id")
 class PEagleConfig(FeatureHeadConfig):
     """Sizes and switches of a P-EAGLE drafter.
 
-    mask_token    token whose embedding masks begin with
-    draft_length  drafts that it was trained to say; 0: its file does not tell
+    mask_token    token whose embedding is the input of masks
+    draft_length  number of drafts that it was trained for; 0: unknown
     """
 
     mask_token: int = 0
@@ -40,8 +40,8 @@ class PEagleConfig(FeatureHeadConfig):
 def p_eagle_config(shapes: Shapes, config: Mapping[str, Any]) -> PEagleConfig:
     """The config of a checkpoint.
 
-    Raises `CheckpointError` as `feature_head_config` does, and without what a mask begins with: it
-    would draft from random numbers.
+    Raises `CheckpointError` as `feature_head_config` does, and if the mask's input is missing: the
+    head would draft from random numbers.
     """
     nested = config.get("transformer_layer_config") or {}
     said = {**nested, **{name: value for name, value in config.items() if value is not None}}
@@ -91,7 +91,7 @@ def _draft_length(config: Mapping[str, Any]) -> int:
 
 
 def published_mask_fields(config: PEagleConfig) -> dict[str, object]:
-    """What config.json says of the masks, as vLLM reads it, and how many drafts were trained."""
+    """The config.json fields of the masks, as vLLM reads them, and the trained number of drafts."""
     return {
         "parallel_drafting": True,
         MASK_TOKEN_FIELDS[0]: config.mask_token,
@@ -111,5 +111,5 @@ class PEagle(FeatureHead):
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, width))
 
     def masks(self, count: int) -> Tensor:
-        """[count, hidden_size]: what `forward` takes for the features of so many masks."""
+        """[count, hidden_size]: the input of `forward` for the features of this many masks."""
         return self.project(self.mask_hidden[0]).expand(count, -1)

@@ -1,4 +1,5 @@
-"""What a head shares with its target: embeddings, last norm and output head, loaded apart."""
+"""The modules that a head shares with its target: embeddings, last norm and output head, loaded
+separately."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class SharedParts:
 def load_shared_parts(target: ModelInfo, dtype: str, device: str) -> SharedParts:
     """Raises `CheckpointError`, or `ConfigError` (`dtype`)."""
     count = target.num_layers
-    # A slice holds a layer at least, which is let go.
+    # A slice has at least one layer, which is dropped.
     last = load_slice(target.path, LayerSpan(count - 1, count, count), dtype, device)
     assert last.norm is not None
     assert last.head is not None

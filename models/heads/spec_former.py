@@ -1,9 +1,9 @@
 """SpecFormer: all drafts of a step in one pass, from states of several layers of the target.
 
-Context enters by one causal attention, whose keys and values are kept like those of one more layer
-of the target. Then each row has a state for each of its drafts, which see each other both ways
-(arXiv 2511.20340, AAAI-26). Row i reads the states of token i and drafts tokens i + 2 onwards: the
-next token is the target's own.
+The context enters by one causal attention, whose keys and values are cached like those of another
+layer of the target. Then each row has a state for each of its drafts, which attend to each other
+bidirectionally (arXiv 2511.20340, AAAI-26). Row i reads the states of token i and drafts tokens i +
+2 onwards: the next token is the target's own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SpecFormerConfig:
 
     draft_length        drafts of a step
     feature_layers      decoder layers of the target whose outputs it reads; -1: the embeddings
-    is_bidirectional    drafts see those behind them, too; the paper's ablation and its public code
-                        let each see only those before it
+    is_bidirectional    drafts also see later ones; in the paper's ablation and public code each
+                        sees only earlier ones
     rope                as `rope_parameters` of transformers; of the context's attention alone
     """
 
@@ -130,7 +130,7 @@ class SpecFormer(nn.Module):
         return self.down_samp(torch.cat(normed, dim=-1))
 
     def context(self, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[..., rows, hidden_size]: what each row knows of the text so far.
+        """[..., rows, hidden_size]: each row's summary of the text so far.
 
         state      [..., rows, hidden_size]  of `project`
         positions  int64 [..., rows]

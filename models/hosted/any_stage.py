@@ -1,4 +1,5 @@
-"""A whole model as a stage: by draftline's own modules where they know it, else transformers'."""
+"""A whole model as a stage: by draftline's own modules if they support it, else by
+transformers'."""
 
 from __future__ import annotations
 

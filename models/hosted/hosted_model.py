@@ -1,4 +1,4 @@
-"""Any causal language model as transformers loads it, its linear layers rounded where wanted."""
+"""Any causal language model as transformers loads it, with optional int8 weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_hosted_model(model: str | Path, dtype: str, device: str, quantization: 
             f"{config.model_type!r}"
         )
     try:
-        # Eager attention takes any mask; code of the checkpoint's own is never run.
+        # Eager attention takes any mask; code in the checkpoint is never run.
         whole: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation="eager", local_files_only=True
         )
@@ -57,7 +57,7 @@ def round_weights(whole: Any) -> None:
 
 
 def _linear(module: Any) -> nn.Linear:
-    """GPT-2's layer, whose weight is stored the other way."""
+    """A linear layer of GPT-2, whose weight is transposed."""
     inputs, outputs = module.weight.shape
     linear = nn.Linear(inputs, outputs, device="meta")
     linear.weight = nn.Parameter(module.weight.data.t().contiguous(), requires_grad=False)

@@ -1,8 +1,8 @@
 """A whole model over a paged KV cache, run by transformers' own modules, request after request.
 
-For kinds of models that `models/stage/` does not know. A pass of a request reads the keys and
-values of what it sees from the cache's slots into a cache of transformers, and writes those of its
-rows back. Slower than a `Stage`, and right for whatever keeps keys and values alone.
+For kinds of models that `models/stage/` does not support. A pass of a request copies the visible
+keys and values from the cache's slots into a cache of transformers, and writes those of its rows
+back. Slower than a `Stage`, and correct for any model that only caches keys and values.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def load_hosted_stage(
     quantization  none; int8: weights of linear layers are rounded
     with_trees    whether steps will have trees
 
-    Raises `CheckpointError` for a folder that cannot be used, and for a model whose passes over
-    pieces of a text, or over trees, are not those over the text; `ConfigError` for settings.
+    Raises `CheckpointError` for a folder that cannot be used, and for a model whose results over
+    pieces of a text, or over trees, differ from those over the text; `ConfigError` for settings.
     """
     whole = load_hosted_model(model, dtype, device, quantization)
     stage = HostedStage(whole, num_blocks, block_size, output)
@@ -71,7 +71,7 @@ class HostedStage:
             dtype=dtype, device=str(self._device),
         )  # fmt: skip
         self._block_size = block_size
-        # Of others positions follow from how much is cached, which is wrong of trees.
+        # Other models derive positions from the cache length, which is wrong for trees.
         self._takes_positions = "position_ids" in signature(whole.forward).parameters
 
     @property
@@ -85,7 +85,7 @@ class HostedStage:
         return self._whole.config.vocab_size
 
     def reset(self) -> None:
-        """Forget all that is cached."""
+        """Clear the cache."""
         self._kv.data.zero_()
 
     @torch.inference_mode()
@@ -111,7 +111,7 @@ class HostedStage:
         return self._output(logits[:, self._rows])
 
     def _passes(self, step: StepInput, rows: Int32) -> list[Tensor]:
-        """Logits of those of `rows` that each request has, request after request."""
+        """Logits of `rows`, request after request."""
         starts = step.request_starts.tolist()
         found = []
         for index, (first, last) in enumerate(pairwise(starts)):
@@ -134,7 +134,7 @@ class HostedStage:
         return out.logits[0, self._put(rows)].float()
 
     def _seen_slots(self, step: StepInput, index: int, tree: TreeRows | None, own: slice) -> Int32:
-        """Slots of what a request's rows see before them: its context, then earlier nodes."""
+        """Slots of the columns before a request's rows: its context, then earlier nodes."""
         places = np.arange(step.context_lens[index])
         blocks = step.block_tables[index]
         context = blocks[places // self._block_size] * self._block_size + places % self._block_size
@@ -172,7 +172,7 @@ class HostedStage:
 
 
 def _cached_in(whole: Any, cache: DynamicCache) -> dict[str, Any]:
-    """Arguments that make a model go on from a cache, and fill it; by the name that it knows."""
+    """The arguments that pass a cache to a model, under the model's name for it."""
     name = "cache" if "cache" in signature(whole.forward).parameters else "past_key_values"
     return {name: cache, "use_cache": True}
 
@@ -181,7 +181,7 @@ def _cached_in(whole: Any, cache: DynamicCache) -> dict[str, Any]:
 def _cache_sizes(whole: Any) -> tuple[int, int, int, torch.dtype]:
     """Layers, heads and width of the keys that a model caches, and their dtype.
 
-    Raises `CheckpointError` for one that keeps anything else.
+    Raises `CheckpointError` for a model that caches anything else.
     """
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=whole.device)
     kind = whole.config.model_type

@@ -1,4 +1,5 @@
-"""Whether a model says of a text what it says of its pieces, and of the paths of a tree."""
+"""Checks that a model gives the same logits for a text, for its pieces, and for the paths of a
+tree."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ...core.errors import CheckpointError
 from ...core.steps import SamplingRows, StepInput, TreeRows
 from ...core.tree.tree_loops import pack
 
-# Of the largest logit: what products of other shapes may differ by, in 16 bits too.
+# Tolerance relative to the largest logit, for rounding with other shapes, also in 16 bits.
 TOLERANCE = 0.05
 LENGTH = 12
 # A root with two children, the first of which has one.
@@ -22,7 +23,7 @@ PARENTS = (ROOT, ROOT, 0)
 
 
 class Checked(Protocol):
-    """What is checked; its KV cache holds nothing that is needed."""
+    """The stage to check; its KV cache is overwritten."""
 
     @property
     def model_type(self) -> str:
@@ -72,7 +73,7 @@ def check_trees(stage: Checked, block_size: int) -> None:
     try:
         is_right = _alike(stage.all_logits(step), torch.stack(expected))
     except (ValueError, RuntimeError, IndexError, TypeError):
-        # It expects a mask of another shape.
+        # The model expects a mask of another shape.
         is_right = False
     if not is_right:
         raise CheckpointError(

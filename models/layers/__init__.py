@@ -1,4 +1,4 @@
-"""The layers of a stage: loading a slice of a model, faster modules, own operators.
+"""The layers of a stage: loading a slice of a model, faster modules, CPU kernels.
 
 Start with `model_slice.py`.
 """

@@ -1,8 +1,8 @@
 """Faster equivalents of some of transformers' modules, for float32 on CPUs.
 
 A pass over few tokens spends its time in dispatching small operations. Each replacement computes
-what its original computes, with fewer of them; the decoder layers themselves stay. What is not in
-the tables below is left as it is. Chosen once, at load.
+the same as its original, with fewer operations; the decoder layers themselves stay. Modules that
+are not in the tables below stay unchanged. Chosen once, at load.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ATTENTIONS: tuple[type[nn.Module], ...] = (
 
 
 class AttentionOptions(NamedTuple):
-    """What attention takes beside queries, keys and values; see `StepAttention.attend`."""
+    """Options of attention besides queries, keys and values; see `StepAttention.attend`."""
 
     scaling: float
     window: int | None
@@ -67,7 +67,7 @@ class AttentionOptions(NamedTuple):
 
 
 def options_of(attention: Any) -> AttentionOptions:
-    """What an attention module's own forward hands to the attention interface.
+    """The options that an attention module's forward passes to the attention interface.
 
     Its config and attributes may hold settings that its forward does not use, as Gemma 3's softcap.
     """
@@ -84,7 +84,7 @@ def options_of(attention: Any) -> AttentionOptions:
 
 
 class _NotedOptions:
-    """Stands in for a step's attention, and keeps the options that it is called with."""
+    """A fake of a step's attention that records the options of the call."""
 
     def __init__(self) -> None:
         self.options: AttentionOptions | None = None
@@ -96,7 +96,7 @@ class _NotedOptions:
         self, _layer: int, query: Tensor, scaling: float,
         window: int | None = None, softcap: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """Something of the right shape."""
+        """A tensor of the right shape."""
         self.options = AttentionOptions(scaling, window, softcap)
         return query
 
@@ -121,14 +121,14 @@ class RotaryTable:
         self._flat = flat
         by_type = "layer_type" in inspect.signature(rotary.forward).parameters
         self._types = tuple(sorted(set(layer_types))) if by_type else (None,)
-        # Replaced when it grows: who holds one may go on to use it.
+        # Replaced when it grows, so that old references stay valid.
         self.tables: Mapping[str | None, Rotation] = {}
         self._num_positions = 0
 
     def rotations(self, positions: Tensor, largest: int) -> dict[str | None, Rotation]:
         """Cosine and sine [1, rows, width] by layer type (None: for all) at int64 `positions`.
 
-        `largest` is the largest of them, known to the caller without waiting for a device.
+        `largest` is the largest of them, given by the caller to avoid a device synchronisation.
         """
         return self.look_up(self.tables_of(largest), positions)
 
@@ -177,7 +177,7 @@ def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_fast(module: Any) -> Any:
-    """A module's fast replacement; an unknown one itself, with its known children replaced.
+    """A module's fast replacement; an unknown module itself, with its known children replaced.
 
     A decoder layer then takes hidden states [rows, hidden_size] and rotations of
     `RotaryTable(..., flat=True)`.

@@ -1,7 +1,7 @@
 """Replacements of some of transformers' modules on GPUs: one launch between two products.
 
-The same modules as in `fast_modules.py`, for any float type; decoder layers that add what their
-attention gives straight before a norm are replaced, too, so that both are one launch.
+The same modules as in `fast_modules.py`, for any float type; decoder layers that add the
+attention's result directly before a norm are replaced, too, so that both are one launch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .fast_modules import ATTENTIONS, GATED_MLPS, NORMS, FastAttention, Rotation
 from .gpu_linear import FewRows, GpuInt8Linear, GpuLinear, gpu_linear
 from .int8_linear import Int8Linear
 
-# Of transformers' activations, what `ElementwiseOps.gated` calls them.
+# transformers' names of activations -> those of `ElementwiseOps.gated`.
 ACTIVATIONS: dict[type[nn.Module], str] = {
     SiLUActivation: "silu", nn.SiLU: "silu", GELUTanh: "gelu_tanh",
 }  # fmt: skip
@@ -43,7 +43,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FusedOps:
-    """What lies between products, and the product of few rows, of one implementation."""
+    """The elementwise operators and the product of few rows of one implementation."""
 
     elementwise: ElementwiseOps
     few_rows: FewRows
@@ -68,7 +68,7 @@ def can_be_fused(layer: Any) -> bool:
 
 
 def make_fused(module: Any, ops: FusedOps) -> Any:
-    """A module's fused replacement; an unknown one itself, with its known children replaced.
+    """A module's fused replacement; an unknown module itself, with its known children replaced.
 
     Layers then take hidden states and rotations as those of `fast_modules.make_fast` do.
     """
@@ -133,7 +133,7 @@ class FusedGatedMlp(nn.Module):
 class FusedAttention(FastAttention):
     """Norms of heads, rotations and the store of keys and values in one launch.
 
-    Beside attention that is not draftline's own, heads are normed and rotated in a launch each.
+    With other attention backends, heads are normed and rotated in separate launches.
     """
 
     def __init__(self, attention: Any, ops: FusedOps) -> None:
@@ -185,10 +185,10 @@ class FusedLayer(nn.Module):
         self.before_mlp: FusedRmsNorm = layer.post_attention_layernorm
 
     def run(self, states: Tensor, addend: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
-        """Hidden states [rows, hidden_size] in two parts, in and out, that are still to be added.
+        """Takes and returns hidden states [rows, hidden_size] as two parts that are not added yet.
 
-        Those that come in are added by the first norm, which leaves the sum in `addend`; without
-        one `states` are all, and left as they are.
+        The first norm adds the inputs, and stores the sum in `addend`; without an addend, `states`
+        are complete, and stay unchanged.
         """
         if addend is None:
             normed = self.before_attention(states)

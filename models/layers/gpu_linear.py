@@ -1,4 +1,4 @@
-"""Linear layers of stages on GPUs: few rows by draftline's own product, more by the library's.
+"""Linear layers of stages on GPUs: few rows use draftline's kernel, more rows the library's.
 
 Weights lie output by output, as checkpoints have them and as both products read them best.
 """
@@ -17,8 +17,9 @@ from .int8_linear import Int8Linear
 
 # `few_rows_linear` of `kernels/linear/`.
 FewRows = Callable[..., Tensor]
-# Of layers without a gate: for more, the library splits sums over the inputs of few outputs, which
-# is faster. Gates and heads are own up to `MOST_FEW_ROWS`: the library needs another launch there.
+# Largest number of rows for layers without a gate: beyond it, the library's split-k is faster for
+# few outputs. Gates and heads use the kernel up to `MOST_FEW_ROWS`, as the library needs another
+# launch.
 MOST_PLAIN_ROWS = 32
 
 
@@ -72,7 +73,7 @@ class GpuInt8Linear:
 
 
 class GpuHead:
-    """The output head; its logits are as they are summed up, in float32.
+    """The output head; its logits stay in float32, the dtype of the sums.
 
     Rounded to 16 bits, every tenth row would have two best tokens.
     """
@@ -111,12 +112,12 @@ def gpu_linear(few_rows: FewRows, *linears: nn.Linear | Int8Linear) -> GpuLinear
 
 
 def sum_exactly() -> None:
-    """Products of the library add up 16-bit numbers in float32, in this process, to the end."""
+    """Make the library accumulate 16-bit products in float32, for the whole process."""
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = False
     matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:
-    # One alone is not copied: a head's weight may be the embedding's.
+    # A single weight is not copied: a head's weight may be the embedding's.
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

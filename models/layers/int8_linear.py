@@ -1,6 +1,7 @@
 """Linear layers whose weights are kept as 8-bit integers: half of bfloat16's memory.
 
-Weights alone are rounded, each output's to 127 steps of its own size; arithmetic stays as it is.
+Only weights are rounded, to 127 steps with one scale for each output; the arithmetic stays the
+same.
 """
 
 from __future__ import annotations

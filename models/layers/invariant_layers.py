@@ -1,6 +1,6 @@
-"""A slice whose products compute a row alike in any company: on GPUs, for `batch_invariant: on`.
+"""A slice with batch-invariant products on GPUs, for `batch_invariant: on`.
 
-What lies between the products (`fused_modules.py`) is row by row as it is.
+The operators between the products (`fused_modules.py`) are already row-wise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class InvariantLinear:
 def make_invariant(part: ModelSlice, implementation: str = "triton") -> ModelSlice:
     """`part`, of fused modules, with other products; its modules are changed, no weight is copied.
 
-    `implementation` is a name that `load_invariant_linear` knows.
+    `implementation` is a name for `load_invariant_linear`.
     """
     assert part.fast
     product = load_invariant_linear(implementation)
@@ -50,7 +50,7 @@ def make_invariant(part: ModelSlice, implementation: str = "triton") -> ModelSli
             _replace_products(module, product)
     head = part.head
     if isinstance(head, GpuHead):
-        # Logits stay as they are summed up.
+        # Logits stay in the dtype of the sums.
         head = InvariantLinear(head.weight.t(), head.bias, product, torch.float32)
     return replace(part, head=head)
 
@@ -60,7 +60,7 @@ def _replace_products(module: nn.Module, product: Callable[..., Tensor]) -> None
         if isinstance(child, GpuLinear):
             setattr(module, name, InvariantLinear(child.weight.t(), child.bias, product))
         elif isinstance(child, nn.Linear):
-            # A module's place takes no other kind of object.
+            # A module attribute only accepts modules.
             delattr(module, name)
             setattr(module, name, _invariant(child, product))
 

@@ -101,7 +101,7 @@ def _belongs(name: str, model: PreTrainedModel, span: LayerSpan) -> bool:
 def _source(name: str, model: PreTrainedModel, stored: frozenset[str]) -> str:
     """The checkpoint's name of a parameter: of a tied pair, the other's where only that is there.
 
-    A head that is stored counts, whatever the config says of ties: transformers takes it, too.
+    A stored head takes precedence over `tie_word_embeddings`, as in transformers.
     """
     if not model.config.tie_word_embeddings or name in stored:
         return name
@@ -110,12 +110,12 @@ def _source(name: str, model: PreTrainedModel, stored: frozenset[str]) -> str:
 
 
 def _tied(model: PreTrainedModel) -> tuple[str, str]:
-    """The parameters that `tie_word_embeddings` speaks of."""
+    """The parameters that `tie_word_embeddings` ties."""
     return f"{model.base_model_prefix}.embed_tokens.weight", HEAD_WEIGHT
 
 
 def _tie_equal(loaded: dict[str, nn.Parameter], model: PreTrainedModel, folder: Path) -> None:
-    """Keep one of a stored pair whose weights are equal; say so where they are not."""
+    """Keep one of a stored pair with equal weights; log a warning if they differ."""
     embedding, head = _tied(model)
     if embedding not in loaded or head not in loaded:
         return
@@ -157,8 +157,8 @@ class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
 
     layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
-    kv_scales    float32 [layers, 2, kv_heads]  what the checkpoint divides keys and values by in a
-                 cache of FP8; None: it says nothing
+    kv_scales    float32 [layers, 2, kv_heads] the checkpoint's divisors of keys and values for a
+                 cache of FP8; None: it has none
     fast         the modules are those of `fast_modules.py` or `fused_modules.py`: no batch
                  dimension, flat rotations
     """
@@ -179,7 +179,7 @@ class ModelSlice:
     def softcap(self) -> float | None:
         """Bound of the logits, by tanh; None: none.
 
-        A config keeps whatever its file holds: it counts where the model's kind has such a setting.
+        Only counts if the model's kind has such a setting, since a config keeps unknown fields.
         """
         name = "final_logit_softcapping"
         return getattr(self.config, name) if hasattr(type(self.config), name) else None
@@ -189,7 +189,7 @@ def load_slice(
     model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
     quantization: str = "none", *, fused: bool = False, progress: Progress = unseen,
 ) -> ModelSlice:  # fmt: skip
-    """Load a stage's modules; with `fused`, those of `fused_modules.py` where it knows them.
+    """Load a stage's modules; with `fused`, those of `fused_modules.py` where supported.
 
     The weights of a quantised checkpoint are taken back to `dtype`, whatever `quantization` (the
     stage's own rounding) then makes of them. Activations are not quantised.
@@ -224,7 +224,7 @@ def load_slice(
 def cut_slice(
     whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device, *, fused: bool
 ) -> ModelSlice:
-    """The stage's modules of a model of which they alone have their tensors."""
+    """The stage's modules of a model in which only these have their tensors."""
     inner = whole.base_model
     layers = inner.layers[span.first : span.last]
     layer_types = tuple(getattr(layer.self_attn, "layer_type", None) for layer in layers)
@@ -275,7 +275,7 @@ def is_table(embed: nn.Module | None) -> TypeGuard[nn.Embedding]:
 def embedded(embed: nn.Module, token_ids: Tensor) -> Tensor:
     """Hidden states [rows, hidden_size] of int64 tokens [rows], as the module computes them."""
     if is_table(embed):
-        # What the module does, without the calls around it: they take longer than a lookup.
+        # The module's computation without its call overhead, which takes longer than the lookup.
         return torch.embedding(embed.weight, token_ids)
     return embed(token_ids)
 

@@ -1,8 +1,8 @@
-"""A stage's layers by draftline's own operators on CPUs (`kernels/cpu/source/layers.cpp`).
+"""A stage's layers by draftline's CPU kernels (`kernels/cpu/source/layers.cpp`).
 
-One call runs all layers. A row's result is the same, bit by bit, whatever rows are beside it in the
-step, in whatever tree, and however many threads there are: products add in the order of their
-inputs, attention in the order of positions, and nothing else looks beyond its row.
+One call runs all layers. A row's result is bitwise independent of the other rows of the step, of
+its tree and of the number of threads. Products add in the order of their inputs, attention in the
+order of positions; everything else is row-wise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...kernels.cpu.packed_linear import pack_weights, packed_linear
 from .fast_modules import FastAttention, FastGatedMlp, FastLinear, FastRmsNorm, Rotation
 from .model_slice import ModelSlice
 
-# As `layers.cpp` numbers them.
+# The numbering of `kernels/cpu/source/layers.cpp`.
 ACTIVATIONS: dict[type[nn.Module], int] = {SiLUActivation: 0, nn.SiLU: 0, GELUTanh: 1}
 HEAD_NORMS, POST_NORMS, QKV_BIAS, OUT_BIAS, MLP_BIAS = 1, 2, 4, 8, 16
 # x + attention(norm(x)), then the same of the feed-forward block.
@@ -48,7 +48,7 @@ POST_NORM_LAYERS: tuple[type[nn.Module], ...] = (
 
 
 def own_obstacle(part: ModelSlice) -> str | None:
-    """Why own operators cannot run the slice's layers; None where they can."""
+    """Why the CPU kernels cannot run the slice's layers; None if they can."""
     if part.device.type != "cpu":
         return f"they are of CPUs, and the stage is on {part.device}"
     if part.dtype != torch.float32:
@@ -72,7 +72,7 @@ def _layer_obstacle(layer: Any, kind: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """What `run_layers` takes of a layer."""
+    """The arguments of `run_layers` for one layer."""
 
     tensors: tuple[Tensor, ...]
     shape: tuple[int, ...]
@@ -80,10 +80,10 @@ class _Layer:
 
 
 class OwnLayers:
-    """Runs a slice's layers, its last norm and its head. The operators must be loaded.
+    """Runs a slice's layers, its last norm and its head. The CPU kernels must be loaded.
 
-    The slice gives its weights up, layer by layer, so that memory never holds more than one layer
-    twice: its modules cannot be run afterwards.
+    The slice's weights are moved, layer by layer, so that memory never holds more than one layer
+    twice. Its modules cannot run afterwards.
     """
 
     def __init__(self, part: ModelSlice) -> None:
@@ -105,8 +105,8 @@ class OwnLayers:
     ) -> Tensor:
         """Hidden states [rows, hidden_size], in and out; within `attending`.
 
-        `tables` are those of a flat `RotaryTable`, of all positions; `span` says which of the
-        slice's layers run.
+        `tables` are those of a flat `RotaryTable`, of all positions; `span` selects the slice's
+        layers to run.
         """
         whole = self._tensors, self._shapes, self._numbers
         own = whole if span == slice(None) else (self._cut(values, span) for values in whole)
@@ -126,7 +126,7 @@ class OwnLayers:
         return out if softcap is None else torch.ops.draftline.soft_cap(out, softcap)
 
     def project(self, normed: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of normed states [rows, hidden_size], as the head says."""
+        """float32 [rows, vocabulary] of normed states [rows, hidden_size], by the output head."""
         assert self._head is not None
         weight, outputs, bias = self._head
         out = packed_linear(normed, weight, outputs)
@@ -146,9 +146,10 @@ class OwnLayers:
         tables: Mapping[str | None, Rotation],
         said: Tensor | None = None,
     ) -> Int32:
-        """Tokens after `tokens`, int32 [rows], and behind one another: int32 [passes, rows], or
-        fewer once all rows have come to one of their `end_ids`, int32 [rows, n]; or those before
-        one with logits that are not finite. If that is the first, it is told, with -1 for these.
+        """Decode several tokens after `tokens`, int32 [rows]; returns int32 [passes, rows]. Ends
+        early once all rows have reached one of their `end_ids`, int32 [rows, n], or before a pass
+        with logits that are not finite. If that is the first pass, it is returned, with -1 for
+        these rows.
 
         Within `attending`, of a step of a row a request, whose `sampling` is unfiltered.
 
@@ -168,7 +169,7 @@ class OwnLayers:
         return chosen.numpy()
 
     def _cut(self, values: Sequence[Any], span: slice) -> Sequence[Any]:
-        """What some layers have of a list that holds as much of each."""
+        """The part of some layers in a list with equally many entries for each layer."""
         each = len(values) // self._num_layers
         first, last, _ = span.indices(self._num_layers)
         return values[first * each : last * each]
@@ -225,7 +226,7 @@ def _weight_of(norm: FastRmsNorm) -> Tensor:
 
 
 def _take(*linears: FastLinear) -> Tensor:
-    """The packed weight of layers of one input; they keep none."""
+    """The packed weight of layers with the same input; it is removed from the layers."""
     packed = pack_weights([linear.weight for linear in linears], vectors().panel)
     for linear in linears:
         linear.weight = linear.weight.new_empty(0)

@@ -1,4 +1,4 @@
-"""What a target's weights are stored as, and the memory that they take once they are loaded."""
+"""The storage format of a target's weights, and their memory once loaded."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SCALE_BYTES = 4
 class WeightMemory:
     """Sizes of a target's weights, a tied output head counted once.
 
-    stored_as      for people: `plain`, or the quantisation, its bits and groups
+    stored_as      for display: `plain`, or the quantisation, its bits and groups
     stored_bytes   of the checkpoint's files
     num_weights    all of them; an output head that is stored counts as one of its own
     num_linear     those that `quantization: int8` keeps in a byte
-    num_scales     that it keeps beside
+    num_scales     scales of these
     """
 
     stored_as: str

@@ -1,4 +1,4 @@
-"""A whole target as a transformers model, where something else than the engine's steps is run."""
+"""A whole target as a transformers model, for uses outside the engine's steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo models that the package carries, and their retrieval store."""
+"""The bundled demo models and their retrieval store."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ INDEX_FILE = "model.safetensors.index.json"
 DERIVED = "rotary_emb.inv_freq"
 # Of keys and values, for a cache of FP8 numbers: nothing else reads them.
 KV_SCALES = ("k_scale", "v_scale")
-# Settings that a composite model's config has beside those of its parts.
+# Settings of a composite model's config besides those of its parts.
 OF_ALL_PARTS = (
     "quantization_config",
     "compression_config",
@@ -89,7 +89,7 @@ def read_config(model: str | Path) -> PretrainedConfig:
         raise CheckpointError(
             f"{folder}: model_type {whole.model_type!r} has an encoder; give a decoder-only model"
         )
-    # Written once for all parts; a flag of either has the head tied where none is stored.
+    # The top level may hold it for all parts; a flag in either ties a head that is not stored.
     is_tied = any(getattr(one, "tie_word_embeddings", False) for one in (part, whole))
     part.tie_word_embeddings = is_tied
     for name in OF_ALL_PARTS:
@@ -130,7 +130,7 @@ class WeightFiles(Protocol):
         ...
 
     def is_incidental(self, name: str) -> bool:
-        """Whether a tensor that the model has no place for changes nothing."""
+        """Whether a tensor without a place in the model can be ignored."""
         ...
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
@@ -139,7 +139,7 @@ class WeightFiles(Protocol):
 
 
 def one_ahead(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same, of which the next is read from its file while one is worked on: two on the host."""
+    """The same, prefetching one tensor while the previous is processed: two on the host."""
     with ThreadPoolExecutor(1, thread_name_prefix="draftline-weights") as reader:
         following = reader.submit(_next_read, tensors)
         while (found := following.result()) is not None:
@@ -150,7 +150,7 @@ def one_ahead(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
 def _next_read(tensors: Iterator[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
     found = next(tensors, None)
     if found is not None and found[1].device.type == "cpu":
-        # Files are mapped: a byte of each page has to be asked for to read it.
+        # Files are memory-mapped: touching one byte a page reads it.
         found[1].reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()
     return found
 
@@ -170,7 +170,7 @@ class TensorFiles:
     """
 
     def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
-        """`single`: name of the one file, which comes before an index where it is another."""
+        """`single`: name of the one file, which takes precedence over an index."""
         self._folder = folder
         if (folder / single).is_file():
             with _opened(folder / single) as tensors:
@@ -190,10 +190,11 @@ class TensorFiles:
         self._stored = {name: (file, name) for name, file in file_of.items()}
 
     def take_text_part(self) -> None:
-        """Have the tensors of a composite model's text part alone, by their names in a plain one.
+        """Keep only the tensors of a composite model's text part, under their names in a plain
+        model.
 
         `language_model.model.layers...` and `model.language_model.layers...` become
-        `model.layers...`. Raises `CheckpointError` where the names leave open which they are.
+        `model.layers...`. Raises `CheckpointError` if the names are ambiguous.
         """
         owners = {name.removesuffix(EMBEDDING) for name in self.names if name.endswith(EMBEDDING)}
         heads = {name[: match.start(1)] for name in self.names if (match := HEAD.search(name))}
@@ -237,7 +238,7 @@ class TensorFiles:
             raise CheckpointError(f"{error.filename} is missing; fetch it again") from error
 
     def is_incidental(self, name: str) -> bool:
-        """Whether a tensor that the model has no place for changes nothing."""
+        """Whether a tensor without a place in the model can be ignored."""
         owner, _, last = name.rpartition(".")
         is_scale = last in KV_SCALES and owner.endswith(".self_attn")
         return is_scale or name.endswith(DERIVED)

@@ -1,7 +1,7 @@
 """Scales of keys and values that a checkpoint was calibrated with, for caches of FP8 numbers.
 
 compressed-tensors' tools and others write them beside the layers' weights, one number or one a
-head: what keys, and values, are divided by before they are stored.
+head: the divisors of keys and values before they are stored.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def num_kv_heads(config: PretrainedConfig) -> int:
 
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
-    """As `generate` sees them: generation_config.json, where it says so, else the config."""
+    """As in `generate`: from generation_config.json if present, else from the config."""
     value = getattr(config, "eos_token_id", None)
     generation = folder / "generation_config.json"
     if generation.is_file():

@@ -1,4 +1,4 @@
-"""Which models draftline's own stages run."""
+"""The models that draftline's stages support."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_supported(config: PretrainedConfig, folder: Path) -> None:
             f"supported are {', '.join(sorted(SUPPORTED))}"
         )
     for rope_type in _rope_types(config):
-        # These scale by the longest sequence of the batch: a text would depend on its neighbours.
+        # These scale by the longest sequence of the batch, so a text would depend on the batch.
         if rope_type in ("dynamic", "longrope"):
             raise CheckpointError(f"{folder}: rope_type {rope_type!r} is not supported")
 

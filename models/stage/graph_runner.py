@@ -1,9 +1,9 @@
-"""A stage's layers as CUDA graphs: one launch a step where there were hundreds.
+"""A stage's layers as CUDA graphs: one launch a step instead of hundreds.
 
-A graph is captured for each of some numbers of rows and serves every step that has no more: rows
-beyond the step's write nowhere and see nothing. Their results are never read. Tiles of attention
-are as large as the rows allow; where all requests are of few rows, as when each drafts nothing, a
-second graph of as many rows has the smallest.
+A graph is captured for several numbers of rows, and serves every step with at most as many: padding
+rows write nothing, see nothing, and are never read. Attention tiles are as large as the rows allow.
+For requests of few rows each, such as those without drafts, a second graph of the same size has the
+smallest tiles.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from .options import GraphOptions
 Work = Callable[[], None]
 # Larger steps keep a GPU busy for longer than their launches take.
 MOST_ROWS = 512
-# The steps' are close where a tree of 64 nodes and its root are one step.
+# Spacing is small around 65 rows, a tree of 64 nodes and its root.
 SMALL_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128, 192)
-# From so many rows on there is a graph for requests of few rows each, too.
+# From this many rows on, there is a second graph for requests of few rows each.
 LEAST_NARROW_ROWS = 16
 ROWS_STEP = 128
 # Words of ancestor bits a row: trees of 512 columns.
 MOST_WORDS = 8
-# Own columns beyond two a row: nodes in flight of the smallest steps.
+# Own columns in addition to two a row, for the nodes in flight of the smallest steps.
 SPARE_COLUMNS = 64
 logger = logging.getLogger(__name__)
 
 
 class Capture(Protocol):
-    """Makes work replayable. The work reads and writes tensors that stay where they are."""
+    """Makes work replayable. The work must read and write tensors at fixed addresses."""
 
     def __call__(self, work: Work) -> Work:
-        """What does the work again, without Python; `work` is done at least once meanwhile.
+        """Run `work` at least once; returns a function that replays it without Python.
 
-        What `work` leaves in memory that it allocated is valid until the next replay of any.
+        Results in memory that `work` allocated are valid until the next replay of any work.
         """
         ...
 
 
 class CudaCapture:
-    """Captures CUDA graphs on a stream of its own; all share the memory between their layers."""
+    """Captures CUDA graphs on a separate stream; all share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -71,7 +71,7 @@ class CudaCapture:
             with torch.cuda.stream(self._stream):
                 work()
             torch.cuda.current_stream().wait_stream(self._stream)
-            # Other threads, of drafters say, may use the GPU meanwhile.
+            # Other threads, such as those of drafters, may use the GPU meanwhile.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -81,7 +81,7 @@ class CudaCapture:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """What was captured, largest first, and what was given up for lack of time.
+    """The captured graphs, largest first, and those skipped for lack of time.
 
     captured, given_up  rows of each graph
     narrow              rows of those with the smallest tiles, beside larger ones of as many rows
@@ -95,7 +95,7 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class _StepGraph:
-    """A graph: what it reads besides the cache and the hidden states, and how to run it."""
+    """A graph: its inputs besides the cache and the hidden states, and its replay function."""
 
     layout: StepLayout
     replay: Work
@@ -104,8 +104,7 @@ class _StepGraph:
 class GraphRunner:
     """Runs steps that fit a captured graph. `capture_all` comes first.
 
-    Steps are described and launched without waiting for the device; a result is valid until the
-    next step runs.
+    Steps are launched without waiting for the device; a result is valid until the next step runs.
     """
 
     def __init__(
@@ -117,12 +116,12 @@ class GraphRunner:
         self._options, self._capture = options, capture
         self.rows = rows_of_graphs(options.max_rows)
         rotary.reserve(options.max_positions)
-        # Graphs read these very tensors, which the table would give up if it grew.
+        # Graphs read exactly these tensors, which the table would replace if it grew.
         self._tables = rotary.tables
         like = torch.empty(self.rows[-1], 0, dtype=part.dtype, device=part.device)
         self._hidden = like.new_zeros(self.rows[-1], taps.input_size)
         self._out = like.new_zeros(self.rows[-1], taps.output_size)
-        # Zeros at first, so that rows of no request never hold what was never computed.
+        # Zeros at first, so that padding rows never hold uninitialised memory.
         self._attended = backend.empty_out(self.rows[-1], part.dtype)
         # Smallest first; those of the smallest tiles apart.
         self._graphs: list[_StepGraph] = []
@@ -157,9 +156,10 @@ class GraphRunner:
 
     @property
     def narrow_rows(self) -> tuple[int, ...]:
-        """Numbers of rows that get a second graph, of the smallest tiles, ascending.
+        """Numbers of rows that get a second graph with the smallest tiles, ascending.
 
-        Not where the first has these, or no number of requests of so few rows is as many.
+        Excludes sizes whose first graph has the smallest tiles, and sizes that no number of such
+        requests reaches.
         """
         lines = self._backend.tile_lines(1)
         most = self._options.max_requests * (lines // self._backend.share)
@@ -221,7 +221,7 @@ class GraphRunner:
         requests = min(rows, self._options.max_requests)
         block_size = self._backend.block_size
         blocks_of_one = -(-self._options.max_positions // block_size)
-        # Requests may share blocks, which every table of theirs names.
+        # Requests may share blocks, which then appear in each of their tables.
         num_blocks = min(requests * blocks_of_one, 2 * self._backend.kv.num_slots // block_size)
         columns = 2 * rows + SPARE_COLUMNS
         words = min(-(-columns // 64), MOST_WORDS)

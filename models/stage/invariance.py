@@ -1,6 +1,6 @@
-"""What `batch_invariant: on` makes of a stage on a GPU, and what it refuses.
+"""The effect of `batch_invariant: on` on a stage on a GPU, and its requirements.
 
-On a CPU it asks for own operators instead (`operator_switch.py`).
+On a CPU it requires the CPU kernels (`operator_switch.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FIELD = "batch_invariant"
 
 
 def invariant_options(options: StageOptions, machine: Machine) -> StageOptions:
-    """`options` with the attention that splits a context by its request alone.
+    """`options` with attention that splits a context independently of the batch.
 
-    Raises `ConfigError` (`batch_invariant`) where another setting, or the machine, does not go with
+    Raises `ConfigError` (`batch_invariant`) if another setting, or the machine, does not support
     it.
     """
     if options.attention not in ("auto", "triton"):
@@ -42,9 +42,9 @@ def invariant_options(options: StageOptions, machine: Machine) -> StageOptions:
 
 
 def invariant_slice(part: ModelSlice) -> ModelSlice:
-    """`part` with products that compute a row alike in any company.
+    """`part` with batch-invariant products.
 
-    Raises `ConfigError` (`batch_invariant`) for layers that draftline's kernels do not know.
+    Raises `ConfigError` (`batch_invariant`) for layers that draftline's kernels do not support.
     """
     if not part.fast:
         raise ConfigError(

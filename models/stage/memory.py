@@ -1,4 +1,4 @@
-"""A stage's KV cache, and how many blocks a GPU has room for: found by running the largest step."""
+"""A stage's KV cache, and its number of blocks on a GPU, found by running the largest step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..load.model_info import head_dim, num_kv_heads
 from .options import StageOptions
 
 GIB = 2**30
-# What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's.
-# And tables of sizes that the largest step alone does not need.
+# Margin: allocations of odd sizes leave gaps, and CUDA graphs and kernels take driver memory. Also
+# for tables of other sizes than that of the largest step.
 SLACK_BYTES = GIB // 2 + NUM_KINDS * MOST_TABLE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class DeviceMemory(Protocol):
         ...
 
     def peak(self) -> int:
-        """Most that this process's tensors took at once since `begin_peak`."""
+        """Peak bytes of this process's tensors since `begin_peak`."""
         ...
 
     def allocated(self) -> int:
@@ -44,7 +44,8 @@ class DeviceMemory(Protocol):
         ...
 
     def free_and_total(self) -> tuple[int, int]:
-        """Free and total memory of the GPU, over all processes, once this one's unused is freed."""
+        """Free and total memory of the GPU, over all processes, after freeing this one's cached
+        memory."""
         ...
 
 
@@ -59,7 +60,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """Most bytes that this process's tensors took at once since `begin_peak`."""
+        """Peak bytes of this process's tensors since `begin_peak`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
 
@@ -68,7 +69,7 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self._device)
 
     def free_and_total(self) -> tuple[int, int]:
-        """Free and total bytes of the GPU, over all processes, once unused ones are given back."""
+        """Free and total bytes of the GPU, over all processes, after freeing cached memory."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)
@@ -79,7 +80,7 @@ class MemoryUse:
     """Measured memory of a GPU that holds a stage's weights and a small KV cache; bytes.
 
     total, free  of the GPU, over all processes
-    work         most that a step takes besides weights and cache
+    work         peak memory of a step besides weights and cache
     trial        size of the small cache
     """
 
@@ -109,7 +110,7 @@ def fitting_blocks(
     """
     trial_blocks = -(-options.max_rows // block_size)
     use = profile(stage_of(trial_blocks), options.max_rows, memory)
-    # Graphs keep a step's memory beside that of steps that run without them.
+    # Graphs hold the memory of a step in addition to that of steps without graphs.
     num_works = 1 if options.graphs is None else 2
     block_bytes = use.trial // trial_blocks
     return blocks_that_fit(use, block_bytes, options.gpu_memory_utilization, num_works)
@@ -148,8 +149,8 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
 def make_kv(
     part: ModelSlice, num_blocks: int, block_size: int, kv_cache_dtype: str = "auto"
 ) -> PagedKv:
-    """An empty cache, in the stage's own number format or in FP8: at the scales that the checkpoint
-    was calibrated with or, where it was not, with a scale for every row.
+    """An empty cache, in the stage's dtype or in FP8. FP8 uses the checkpoint's calibrated scales,
+    or without these a scale for every row.
 
     Raises `ConfigError` (`kv_cache_dtype`).
     """

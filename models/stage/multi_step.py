@@ -1,7 +1,7 @@
-"""Several tokens of each request in one step of a stage that holds the whole model.
+"""Multi-step decoding: several tokens of each request in one step of a single-stage model.
 
-Without drafts a token is a row, and what the engine does around the row may take longer than its
-pass. Here the token goes back into the first layer without leaving the stage.
+Without drafts, a step has one token a request, and the engine's overhead may take longer than the
+pass. Here each token goes back into the first layer without leaving the stage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class MultiStepDecoder:
-    """Decodes by own operators: embedding, layers and head of one model."""
+    """Decodes by CPU kernels: embedding, layers and head of one model."""
 
     def __init__(
         self, own: OwnLayers, embed: nn.Module, softcap: float | None, sampler: Sampler
@@ -49,12 +49,11 @@ class MultiStepDecoder:
         tables: Mapping[str | None, Rotation],
         said: Tensor | None = None,
     ) -> StepOutput:
-        """The tokens of `step.num_decode_steps` passes, or of fewer: that end all answers, or that
-        come before one whose logits are not finite; within `attending`.
+        """The tokens of `step.num_decode_steps` passes, within `attending`. Fewer if all answers
+        end, or the next pass has logits that are not finite.
 
-        Each is the token that a step of its own would have chosen: the positions of the noise rise
-        with those of the rows, and the KV of all rows but the last stands in its place when this
-        returns.
+        Each token equals that of a single step, as the noise uses the positions of the rows. On
+        return, the cache has the KV of all rows but the last.
 
         rows    `following_rows` of the step
         tables  of a flat `RotaryTable`, of all positions
@@ -69,7 +68,7 @@ class MultiStepDecoder:
             )  # fmt: skip
         else:
             decoded = self._pass_by_pass(step, slots, positions, tables, said)
-        # After a row that is not finite nothing is decoded.
+        # Decoding stops at a row that is not finite.
         not_finite = np.flatnonzero(decoded[0] < 0).astype(np.int32)
         if len(not_finite):
             decoded = np.maximum(decoded, np.int32(0))
@@ -90,7 +89,8 @@ class MultiStepDecoder:
         tables: Mapping[str | None, Rotation],
         said: Tensor | None,
     ) -> Int32:
-        """int32 [passes, rows], where tokens are embedded or chosen otherwise."""
+        """int32 [passes, rows], for models with another embedding or sampling than the fused
+        kernel's."""
         decoded = np.empty(slots.shape, dtype=np.int32)
         has_ended = np.zeros(slots.shape[1], dtype=np.bool_)
         tokens, sampling = step.token_ids, step.sampling

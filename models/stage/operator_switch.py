@@ -1,4 +1,4 @@
-"""When a stage's layers are handed to draftline's own C++ operators, and what if they cannot be."""
+"""Switches a stage's layers to draftline's CPU kernels, with a fallback if they are unavailable."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ logger = logging.getLogger(__name__)
 
 
 class OperatorSwitch:
-    """Makes the operators ready, in the background where they must be built first.
+    """Prepares the CPU kernels, in the background if they must be built first.
 
-    Text may differ where two tokens nearly tie between the steps before the switch and those
-    behind it, as it may between any two shapes of torch's products.
+    The switch may change the text at near-ties of two tokens, as may any change of the shapes of
+    torch's products.
     """
 
     def __init__(self, folder: Path, build: BackgroundBuild | None) -> None:
-        """`build` makes the library in `folder`; None: it is there."""
+        """`build` builds the library in `folder`; None: it exists."""
         self._folder, self._build = folder, build
 
     @property
     def is_ready(self) -> bool:
-        """Whether `make` may be called: it does not wait for a compiler then."""
+        """Whether `make` may be called without waiting for the compiler."""
         return self._build is None or self._build.is_done
 
     def make(self, part: ModelSlice) -> OwnLayers | None:
-        """The slice's layers, whose weights it takes; None where the build failed, which is logged.
+        """The slice's layers on the CPU kernels, which take over its weights; None if the build
+        failed, which is logged.
 
         Takes as long as copying the weights.
         """
@@ -55,9 +56,9 @@ class OperatorSwitch:
 
 
 def begin_switch(part: ModelSlice, options: StageOptions) -> OperatorSwitch | None:
-    """How the stage comes to own operators; None: it does not.
+    """The switch of the stage to the CPU kernels; None: it stays on torch.
 
-    Raises `ConfigError` (`batch_invariant`) where that asks for them and they cannot be had.
+    Raises `ConfigError` (`batch_invariant`) if that requires them and they are unavailable.
     """
     is_asked = options.batch_invariant == "on"
     if part.device.type != "cpu":
@@ -89,7 +90,7 @@ def _switch(part: ModelSlice, options: StageOptions, *, is_asked: bool) -> Opera
     if are_loaded() or library_path(folder).exists():
         return OperatorSwitch(folder, None)
     if is_asked:
-        # What is computed before the switch would be computed in another order.
+        # Steps before the switch would have another order of additions.
         load_cpu_ops(folder)
         return OperatorSwitch(folder, None)
     logger.info("event=own_operators_build folder=%s", folder)

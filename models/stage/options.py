@@ -35,12 +35,11 @@ class StageOptions:
     max_rows       rows of the largest step
     max_requests   requests of a step; more are slower
     graphs         the steps that CUDA graphs are captured for; None: none are
-    compile        off; auto: own C++ operators on a CPU
+    compile        off; auto: draftline's C++ kernels on a CPU
     compile_cache  folder that keeps them once built
-    batch_invariant  on: a row's result must not depend on the rows beside it; auto: where that
-                   costs little
-    feature_layers  layers whose outputs drafters go on from, ascending; -1: the embeddings, and the
-                   model's last one's are normed
+    batch_invariant  on: a row's result must not depend on other rows; auto: if that costs little
+    feature_layers  layers whose outputs drafters read, ascending; -1: the embeddings. The last
+                    layer's output is normed
     output         ids of another vocabulary that logits are for; None: the model's own
     """
 

@@ -1,7 +1,7 @@
 """Logits of a model in the ids of another vocabulary.
 
-Only the rows of the output head that have such an id are computed; other ids get minus infinity,
-so that the softmax is over what both vocabularies have.
+Only the rows of the output head that have such an id are computed; other ids get minus infinity, so
+that the softmax is over the common tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..layers.model_slice import ModelSlice, Projection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputVocabulary:
-    """Which rows of a head are computed, and which ids they are.
+    """The rows of a head to compute, and their ids in the other vocabulary.
 
     rows     int64 [n]  of the head: the model's own ids
     columns  int64 [n]  the other vocabulary's ids of these rows, all different
@@ -64,7 +64,7 @@ class LogitsMap:
         self.size = output.size
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """[rows, n] -> [rows, size], minus infinity where no row of the head stands."""
+        """[rows, n] -> [rows, size], minus infinity for ids without a row of the head."""
         mapped = logits.new_full((len(logits), self.size), -torch.inf)
         mapped[:, self._columns] = logits
         return mapped

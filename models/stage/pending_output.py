@@ -1,4 +1,4 @@
-"""Results of the last stage for a step: target tokens, and the figures that were asked for."""
+"""Results of the last stage for a step: target tokens, and the requested log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..sampling import Sampler
 from ..verify.apply import verification_results, with_verification_results
 from .stage_heads import StageHeads
 
-# Waits for the answer of a step that was launched; called once, in any thread.
+# Waits for the result of a launched step; called once, in any thread.
 PendingOutput = Callable[[], StepOutput]
 
 
@@ -32,27 +32,27 @@ def launch_answer(
     step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler, *,
     features: Callable[[Int32], Tensor] | None = None, heads: StageHeads | None = None,
 ) -> PendingOutput:  # fmt: skip
-    """Enqueue all that the answer needs, and one copy of it to the host.
+    """Enqueue the computation of the answer, and one copy of it to the host.
 
     logits    float32 [rows, vocabulary], unprocessed, of `wanted_rows`
     features  float32 [n, width] of rows int32 [n]
-    heads     of the stage, which draft behind what is committed
+    heads     of the stage, which draft after the committed tokens
 
-    Waits for the device only where an acceptance rule is decided on the host, and where features of
-    accepted rows or drafts of heads are wanted.
+    Waits for the device only if an acceptance rule runs on the host, or if features of accepted
+    rows or drafts of heads are wanted.
     """
 
     def logits_of(wanted: Int32) -> Tensor:
         if not len(wanted):
             return logits[:0]
-        # Not copied where drafters and answers want the same rows.
+        # Not copied if drafters and answers want the same rows.
         if wanted is rows or np.array_equal(wanted, rows):
             return logits
         return logits[to_device(np.searchsorted(rows, wanted), logits.device)]
 
     target_logits = logits_of(step.logits_rows)
     marked, results = _chosen(step, target_logits, sampler)
-    # What is asked of the rows beside needs a token of each.
+    # The other results need a token for each row.
     needs_tokens = step.with_log_probs or bool(step.feature_requests) or heads is not None
     targets = marked.clamp(min=0) if needs_tokens else marked
     parts = {
@@ -66,7 +66,7 @@ def launch_answer(
         parts["features"] = features(accepted_rows(step, targets.cpu().numpy(), results))
     drafts: tuple[HeadDrafts, ...] = ()
     if heads is not None and features is not None:
-        # Before the next step, which moves what heads keep of these rows.
+        # Before the next step, which moves the heads' cache of these rows.
         drafts = heads.draft(step, targets.cpu().numpy(), results, features)
     copy = HostCopy(list(parts.values()))
 
@@ -91,7 +91,7 @@ def _not_finite(marked: Int32, log_probs: Float32 | None) -> Int32 | None:
     """`StepOutput.not_finite`, of tokens int32 [rows] as `_chosen` marks them."""
     is_bad = marked < 0
     if log_probs is not None:
-        # A mask may hide from the choice what is wrong with the row.
+        # A mask may hide logits that are not finite from the sampler.
         is_bad |= np.isnan(log_probs)
     return np.flatnonzero(is_bad).astype(np.int32) if is_bad.any() else None
 
@@ -99,8 +99,8 @@ def _not_finite(marked: Int32, log_probs: Float32 | None) -> Int32 | None:
 def _chosen(
     step: StepInput, logits: Tensor, sampler: Sampler
 ) -> tuple[Tensor, tuple[VerificationResult, ...] | None]:
-    """The target of each row, int32 [rows], -1 after one that is not finite; and what a rule
-    decides where there is one."""
+    """The target token of each row, int32 [rows], -1 after a row that is not finite; and the
+    results of the acceptance rule, if any."""
     if not len(logits):
         return torch.empty(0, dtype=torch.int32, device=logits.device), None
     edited = sampler.edit(logits, step.edits)
@@ -109,10 +109,10 @@ def _chosen(
         return targets, None
     is_bad = targets < 0
     if is_bad.any():
-        # No distribution, for which a rule would raise: whatever it decides, its request ends.
+        # Such a row has no distribution, and a rule would raise. Its request ends in any case.
         edited = edited.masked_fill(is_bad[:, None], 0.0)
     results = verification_results(edited, step.sampling, step.verification)
-    # So that log-probabilities are those of what is committed.
+    # So that log-probabilities belong to the committed tokens.
     committed = with_verification_results(targets.cpu().numpy(), step.verification, results)
     told = to_device(committed, logits.device).to(torch.int32)
     return told.masked_fill(is_bad, -1), results

@@ -47,11 +47,10 @@ def load_stage(
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
-    Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
-    options that say nothing else. With `compile: auto` own operators run the layers where they
-    can, from the first step if they are built, else as soon as they are. `make_heads` is of the
-    last stage. Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a
-    wrong setting.
+    Without `num_blocks` the options limit how far the cache fills a GPU. `attention` is a shorthand
+    for options with no other field. With `compile: auto`, the CPU kernels run supported layers, as
+    soon as they are built. `make_heads` is for the last stage. Raises `CheckpointError` for a
+    folder that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
     _check_taps(options, span)
@@ -92,7 +91,7 @@ def load_stage(
 
 
 def _prepare_gpu(stage: Stage, graphs: GraphOptions | None, device: torch.device) -> None:
-    """Compile what serving can come to, and capture graphs where the stage can have them."""
+    """Compile all kernels that serving may use, and capture graphs if the stage supports them."""
     stage.compile_kernels()
     if graphs is not None and stage.can_be_captured:
         capture(stage.use_graphs(graphs, CudaCapture(device)))
@@ -117,7 +116,7 @@ class Stage:
         block_size: int,
         attention: AttentionBackend | None = None,
     ) -> None:
-        """Without `attention` it is torch's own."""
+        """Without `attention`, torch's own is used."""
         self.kv = kv
         self.block_size = block_size
         self._part = part
@@ -139,9 +138,10 @@ class Stage:
         self.taps = FeatureTaps((), whole, part.config.hidden_size)
 
     def use_heads(self, make: MakeHeads | None) -> None:
-        """These draft at the end of its steps, from features of its taps; None: nobody does.
+        """Use heads that draft at the end of the steps, from the features of its taps; None: no
+        heads.
 
-        Raises what `make` raises.
+        Raises the errors of `make`.
         """
         part = self._part
         if make is not None:
@@ -153,8 +153,8 @@ class Stage:
             self._heads = StageHeads(make(parts))
 
     def use_output(self, output: OutputVocabulary | None) -> None:
-        """Logits are for the ids of `output`, whose rows its head has; None: for those of the
-        head."""
+        """Return logits for the ids of `output`, whose rows its head has; None: for the head's
+        ids."""
         self._logits_map = None if output is None else LogitsMap(output, self._part.device)
 
     @property
@@ -163,18 +163,18 @@ class Stage:
         return self.kv.num_bytes + (0 if self._heads is None else self._heads.kv_bytes)
 
     def use_own_operators(self, switch: OperatorSwitch) -> None:
-        """Own operators run the layers from the step on before which `switch` has them ready."""
+        """Run the layers by CPU kernels as soon as `switch` has them ready."""
         self._switch = switch
         self._switch_if_ready()
 
     @property
     def runs_own_operators(self) -> bool:
-        """Whether own C++ operators run the layers."""
+        """Whether the CPU kernels run the layers."""
         return self._own is not None
 
     @property
     def decodes_several(self) -> bool:
-        """Whether it takes steps of several tokens a request (`StepInput.num_decode_steps`)."""
+        """Whether it supports multi-step decoding (`StepInput.num_decode_steps`)."""
         return self._multi_step is not None
 
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
@@ -186,9 +186,9 @@ class Stage:
         return self._graphs
 
     def compile_kernels(self) -> None:
-        """Compile every kernel that serving can come to; nothing where it has none of draftline's.
+        """Compile every kernel that serving may use; does nothing without draftline's kernels.
 
-        The KV cache must be empty, and is so afterwards.
+        The KV cache must be empty, and is empty afterwards.
         """
         if isinstance(self._attention, KernelBackend):
             logits_map = self._logits_map
@@ -197,7 +197,7 @@ class Stage:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether its attention can be part of a CUDA graph: draftline's own operators can."""
+        """Whether its attention supports CUDA graphs, as draftline's kernels do."""
         return isinstance(self._attention, KernelBackend)
 
     @property
@@ -216,7 +216,7 @@ class Stage:
         return self.kv.num_slots // self.block_size
 
     def reset(self) -> None:
-        """Forget all steps: the KV cache is as empty as at the start."""
+        """Clear the KV cache."""
         self.kv.data.zero_()
         if self._heads is not None:
             self._heads.reset()
@@ -291,7 +291,7 @@ class Stage:
                 self._multi_step = MultiStepDecoder(self._own, embed, self._softcap, self._sampler)
 
     def _hidden(self, step: StepInput, hidden: Tensor | None) -> Tensor:
-        # Between two steps, never within one: all layers of a step compute alike.
+        # Only between two steps, so that all layers of a step use the same kernels.
         self._switch_if_ready()
         part = self._part
         if len(step.moves):
@@ -299,7 +299,7 @@ class Stage:
         if self._graphs is not None:
             replayed = self._graphs.run(step, hidden)
             if replayed is not None:
-                # The stage after may still read it when this one runs the next step.
+                # A copy, since the next stage may still read it when this one runs the next step.
                 return replayed if self.is_last else replayed.clone()
         if part.embed is not None:
             hidden = embedded(part.embed, to_device(step.token_ids, part.device))

@@ -1,4 +1,4 @@
-"""The trained heads that draft beside the last stage's layers."""
+"""The trained heads that draft on the last stage."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# So many failures of a head in a row end it.
+# Consecutive failures after which a head is disabled.
 MOST_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LastStageParts:
-    """What a head shares with the last stage.
+    """The modules that a head shares with the last stage.
 
-    embed       None where another stage has the embeddings
+    embed       None if another stage has the embeddings
     norm        states [rows, hidden_size] as the output head reads them
     project     [rows, vocabulary] of normed states
     num_slots   of the stage's KV cache, in blocks of `block_size`
@@ -48,13 +48,14 @@ class LastStageParts:
 
 
 class TextRows(NamedTuple):
-    """Rows that texts go on with, request by request.
+    """New rows of texts, request by request.
 
-    slots, positions  int32 [n]  where they stand
-    following         int32 [n]  the tokens behind their own
+    slots, positions  int32 [n] of the rows
+    following         int32 [n] the tokens after their own
     starts            int32 [requests + 1]  rows of request r are starts[r]:starts[r+1]
-    keys              of the requests; none: they are not known again
-    num_told          int32 [requests]  first rows of each that came before, too; None: no such rows
+    keys              of the requests; empty: they are not identified
+    num_told          int32 [requests] number of each request's first rows that came before; None:
+                      no such rows
     """
 
     slots: Int32
@@ -65,17 +66,16 @@ class TextRows(NamedTuple):
     num_told: Int32 | None = None
 
     def continued(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Of each request that goes on: its key, the tokens of its text before, and those that
-        followed."""
+        """For each continued request: its key, the earlier tokens of its text, and the new ones."""
         following, ends = self.following.tolist(), self.starts[1:].tolist()
         firsts = self.starts[:-1] if self.num_told is None else self.starts[:-1] + self.num_told
         for key, first, end in zip(self.keys, firsts.tolist(), ends, strict=False):
             if first < end:
-                # Behind the first row's own token, which was there already.
+                # After the first row's own token, which was known already.
                 yield key, int(self.positions[first]) + 1, following[first:end]
 
     def length(self, place: int) -> int:
-        """Tokens of a request's text then: behind its last row stands the token after it."""
+        """Length of a request's text after these rows, including the token after the last one."""
         return int(self.positions[self.starts[place + 1] - 1]) + 2
 
 
@@ -101,11 +101,11 @@ class StageHead(Protocol):
         ...
 
     def overwritten(self, slots: Int32) -> None:
-        """What stood in these slots, int32 [n], is gone."""
+        """The content of these slots, int32 [n], was overwritten."""
         ...
 
     def release(self) -> None:
-        """Free what is kept of texts: it is not asked any more. If it is, it begins anew."""
+        """Free the cached texts of an unused head; a later task starts from scratch."""
         ...
 
     def read_later(self, texts: TextRows, features: Tensor) -> None:
@@ -115,8 +115,8 @@ class StageHead(Protocol):
     def draft(
         self, step: StepInput, texts: TextRows, features: Tensor, task: HeadTask
     ) -> HeadDrafts:
-        """Do a task behind the committed rows, whose features are float32 [rows, width]; those
-        of requests that it does not name are kept for later."""
+        """Draft after the committed rows, whose features are float32 [rows, width]. Rows of
+        requests outside the task are kept for later."""
         ...
 
 
@@ -124,12 +124,12 @@ MakeHeads = Callable[[LastStageParts], Sequence[StageHead]]
 
 
 class StageHeads:
-    """Heads of one stage, by name. Nothing that one of them raises ends a step."""
+    """Heads of one stage, by name. Errors of a head never fail a step."""
 
     def __init__(self, heads: Sequence[StageHead]) -> None:
         self._heads = {head.name: head for head in heads}
         self._failures = dict.fromkeys(self._heads, 0)
-        # Those that had tasks with the step before.
+        # The heads that had tasks in the previous step.
         self._in_use: frozenset[str] = frozenset()
         self._streams = StreamFeatures()
         load_walk()
@@ -158,10 +158,10 @@ class StageHeads:
         results: tuple[VerificationResult, ...] | None,
         features: Callable[[Int32], Tensor],
     ) -> tuple[HeadDrafts, ...]:
-        """What the step's `head_tasks` ask for, in order.
+        """The drafts of the step's `head_tasks`, in order.
 
-        target_tokens  int32 [len(logits_rows)]  as they are committed
-        results        of the rule that decides about the trees; None: `target_tokens` do
+        target_tokens  int32 [len(logits_rows)] as committed
+        results        of the acceptance rule; None: `target_tokens` decide
         features       float32 [n, width] of rows int32 [n]
         """
         self._release(step)
@@ -197,10 +197,10 @@ class StageHeads:
         output: StepOutput,
         features: Tensor | None,
     ) -> None:
-        """Keep what a step of several tokens a request says of them, until drafts are wanted.
+        """Keep the features of a multi-step decoding step until drafts are wanted.
 
         rows      slots and positions of each pass, int32 [passes, requests] each
-        features  float32 [passes, requests, width]; None: the heads do without
+        features  float32 [passes, requests, width]; None: the heads need none
         """
         self._release(step)
         slots, positions = rows
@@ -220,7 +220,7 @@ class StageHeads:
             self._supervised(head.name, step, partial(head.read_later, texts, states))
 
     def _release(self, step: StepInput) -> None:
-        """Free what heads keep that have no task any more: the engine has left them out."""
+        """Free the caches of heads without a task, which the engine no longer uses."""
         in_use = frozenset(task.source for task in step.head_tasks)
         for name in self._in_use - in_use:
             self._heads[name].release()
@@ -242,13 +242,13 @@ class StageHeads:
         return drafts._replace(texts=tuple(zip(task.places, lengths, strict=True)))
 
     def _supervised(self, name: str, step: StepInput, work: Callable[[], T]) -> T | None:
-        """What a head makes of a step; None where it raises, or has raised too often."""
+        """A head's result for a step; None if it fails, or is disabled after too many failures."""
         if self._failures[name] >= MOST_FAILURES:
             return None
         try:
             return work()
         except Exception as error:
-            # Drafts are worth no step: the target's tokens are there already.
+            # A failed draft must not fail the step: the target's tokens are computed already.
             self._failures[name] += 1
             if self._failures[name] == MOST_FAILURES:
                 self._heads[name].release()
@@ -289,7 +289,7 @@ def _with_streams(
 
 
 def _num_accepted(step: StepInput, texts: TextRows) -> list[int]:
-    """Nodes of each tree that are accepted with the step; -1 of a slice that says nothing new."""
+    """Number of accepted nodes of each tree in the step; -1 for a tree chunk without new tokens."""
     counts = np.diff(texts.starts) - 1
     if texts.num_told is not None:
         counts -= texts.num_told
@@ -297,6 +297,6 @@ def _num_accepted(step: StepInput, texts: TextRows) -> list[int]:
 
 
 def _num_trees(step: StepInput) -> int:
-    """Prompt chunks come behind the trees."""
+    """Number of trees; prompt chunks come after the trees."""
     num_chunks = 0 if step.following_tokens is None else len(step.following_tokens)
     return len(step.trees) - num_chunks

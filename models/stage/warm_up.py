@@ -19,18 +19,18 @@ from ...kernels.linear.reference import MOST_FEW_ROWS
 from .graph_runner import GraphReport, GraphRunner
 from .memory import TrialStage
 
-# One of each size of tiles of products, and those that are the library's.
+# Numbers of rows: one for each tile size of products, and one for the library's products.
 ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1, MOST_INT8_ROWS + 1)
 
 
 def warm_kernels(stage: TrialStage, share: int, vocab_size: int) -> None:
-    """Run a step for every kernel that serving can come to, then zero the KV cache.
+    """Run a step for every kernel that serving may use, then zero the KV cache.
 
-    Triton compiles a kernel at its first launch, for seconds: not within a request.
+    Triton takes seconds to compile a kernel at its first launch, which must not delay a request.
 
     share  query heads of a key/value head
 
-    Raises what `run` raises.
+    Raises the errors of `run`.
     """
     steps = list(_kernel_steps(stage, share, vocab_size))
     with _progress() as progress:
@@ -64,7 +64,7 @@ def _kernel_steps(
 
 
 def _behind(step: StepInput, context: int, block_size: int) -> StepInput:
-    """The step of one row behind that context, in the first blocks."""
+    """A step of one row after a context of this length, in the first blocks."""
     place = np.array([context], dtype=np.int32)
     tables = np.arange(context // block_size + 1, dtype=np.int32)[None]
     return replace(step, positions=place, slots=place, context_lens=place, block_tables=tables)

@@ -1,4 +1,4 @@
-"""A model's chat template: the text that a chat becomes, and what the template knows of."""
+"""A model's chat template: renders chats, and lists the template's variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...core.errors import RequestError
 
-# What a template can raise over messages it was not written for, besides its own exceptions.
+# Errors of a template on unexpected messages, besides its own exceptions.
 TEMPLATE_ERRORS = (
     TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError,
     RecursionError,
@@ -32,8 +32,8 @@ TEMPLATE_FILE = "<template>"
 class ChatOptions:
     """How a chat becomes a prompt.
 
-    tools           JSON schemas of the tools, for templates that know them; None: no tools
-    documents       texts to answer from, for templates that know them
+    tools           JSON schemas of the tools, for templates that support them; None: no tools
+    documents       texts to answer from, for templates that support them
     open_answer     open the assistant's answer at the end
     continue_final  leave the last message open, to be continued
     variables       further variables of the template
@@ -64,7 +64,7 @@ class ChatTemplate:
 
     @cached_property
     def source(self) -> str:
-        """The template's own text, that for tools where there are several; "": there is none."""
+        """The template's text, that for tools if there are several; "": there is none."""
         template = self._tokenizer.chat_template
         if isinstance(template, Mapping):
             return template.get("tool_use") or template.get("default") or ""
@@ -79,12 +79,12 @@ class ChatTemplate:
         try:
             return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
         except TemplateError:
-            # A dialect of the template's own, such as transformers' `generation` blocks.
+            # Template extensions such as transformers' `generation` blocks.
             return frozenset(name for name in ("tools", "documents") if name in self.source)
 
     @cached_property
     def reserved(self) -> frozenset[str]:
-        """Names that a request's own variables must not have: they mean something already."""
+        """Reserved names that a request's own variables must not use."""
         taken = inspect.signature(self._tokenizer.apply_chat_template).parameters
         return frozenset(taken) | {"conversations", "messages", "self"}
 
@@ -97,8 +97,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt of a chat.
 
-        timeout_s ends a template that runs longer, which makes it slower: the thread is traced.
-        Raises `RequestError` if there is no template, or it refuses the chat.
+        timeout_s stops a template that runs longer, at the cost of tracing the thread. Raises
+        `RequestError` if there is no template, or it refuses the chat.
         """
         if not (options.template or self.source):
             raise RequestError(
@@ -119,7 +119,7 @@ class ChatTemplate:
     def _render_either(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
         """With the arguments of calls as objects, or as texts for templates that add texts to them.
 
-        Nothing tells which of the two a template wants but that it fails.
+        There is no declaration of the expected form: a template fails on the other one.
         """
         try:
             return self._render(messages, options)
@@ -150,7 +150,7 @@ class ChatTemplate:
 
 
 def _known_role(message: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Templates that know no developer know a system."""
+    """Map the developer role to system for templates without the former."""
     if message["role"] == "developer" and "developer" not in source:
         return {**message, "role": "system"}
     return dict(message)
@@ -170,13 +170,13 @@ def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
 class _TooLong(BaseException):
     """Raised when a template's time is over.
 
-    It is no `Exception`, which a template's own calls might swallow.
+    Not an `Exception`, which a template's own calls might swallow.
     """
 
 
 @contextmanager
 def _deadline(timeout_s: float | None) -> Iterator[None]:
-    """End what a template does in this thread after so long; other code is not looked at."""
+    """Stop a template in this thread after a timeout; other code is not traced."""
     if timeout_s is None:
         yield
         return

@@ -15,7 +15,7 @@ from ...core.tree.tree import NO_TREE, TokenTree
 from .grammar_messages import Setup
 from .grammar_process import Form, GrammarProcess
 
-# Memory of the process that follows all forms of an engine.
+# Memory of the process that handles all grammars of an engine.
 MEMORY_BYTES = 8 << 30
 
 
@@ -33,7 +33,7 @@ class GrammarFactory:
     def constraint(self, output: StructuredOutput) -> Future[GrammarConstraint]:
         """A constraint at the start of an answer. Does not wait.
 
-        Raises, or the future does, `RequestError`. Cancelling the future gives the constraint up.
+        This call or the future raises `RequestError`. Cancelling the future drops the constraint.
         """
         if not self._eos_token_ids or getattr(self._tokenizer, "backend_tokenizer", None) is None:
             missing = "fast tokenizer" if self._eos_token_ids else "end-of-sequence token"
@@ -54,7 +54,7 @@ class GrammarFactory:
 
 
 class GrammarConstraint:
-    """Implements `Constraint` (`core/request/constraint.py`) over the grammar process."""
+    """Implements `Constraint` (`core/request/allowed_tokens.py`) over the grammar process."""
 
     def __init__(self, process: GrammarProcess, form: Form, first: UInt32) -> None:
         self._process = process
@@ -70,7 +70,7 @@ class GrammarConstraint:
         self._form.committed += token_ids
 
     def close(self) -> None:
-        """Forget the form; the process frees what it holds of it."""
+        """Free the grammar in the process."""
         self._process.forget(self._form)
 
 
@@ -80,7 +80,8 @@ def _make(
     made: Future[GrammarConstraint],
     first: Future[GrammarMasks],
 ) -> None:
-    """Fulfil `made` once the form's first mask is there, or with why the form cannot be used."""
+    """Complete `made` with the constraint after the grammar's first mask, or with the error of the
+    grammar."""
     error = first.exception()
     if not made.set_running_or_notify_cancel() or error is not None:
         process.forget(form)

@@ -17,17 +17,17 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The answer to it. `error`: why no form can be followed with this tokenizer, which ends it."""
+    """The answer to it. `error`: why this tokenizer supports no grammar, which ends the process."""
 
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """A call: which tokens a form allows after the committed tokens and in a tree.
+    """A call: which tokens a grammar allows after the committed tokens and in a tree.
 
-    grammar    kind and value; None: the process has the form already
-    committed  answer tokens since the form's last call, or all of them where `grammar` is given
+    grammar    kind and value; None: the process has the grammar already
+    committed  answer tokens since the grammar's last call, or all of them if `grammar` is given
     tokens, parents  of the tree after them; a parent of -1 is the root
     """
 
@@ -43,7 +43,7 @@ class Follow:
 class Followed:
     """The answer: rows of the tree that are allowed, and their masks as bytes, row by row.
 
-    error  why the form cannot be followed; empty if it can
+    error  why the grammar cannot be used; empty if it can
     """
 
     call_id: int
@@ -54,6 +54,6 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A form is not needed any more."""
+    """A grammar is not needed any more."""
 
     form_id: int

@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
-# How often calls that take too long are looked for.
+# Seconds between checks for calls that take too long.
 PERIOD_S = 0.1
-# How often the same call may find the process dead before it is taken for the cause.
+# Process deaths during the same call after which the call counts as the cause.
 MAX_DEATHS = 2
 
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """One request's form: kind and value, the answer so far, and what the process knows of it.
+    """One request's grammar: kind and value, the answer so far, and the part that the process has.
 
     field_name  of the request, for errors
     generation  of the process that has it; num_known of its committed tokens
@@ -59,11 +59,11 @@ class _Call:
 
 
 class GrammarProcess:
-    """Starts the process at the first call, and anew when it died or was stuck. Thread-safe.
+    """Starts the process at the first call, and restarts it after a crash or a hang. Thread-safe.
 
-    A call that takes longer than `timeout_s` ends with an error and its process with it; so does
-    one that the process died of. Others are asked again, and notice nothing but the time. Where the
-    model's tokenizer is of no use to the process, it is not started again: every call is refused.
+    A call that takes longer than `timeout_s`, or crashes the process, fails. In the first case the
+    process is ended. Other calls are retried, with no effect but the delay. If the process cannot
+    use the model's tokenizer, it is not restarted, and every call is refused.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._sender: threading.Thread | None = None
-        # Why no form can be followed.
+        # Why no grammar can be used.
         self._refusal = ""
         self._is_closed = False
 
     def new_form(self, output: StructuredOutput) -> Form:
-        """A form that the process does not know yet."""
+        """A grammar that was not sent to the process yet."""
         with self._lock:
             self._num_forms += 1
             return Form(self._num_forms, (output.kind, output.value), output.field)
 
     def follow(self, form: Form, tree: TokenTree) -> Future[GrammarMasks]:
-        """The nodes of `tree` that the form allows after its committed tokens. Does not wait.
+        """The nodes of `tree` that the grammar allows after its committed tokens. Does not wait.
 
-        The future raises `RequestError`, or `EngineClosed`. One call of a form at a time.
+        The future raises `RequestError`, or `EngineClosed`. One call of a grammar at a time.
         """
         call = _Call(form, tree, Future())
         with self._lock:
@@ -111,12 +111,12 @@ class GrammarProcess:
         return call.answer
 
     def forget(self, form: Form) -> None:
-        """Free what the process holds of a form. Does not wait."""
+        """Free a grammar in the process. Does not wait."""
         if self._sender is not None:
             self._inbox.put(Close(form.form_id))
 
     def close(self) -> None:
-        """End the process; calls that wait raise `EngineClosed`. May be called twice."""
+        """End the process; pending calls raise `EngineClosed`. May be called twice."""
         with self._lock:
             self._is_closed = True
             process, calls = self._process, [*self._calls.values(), *self._retries]
@@ -141,7 +141,7 @@ class GrammarProcess:
         self._drain()
 
     def _send_retries(self) -> None:
-        """Ask again, one after the other, so that the one that ends the process is found."""
+        """Retry calls one by one, to find the one that crashes the process."""
         while True:
             with self._lock:
                 if not self._retries:
@@ -167,7 +167,7 @@ class GrammarProcess:
         self._send(message)
 
     def _begin(self, call: _Call) -> Follow | None:
-        """The call's message, now that a reader waits for its answer; None: the process is gone."""
+        """Register the call for its answer, and return its message; None: the process is gone."""
         form = call.form
         with self._lock:
             if self._process is None:
@@ -191,7 +191,7 @@ class GrammarProcess:
     def _send(self, message: Follow | Close) -> None:
         connection = self._connection
         if connection is not None:
-            # Where the process is dead, its reader asks again.
+            # If the process is dead, its reader retries the call.
             with suppress(OSError):
                 connection.send(message)
 
@@ -206,7 +206,7 @@ class GrammarProcess:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.grammar_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                # What the library says may quote a tenant's form.
+                # The library's message may quote a tenant's grammar.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -235,12 +235,12 @@ class GrammarProcess:
             self._process, self._connection = process, connection
             self._generation += 1
             if self._is_closed:
-                # Its reader clears up.
+                # Its reader cleans up.
                 process.kill()
         threading.Thread(target=self._read_all, args=(process, connection), daemon=True).start()
 
     def _read_all(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
-        """Settle calls until the process dies or a call takes too long; then ask anew."""
+        """Complete calls until the process dies or a call takes too long; then retry the others."""
         late: list[_Call] = []
         with suppress(EOFError, OSError):
             while not late:
@@ -272,7 +272,7 @@ class GrammarProcess:
             self._retries += again
         for call in calls:
             call.settled.set()
-        # Whoever is asked again is asked by the sender.
+        # The sender thread retries the calls.
         self._inbox.put(Close(0))
 
     def _late(self) -> list[_Call]:
@@ -288,7 +288,7 @@ class GrammarProcess:
             _settle(call, _refused(call, error) if error else _form(call, followed))
 
     def _drain(self) -> None:
-        """Refuse the calls that were handed over while the process ended."""
+        """Refuse the calls that were queued while the process ended."""
         while not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, _Call):
@@ -311,7 +311,7 @@ def _form(call: _Call, followed: Followed) -> GrammarMasks:
 
 def _settle(call: _Call, result: GrammarMasks | DraftlineError) -> None:
     call.settled.set()
-    # A request that has ended does not wait any more.
+    # The request may have ended and cancelled its future.
     if call.answer.done() or not call.answer.set_running_or_notify_cancel():
         return
     if isinstance(result, DraftlineError):

@@ -1,9 +1,9 @@
-"""A model's vocabulary as llguidance takes it: what each id writes, and how a text is spelled.
+"""A model's vocabulary for llguidance: the bytes of each id, and the tokenization of texts.
 
-llguidance's own reader of a `tokenizer.json` knows few decoders, and fails where ids have gaps or
-the tokenizer is larger than the model's head. The bytes here are those that texts are made of
-(`token_bytes.py`), so a form allows exactly what a client reads. Imports no transformers: the
-process that runs it starts quickly.
+llguidance's own reader of a `tokenizer.json` supports few decoders. It fails if ids have gaps, or
+if the tokenizer is larger than the model's head. The bytes here are those of the output text
+(`token_bytes.py`), so a grammar applies to exactly the text that a client reads. Imports no
+transformers: the process that runs it starts quickly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from .token_bytes import TokenBytes
 
-# What llguidance tells special tokens by: a byte that no text has.
+# llguidance's mark of special tokens: a byte that no text has.
 SPECIAL_MARK = b"\xff"
 
 
@@ -30,7 +30,7 @@ def grammar_tokenizer(tokenizer: str, size: int, end_ids: Sequence[int]) -> LLTo
 
 
 class GrammarVocabulary:
-    """What `LLTokenizer` asks of a Python tokenizer."""
+    """The interface that `LLTokenizer` needs of a Python tokenizer."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -44,7 +44,7 @@ class GrammarVocabulary:
         self.greedy: LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of a piece of an answer, as the model would write it."""
+        """Ids of a piece of an answer, as the model would tokenize it."""
         ids = self._backend.encode(text, add_special_tokens=False).ids
         # Ids beyond the head write nothing.
         with suppress(IndexError):
@@ -65,7 +65,7 @@ class _Spelling:
 
 
 def _tokens(backend: Tokenizer, size: int) -> list[bytes]:
-    """The bytes of every id; of special tokens their spelling behind a mark; b"" for no token."""
+    """The bytes of every id; of special tokens their spelling after a mark; b"" for no token."""
     bytes_of = TokenBytes(cast("Any", _Spelling(backend)))
     tokens = [bytes_of(index) for index in range(size)]
     for index, added in backend.get_added_tokens_decoder().items():

@@ -19,13 +19,13 @@ from .grammar_messages import Close, Follow, Followed, Setup, Started
 from .grammar_vocabulary import grammar_tokenizer
 from .matcher import FIELD, Matcher
 
-# Below the engine and its API, where cores are few.
+# Lower priority than the engine and its API, for machines with few cores.
 NICENESS = 5
 NUM_FOLLOWERS = 2
 
 
 class Worker:
-    """Matchers by form, and the threads that use them; a form has one call at a time."""
+    """Matchers by grammar, and the threads that use them; a grammar has one call at a time."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -34,7 +34,7 @@ class Worker:
         self._lock = threading.Lock()
 
     def follow(self, call: Follow) -> Followed:
-        """Answer a call; a form that is not known here comes with all that is needed."""
+        """Answer a call; the first call of a grammar includes its definition."""
         try:
             rows, masks = self._matcher(call).follow(call.tokens, call.parents)
         except RequestError as error:
@@ -44,7 +44,7 @@ class Worker:
         return Followed(call.call_id, tuple(rows), masks.tobytes(), "")
 
     def close(self, call: Close) -> None:
-        """Forget a form."""
+        """Free a grammar."""
         with self._lock:
             self._matchers.pop(call.form_id, None)
 
@@ -81,7 +81,7 @@ def serve(connection: Connection) -> None:
         with sending:
             connection.send(answered)
 
-    # Preparing a form may take seconds; those that are ready must not wait for it.
+    # Preparing a grammar may take seconds; it must not delay the prepared ones.
     openers = ThreadPoolExecutor(1)
     followers = ThreadPoolExecutor(NUM_FOLLOWERS)
     while True:
@@ -97,7 +97,7 @@ def main() -> None:
     os.nice(NICENESS)
     with suppress(EOFError, ConnectionError):
         serve(Connection(int(sys.argv[1])))
-    # Threads may be within the library still; nobody waits for what they find.
+    # Threads may still be in the library; their results are no longer needed.
     os._exit(0)
 
 

@@ -20,7 +20,7 @@ from .lark import lark_choice, lark_regex
 FIELD = "structured_outputs"
 # Longest message of llguidance that is passed on.
 MAX_MESSAGE_LEN = 400
-# Once the nodes of one tree took so long, the rest of it is not drafted: the root's mask is due.
+# Time limit for the nodes of one tree; the rest is dropped, so that the root's mask is not late.
 TREE_BUDGET_S = 0.05
 # A grammar that needs more is ambiguous beyond use: the time of a mask grows with the square of a
 # row's items, and a state takes up to 2 kB. Error messages must not quote the grammar.
@@ -59,7 +59,7 @@ class Matcher:
     def follow(
         self, tokens: Sequence[int], parents: Sequence[int]
     ) -> tuple[list[int], NDArray[np.uint32]]:
-        """Rows of a tree that the form allows, 0 the root's and i + 1 node i's, and their masks.
+        """Rows of a tree that the grammar allows, 0 the root's and i + 1 node i's, and their masks.
 
         A mask, uint32 [words], is of the tokens allowed after a row. The root comes first.
         """
@@ -84,7 +84,7 @@ class Matcher:
         tokens: Sequence[int],
         deadline: float,
     ) -> Iterator[int]:
-        """The root and every accepted node, each while the matcher stands behind it."""
+        """Yields the root and every allowed node, with the matcher's state after it."""
         yield row
         for node in children[row]:
             if self._clock() > deadline:
@@ -103,7 +103,7 @@ class Matcher:
 
 
 def _error(kind: str, message: str) -> RequestError:
-    # What follows describes the library's state.
+    # The rest of the message describes the library's state.
     reason = message.partition("<state>")[0].strip()
     return RequestError(FIELD, f"{kind}: {reason[:MAX_MESSAGE_LEN]}")
 

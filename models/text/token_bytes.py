@@ -1,4 +1,4 @@
-"""The bytes that tokens write: what text, log-probabilities and vocabularies are made from.
+"""The bytes of tokens, the basis of text, log-probabilities and vocabularies.
 
 Tokenizers spell the same text in other ways: byte-level BPE writes every byte as a character of
 its own (a space as U+0120), SentencePiece writes a space as U+2581 and bytes without a piece as
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # A token that writes one byte which no piece of the vocabulary writes.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-# A token's text depends on whether it begins a text; behind this one it does not.
+# A token's text may differ at the start of a text; after this token it does not.
 BEFORE = "a"
 
 
@@ -53,7 +53,7 @@ class TokenBytes:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        # What stands behind a token is written with it: some decoders put a space between tokens.
+        # Decoded together with a following token, since some decoders put a space between tokens.
         self._tail = len(self._write([BEFORE, BEFORE])) - len(BEFORE)
         self._is_byte_level = self._behind("\u0120") == " "
         self._has_byte_tokens = self._behind("<0x41>") == "A"

@@ -31,9 +31,10 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
 class TextStream:
     """Turns tokens into text one by one; a character is given out by the token that completes it.
 
-    All texts of `push` and `flush` together are what decoding all tokens at once gives (after
-    the prompt's text, if the prompt is given), but that complete characters stay where later bytes
-    form none; decoders with byte tokens replace the whole run. Skipped special tokens have no text.
+    The texts of `push` and `flush`, joined, equal the text of all tokens decoded at once (after the
+    prompt's text, if the prompt is given). There is one exception: complete characters stay if
+    later bytes form none, while decoders with byte tokens replace the whole run. Skipped special
+    tokens have no text.
     """
 
     __slots__ = ("_bytes_of", "_decoder", "_is_start", "_skipped")

@@ -19,7 +19,7 @@ from .typical import verify_typical
 def verification_results(
     logits: Tensor, sampling: SamplingRows, verification: Verification
 ) -> tuple[VerificationResult, ...]:
-    """The path that is accepted of each tree, and the token after it.
+    """The accepted path of each tree, and the token after it.
 
     logits  float32 [rows, vocabulary], edited; rows of trees come first, each root's before those
             of its nodes, as in `sampling`

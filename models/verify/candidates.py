@@ -15,7 +15,7 @@ from ...core.steps import TreeCandidates
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateDistributions:
-    """The distributions of some candidates; a candidate that is no draw has its one-hot
+    """The distributions of some candidates; a candidate that was not sampled has a one-hot
     distribution.
 
     ids    int64 [c, k]
@@ -55,7 +55,7 @@ def cut_distributions(trees: Sequence[TreeCandidates]) -> tuple[Int64, Float64]:
 
 def draw(distributions: Tensor, uniforms: Tensor) -> Tensor:
     """A token of each distribution, int64 [distributions], with uniforms float64 [distributions,
-    1]. Rounding never chooses a token behind the last possible one.
+    1]. Rounding never chooses a token after the last possible one.
     """
     sums = distributions.cumsum(dim=1)
     token = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)[:, 0]

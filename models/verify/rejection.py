@@ -30,7 +30,7 @@ def verify_rejections(
     distributions  float64 [rows, vocabulary]: of each tree's root and nodes, tree by tree; stays
                    unchanged
 
-    Every round tests the next candidate of every tree that has one.
+    Every iteration tests the next candidate of every tree that has one.
     """
     batch = _Batch.of(verification, distributions.device)
     row, next_test = batch.roots.clone(), batch.first_test[batch.roots].clone()
@@ -112,7 +112,8 @@ class _Batch:
     def verification_results(
         self, accepted_rows: Sequence[Tensor], tokens: Tensor
     ) -> tuple[VerificationResult, ...]:
-        """The results tree by tree, from each round's accepted rows, -1 where none was."""
+        """The results tree by tree, from each iteration's accepted rows, -1 where there was
+        none."""
         roots = self.roots.tolist()
         paths: list[list[int]] = [[] for _ in roots]
         for rows in accepted_rows:

@@ -1,5 +1,5 @@
-"""What heads read of streamed requests: the committed rows of each from the root of its newest
-slice on, most of which were computed with slices before it.
+"""The heads' input for requests with pipelined trees: the committed rows of each from the root of
+its newest tree chunk on. Most of them were computed with earlier chunks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ...core.verify.stream_walk import SliceWalk, StreamWalks
 
 
 class StreamRows(NamedTuple):
-    """A walk through a slice, and the features float32 [rows, width] of its rows."""
+    """An accepted path through a tree chunk, and the features float32 [rows, width] of its rows."""
 
     walk: SliceWalk
     features: Tensor
 
 
 class StreamFeatures:
-    """Keeps the features of streamed requests' rows from slice to slice."""
+    """Keeps the features of rows of pipelined trees from chunk to chunk."""
 
     def __init__(self) -> None:
         self._features: dict[int, Tensor] = {}
         self._walks = StreamWalks(self._features.pop)
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Drop the features of all requests."""
         self._walks.clear()
         self._features.clear()
 

@@ -50,7 +50,7 @@ def verify_typical(
 
 
 def least_likelihood(entropy: float) -> float:
-    """What a token's probability must exceed where the distribution's entropy, in nats, is this."""
+    """The threshold of a token's probability for a distribution with this entropy, in nats."""
     return min(EPSILON, ALPHA * math.exp(-entropy))
 
 

@@ -39,7 +39,7 @@ PHRASES = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 MARKERS = re.compile(r"^[ \t]*(?:#+|//+|/?\*+/?|;+|--|%+|<!--|\"{3}|'{3})?[ \t]*", re.MULTILINE)
-# A paragraph is a notice if it has one phrase for so many characters: a sentence or two.
+# A paragraph is a notice if it has one phrase for this many characters, a sentence or two.
 CHARS_A_PHRASE = 300
 
 
@@ -118,7 +118,7 @@ class DocumentFilter:
         return None
 
     def length_fault(self, num_tokens: int) -> str | None:
-        """The reason to drop a document of so many tokens; None: it is kept."""
+        """The reason to drop a document of this length; None: it is kept."""
         return "too short" if num_tokens < self.rules.min_tokens else None
 
 

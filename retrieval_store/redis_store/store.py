@@ -279,7 +279,7 @@ class RedisStore(SegmentStore):
 
 
 def _size(text: str) -> int | None:
-    """Bytes of a segment by its text in the manifest; None for what is no size."""
+    """Bytes of a segment by its text in the manifest; None for an invalid size."""
     is_size = text.isascii() and text.isdecimal() and len(text) <= MAX_SIZE_DIGITS
     return int(text) if is_size else None
 

@@ -16,7 +16,7 @@ from ...core.arrays import Int64
 from ...core.compiled import compiled
 
 KEY_BITS = 64
-# Runs of so many keys are sorted by insertion before runs are merged.
+# Length of the runs that are sorted by insertion before runs are merged.
 RUN = 16
 
 Uint32 = NDArray[np.uint32]

@@ -73,7 +73,7 @@ class Expected:
 
 
 class RetrievalService:
-    """Implements `core.interfaces.Lookup` over a store, always from what is in memory.
+    """Implements `core.interfaces.Lookup` over a store, always from memory.
 
     `refresh` loads changes and then replaces the lookup atomically, so lookups never wait. `start`
     runs it in a thread whenever the store changes. While the store is out of reach, or has lost its

@@ -1,4 +1,4 @@
-"""Which kind of drafter a checkpoint holds, by the names and shapes of its tensors and its config.
+"""Detects the kind of drafter in a checkpoint by its config and its tensors' names and shapes.
 
 The published projects name their kinds in different ways or not at all, so the tensors decide.
 """
@@ -44,7 +44,7 @@ class CheckpointKind(StrEnum):
     CAUSAL_LM = "causal_lm"
 
 
-# What speculators write as `speculators_model_type`.
+# Values of speculators' `speculators_model_type`.
 DECLARED = {
     "eagle3": CheckpointKind.EAGLE3,
     "peagle": CheckpointKind.P_EAGLE,
@@ -61,7 +61,7 @@ def checkpoint_kind(shapes: Shapes, config: Mapping[str, Any]) -> CheckpointKind
     shapes  of its tensors by name, without the prefixes of wrappers (`HeadTensors.shapes`)
     config  its config.json
 
-    Raises `CheckpointError` naming some of its tensors where none fits.
+    Raises `CheckpointError` naming some of its tensors if no kind fits.
     """
     declared = config.get("speculators_model_type")
     if declared is not None:
@@ -154,7 +154,7 @@ def _is_causal_lm(shapes: Shapes, config: Mapping[str, Any]) -> bool:
     return "embed_tokens.weight" in shapes and int(config.get("num_hidden_layers") or 0) > 0
 
 
-# The first that fits; those whose body looks like another's come before it.
+# The first match counts; kinds with a similar body come before the more general one.
 RULES: tuple[tuple[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], bool]], ...] = (
     (CheckpointKind.DFLASH2, _is_dflash2),
     (CheckpointKind.DOMINO, _is_domino),

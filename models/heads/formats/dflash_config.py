@@ -1,7 +1,7 @@
 """The shape of a DFlash drafter, as its checkpoint has it.
 
-Sizes come from the tensors. What they do not tell stands in config.json: at its top in old files,
-in `dflash_config` in newer ones, under other names in those of speculators.
+Sizes come from the tensors. Other fields come from config.json: at its top in old files, in
+`dflash_config` in newer ones, under other names in those of speculators.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .feature_head_config import rope_parameters
 
 ATTENTION = "layers.0.self_attn."
 OWN_FIELDS = "dflash_config"
-# What `dflash_config` may hold; anything else that is set could change the arithmetic.
+# Known fields of `dflash_config`; any other field that is set could change the arithmetic.
 KNOWN_FIELDS = {
     "block_size", "mask_token_id", "target_layer_ids", "target_hidden_size", "projector_type",
     "causal", "causal_head", "use_swa", "swa_window_size", "input_embedding_scale",
     "output_multiplier", "final_logit_softcapping", "sample_from_anchor",
 }  # fmt: skip
-# Block of files that do not say (z-lab/dflash).
+# Default block size (z-lab/dflash).
 BLOCK_SIZE = 16
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -34,12 +34,13 @@ class DFlashConfig:
     """Sizes and switches of a DFlash drafter.
 
     block_size      rows of a block, the last committed token's among them
-    mask_token      token whose embedding the other rows begin with
+    mask_token      token whose embedding is the input of the other rows
     num_features    states of the target for each token, side by side, each `feature_size` wide
     feature_layers  decoder layers of the target whose outputs these are; empty: by its depth
-    is_shifted      row i of a block says token i + 1 and not token i: one draft more
+    is_shifted      row i of a block predicts token i + 1 and not token i: one draft more
     causal_layers   layers whose rows see only the rows of the block before them; empty: none
-    windows         of each layer, how many tokens a row sees, itself counted; 0 or empty: all
+    windows         of each layer, the number of tokens that a row sees, itself included; 0 or
+                    empty: all
     embedding_scale, output_multiplier, logit_softcap  factors of the embeddings and the logits, and
                     the bound of the latter; 0: none
     draft_vocab_size  rows of its own output head; 0: the target's head
@@ -76,7 +77,7 @@ class DFlashConfig:
 
     @property
     def first_row(self) -> int:
-        """Row of the block that says the first draft."""
+        """Row of the block that predicts the first draft."""
         return 0 if self.is_shifted else 1
 
     @property
@@ -87,7 +88,7 @@ class DFlashConfig:
     def layers_of(self, num_target_layers: int) -> tuple[int, ...]:
         """Decoder layers of the target whose outputs it reads.
 
-        By default spread from the second to the last but two; the middle one alone of one layer.
+        By default spread from the second to the third last; a single one is the middle layer.
         """
         if self.feature_layers:
             return self.feature_layers
@@ -97,7 +98,8 @@ class DFlashConfig:
         return tuple(round(1 + index * step) for index in range(self.num_features))
 
     def is_seen(self, layer: int, back: Tensor) -> Tensor:
-        """bool of int64: whether a row sees what stands so many places before it (or behind it)."""
+        """bool for int64 distances: whether a row sees the token that many places before it (or
+        after it)."""
         is_causal = bool(self.causal_layers) and self.causal_layers[layer]
         window = self.windows[layer] if self.windows else 0
         seen = back >= 0 if is_causal else back == back  # noqa: PLR0124 - all, in its shape
@@ -150,14 +152,14 @@ def dflash_config(shapes: Shapes, config: Mapping[str, Any]) -> DFlashConfig:
 
 
 def published_fields(config: DFlashConfig) -> dict[str, object]:
-    """What config.json says of a drafter beside its sizes, as its project writes it."""
+    """The config.json fields of a drafter besides its sizes, as written by its project."""
     sliding = tuple(bool(window) for window in config.windows) or (False,) * config.num_layers
     causal = config.causal_layers or (False,) * config.num_layers
     return {
         "block_size": config.block_size,
         "layer_types": [SLIDING if one else FULL for one in sliding],
         "sliding_window": max(config.windows, default=0) or None,
-        # Where it is not said, layers with windows are causal.
+        # By default, layers with windows are causal.
         "is_causal": None if causal == sliding else all(causal),
         OWN_FIELDS: {
             "mask_token_id": config.mask_token,
@@ -211,7 +213,7 @@ def _block_fields(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
 def _feature_fields(
     config: Mapping[str, Any], own: Mapping[str, Any], width: tuple[int, int]
 ) -> dict[str, Any]:
-    """Published ids are of layers' outputs; those of speculators are of the layers behind."""
+    """Published ids are of layers' outputs; those of speculators are of the next layers."""
     layers = tuple(int(index) for index in own.get("target_layer_ids") or ())
     inputs = config.get("aux_hidden_state_layer_ids")
     if not layers and inputs:
@@ -228,7 +230,7 @@ def _feature_fields(
 def _attention_fields(
     config: Mapping[str, Any], own: Mapping[str, Any], num_layers: int
 ) -> dict[str, Any]:
-    """Who sees whom in each layer: the first that says so."""
+    """The mask of each layer, from the first field that defines it."""
     kinds = config.get("layer_types")
     window = int(config.get("sliding_window") or 0)
     said = config.get("is_causal", own.get("causal", own.get("causal_head")))

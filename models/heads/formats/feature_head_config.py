@@ -1,7 +1,7 @@
 """The shape of a feature head, as its checkpoint has it.
 
-Sizes come from the tensors, and from the config only what tensors do not tell: a draft model's
-config often repeats the target's fields, or fields of a base class that it does not use.
+Sizes come from the tensors, and only other fields from the config. A draft model's config often
+repeats the target's fields, or unused fields of a base class.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ ATTENTION = "layers.0.self_attn."
 class FeatureHeadConfig:
     """Switches and sizes of a feature head.
 
-    fusion           how a token's embedding meets the feature before it: `linear` (EAGLE-1, 2,
-                     HASS), `sampled` (FSPAD), `guided` (GRIFFIN), or `pair`, side by side
-                     through the first layer's attention (EAGLE-3)
+    fusion           how a token's embedding is combined with the previous feature: `linear`
+                     (EAGLE-1, 2, HASS), `sampled` (FSPAD), `guided` (GRIFFIN), or `pair`, side by
+                     side through the first layer's attention (EAGLE-3)
     fusion_size      inner width of the fusion, where it has one
-    splits_output    the last layer gives two features, one to predict with and one to go on from
+    splits_output    the last layer gives two features, one for prediction and one for further
+                     drafts
     feature_size     width of a feature of the target
     num_features     features of the target for each token, side by side
     feature_layers   decoder layers of the target whose outputs these are; -1: the embeddings.
@@ -74,7 +75,7 @@ class FeatureHeadConfig:
     def layers_of(self, num_target_layers: int) -> tuple[int, ...]:
         """Decoder layers of the target whose outputs it reads; empty: the normed last state.
 
-        EAGLE-3 by default reads what enters layers 2, L // 2 and L - 3.
+        EAGLE-3 by default reads the inputs of layers 2, L // 2 and L - 3.
         """
         if self.feature_layers or self.fusion != "pair" or not self.has_fusion:
             return self.feature_layers
@@ -125,7 +126,7 @@ def feature_head_config(
 
 
 def published_pair_fields(config: FeatureHeadConfig) -> dict[str, object]:
-    """What config.json says of an EAGLE-3 head beside its sizes; ids are of layers' inputs."""
+    """The config.json fields of an EAGLE-3 head besides its sizes; ids name layers' inputs."""
     return {
         "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
         "target_hidden_size": config.feature_size,
@@ -139,7 +140,7 @@ def published_pair_fields(config: FeatureHeadConfig) -> dict[str, object]:
 
 
 def _fusion(kind: CheckpointKind, shapes: Shapes) -> Fusion:
-    """FSPAD's two features are also had without its fusion."""
+    """Other heads may have FSPAD's two features without its fusion."""
     is_plain = kind is CheckpointKind.FSPAD and "fc.mlp.gate_proj.weight" not in shapes
     return "linear" if is_plain else FUSIONS[kind]
 
@@ -157,7 +158,8 @@ def _shape(shapes: Shapes, name: str) -> tuple[int, int]:
 
 
 def _head_dim(shapes: Shapes, config: Mapping[str, Any], query_size: int) -> int:
-    """Of its query norm, else by its config; never by the hidden size, which need not be theirs."""
+    """From the query norm, else from the config; never from the hidden size, which may be
+    unrelated."""
     norm = shapes.get(ATTENTION + "q_norm.weight")
     if norm is not None:
         return norm[0]
@@ -173,7 +175,7 @@ def _head_dim(shapes: Shapes, config: Mapping[str, Any], query_size: int) -> int
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As transformers has them, of a config.json of any age."""
+    """transformers' rope parameters, from a config.json of any version."""
     names = (
         "rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "head_dim",
         "hidden_size", "num_attention_heads",
@@ -186,7 +188,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def _feature_fields(
     kind: CheckpointKind, shapes: Shapes, config: Mapping[str, Any], hidden_size: int
 ) -> dict[str, Any]:
-    """Which features of the target it reads, and how EAGLE-3 norms them."""
+    """The features of the target that a head reads, and EAGLE-3's norms of them."""
     if kind is not CheckpointKind.EAGLE3:
         return {"feature_size": hidden_size}
     own = config.get("eagle_config") or {}
@@ -201,13 +203,13 @@ def _feature_fields(
             f"the drafter's fc reads {width} numbers, which are not {count} features of {size}; "
             "set target_hidden_size to the target's hidden size"
         )
-    # As vLLM reads them: files of speculators norm before the residual where they do not say.
+    # As in vLLM: files of speculators norm before the residual by default.
     is_speculators = config.get("speculators_model_type") is not None
     norm_features = "all" if "input_norm.weight" in shapes else ""
     return {
         "feature_size": size,
         "num_features": count,
-        # Published ids are of the layers that these states enter.
+        # Published ids name the layers whose inputs these states are.
         "feature_layers": tuple(int(index) - 1 for index in inputs or ()),
         "norm_before_residual": bool(config.get("norm_before_residual", is_speculators)),
         "norm_output": bool(config.get("norm_output", False)),

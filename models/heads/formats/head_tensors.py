@@ -1,4 +1,4 @@
-"""The tensors of a drafter's checkpoint in the formats that are published, under one name each."""
+"""The tensors of a drafter's checkpoint in any published format, under uniform names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ....core.errors import CheckpointError
 from ...load.checkpoint import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
 
 TORCH_FILE = "pytorch_model.bin"
-# Medusa's heads have files of their own name.
+# Medusa's heads have their own file names.
 MEDUSA_FILE, MEDUSA_TORCH_FILE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 TORCH_INDEX = "pytorch_model.bin.index.json"
-# What wrappers put before names; `midlayer` is a layer list of one.
+# Name prefixes of wrappers; `midlayer` is a layer list of one.
 PREFIX = re.compile(r"^(?:model\.|draft_model\.|ea_layer\.|module\.|logit_head\.)+")
-# What torch and pickle raise for a file that is missing, damaged, or holds other than tensors.
+# The errors of torch and pickle for a file that is missing, damaged, or not only tensors.
 UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError)
 # Recomputed from the config, or the target's own.
 SKIPPED = re.compile(r"(?:^|\.)rotary_emb\.|^verifier_")
@@ -29,10 +29,10 @@ SKIPPED = re.compile(r"(?:^|\.)rotary_emb\.|^verifier_")
 class HeadTensors:
     """The tensors of a checkpoint folder: safetensors or PyTorch files, whole or in shards.
 
-    Their shapes are read at first, their numbers by `read` alone: who asks for a head's kind waits
-    for no numbers. PyTorch files are read with `weights_only`, so that none of them runs code.
+    The constructor only reads shapes, so that detecting a head's kind is fast; `read` reads the
+    data. PyTorch files are read with `weights_only`, so that they cannot run code.
 
-    shapes  of all, by name; prefixes of wrappers and what is derived are left out
+    shapes  of all, by name, without wrappers' prefixes and derived tensors
 
     Raises `CheckpointError` naming the file if one is missing or corrupt, or if two tensors have
     one name.
@@ -41,7 +41,7 @@ class HeadTensors:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: TensorFiles | None = None
-        # Beside them there may be the model that they belong to.
+        # The folder may also contain the target model.
         single = MEDUSA_FILE if (folder / MEDUSA_FILE).is_file() else SINGLE_FILE
         has_own_file = single == MEDUSA_FILE or (folder / MEDUSA_TORCH_FILE).is_file()
         if single == MEDUSA_FILE or (
@@ -56,7 +56,7 @@ class HeadTensors:
         self.shapes = {name: stored[source] for name, source in self._stored.items()}
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give tensors other names, by those that they have; the others are left out."""
+        """Rename tensors by a map from old to new names; the others are dropped."""
         stored = self._stored
         self._stored = {}
         for name, renamed in names.items():
@@ -119,13 +119,13 @@ def _torch_files(folder: Path) -> list[str]:
 
 
 def _torch_shapes(path: Path) -> object:
-    """What a file holds, on the meta device."""
+    """The tensors of a file, on the meta device."""
     with torch.serialization.skip_data():
         return torch.load(path, map_location="meta", weights_only=True)
 
 
 def _torch_tensors(path: Path) -> object:
-    """What a file holds; of files of PyTorch 1.6 and later numbers are read where they are used."""
+    """The tensors of a file; files of PyTorch 1.6 and later are memory-mapped."""
     is_zip = zipfile.is_zipfile(path)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
 

@@ -1,6 +1,6 @@
-"""What a head's config.json leaves open: fields that projects read in different ways.
+"""Ambiguities of a head's config.json: fields that projects interpret in different ways.
 
-Only what is drafted tells which reading is right; a wrong one raises no error.
+Only the accepted length shows which reading is right; a wrong one raises no error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from .checkpoint_kind import CheckpointKind, Shapes
 
-# Fields to set in config.json, which then tells.
+# Fields that make config.json unambiguous.
 Reading = Mapping[str, Any]
 DECLARED: tuple[Reading, ...] = ({},)
 
@@ -20,11 +20,12 @@ SHIFTED, RESIDUAL, NORM_OUTPUT = "sample_from_anchor", "norm_before_residual", "
 def possible_readings(
     kind: CheckpointKind, shapes: Shapes, config: Mapping[str, Any]
 ) -> tuple[Reading, ...]:
-    """What a config may mean, the likeliest first; an empty one alone where it leaves nothing open.
+    """The possible readings of a config, the likeliest first; a single empty one if it is
+    unambiguous.
 
-    Whether rows of a DSpark block say the next token is told by newer files of speculators, older
-    ones fill in. Where these do not say `norm_before_residual` of EAGLE-3, vLLM takes it for true
-    and speculators for false. `norm_output` of other files is EAGLE-3.1's, whose drafts go on from
+    Newer files of speculators state whether rows of a DSpark block predict the next token; in older
+    ones rows predict their own. If `norm_before_residual` of EAGLE-3 is missing, vLLM assumes true
+    and speculators false. `norm_output` of other files is EAGLE-3.1's, whose drafts continue from
     normed states, or SpecForge's, whose do not.
     """
     is_speculators = config.get("speculators_model_type") is not None
@@ -36,7 +37,7 @@ def possible_readings(
     reads_pairs = kind in {CheckpointKind.EAGLE3, CheckpointKind.P_EAGLE}
     if reads_pairs and is_speculators and not _is_said(RESIDUAL, config, nested):
         return {RESIDUAL: True}, {RESIDUAL: False}
-    # Norms of each feature are EAGLE-3.1's alone.
+    # Only EAGLE-3.1 norms each feature.
     is_open = kind is CheckpointKind.EAGLE3 and "fc_norm.0.weight" not in shapes
     if is_open and not is_speculators and config.get(NORM_OUTPUT):
         return {NORM_OUTPUT: True}, {NORM_OUTPUT: False}
@@ -44,7 +45,7 @@ def possible_readings(
 
 
 def reading_text(reading: Reading) -> str:
-    """A reading as a log says it."""
+    """A reading as text for logs."""
     return ",".join(f"{name}={str(value).lower()}" for name, value in reading.items())
 
 

@@ -70,7 +70,7 @@ class GptqLayout:
         return qzeros + sum(1 << shift for shift in range(0, WORD_BITS, bits))
 
     def _groups(self, g_idx: Tensor | None, num_inputs: int, scales: Tensor) -> Tensor:
-        # Without act order some tools leave zeros, which says nothing where groups are several.
+        # Without act order some tools write zeros, which are meaningless with several groups.
         if g_idx is None or (len(scales) > 1 and not g_idx.any()):
             size = num_inputs if self.group_size == -1 else self.group_size
             return groups_in_order(num_inputs, size, scales)

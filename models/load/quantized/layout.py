@@ -1,4 +1,4 @@
-"""How a module's quantised weight lies in a checkpoint: which tensors, and what they mean."""
+"""The layout of a module's quantised weight in a checkpoint: its tensors and their meaning."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class PartNames:
     """Last parts of the names of a module's tensors.
 
     own       one of them marks a module as stored so
-    required  those without which the weight cannot be told; `own` may be among them
-    optional  those that may be there beside
+    required  those that the weight cannot be computed without; `own` may be among them
+    optional  further ones that may be present
     """
 
     own: frozenset[str]
@@ -36,8 +36,8 @@ class Layout(Protocol):
         ...
 
     def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-        """The weight that a module's tensors, by the last part of their names, tell.
+        """The weight from a module's tensors, by the last part of their names.
 
-        Raises `ValueError` where they do not fit each other or the config.
+        Raises `ValueError` if they do not fit each other or the config.
         """
         ...

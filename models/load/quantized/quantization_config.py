@@ -1,4 +1,4 @@
-"""What `quantization_config` in a checkpoint's config.json says, and which layouts it means."""
+"""Reads `quantization_config` of a checkpoint's config.json, and selects its layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .layout import Layout
 from .packed import PackedLayout
 from .scaled import ScaledLayout
 
-# What is kept for the arithmetic of activations and of the KV cache, which stays as it is here.
+# Tensors for quantised activations and KV caches, which draftline does not quantise.
 ACTIVATIONS = frozenset(
     f"{what}_{kind}"
     for what in ("input", "output", "q", "k", "v")
@@ -35,11 +35,11 @@ MODELOPT_FILE = "hf_quant_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a checkpoint's quantised weights lie.
+    """The layout of a checkpoint's quantised weights.
 
-    description  for people: method, bits and groups
+    description  for display: method, bits and groups
     layouts      that modules may have
-    ignored      last parts of tensors' names that say nothing of weights
+    ignored      last parts of the names of tensors unrelated to weights
     extra_biases whether modules that have no bias may bring one of zeros
     """
 
@@ -52,7 +52,7 @@ class Quantization:
 def read_quantization(folder: Path, config: PretrainedConfig) -> Quantization | None:
     """How the weights of a model folder are quantised; None: they are not.
 
-    Raises `CheckpointError` naming what is not read, and what is.
+    Raises `CheckpointError` naming the unsupported format, and the supported ones.
     """
     stored = getattr(config, "quantization_config", None)
     if stored is None:
@@ -124,7 +124,7 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> Quantization:
         raise ValueError(f"that are sparse ({sparsity}) are not read")
     if _fields(fields, "transform_config").get("config_groups"):
         raise ValueError("with a transform_config (rotated weights) are not read")
-    # Of mixed precision each group has a format of its own.
+    # With mixed precision, each group has its own format.
     formats = {str(group.get("format") or fields.get("format")) for group in groups.values()}
     for name in sorted(formats - SCALED_FORMATS - {PACKED_FORMAT}):
         raise ValueError(f"in the format {name!r} are not read")
@@ -137,7 +137,7 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> Quantization:
 def _layouts(
     formats: set[str], bits: set[int], weights: list[Mapping[str, Any]]
 ) -> tuple[Layout, ...]:
-    """Of compressed-tensors; which of them a module has, its tensors' names tell."""
+    """The layouts of compressed-tensors; a module's tensor names select one."""
     layouts: list[Layout] = []
     if PACKED_FORMAT in formats:
         readable = sorted(bits.intersection(packed.BITS))

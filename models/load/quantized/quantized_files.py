@@ -48,8 +48,8 @@ def open_weights(
 class QuantizedFiles:
     """Plain names over quantised tensors: `x.qweight`, `x.scales`, ... are read as `x.weight`.
 
-    A weight's parts are read and dequantised on `device` when it is asked for, one weight at a
-    time. Modules that the quantiser left out have plain weights, which are read as they are.
+    A weight's parts are read and dequantised on `device` on request, one weight at a time. Modules
+    that the quantiser left out have plain weights, which are read as they are.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class QuantizedFiles:
         return self._names
 
     def is_incidental(self, name: str) -> bool:
-        """Whether a tensor that the model has no place for changes nothing.
+        """Whether a tensor without a place in the model can be ignored.
 
         GPTQ's tools write a bias of zeros for modules that have none.
         """

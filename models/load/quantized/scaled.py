@@ -24,7 +24,7 @@ class ScaledLayout:
     one for all, [outputs, 1], [outputs, groups], or one for each block of outputs and inputs.
     Integers may have zero points of the scales' shape, and the group of each input (act order).
 
-    blocks  sizes of blocks that the config tells
+    blocks  block sizes from the config
     """
 
     scale: str
@@ -61,7 +61,7 @@ class ScaledLayout:
 
 
 def is_one_byte(tensor: Tensor) -> bool:
-    """Whether it holds FP8 or int8, which mean nothing without scales."""
+    """Whether it holds FP8 or int8, which need scales."""
     return tensor.dtype == torch.int8 or (tensor.is_floating_point() and tensor.itemsize == 1)
 
 
@@ -70,7 +70,7 @@ def group_of_inputs(
 ) -> Tensor:
     """int64 [inputs] for codes [outputs, inputs] and scales [outputs, groups].
 
-    Groups lie in order but for `g_idx`, in which -1 says that they do, too. Raises `ValueError`
+    Groups are in order, except with `g_idx`, where -1 also means in order. Raises `ValueError`
     where groups in order are not of one size.
     """
     num_inputs, num_groups = codes.shape[1], scales.shape[1]
