@@ -1,4 +1,4 @@
-"""The walk down a verified tree, and the acceptance rules of the literature in numpy.
+"""The walk down a verified tree, and what the acceptance rules of the literature decide about.
 
 Start with `walk.py`.
 """
