@@ -60,7 +60,6 @@ REMOVED_OPTIONS: Mapping[str, str] = {
     "capacity": "leave it out: 15 continuations of each token are kept",
     "max_keys": "leave it out: 65,536 keys of each request are kept",
     "refine_threshold": "leave it out: it is 0.1, as in the paper",
-    "sub_ngrams": "leave it out: shorter n-grams are learned, too",
     "all_offsets": "leave it out: n-grams of the pool are learned from its first token on",
     "window": "leave it out: the latest 32,768 or 65,536 tokens count",
     "max_tables": "leave it out: the 16 tables used last are kept",

@@ -42,7 +42,6 @@ class SpectraOptions:
         "capacity",
         "max_keys",
         "refine_threshold",
-        "sub_ngrams",
         "all_offsets",
     )
     ngram: int = 5
