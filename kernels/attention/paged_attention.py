@@ -5,8 +5,8 @@ that share a key. Importing this file needs Triton; `kernels/dispatch.py` does s
 chosen.
 """
 
-# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
-# reportArgumentType=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

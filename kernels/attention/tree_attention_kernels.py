@@ -6,8 +6,8 @@ context is split, not on the other rows of the step. Names in capitals are const
 kernel. Importing this file needs Triton.
 """
 
-# Annotations in a kernel are Triton types. pyright: reportArgumentType=false,
-# reportOperatorIssue=false
+# Annotations in a kernel are Triton types.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

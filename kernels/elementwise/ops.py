@@ -1,8 +1,8 @@
 """The elementwise operators between a stage's products, in Triton, one launch each. Importing needs
 Triton."""
 
-# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
-# reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 

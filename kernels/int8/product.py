@@ -5,8 +5,8 @@ bound by compute, where dequantising and a library's product are as fast. Gated 
 fused into the product.
 """
 
-# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
-# reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Operators on a KV cache, in Triton. Importing this file needs Triton."""
 
-# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
-# reportArgumentType=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ in tiles that depend only on the layer and the row tile (16, 32 or 64). Gated ac
 into the product.
 """
 
-# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
-# reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ would take longer than reading the weights. See He et al., "Defeating Nondetermi
 Inference" (2025).
 """
 
-# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
-# reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ integers, `exp(value) * 2^shift` rounded: their sums do not depend on the order,
 not depend on the launch.
 """
 
-# Annotations in a kernel are Triton types. pyright: reportOperatorIssue=false
+# Annotations in a kernel are Triton types.
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Changes logits before sampling, in Triton. Importing this file needs Triton."""
 
-# Triton accepts plain numbers for constexpr parameters, whatever their annotation. pyright:
-# reportArgumentType=false, reportCallIssue=false
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Importing this file needs Triton. Each works on one chunk of one row's vocabular
 all rows at once. Scores of chunks lie in [rows, chunks].
 """
 
-# Annotations in a kernel are Triton types. pyright: reportOperatorIssue=false
+# Annotations in a kernel are Triton types.
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 

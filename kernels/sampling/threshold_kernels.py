@@ -1,6 +1,7 @@
 """Triton kernels that bisect for the threshold of a row's kept tokens; importing needs Triton."""
 
-# Annotations in a kernel are Triton types. pyright: reportArgumentType=false
+# Annotations in a kernel are Triton types.
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 
