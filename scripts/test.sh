@@ -9,7 +9,9 @@ status=0
 # compile: the operators and loops that each of two workers would compile else.
 compile() {
     PYTHONPATH="tests${PYTHONPATH:+:$PYTHONPATH}" python -P -c \
-        "from support.tools.own_operators import load_own_operators; load_own_operators()"
+        "from support.tools.own_operators import load_own_operators; load_own_operators()
+from draftline.core.speculation.policy import load_policy; load_policy()
+from draftline.core.step.builder import load_kernels; load_kernels()"
     python examples/one_process.py
 }
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import draftline
+import pytest
 from support.tools.pages import sections
 
 ROOT = Path(draftline.__file__).parent
@@ -26,6 +27,8 @@ def listed() -> set[str]:
     }
 
 
+# With a cold cache of compiled loops.
+@pytest.mark.timeout(600)
 def test_the_page_lists_the_files_that_a_streamed_request_passes() -> None:
     run = subprocess.run([sys.executable, RECORD], capture_output=True, text=True, check=True)
     passed = {name for name in run.stdout.split() if not name.startswith(BESIDE)}
