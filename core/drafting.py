@@ -512,7 +512,7 @@ def _planned(state: RequestState) -> PlannedRequest:
         len(state.token_ids),
         state.stop.num_tokens_left,
         state.num_accepted,
-        heads_drafted=ordered or not outcomes or not outcomes[-1][1],
+        heads_drafted=ordered or not outcomes or not outcomes[-1],
     )
 
 

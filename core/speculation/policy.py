@@ -337,7 +337,8 @@ class SpeculationPolicy:
         if not is_head and all(bits & bit for bits in asked):
             return
         message_s, query_s, open_s = self._seconds[drafter].tolist()
-        self._interests[drafter] = self._interest(drafter, load)
+        if self._num_plans % KEPT_PLANS == 0:
+            self._interests[drafter] = self._interest(drafter, load)
         left_s, spent_s = float(self._credit_s[drafter]), 0.0
         if not any(bits & bit for bits in asked):
             spent_s += message_s

@@ -15,7 +15,6 @@ import numpy as np
 
 from ..arrays import Bool, Float32, Int32
 from ..proposals import FeatureRows, Probe
-from ..reach import reach_of
 from ..request.output import Chosen, RowAnswer
 from ..request.request import RequestState
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
@@ -220,7 +219,7 @@ def read_slice(
     drafted = token_tree(stream.alive(), first, part.path.names)
     passed = stream.advance()
     at_leaf = passed.at_leaf and bool(part.nodes)
-    stream.outcomes.append((reach_of(len(passed.tokens) - 1), at_leaf))
+    stream.outcomes.append(at_leaf)
     if passed.moves:
         moves = slots_of(
             state.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size

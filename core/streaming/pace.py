@@ -12,10 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from ..arrays import Float64, Span
-from ..reach import NUM_REACHES
+from ..arrays import Span
 from ..request.output import RowAnswer
 from ..speculation.step_cost import StepCost
 from ..tree.streamed_tree import StreamedTree
@@ -27,40 +24,24 @@ LEAF_SHARE = 0.5
 
 
 class Misses:
-    """Counts of the runs of late: a run begins where nothing of a request's tree is on its way, and
-    ends where that is so again, with a miss or because drafts end."""
+    """Counts runs of pipelined trees, recent ones more: a run begins where no chunk of a request's
+    tree is in flight, and ends where that is so again, with a miss or because drafts end."""
 
-    __slots__ = ("_sums",)
+    __slots__ = ("_answers", "_ended")
 
     def __init__(self) -> None:
-        # Answers of each reach, and those that a run ended with, first those that were not at
-        # leaves.
-        self._sums: Float64 = np.zeros((2, NUM_REACHES, 2))
+        # Answers at leaves, and those of them that ended a run.
+        self._answers = self._ended = 0.0
 
-    def note(self, outcomes: Sequence[tuple[int, bool]]) -> None:
-        """A run is over.
-
-        outcomes  of the answers to its slices, one at least: their reaches (`core/reach.py`), and
-                  whether the text came to a leaf
-        """
-        self._sums *= DECAY
-        for reach, at_leaf in outcomes:
-            self._sums[int(at_leaf), reach, 0] += 1.0
-        reach, at_leaf = outcomes[-1]
-        self._sums[int(at_leaf), reach, 1] += 1.0
+    def note(self, at_leaf: Sequence[bool]) -> None:
+        """A run is over. `at_leaf`: of each of its answers, whether the text came to a leaf."""
+        self._answers = DECAY * self._answers + sum(at_leaf)
+        self._ended = DECAY * self._ended + at_leaf[-1]
 
     @property
     def at_leaves(self) -> bool:
         """Whether heads draft behind leaves: most runs that came to one ended there."""
-        answers, ended = self._sums[1].sum(axis=0)
-        return bool(ended + 1.0 >= LEAF_SHARE * (answers + 1.0))
-
-    @property
-    def shares(self) -> Float64:
-        """float64 [reaches]: of answers of each reach behind which heads draft, those that end a
-        run, above 0; 1 where none is known."""
-        drafted = self._sums.sum(axis=0) if self.at_leaves else self._sums[0]
-        return (drafted[:, 1] + 1.0) / (drafted[:, 0] + 1.0)
+        return self._ended + 1.0 >= LEAF_SHARE * (self._answers + 1.0)
 
 
 # Weight of the newest slice in the mean time from its planning to its start.

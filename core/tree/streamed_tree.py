@@ -116,9 +116,8 @@ class StreamedTree(Generic[A]):
         self.drafters: tuple[str, ...] = ()
         # What drafters receive with the next commit, by name.
         self.unheard: Mapping[str, TopNextTokens] = {}
-        # Of the answers that moved the root, since nothing of it was on its way: their reaches
-        # (`core/reach.py`), and whether at a leaf.
-        self.outcomes: list[tuple[int, bool]] = []
+        # Of the answers that moved the root, since nothing of it was on its way: whether at a leaf.
+        self.outcomes: list[bool] = []
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
         self.num_in_place = position
 
