@@ -56,8 +56,9 @@ class LosslessReport:
         console.print(_table(self.checks))
         if idle := sum(check.proves_nothing for check in self.checks):
             console.print(
-                f"[yellow]nothing was drafted in {idle} of the checks[/]: the engine found it not "
-                "worth its time; with node_budget: full it always drafts"
+                f"[yellow]nothing was drafted in {idle} of the checks[/]: the drafters had nothing "
+                "to propose, or the engine found it not worth its time (node_budget: full always "
+                "drafts)"
             )
         console.print(_seeds_line(self.seeds), _first_token_line(self.first_token), sep="\n")
         console.print(self._conclusion())

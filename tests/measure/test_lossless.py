@@ -100,4 +100,4 @@ async def test_a_check_without_drafts_is_told() -> None:
     assert "nothing was drafted" not in printed(report)
     idle = replace(report.checks[-1], num_drafted=0, num_accepted=0)
     report = replace(report, checks=[*report.checks[:-1], idle])
-    assert "nothing was drafted in 1 of the checks: the engine" in printed(report)
+    assert "nothing was drafted in 1 of the checks: the drafters had" in printed(report)
