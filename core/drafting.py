@@ -456,7 +456,7 @@ class Drafting:
         missing = self._scheduler.missing_blocks(trees.states, slots)
         for place, state in enumerate(trees.states):
             # Preempted for one before it.
-            if not state.blocks:
+            if not state.kv.blocks:
                 continue
             if not missing[place] or self._scheduler.reserve(state, slots[place]):
                 fitting.append(place)
@@ -469,7 +469,7 @@ class Drafting:
                 bare[place] = self._root_extras(trees.part(place).extras.form)
         # Tenants' turns change with the requests that run, so one that got its slots may have lost
         # them.
-        fitting = [place for place in fitting if trees.states[place].blocks]
+        fitting = [place for place in fitting if trees.states[place].kv.blocks]
         fitted = trees.with_bare(bare).select(fitting)
         if num_decode_steps > 1:
             num_decode_steps = min(num_decode_steps, self._scheduler.rows_in_blocks(fitted.states))

@@ -33,7 +33,7 @@ from .proposals import StepCommit
 from .request.draft_stats import DraftStats
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.output_queue import OutputQueue
-from .request.request import Request, RequestState
+from .request.request import Request, RequestState, RequestStats
 from .request.sampling_params import StreamingMode
 from .request.stop import Advance, StopRule
 from .schedule.fair_share import EndedRequests
@@ -136,9 +136,9 @@ class EngineCore:
         """
         if request.request_id in self._states:
             raise RequestError("request_id", "is that of a request that runs; take another")
-        state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
+        state = RequestState(request, stop, RequestStats(arrival_time=self._clock()))
         self._scheduler.add(state)
-        state.nodes = self._draft_stats.open()
+        state.stats.nodes = self._draft_stats.open()
         self._states[request.request_id] = state
         self._wakeup.notify()
 
@@ -211,7 +211,7 @@ class EngineCore:
         """The next step, if one can go out now, and what was drafted for it."""
         for state in self._scheduler.admit():
             with self._contain(state):
-                state.start_time = state.start_time or self._clock()
+                state.stats.start_time = state.stats.start_time or self._clock()
                 self._drafting.open(state)
         await self._start_drafting()
         if not self._has_room:
@@ -349,11 +349,11 @@ class EngineCore:
         for state, num_nodes in found:
             if state.has_ended:
                 continue
-            has_shared = state.keys is not None and bool(state.num_cached_tokens)
+            has_shared = state.kv.prefix_keys is not None and bool(state.stats.num_cached_tokens)
             self._scheduler.set_apart(state)
             if num_nodes or has_shared:
                 # Otherwise it has given up its KV since, and computes it again anyway.
-                if state.blocks:
+                if state.kv.blocks:
                     self._scheduler.start_over(state)
                 continue
             self.num_not_finite += 1
@@ -379,7 +379,7 @@ class EngineCore:
     def _count(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:
         """Count the paths through the trees of requests that have not ended meanwhile."""
         states, paths = trees.states, results.paths
-        rows = [state.nodes.row for state in states]
+        rows = [state.stats.nodes.row for state in states]
         self._draft_stats.add(rows, trees.trees, paths.sources, paths.ends)
         if not self._scheduler.fair.is_alone:
             self._scheduler.fair.charge_trees(states, trees.num_rows * results.num_passes)
@@ -411,20 +411,21 @@ class EngineCore:
         taken = advance.num_tokens
         if sources[0] == TARGET_SOURCE:
             # Without drafts each token had a pass of its own.
-            state.accepted_lengths += [0] * max(taken, 1)
+            state.stats.accepted_lengths += [0] * max(taken, 1)
         else:
-            state.nodes.take_back(source for source in sources[taken:] if source != TARGET_SOURCE)
+            untaken = (source for source in sources[taken:] if source != TARGET_SOURCE)
+            state.stats.nodes.take_back(untaken)
             # Mostly the last one is the target's own token, and no node.
             num_targets = taken > 0 and sources[taken - 1] == TARGET_SOURCE
-            state.accepted_lengths.append(taken - num_targets)
+            state.stats.accepted_lengths.append(taken - num_targets)
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         verified = self._explained(state, rows[1 : taken + 1])
         self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
         # A streamed one's were noted when its root went on.
-        if advance.finish_reason is None and state.blocks and stream is None:
-            state.moves = moves
+        if advance.finish_reason is None and state.kv.blocks and stream is None:
+            state.kv.moves = moves
         num_top = state.request.params.logprobs
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, advance, tokens, sources, log_probs, trees=verified)
@@ -437,7 +438,7 @@ class EngineCore:
         self._scheduler.share(state, chunk.end)
         if state.has_ended or not chunk.wants_token:
             return
-        state.first_token_time = self._clock()
+        state.stats.first_token_time = self._clock()
         tokens = chosen.tokens.tolist()
         if not state.stop.num_tokens_left:
             # Only the prompt was to be computed.
@@ -540,7 +541,7 @@ class EngineCore:
         del self._states[state.request_id]
         state.has_ended = True
         self._scheduler.remove(state)
-        state.nodes.close()
+        state.stats.nodes.close()
         self.ended.note(state, status, self._clock())
         permitted = state.request.allowed_tokens
         if permitted is not None and permitted.constraint is not None:

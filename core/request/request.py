@@ -1,10 +1,8 @@
-"""One request: what was asked, where its answer stands, and the names of its KV blocks."""
+"""One request: what was asked, and where its answer stands."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,6 +17,7 @@ from ..tree.tree import TokenTree
 from .allowed_tokens import AllowedTokens
 from .draft_stats import DraftStats, TalliedNodes
 from .output import Delta, RequestMetrics, RowAnswer, StepTiming, TokenLogProb
+from .request_kv import PrefixKeys, RequestKv
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
 
@@ -88,9 +87,6 @@ class TokenCounts:
 
 # Gets every delta of a request in order, or the error that ends it.
 Sink = Callable[[Delta | DraftlineError], None]
-KEY_BYTES = 16
-FIRST_TABLE_LEN = 16
-NO_MOVES = np.empty((0, 2), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,95 +117,108 @@ class HeadOrder(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class RequestState:
-    """The only mutable state of a running request.
+class RequestStats:
+    """Times of a request, by the engine's clock, and what it was given.
 
-    float_params   float32 temperature, top_p, min_p and typical_p, and
-    whole_params   int64 top_k and seed, as bytes, which a step joins for all its requests
-    edits_logits   whether its parameters change logits, so that its rows may need `LogitEdits`
+    num_charged        prompt tokens up to which its tenant's counter has been charged
+    num_cached_tokens  whose KV was there when it first started; None before
+    accepted_lengths   draft tokens that each of its steps accepted
+    nodes              of its trees, by drafter; the engine counts them for all its requests
+                       together
+    """
+
+    arrival_time: float
+    start_time: float = 0.0
+    first_token_time: float = 0.0
+    num_charged: int = 0
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+    nodes: TalliedNodes = field(default_factory=lambda: DraftStats().open())
+
+
+class PackedParams(NamedTuple):
+    """The parameters of a request in the form in which a step reads them.
+
+    floats          bytes of float32 temperature, top_p, min_p and typical_p, and
+    ints            of int64 top_k and seed, which a step joins for all its requests
+    edits_logits    whether they change logits, so that the request's rows may need `LogitEdits`
+    num_top         most probable tokens beside each log-probability of the answer, and
+    num_prompt_top  of the prompt; None where no log-probabilities are wanted
+    """
+
+    floats: bytes
+    ints: bytes
+    edits_logits: bool
+    num_top: int | None
+    num_prompt_top: int | None
+
+    @classmethod
+    def of(cls, request: Request) -> PackedParams:
+        """Those of a request."""
+        params = request.params
+        floats = params.temperature, params.top_p, params.min_p, params.typical_p
+        has_rules = request.allowed_tokens is not None or bool(params.logit_bias)
+        return cls(
+            np.array(floats, dtype=np.float32).tobytes(),
+            np.array((params.top_k, request.seed), dtype=np.int64).tobytes(),
+            has_rules or params.has_penalties,
+            params.logprobs,
+            params.prompt_logprobs,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """The only mutable state of a request, from admission to its last delta.
+
     max_nodes      most nodes of its tree, whatever a step has room for; 0: it takes no drafts
-    num_tops       most probable tokens beside log-probabilities of its answer and its prompt; None
-                   where no log-probabilities are wanted
     token_ids      committed tokens, prompt included
-    order          (priority, number of arrival): who goes first
-    key            names it in steps (`StepInput.request_keys`) for as long as it holds its KV
-    keys           names of its full blocks; None: it shares none
-    blocks         KV blocks, in position order; scratch slots of tree nodes follow the committed;
-                   none while it waits
-    prefill_len    positions to be cached in chunks: the prompt, or all committed tokens but the
-                   last after a preemption
-    num_scheduled  of these, how many were cached already or submitted; some may be in flight
-    num_charged    prompt tokens up to which its tenant's counter has been charged
-    num_shared     of its blocks, how many others may share
-    head_orders    what heads of the last stage draft behind its next step, by name
+    order          (priority, number of arrival): the lower one goes first
     in_flight      steps of this request that were submitted and not committed yet
     num_losses     steps of it that were lost with a stage since the last that was answered
-    moves          int32 [m, 2]  KV copies of the last commits, for this request's next step
+    token_counts   of the text, for penalties; None where there are none
+    prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
+    is_open        whether drafters know it
+    wants_features whether its next step hands out hidden states for drafters
+    head_orders    what heads of the last stage draft behind its next step, by name
     stream         its tree, if that goes through the pipeline in slices; several of its steps may
                    be in flight then
-    token_counts   of the text, for penalties; None where there are none
     verified       the tree whose walk is committed next, and its step, of a request that is
                    explained
-    nodes          of its trees, by drafter; the engine counts them for all its requests together
     has_ended      it is no request of the engine any more
-    prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     """
 
     request: Request
     stop: StopRule
-    blocks: list[int]
-    arrival_time: float
+    stats: RequestStats
     request_id: str = field(init=False)
-    float_params: bytes = field(init=False)
-    whole_params: bytes = field(init=False)
-    edits_logits: bool = field(init=False)
+    packed: PackedParams = field(init=False)
     max_nodes: int = field(init=False)
-    num_tops: tuple[int | None, int | None] = field(init=False)
-    token_ids: list[int] = field(default_factory=list)
-    prompt_len: int = 0
+    prompt_len: int = field(init=False)
+    token_ids: list[int] = field(init=False)
     order: tuple[int, int] = (0, 0)
-    key: int = 0
-    keys: PrefixKeys | None = None
-    prefill_len: int = 0
-    num_scheduled: int = 0
-    num_charged: int = 0
-    num_shared: int = 0
+    kv: RequestKv = field(default_factory=RequestKv)
     in_flight: int = 0
-    moves: Int32 = field(default_factory=lambda: NO_MOVES)
-    stream: StreamedTree[RowAnswer] | None = None
+    num_losses: int = 0
     token_counts: TokenCounts | None = None
     prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
     wants_features: bool = False
     head_orders: dict[str, HeadOrder] = field(default_factory=dict)
-    num_cached_tokens: int | None = None
-    num_preemptions: int = 0
-    num_losses: int = 0
-    start_time: float = 0.0
-    first_token_time: float = 0.0
-    accepted_lengths: list[int] = field(default_factory=list)
+    stream: StreamedTree[RowAnswer] | None = None
     verified: tuple[TokenTree, StepTiming] | None = None
-    nodes: TalliedNodes = field(default_factory=lambda: DraftStats().open())
     has_ended: bool = False
-    # The blocks' ids as an array with room behind them, and how many of the first are in it.
-    _table: Int32 = field(default_factory=lambda: np.empty(FIRST_TABLE_LEN, dtype=np.int32))
-    _num_tabled: int = 0
 
     def __post_init__(self) -> None:
-        prompt = self.request.prompt_ids.tolist()
+        request, params, options = self.request, self.request.params, self.request.options
+        prompt = request.prompt_ids.tolist()
         self.prompt_len = len(prompt)
-        request, params = self.request, self.request.params
         self.request_id = request.request_id
-        floats = params.temperature, params.top_p, params.min_p, params.typical_p
-        self.float_params = np.array(floats, dtype=np.float32).tobytes()
-        self.whole_params = np.array((params.top_k, request.seed), dtype=np.int64).tobytes()
-        has_rules = request.allowed_tokens is not None or bool(params.logit_bias)
-        self.edits_logits = has_rules or params.has_penalties
-        options = request.options
+        self.packed = PackedParams.of(request)
         self.token_ids = [*prompt, *options.answered]
         limit = sys.maxsize if options.max_nodes is None else options.max_nodes
         self.max_nodes = limit if options.speculative else 0
-        self.num_tops = params.logprobs, params.prompt_logprobs
         if params.has_penalties:
             self.token_counts = TokenCounts(prompt)
             self.token_counts.append(options.answered)
@@ -220,12 +229,24 @@ class RequestState:
     @property
     def num_accepted(self) -> int:
         """Nodes that were accepted in its last step; 0 before the first one."""
-        return self.accepted_lengths[-1] if self.accepted_lengths else 0
+        return self.stats.accepted_lengths[-1] if self.stats.accepted_lengths else 0
 
     @property
     def wants_tokens_alone(self) -> bool:
         """Whether nothing is asked of a pass but tokens of unchanged logits."""
-        return not self.edits_logits and self.num_tops == (None, None)
+        packed = self.packed
+        wants_none = packed.num_top is None and packed.num_prompt_top is None
+        return wants_none and not packed.edits_logits
+
+    @property
+    def max_depth(self) -> int:
+        """Deepest useful draft token: one more, the bonus, follows the deepest accepted one."""
+        return self.stop.num_tokens_left - 1
+
+    @property
+    def num_in_place(self) -> int:
+        """Tokens whose KV is where it belongs once the steps so far have run."""
+        return len(self.token_ids) - 1 if self.stream is None else self.stream.num_in_place
 
     @property
     def num_answered(self) -> int:
@@ -242,46 +263,16 @@ class RequestState:
         return len(self.token_ids) > self.prompt_len
 
     @property
-    def num_prefill_left(self) -> int:
-        """Tokens that are to be cached in chunks and that no step has taken yet."""
-        return self.prefill_len - self.num_scheduled
-
-    @property
     def is_decoding(self) -> bool:
         """Whether the next step verifies a tree: all before the last token is cached."""
         has_answer = len(self.token_ids) > self.prompt_len
-        return has_answer and bool(self.blocks) and self.num_scheduled == self.prefill_len
+        return has_answer and bool(self.kv.blocks) and not self.kv.num_prefill_left
 
     def begin(self, key: int, blocks: list[int], num_cached: int) -> None:
         """Take KV blocks, the first of which hold `num_cached` tokens already."""
-        self.key = key
-        self.blocks = blocks
-        self._num_tabled = 0
-        self.prefill_len = len(self.token_ids) - self.has_answer
-        self.num_scheduled = num_cached
-        if self.num_cached_tokens is None:
-            self.num_cached_tokens = num_cached
-
-    def take_blocks(self, blocks: Sequence[int]) -> None:
-        """Take further KV blocks."""
-        self.blocks += blocks
-
-    def drop_blocks(self, count: int) -> list[int]:
-        """Give up the last blocks; returns them."""
-        dropped = self.blocks[-count:]
-        del self.blocks[-count:]
-        self._num_tabled = min(self._num_tabled, len(self.blocks))
-        return dropped
-
-    def block_table(self) -> Int32:
-        """The ids of the blocks, int32 [blocks]; valid until they change."""
-        first, count = self._num_tabled, len(self.blocks)
-        if first < count:
-            if count > len(self._table):
-                self._table = np.resize(self._table, 2 * count)
-            self._table[first:count] = self.blocks[first:]
-            self._num_tabled = count
-        return self._table[:count]
+        self.kv.begin(key, blocks, num_cached, len(self.token_ids) - self.has_answer)
+        if self.stats.num_cached_tokens is None:
+            self.stats.num_cached_tokens = num_cached
 
     def append(self, tokens: Sequence[int]) -> None:
         """Commit tokens."""
@@ -290,12 +281,9 @@ class RequestState:
             self.token_counts.append(tokens)
 
     def release(self) -> list[int]:
-        """Give up the KV, to begin anew later; returns the blocks."""
-        blocks, self.blocks = self.blocks, []
-        self.moves, self.stream = NO_MOVES, None
-        self._num_tabled = 0
-        self.num_scheduled = self.prefill_len = self.num_shared = 0
-        return blocks
+        """Give up the KV, to compute it again later; returns the blocks."""
+        self.stream = None
+        return self.kv.release()
 
     def draft_request(self) -> DraftRequest:
         """What drafters learn of the request now."""
@@ -315,69 +303,21 @@ class RequestState:
 
     def metrics(self, now: float, acceptance: str) -> RequestMetrics:
         """Counts and times at the request's end; `acceptance` is the engine's."""
-        nodes = self.nodes.totals
+        stats, nodes = self.stats, self.stats.nodes.totals
         return RequestMetrics(
             prompt_tokens=self.prompt_len,
             # One that goes on behind another's tokens may find KV of these, too.
-            cached_tokens=min(self.num_cached_tokens or 0, self.prompt_len),
-            num_preemptions=self.num_preemptions,
+            cached_tokens=min(stats.num_cached_tokens or 0, self.prompt_len),
+            num_preemptions=stats.num_preemptions,
             generated_tokens=self.num_answered,
-            num_steps=len(self.accepted_lengths),
+            num_steps=len(stats.accepted_lengths),
             num_draft_tokens=nodes.drafted.total(),
             drafted_by_source=dict(nodes.drafted),
             accepted_by_source=dict(nodes.accepted),
-            accepted_lengths=tuple(self.accepted_lengths),
-            arrival_time=self.arrival_time,
-            start_time=self.start_time,
-            first_token_time=self.first_token_time or self.start_time,
+            accepted_lengths=tuple(stats.accepted_lengths),
+            arrival_time=stats.arrival_time,
+            start_time=stats.start_time,
+            first_token_time=stats.first_token_time or stats.start_time,
             finish_time=now,
             acceptance=acceptance,
         )
-
-
-class PrefixKeys:
-    """The keys of one request's full blocks: a hash chain over its committed tokens.
-
-    A block's key covers its own tokens and all before them, for their KV depends on both, and the
-    salt: requests of different salts never share a block, and cannot find out by timing what
-    another has sent.
-    """
-
-    __slots__ = ("_block_size", "_first", "_keys", "_last")
-
-    def __init__(self, salt: str, block_size: int) -> None:
-        self._block_size = block_size
-        self._first = self._last = hashlib.blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
-        self._keys: list[bytes] = []
-
-    def cut(self, num_tokens: int) -> None:
-        """Forget what followed the first tokens, behind which the text reads otherwise now."""
-        del self._keys[num_tokens // self._block_size :]
-        self._last = self._keys[-1] if self._keys else self._first
-
-    def upto(self, token_ids: Sequence[int] | Int32, num_tokens: int) -> list[bytes]:
-        """Keys of the full blocks among the first `num_tokens`; earlier tokens never change."""
-        return self.after(0, token_ids, num_tokens)
-
-    def after(
-        self, num_blocks: int, token_ids: Sequence[int] | Int32, num_tokens: int
-    ) -> list[bytes]:
-        """The same without those of the first `num_blocks`."""
-        size, count = self._block_size, num_tokens // self._block_size
-        known = len(self._keys)
-        if known < count:
-            # At once: a prompt may have thousands of blocks.
-            data = _bytes_of(token_ids[known * size : count * size])
-            for start in range(0, len(data), 4 * size):
-                block = data[start : start + 4 * size]
-                self._last = hashlib.blake2b(self._last + block, digest_size=KEY_BYTES).digest()
-                self._keys.append(self._last)
-        return self._keys[num_blocks:count]
-
-
-def _bytes_of(token_ids: Sequence[int] | Int32) -> bytes:
-    """The tokens as numbers of 32 bits, in this machine's order: keys never leave it."""
-    if isinstance(token_ids, np.ndarray):
-        return token_ids.astype(np.int32, copy=False).tobytes()
-    # A third of the time that numpy takes for a list.
-    return array("i", token_ids).tobytes()

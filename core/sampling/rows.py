@@ -81,8 +81,8 @@ def rows_of_requests(
     states: Sequence[RequestState], positions: Int64, counts: Int32
 ) -> SamplingRows:
     """`sampling_rows` of requests by their own parameters."""
-    floats = np.frombuffer(b"".join([state.float_params for state in states]), dtype=np.float32)
-    whole = np.frombuffer(b"".join([state.whole_params for state in states]), dtype=np.int64)
+    floats = np.frombuffer(b"".join([state.packed.floats for state in states]), dtype=np.float32)
+    whole = np.frombuffer(b"".join([state.packed.ints for state in states]), dtype=np.int64)
     floats, whole = floats.reshape(-1, 4).T, whole.reshape(-1, 2).T
     return _rows(floats.repeat(counts, axis=1), whole.repeat(counts, axis=1), positions)
 

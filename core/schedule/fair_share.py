@@ -100,19 +100,19 @@ class EndedRequests:
 
     def note(self, state: RequestState, status: str, now: float) -> None:
         """A request has ended at `now`, of the clock of its arrival."""
-        nodes = state.nodes.totals
+        nodes = state.stats.nodes.totals
         self.wasted_by_source.update(nodes.wasted)
         usage = RequestUsage(
             tenant=state.request.options.tenant,
             request_id=state.request_id,
             prompt_tokens=state.prompt_len,
-            cached_tokens=state.num_cached_tokens or 0,
+            cached_tokens=state.stats.num_cached_tokens or 0,
             completion_tokens=state.num_answered,
-            steps=len(state.accepted_lengths),
+            steps=len(state.stats.accepted_lengths),
             nodes_verified=nodes.drafted.total(),
             nodes_wasted=nodes.wasted.total(),
             # One that was never started has waited all the time.
-            queue_s=(state.start_time or now) - state.arrival_time,
+            queue_s=(state.stats.start_time or now) - state.stats.arrival_time,
             status=status,
         )
         self._by_tenant.setdefault(self._labels.label(usage.tenant), TenantTotals()).add(usage)
@@ -195,11 +195,11 @@ class FairShare:
         """The prompt's tokens of a chunk, each once: computing it anew is not charged."""
         if self.is_alone:
             return
-        num_new = min(end, state.prompt_len) - max(start, state.num_charged)
+        num_new = min(end, state.prompt_len) - max(start, state.stats.num_charged)
         if num_new > 0:
             tenant = self._of(state)
             tenant.counter += PROMPT_WEIGHT * num_new / tenant.weight
-            state.num_charged = end
+            state.stats.num_charged = end
 
     def charge_trees(self, states: Sequence[RequestState], num_rows: Int64) -> None:
         """Roots and nodes of a step, int64 [states], those of requests that have ended too."""

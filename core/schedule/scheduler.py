@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from ..errors import CapacityError, RequestError
-from ..request.request import PrefixKeys, RequestState
+from ..request.request import RequestState
+from ..request.request_kv import PrefixKeys
 from ..step.parts import PromptChunk
 from .block_pool import BlockPool
 from .fair_share import FairShare
@@ -113,7 +114,9 @@ class Scheduler:
         self._num_added += 1
         # A prompt whose log-probabilities are wanted is computed anew.
         if self._limits.share_prefixes and state.prompt_log_probs is None:
-            state.keys = state.request.keys or PrefixKeys(options.salt, self._pool.block_size)
+            state.kv.prefix_keys = state.request.keys or PrefixKeys(
+                options.salt, self._pool.block_size
+            )
         self.fair.enter(state)
         self._queue(state)
 
@@ -124,13 +127,13 @@ class Scheduler:
             self.waiting.remove(state)
             self.running[state.request_id] = state
             self.fair.start(state)
-            if state.num_prefill_left:
+            if state.kv.num_prefill_left:
                 self._prefilling[state.request_id] = state
             admitted.append(state)
             # What a preempted request finds again are its own blocks.
-            if state.keys is not None and not state.num_preemptions:
+            if state.kv.prefix_keys is not None and not state.stats.num_preemptions:
                 self.num_prefix_queries += len(state.token_ids)
-                self.num_prefix_hits += state.num_cached_tokens or 0
+                self.num_prefix_hits += state.stats.num_cached_tokens or 0
         return admitted
 
     def remove(self, state: RequestState) -> None:
@@ -194,7 +197,7 @@ class Scheduler:
     def rows_in_blocks(self, states: Sequence[RequestState]) -> int:
         """Rows, the last committed token's the first, that the blocks of each have slots for."""
         size = self._pool.block_size
-        rows = (len(state.blocks) * size - len(state.token_ids) + 1 for state in states)
+        rows = (len(state.kv.blocks) * size - len(state.token_ids) + 1 for state in states)
         return min(rows, default=1)
 
     def num_prefill_rows(self, num_decoding: int) -> int:
@@ -203,24 +206,24 @@ class Scheduler:
         short = long = 0
         for state in self._prefilling.values():
             if self._is_long(state):
-                long += state.num_prefill_left
+                long += state.kv.num_prefill_left
             else:
-                short += state.num_prefill_left
+                short += state.kv.num_prefill_left
         return min(room, short + min(long, self._long_room(num_decoding, room)))
 
     def reserve(self, state: RequestState, num_slots: int) -> bool:
         """Give a request exactly the blocks of this many slots; False if too few are free."""
-        missing = -(-num_slots // self._pool.block_size) - len(state.blocks)
+        missing = -(-num_slots // self._pool.block_size) - len(state.kv.blocks)
         if not missing:
             return True
         if missing > self._pool.num_free:
             return False
         if missing > 0:
-            state.take_blocks(self._pool.allocate(missing))
+            state.kv.take_blocks(self._pool.allocate(missing))
         else:
             # Scratch of an earlier tree. KV that is still to be moved out of it goes first in the
             # step that this is for.
-            self._pool.free(state.drop_blocks(-missing))
+            self._pool.free(state.kv.drop_blocks(-missing))
         return True
 
     def missing_blocks(self, states: Sequence[RequestState], num_slots: Sequence[int]) -> list[int]:
@@ -230,7 +233,7 @@ class Scheduler:
         """
         size = self._pool.block_size
         slots = zip(states, num_slots, strict=True)
-        return [-(-count // size) - len(state.blocks) for state, count in slots]
+        return [-(-count // size) - len(state.kv.blocks) for state, count in slots]
 
     def make_room(self, state: RequestState, num_slots: int) -> bool:
         """`reserve`, taking the KV of requests that are later in order, or failing that its own.
@@ -253,14 +256,15 @@ class Scheduler:
         chunks = []
         for state in self.fair.in_turn(self._prefilling.values()):
             is_long = self._is_long(state)
-            size = min(left, long_left if is_long else left, state.num_prefill_left)
+            size = min(left, long_left if is_long else left, state.kv.num_prefill_left)
             if size > 0:
-                start, end = state.num_scheduled, state.num_scheduled + size
-                state.num_scheduled = end
+                kv = state.kv
+                start, end = kv.num_scheduled, kv.num_scheduled + size
+                kv.num_scheduled = end
                 self.fair.charge_prompt(state, start, end)
-                if not state.num_prefill_left:
+                if not kv.num_prefill_left:
                     del self._prefilling[state.request_id]
-                wants_token = end == state.prefill_len and not state.has_answer
+                wants_token = end == kv.prefill_len and not state.has_answer
                 chunks.append(PromptChunk(state, start, end, wants_token))
                 left -= size
                 long_left -= size if is_long else 0
@@ -268,7 +272,7 @@ class Scheduler:
 
     def _is_long(self, state: RequestState) -> bool:
         """Whether what it is to cache fills so many steps that it holds others up for long."""
-        return state.prefill_len > LONG_STEPS * self._limits.max_step_rows
+        return state.kv.prefill_len > LONG_STEPS * self._limits.max_step_rows
 
     def _long_room(self, num_tree_rows: int, room: int) -> int:
         """Rows that long prompts may take of `room`."""
@@ -296,20 +300,21 @@ class Scheduler:
 
     def share(self, state: RequestState, num_tokens: int) -> None:
         """Let others share the KV of a request's first `num_tokens` tokens, which is final."""
-        if state.keys is None or not state.blocks:
+        kv = state.kv
+        if kv.prefix_keys is None or not kv.blocks:
             return
-        if num_tokens // self._pool.block_size <= state.num_shared:
+        if num_tokens // self._pool.block_size <= kv.num_shared:
             return
-        for key in state.keys.after(state.num_shared, state.token_ids, num_tokens):
-            self._pool.register(state.blocks[state.num_shared], key)
-            state.num_shared += 1
+        for key in kv.prefix_keys.after(kv.num_shared, state.token_ids, num_tokens):
+            self._pool.register(kv.blocks[kv.num_shared], key)
+            kv.num_shared += 1
 
     def set_apart(self, state: RequestState) -> None:
         """Share no KV with a request any more: what it has computed may be wrong, and so may what
         it had of others. It takes no drafts from now on."""
-        if state.keys is not None:
-            self._pool.unregister(state.keys.upto(state.token_ids, len(state.token_ids)))
-        state.keys, state.max_nodes = None, 0
+        if state.kv.prefix_keys is not None:
+            self._pool.unregister(state.kv.prefix_keys.upto(state.token_ids, len(state.token_ids)))
+        state.kv.prefix_keys, state.max_nodes = None, 0
 
     def start_over(self, state: RequestState) -> None:
         """Have a request that runs compute all of its KV again."""
@@ -328,7 +333,8 @@ class Scheduler:
             return False
         num_tokens = len(state.token_ids)
         # The last token is always computed: its logits are wanted.
-        keys = state.keys.upto(state.token_ids, num_tokens - 1) if state.keys else []
+        names = state.kv.prefix_keys
+        keys = names.upto(state.token_ids, num_tokens - 1) if names else []
         num_shared, num_idle = self._pool.num_shared(keys)
         if self._is_computed_now(keys[num_shared : num_shared + 1]):
             return False
@@ -344,7 +350,7 @@ class Scheduler:
         blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
         self._num_begun += 1
         state.begin(self._num_begun, blocks, num_shared * self._pool.block_size)
-        state.num_shared = num_shared
+        state.kv.num_shared = num_shared
         return True
 
     def _is_computed_now(self, keys: list[bytes]) -> bool:
@@ -352,9 +358,10 @@ class Scheduler:
         if not keys:
             return False
         for state in self.running.values():
-            if state.keys is not None and (state.num_prefill_left or state.in_flight):
-                others = state.keys.upto(state.token_ids, state.prefill_len)
-                if others[state.num_shared :] and keys[0] in others[state.num_shared :]:
+            kv = state.kv
+            if kv.prefix_keys is not None and (kv.num_prefill_left or state.in_flight):
+                others = kv.prefix_keys.upto(state.token_ids, kv.prefill_len)
+                if keys[0] in others[kv.num_shared :]:
                     return True
         return False
 
@@ -363,7 +370,7 @@ class Scheduler:
         self.fair.stop(state)
         self._prefilling.pop(state.request_id, None)
         self._pool.free(state.release())
-        state.num_preemptions += 1
+        state.stats.num_preemptions += 1
         self.num_preemptions += 1
         self._queue(state)
 

@@ -11,7 +11,8 @@ import numpy as np
 from ..arrays import Int32, UInt64
 from ..proposals import chain_proposal
 from ..request.draft_stats import DraftStats
-from ..request.request import NO_MOVES, RequestState
+from ..request.request import RequestState
+from ..request.request_kv import NO_MOVES
 from ..sampling.rows import build_edits, path_entries, rows_of_requests
 from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, TreeRows, Verification
 from ..streaming.chunks import rows_of_edits, with_slices
@@ -90,10 +91,12 @@ def build_step(
         probe_top_k=_probe_top_k(trees),
         scored_rows=_scored_rows(chunks, starts[len(trees) : -1]),
         scored_tokens=_scored_tokens(chunks),
-        with_log_probs=any(state.num_tops[0] is not None for state in states),
+        with_log_probs=any(state.packed.num_top is not None for state in states),
         verification=_verification(trees, context_lens),
         edits=placed_edits(chosen, edits),
-        num_top=max(num or 0 for state in states for num in state.num_tops),
+        num_top=max(
+            max(state.packed.num_top or 0, state.packed.num_prompt_top or 0) for state in states
+        ),
         num_decode_steps=num_decode_steps,
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         request_keys=_keys(trees, chunks),
@@ -114,12 +117,12 @@ def _tree_rows(
 
 
 def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
-    tables = [state.block_table() for state in trees.states]
-    return block_tables([*tables, *(chunk.state.block_table() for chunk in chunks)])
+    tables = [state.kv.block_table() for state in trees.states]
+    return block_tables([*tables, *(chunk.state.kv.block_table() for chunk in chunks)])
 
 
 def _keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    return (*(state.key for state in trees.states), *(chunk.state.key for chunk in chunks))
+    return (*(state.kv.key for state in trees.states), *(chunk.state.kv.key for chunk in chunks))
 
 
 def _places_of_features(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
@@ -234,12 +237,12 @@ def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
 
 def _take_moves(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
     states = (*trees.states, *(chunk.state for chunk in chunks))
-    moving = [state for state in states if state.moves is not NO_MOVES]
+    moving = [state for state in states if state.kv.moves is not NO_MOVES]
     if not moving:
         return NO_MOVES
-    moves = [state.moves for state in moving]
+    moves = [state.kv.moves for state in moving]
     for state in moving:
-        state.moves = NO_MOVES
+        state.kv.moves = NO_MOVES
     return np.concatenate(moves)
 
 
@@ -273,7 +276,7 @@ def edits_of_parts(
     contain: what goes wrong with a request's changes ends that request alone
     """
     states = (*trees.states, *(chunk.state for chunk in chunks))
-    if not any(state.edits_logits for state in states):
+    if not any(state.packed.edits_logits for state in states):
         return trees, chunks, []
     kept, kept_chunks, edits = [], [], []
     for place, tree in enumerate(trees):

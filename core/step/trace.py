@@ -186,7 +186,7 @@ class TracedStep:
     def _totals(self) -> _Totals:
         accepted: Counter[str] = Counter()
         for state in self._trees.states:
-            accepted.update(state.nodes.totals.accepted)
+            accepted.update(state.stats.nodes.totals.accepted)
         return _Totals(
             tokens=sum(len(state.token_ids) for state in self._trees.states),
             first_tokens=sum(len(chunk.state.token_ids) for chunk in self._chunks),

@@ -222,9 +222,9 @@ def read_slice(
     stream.outcomes.append(at_leaf)
     if passed.moves:
         moves = slots_of(
-            state.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size
+            state.kv.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size
         ).reshape(-1, 2)
-        state.moves = np.concatenate([state.moves, moves])
+        state.kv.moves = np.concatenate([state.kv.moves, moves])
     steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
     rows = [row if chosen is targets else 0 for chosen, row in passed.answers]
     features = _features(state.request_id, first, passed.answers)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import plan_model
 from ...cluster.engine.request_factory import RequestFactory
-from ...core.request.request import RequestState
+from ...core.request.request import RequestState, RequestStats
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.sampling.choose import edit_logits, process_logits
 from ...core.sampling.noise import gumbel
@@ -107,7 +107,7 @@ class Judge:
         logits = self._model(input_ids=text).logits[0, -1:].float().numpy()
         options = RequestOptions()
         request, stop = self._factory.build("judged", prompt, params, lambda _: None, options)
-        state = RequestState(request, stop, blocks=[], arrival_time=0.0)
+        state = RequestState(request, stop, RequestStats(arrival_time=0.0))
         state.append(answer)
         form = None
         if request.allowed_tokens is not None and request.allowed_tokens.constraint is not None:

@@ -11,7 +11,8 @@ import pytest
 from draftline.core.arrays import Int32
 from draftline.core.errors import NotFinite
 from draftline.core.request.output import Delta
-from draftline.core.request.request import PrefixKeys, Request
+from draftline.core.request.request import Request
+from draftline.core.request.request_kv import PrefixKeys
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.core.steps import StepInput, StepOutput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from draftline.core.arrays import ROOT, UInt32
 from draftline.core.request.allowed_tokens import AllowedTokens, mask_of, unpack
-from draftline.core.request.request import Request, RequestState
+from draftline.core.request.request import Request, RequestState, RequestStats
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.core.sampling.choose import counts_of
@@ -51,7 +51,7 @@ def test_an_answer_that_cannot_go_on_may_end_before_its_least_length() -> None:
 def state_of(params: SamplingParams, prompt: list[int], answer: list[int]) -> RequestState:
     request = Request("r", np.array(prompt, dtype=np.int32), params, 0, 9, lambda _: None)
     stop = StopRule(params, (), 9, Letters())
-    state = RequestState(request, stop, blocks=[], arrival_time=0.0)
+    state = RequestState(request, stop, RequestStats(arrival_time=0.0))
     state.append(answer)
     return state
 

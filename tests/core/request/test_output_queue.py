@@ -9,7 +9,7 @@ import pytest
 from draftline.core.errors import DraftlineError, RequestError, RequestFailed
 from draftline.core.request.output import Delta
 from draftline.core.request.output_queue import OutputQueue
-from draftline.core.request.request import Request, RequestState, Sink
+from draftline.core.request.request import Request, RequestState, RequestStats, Sink
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
 from support.fakes.fake_bench import Bench, NoText
@@ -18,7 +18,7 @@ from support.fakes.fake_bench import Bench, NoText
 def state_of(name: str, sink: Sink) -> RequestState:
     params = SamplingParams(max_tokens=4)
     request = Request(name, np.array([1], dtype=np.int32), params, 0, 4, sink)
-    return RequestState(request, StopRule(params, (), 4, NoText()), blocks=[], arrival_time=0.0)
+    return RequestState(request, StopRule(params, (), 4, NoText()), RequestStats(arrival_time=0.0))
 
 
 def delta(name: str, *tokens: int, finish_reason: str | None = None) -> Delta:

@@ -68,8 +68,8 @@ def tenant_of(state: RequestState) -> str:
 
 
 def work_of(state: RequestState) -> float:
-    rows = state.nodes.totals.drafted.total() + len(state.accepted_lengths)
-    prompt = state.prompt_len if state.has_answer else state.num_scheduled
+    rows = state.stats.nodes.totals.drafted.total() + len(state.stats.accepted_lengths)
+    prompt = state.prompt_len if state.has_answer else state.kv.num_scheduled
     return PROMPT_WEIGHT * prompt + ROW_WEIGHT * rows
 
 

@@ -11,7 +11,7 @@ import torch
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.core.request.allowed_tokens import allowed_tokens_of
-from draftline.core.request.request import Request, RequestState
+from draftline.core.request.request import Request, RequestState, RequestStats
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule, stop_token_ids
 from draftline.core.sampling.choose import choose_tokens, edit_logits
@@ -75,7 +75,9 @@ def state_of(params: SamplingParams) -> RequestState:
     rules = allowed_tokens_of(params, stop_token_ids(params, (EOS,)), VOCAB_SIZE)
     prompt = np.array(PROMPT, dtype=np.int32)
     request = Request("r", prompt, params, SEED, 99, lambda _: None, allowed_tokens=rules)
-    return RequestState(request, StopRule(params, (EOS,), 99, NoText()), [], arrival_time=0.0)
+    return RequestState(
+        request, StopRule(params, (EOS,), 99, NoText()), RequestStats(arrival_time=0.0)
+    )
 
 
 @torch.inference_mode()
