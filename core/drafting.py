@@ -27,15 +27,24 @@ from .proposals import (
     Query,
     StepCommit,
 )
-from .reach import AT_LEAVES, EVERY_REACH
+from .reach import EVERY_REACH
 from .request.allowed_tokens import GrammarMasks, rows_in
 from .request.request import HeadOrder, RequestState
 from .schedule.scheduler import Scheduler
-from .schedule.streaming import Streaming, max_depth
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
 from .speculation.policy import SpeculationPolicy
-from .step.parts import NO_EXTRAS, NO_TREE_STEPS, DraftedTree, DraftedTrees, TreeExtras, TreeSteps
-from .streaming.chunks import TreeSlice
+from .step.heads import with_head_tasks
+from .step.in_flight import StepInFlight
+from .step.parts import (
+    NO_EXTRAS,
+    NO_TREE_STEPS,
+    DraftedTree,
+    DraftedTrees,
+    PromptChunk,
+    TreeExtras,
+    TreeSteps,
+)
+from .steps import StepInput, StepOutput
 from .tree.merge import merge_all
 from .tree.tree import empty_trees
 from .verify.rules import COUPLED, candidates_of, no_candidates
@@ -59,7 +68,6 @@ class Drafting:
         drafters: ProposalSource,
         scheduler: Scheduler,
         policy: SpeculationPolicy,
-        streaming: Streaming,
         clock: Callable[[], float],
         *,
         acceptance: str,
@@ -74,7 +82,6 @@ class Drafting:
         self._drafters = drafters
         self._scheduler = scheduler
         self._policy = policy
-        self._streaming = streaming
         self._clock = clock
         self._acceptance = acceptance
         self._notify = notify
@@ -95,7 +102,7 @@ class Drafting:
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
             expected = self._policy.expected(
-                _planned(state), self._drafters.costs(), len(self._scheduler.running)
+                self._planned(state), self._drafters.costs(), len(self._scheduler.running)
             )
             self._drafters.open(state.draft_request(), expected)
             names = self._drafters.feature_drafters
@@ -130,17 +137,16 @@ class Drafting:
         if drafted:
             self._drafters.note_drafted(drafted)
 
-    @property
-    def stage_heads(self) -> tuple[Sequence[str], Mapping[str, float]]:
-        """Names of the last stage's heads, and what a further level of each takes."""
-        return self._drafters.stage_heads, self._level_tokens
-
     # ---- which drafters are asked
 
+    def decoding(self) -> Sequence[RequestState]:
+        """One group of requests whose next trees may be drafted now."""
+        return self._scheduler.decoding(self._masks.late())
+
     @property
-    def late(self) -> set[str]:
-        """Requests that wait for token masks, and take part in no step."""
-        return self._masks.late()
+    def is_waiting(self) -> bool:
+        """Whether drafters are being asked, or token masks are awaited."""
+        return self._group is not None or bool(self._masks.late())
 
     @property
     def is_asking(self) -> bool:
@@ -151,6 +157,10 @@ class Drafting:
     def has_answer(self) -> bool:
         """Whether the drafters that were asked have answered."""
         return self._group is not None and self._group.answer.done()
+
+    def take_delay(self) -> float | None:
+        """Seconds until a request with steps in flight may have another; None: it may not."""
+        return None
 
     async def start(self, states: Sequence[RequestState]) -> None:
         """Begin to ask the drafters about requests that decode."""
@@ -165,7 +175,6 @@ class Drafting:
         One message a drafter for all requests, which also tells what was committed.
         """
         began_at = self._clock()
-        self._streaming.begin(states)
         if self._policy.is_backed_off(state.request_id for state in states if state.is_open):
             self._order(states, NOBODY)
             return nobody_asked(began_at)
@@ -182,7 +191,7 @@ class Drafting:
         commits, self._commits = self._commits, []
         queries = [
             query._replace(step_s=plan.step_s, token_s=plan.token_s)
-            for query in _asked_of(plan.by_drafter, list(filter(None, wanted.values())))
+            for query in asked_of(plan.by_drafter, list(filter(None, wanted.values())))
         ]
         start = self._clock()
         self._policy.note_host(start - began_at)
@@ -190,42 +199,21 @@ class Drafting:
             if commits:
                 await self._drafters.exchange(commits, ())
             return DraftBatch({}, began_at, 0.0, plan, costs)
-        skipped = frozenset[str]()
-        if all(state.stream is not None for state in states):
-            proposals, skipped = await self._exchange(commits, queries, plan.by_drafter)
-        else:
-            proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
+        proposals, skipped = await self._exchange(states, commits, queries, plan.by_drafter)
         seconds = self._clock() - start
         costs = self._drafters.costs()
         return DraftBatch(proposals, began_at, seconds, plan, costs, skipped)
 
     async def _exchange(
         self,
+        states: Sequence[RequestState],
         commits: Sequence[StepCommit],
         queries: Sequence[Query],
         asked: Mapping[str, Sequence[str]],
     ) -> tuple[Mapping[str, Sequence[Proposal]], frozenset[str]]:
-        """Proposals behind pipelined trees, and the drafters that were skipped.
-
-        Drafters of other processes are only waited for where those of this one are not sure.
-        """
-        slow = self._drafters.remote & asked.keys()
-        if not slow or len(slow) == len(asked):
-            return await self._drafters.exchange(commits, queries, asked), frozenset()
-        quick = {name: ids for name, ids in asked.items() if name not in slow}
-        found = await self._drafters.exchange(commits, _asked_of(quick, queries), quick)
-        if all(self._streaming.is_sure(found.get(query.request_id, ())) for query in queries):
-            return found, slow
-        late = {name: asked[name] for name in slow}
-        more = await self._drafters.exchange((), _asked_of(late, queries), late)
-        # A late proposal may be of a drafter that is not asked now.
-        priority = {name: place for place, name in enumerate(asked)}
-        ids = [query.request_id for query in queries]
-        both = {one: (*found.get(one, ()), *more.get(one, ())) for one in ids}
-        return {
-            one: sorted(own, key=lambda each: priority.get(each.source, len(asked)))
-            for one, own in both.items()
-        }, frozenset()
+        """Proposals for the step's `states`, and the drafters that were not waited for."""
+        del states
+        return await self._drafters.exchange(commits, queries, asked), frozenset()
 
     def _plan(
         self,
@@ -233,49 +221,40 @@ class Drafting:
         wanting: Sequence[RequestState],
         costs: Mapping[str, DraftCost],
     ) -> DraftPlan:
-        """Who is asked for those of `wanting`, which are among the step's `states`.
-
-        Nothing is decided anew behind steps in flight: stages have time for it, and drafters that
-        are worth asking for a step are worth more, as long as they are right.
-        """
+        """Which drafters are asked for those of `wanting`, which are among the step's `states`."""
         if not wanting or not costs:
             return NOBODY
-        begun = [state for state in wanting if state.stream is None or state.stream.is_new]
         others = len(states) - len(wanting) + self._scheduler.num_prefill_rows(len(states))
-        self._streaming.begin_runs(begun)
-        plan = NOBODY
-        if begun:
-            plan = self._policy.plan(
-                list(map(_planned, begun)),
-                costs,
-                others + len(wanting) - len(begun),
-                may_decode_several=want_tokens_alone(states),
-            )
-        behind: dict[str, list[str]] = {}
-        for state in wanting:
-            if (stream := state.stream) is None:
-                continue
-            if stream.is_new:
-                stream.drafters = self._streaming.in_time(plan.lasting(state.request_id), costs)
-                continue
-            for name in stream.drafters:
-                if name in costs:
-                    behind.setdefault(name, []).append(state.request_id)
-        return plan.beside(behind)
+        return self._policy.plan(
+            list(map(self._planned, wanting)),
+            costs,
+            others,
+            may_decode_several=want_tokens_alone(states),
+        )
+
+    def _planned(self, state: RequestState) -> PlannedRequest:
+        """What the policy plans for."""
+        request = state.request
+        return PlannedRequest(
+            state.request_id,
+            request.params.temperature,
+            request.options.drafters,
+            len(state.token_ids),
+            state.stop.num_tokens_left,
+            state.num_accepted,
+        )
 
     def _query(self, state: RequestState, most: int) -> Query | None:
         """What drafters may be asked for a request; None where no draft is of use."""
         # What is left of the answer bounds the tree's depth (`merge`), not its width.
-        size = min(most, state.max_nodes) if max_depth(state) > 0 else 0
-        return self._streaming.query(state, size) if size > 0 else None
+        size = min(most, state.max_nodes) if state.max_depth > 0 else 0
+        return Query(state.request_id, len(state.token_ids), size) if size > 0 else None
 
     def _order(
         self, states: Sequence[RequestState], plan: DraftPlan, sizes: Mapping[str, int] = NO_SIZES
     ) -> None:
         """The next step hands out the features of requests that such a drafter is asked for, and
         its heads draft trees of `sizes` nodes for the requests of their orders."""
-        # A pipelined tree keeps to what was decided before its first chunk.
-        states = [state for state in states if state.stream is None or state.stream.is_new]
         names = self._drafters.feature_drafters
         if names:
             wanting = set[str]().union(*(plan.by_drafter.get(name, ()) for name in names))
@@ -288,8 +267,7 @@ class Drafting:
             self._level_tokens.update(plan.level_tokens)
             for name, reaches_by_id in plan.heads.items():
                 for one, reaches in reaches_by_id.items():
-                    at_leaves = AT_LEAVES * self._streaming.misses(by_id[one]).at_leaves
-                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches | at_leaves)
+                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches)
 
     # ---- which trees are verified
 
@@ -303,13 +281,24 @@ class Drafting:
         assert self._group is not None
         group, self._group = self._group, None
         batch = group.answer.result()
-        drafted = self._merge([state for state in group.states if _is_ready(state)], batch)
+        drafted = self._merge([state for state in group.states if self._is_ready(state)], batch)
         most = self._scheduler.nodes_each(len(drafted))
         joined = await self._masks.join(drafted, patience_s, most)
         # Where no masks were wanted nothing was awaited.
-        trees = self._select(joined if joined is drafted else joined.where(_is_ready), batch)
-        streamed = [s for s in group.states if s.stream is not None and not s.has_ended]
-        return batch, self._with_slices(trees, streamed, batch) if streamed else trees
+        trees = self._select(joined if joined is drafted else joined.where(self._is_ready), batch)
+        return batch, self._complete(trees, group.states, batch)
+
+    def _is_ready(self, state: RequestState) -> bool:
+        """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
+        were asked or masks awaited."""
+        return not (state.in_flight or state.has_ended) and state.is_decoding
+
+    def _complete(
+        self, trees: TreeSteps, states: Sequence[RequestState], batch: DraftBatch
+    ) -> TreeSteps:
+        """The trees of a step for which the drafters answered `batch` about `states`."""
+        del states, batch
+        return trees
 
     def _merge(self, states: Sequence[RequestState], batch: DraftBatch) -> DraftedTrees:
         """What drafters propose for each request, in one tree."""
@@ -318,12 +307,14 @@ class Drafting:
             return DraftedTrees(states, empty_trees(count), ((),) * count, (0,) * count)
         start = self._clock()
         most = self._scheduler.nodes_each(count)
-        proposals = [_wanted(state, batch) for state in states]
+        proposals = [wanted(state, batch) for state in states]
         limits = [min(most, state.max_nodes) for state in states]
         offered = limits
         if self._acceptance == COUPLED:
             offered = list(map(self._policy.num_offered, proposals, limits))
-        trees = merge_all(proposals, offered, [*map(max_depth, states)], self._policy.table)
+        trees = merge_all(
+            proposals, offered, [state.max_depth for state in states], self._policy.table
+        )
         self._policy.note_host(self._clock() - start)
         return DraftedTrees(states, trees, proposals, limits)
 
@@ -356,7 +347,7 @@ class Drafting:
             parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
             extras = {
                 place: TreeExtras(
-                    self._probes(state, proposals, batch.plan), _top_next_tokens(proposals)
+                    self._probes(state, proposals, batch.plan), top_next_tokens(proposals)
                 )
                 for place, (state, proposals) in parts
                 if _has_extras(proposals)
@@ -378,24 +369,6 @@ class Drafting:
         self._policy.note_host(self._clock() - start)
         return TreeSteps(drafted.states, trees, drafted.trees, extras)
 
-    def _with_slices(
-        self, trees: TreeSteps, states: Sequence[RequestState], batch: DraftBatch
-    ) -> TreeSteps:
-        """The trees of a step beside chunks of pipelined ones, which grow by the proposals."""
-        start = self._clock()
-        most = self._scheduler.nodes_each(len(trees) + len(states))
-        sliced: list[tuple[RequestState, TreeSlice, TreeExtras]] = []
-        for state in states:
-            limit, proposals = min(most, state.max_nodes), _wanted(state, batch)
-            # Probes go on from the text, not from what is only assumed.
-            is_behind = state.stream is not None and state.stream.asked is state.stream.root
-            probes = self._probes(state, proposals, batch.plan) if is_behind else {}
-            self._streaming.grow(state, proposals, limit)
-            if (part := self._streaming.slice(state, limit)) is not None:
-                sliced.append((state, part, TreeExtras(probes, _top_next_tokens(proposals))))
-        self._policy.note_host(self._clock() - start)
-        return trees.beside(sliced)
-
     def _without_drafts(self, drafted: DraftedTrees) -> TreeSteps:
         none = empty_trees(len(drafted))
         places = drafted.forms if self._acceptance == COUPLED else range(len(drafted))
@@ -411,7 +384,7 @@ class Drafting:
         extras = {}
         for place, part in enumerate(drafted.parts()):
             candidates = candidates_of(self._acceptance, part.tree, part.proposals, part.max_nodes)
-            own = TreeExtras(self._fitting(part.proposals), _top_next_tokens(part.proposals))
+            own = TreeExtras(self._fitting(part.proposals), top_next_tokens(part.proposals))
             extras[place] = replace(own, candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), extras)
 
@@ -448,11 +421,7 @@ class Drafting:
         num_decode_steps = self._num_decode_steps(trees)
         fitting: list[int] = []
         bare: dict[int, TreeExtras] = {}
-        roots = [len(state.token_ids) - 1 for state in trees.states]
-        slots = (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
-        for place, part in trees.slices.items():
-            # With rows of probes.
-            slots[place] = part.most_places + slots[place] - roots[place] - len(part.rows)
+        slots = self._slots(trees, num_decode_steps)
         missing = self._scheduler.missing_blocks(trees.states, slots)
         for place, state in enumerate(trees.states):
             # Preempted for one before it.
@@ -460,11 +429,11 @@ class Drafting:
                 continue
             if not missing[place] or self._scheduler.reserve(state, slots[place]):
                 fitting.append(place)
-            # What its earlier chunks hold may not be dropped.
+            # Its rows on the way hold KV that may not be dropped.
             elif state.in_flight:
                 continue
             # Drafts are never worth the KV of another request.
-            elif self._scheduler.make_room(state, roots[place] + 1):
+            elif self._scheduler.make_room(state, len(state.token_ids)):
                 fitting.append(place)
                 bare[place] = self._root_extras(trees.part(place).extras.form)
         # Tenants' turns change with the requests that run, so one that got its slots may have lost
@@ -475,10 +444,28 @@ class Drafting:
             num_decode_steps = min(num_decode_steps, self._scheduler.rows_in_blocks(fitted.states))
         return fitted, num_decode_steps
 
+    def _slots(self, trees: TreeSteps, num_decode_steps: int) -> list[int]:
+        """KV slots that each request needs for the step, committed ones included."""
+        roots = [len(state.token_ids) - 1 for state in trees.states]
+        return (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
+
+    def prepare(
+        self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
+    ) -> StepInput:
+        """The step with what heads of the last stage do in it."""
+        heads = self._drafters.stage_heads
+        return with_head_tasks(step, heads, trees.states, chunks, self._level_tokens)
+
+    def note_sent(self, step: StepInFlight) -> None:
+        """A step went out."""
+
+    def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
+        """A step was answered, and nothing of it has been committed."""
+
     def _num_decode_steps(self, trees: TreeSteps) -> int:
         """Tokens of each request in a step of roots alone of which nothing else is wanted."""
         states = trees.states
-        if not states or len(trees.trees.nodes) or trees.extras or trees.slices:
+        if not states or len(trees.trees.nodes) or trees.extras:
             return 1
         if self._scheduler.is_prefilling or not want_tokens_alone(states):
             return 1
@@ -493,43 +480,21 @@ def want_tokens_alone(states: Sequence[RequestState]) -> bool:
     return all(state.wants_tokens_alone for state in states)
 
 
-def _is_ready(state: RequestState) -> bool:
-    """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters were
-    asked or masks awaited."""
-    is_free = not (state.in_flight or state.has_ended) and state.stream is None
-    return is_free and state.is_decoding
-
-
-def _planned(state: RequestState) -> PlannedRequest:
-    request = state.request
-    # Whether its text has come to a leaf of a pipelined tree, where heads had no order to draft.
-    outcomes = () if state.stream is None else state.stream.outcomes
-    ordered = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
-    return PlannedRequest(
-        state.request_id,
-        request.params.temperature,
-        request.options.drafters,
-        len(state.token_ids),
-        state.stop.num_tokens_left,
-        state.num_accepted,
-        heads_drafted=ordered or not outcomes or not outcomes[-1],
-    )
-
-
-def _asked_of(asked: Mapping[str, Sequence[str]], queries: Sequence[Query]) -> list[Query]:
+def asked_of(asked: Mapping[str, Sequence[str]], queries: Sequence[Query]) -> list[Query]:
     """Those for which any drafter is asked."""
     ids = set[str]().union(*asked.values())
     return [query for query in queries if query.request_id in ids]
 
 
-def _wanted(state: RequestState, batch: DraftBatch) -> Sequence[Proposal]:
+def wanted(state: RequestState, batch: DraftBatch) -> Sequence[Proposal]:
     """The proposals of the drafters that the request takes."""
     proposals = batch.by_request.get(state.request_id, ())
     drafters = state.request.options.drafters
     return proposals if drafters is None else [p for p in proposals if p.source in drafters]
 
 
-def _top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
+def top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
+    """How many most probable next tokens each drafter wants."""
     return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
 
 

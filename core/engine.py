@@ -29,6 +29,7 @@ from .errors import (
     contain_each,
 )
 from .interfaces import ProposalSource, StepPipeline
+from .pipelined_drafting import PipelinedDrafting, StreamingCounts
 from .proposals import StepCommit
 from .request.draft_stats import DraftStats
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
@@ -38,11 +39,9 @@ from .request.sampling_params import StreamingMode
 from .request.stop import Advance, StopRule
 from .schedule.fair_share import EndedRequests
 from .schedule.scheduler import Scheduler
-from .schedule.streaming import Streaming
 from .speculation.draft_plan import DraftBatch, StepOutcome, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.builder import build_step, edits_of_parts
-from .step.heads import with_head_tasks
 from .step.in_flight import (
     NO_TREE_OUTPUT,
     BuiltStep,
@@ -89,8 +88,8 @@ class EngineCore:
     ) -> None:
         """`acceptance`: the rule that decides about drafts (`core/verify/rules.py`).
 
-        `streaming`: whether the tree of a request may go through the stages in slices, several of
-        them at a time (`core/schedule/streaming.py`).
+        `streaming`: whether the tree of a request may go through the stages in chunks, several of
+        them at a time (`core/pipelined_drafting.py`).
         A step whose answer takes longer than `step_timeout_s`, and many times longer than steps
         take, is a lost stage's.
         """
@@ -102,10 +101,10 @@ class EngineCore:
         self._trace = trace
         self._wakeup = Wakeup()
         # Only a coupled walk needs nothing of a node but the target's token after it.
-        mode: StreamingMode = streaming if acceptance == COUPLED else "off"
-        self.streaming = Streaming(scheduler, policy, clock, mode)
-        self._drafting = Drafting(
-            drafters, scheduler, policy, self.streaming, clock,
+        is_pipelined = streaming != "off" and acceptance == COUPLED
+        make = partial(PipelinedDrafting, mode=streaming) if is_pipelined else Drafting
+        self.drafting: Drafting = make(
+            drafters, scheduler, policy, clock,
             acceptance=acceptance, fail=self._fail, notify=self._wakeup.notify,
         )  # fmt: skip
         self._draft_stats = DraftStats()
@@ -128,6 +127,13 @@ class EngineCore:
     def num_requests(self) -> int:
         """Requests that run or wait."""
         return len(self._states)
+
+    @property
+    def streaming_counts(self) -> StreamingCounts:
+        """What went through the stages in chunks of pipelined trees."""
+        if isinstance(self.drafting, PipelinedDrafting):
+            return self.drafting.counts
+        return StreamingCounts()
 
     def add(self, request: Request, stop: StopRule) -> None:
         """Queue a request; from now on its sink gets its deltas, and the error if it fails.
@@ -212,13 +218,13 @@ class EngineCore:
         for state in self._scheduler.admit():
             with self._contain(state):
                 state.stats.start_time = state.stats.start_time or self._clock()
-                self._drafting.open(state)
+                self.drafting.open(state)
         await self._start_drafting()
         if not self._has_room:
             return None, None
         if self._trace is not None:
             self._trace.building()
-        draft_batch, trees = await self._drafting.trees(self.deadline.patience_s)
+        draft_batch, trees = await self.drafting.trees(self.deadline.patience_s)
         return self._build(trees), draft_batch
 
     async def _start_drafting(self) -> None:
@@ -226,27 +232,25 @@ class EngineCore:
 
         Other steps are answered and submitted while drafters of other processes work.
         """
-        if self._drafting.is_asking:
+        if self.drafting.is_asking:
             return
-        decoding = ()
-        if len(self._in_flight) < self._pipeline.max_in_flight:
-            decoding = self._scheduler.decoding(self._drafting.late, self.streaming.may_follow)
-        if decoding:
+        has_room = len(self._in_flight) < self._pipeline.max_in_flight
+        if has_room and (decoding := self.drafting.decoding()):
             if self._trace is not None:
                 self._trace.asking()
-            await self._drafting.start(decoding)
+            await self.drafting.start(decoding)
         elif self._in_flight:
-            self._wakeup.notify_in(self.streaming.take_delay())
+            self._wakeup.notify_in(self.drafting.take_delay())
 
     @property
     def _has_room(self) -> bool:
         """Whether a step may go out now. A group that is being drafted for keeps its place."""
-        is_late = self._drafting.is_asking and not self._drafting.has_answer
+        is_late = self.drafting.is_asking and not self.drafting.has_answer
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
 
     def _build(self, trees: TreeSteps) -> BuiltStep | None:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting, num_decode_steps = self._drafting.fit(trees)
+        fitting, num_decode_steps = self.drafting.fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
@@ -254,18 +258,16 @@ class EngineCore:
         step = build_step(
             self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
         )
-        heads, level_tokens = self._drafting.stage_heads
-        step = with_head_tasks(step, heads, fitting.states, chunks, level_tokens)
-        return BuiltStep(step, fitting, chunks)
+        return BuiltStep(self.drafting.prepare(step, fitting, chunks), fitting, chunks)
 
     # ---- run
 
     def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:
         step, trees, chunks = built
-        if self.streaming.wants_spans(trees) or self._trace is not None:
+        traced = None
+        if self._trace is not None:
             step = replace(step, is_traced=True)
-        trace = self._trace
-        traced = None if trace is None else trace.submitting(step, trees, chunks, draft_batch)
+            traced = self._trace.submitting(step, trees, chunks, draft_batch)
         sent_at = self._clock()
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
@@ -274,7 +276,7 @@ class EngineCore:
             self._scheduler.block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
-        self.streaming.note_sent(in_flight)
+        self.drafting.note_sent(in_flight)
         self.num_steps += 1
 
     async def _wait(self) -> None:
@@ -289,7 +291,7 @@ class EngineCore:
                 raise StageLost(
                     f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
                 )
-        elif self._drafting.is_asking or self._drafting.late:
+        elif self.drafting.is_waiting:
             await self._wakeup.wait(IDLE_WAIT_S)
 
     # ---- update
@@ -302,7 +304,7 @@ class EngineCore:
         outcome = self._outcome(in_flight, results)
         for state in in_flight.states:
             state.num_losses = 0
-        self._drafting.note_results(results.features, results.drafted)
+        self.drafting.note_results(results.features, results.drafted)
         trees = in_flight.trees
         self._count(trees, results, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
@@ -323,7 +325,7 @@ class EngineCore:
             output = in_flight.answer.result()
             if in_flight.traced is not None:
                 in_flight.traced.answered(output)
-            self.streaming.note_answer(in_flight, output.stage_spans)
+            self.drafting.note_answer(in_flight, output)
             apart = self._set_apart(in_flight, output)
             results = in_flight.read(output)
             if apart:
@@ -397,15 +399,10 @@ class EngineCore:
         state, walk, answer = part
         if state.has_ended:
             return
-        stream = state.stream
-        if stream is not None:
-            answer = answer.behind(stream.unheard)
-            # What follows the root may be on its way still.
-            stream.unheard = answer.top_next_tokens if not walk.tokens else {}
         if not walk.tokens:
+            # Of a pipelined tree, of which what follows the root may be on its way still.
             return
-        num_final = len(state.token_ids) - 1 if stream is None else stream.num_in_place
-        self._scheduler.share(state, num_final)
+        self._scheduler.share(state, state.num_in_place)
         rows, tokens, sources, token_ids, moves = walk
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
@@ -422,10 +419,8 @@ class EngineCore:
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         verified = self._explained(state, rows[1 : taken + 1])
         self._append(state, tokens, token_ids, answer)
-        # A request that was preempted meanwhile has no KV to move.
-        # A streamed one's were noted when its root went on.
-        if advance.finish_reason is None and state.kv.blocks and stream is None:
-            state.kv.moves = moves
+        if advance.finish_reason is None:
+            state.move_kv(moves)
         num_top = state.request.params.logprobs
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, advance, tokens, sources, log_probs, trees=verified)
@@ -458,7 +453,7 @@ class EngineCore:
             commit = StepCommit(
                 state.request_id, base_len, token_ids, answer.probe_ids, answer.top_next_tokens
             )
-            self._drafting.note_commit(commit)
+            self.drafting.note_commit(commit)
 
     def _emit(
         self,
@@ -546,7 +541,7 @@ class EngineCore:
         permitted = state.request.allowed_tokens
         if permitted is not None and permitted.constraint is not None:
             permitted.constraint.close()
-        self._drafting.close(state)
+        self.drafting.close(state)
 
 
 def _timing(request_id: str, outcome: StepOutcome, now: float) -> StepTiming:

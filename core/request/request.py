@@ -280,6 +280,15 @@ class RequestState:
         if self.token_counts is not None:
             self.token_counts.append(tokens)
 
+    def move_kv(self, moves: Int32) -> None:
+        """Have the next step bring the KV of accepted nodes to where it belongs.
+
+        A request that was preempted meanwhile has none; that of a pipelined tree was noted when its
+        root advanced.
+        """
+        if self.kv.blocks and self.stream is None:
+            self.kv.moves = moves
+
     def release(self) -> list[int]:
         """Give up the KV, to compute it again later; returns the blocks."""
         self.stream = None

@@ -280,7 +280,12 @@ class StepInFlight:
                 (row, *step[1:]) for row, step in zip(answer.rows, answer.path, strict=True)
             ]
             features += answer.features
-            outputs[place] = outputs[place]._replace(chosen=answer.chosen)
+            own = outputs[place]._replace(chosen=answer.chosen)
+            if self.trees.states[place].stream is part.stream:
+                own = own.behind(part.stream.unheard)
+                # Drafters receive it with the next commit.
+                part.stream.unheard = {} if answer.path else own.top_next_tokens
+            outputs[place] = own
         return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
 
     def give_up(self) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from draftline.core.arrays import ROOT
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
+from draftline.core.pipelined_drafting import PipelinedDrafting
 from draftline.core.proposals import (
     DraftCost,
     Drafted,
@@ -284,7 +285,8 @@ class Bench:
             target, self.drafters, self.scheduler, self.policy, self.clock, trace=self.trace,
             streaming=self.streaming,
         )  # fmt: skip
-        self.core.streaming.pace = NoPace(self.num_groups)
+        if isinstance(self.core.drafting, PipelinedDrafting):
+            self.core.drafting.pace = NoPace(self.num_groups)
 
     def _new_target(self) -> FakeTarget:
         make = partial(FakeTarget, self.vocab, self.block_size, self.num_groups, memory=self.memory)

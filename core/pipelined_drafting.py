@@ -1,0 +1,386 @@
+"""Drafting for pipelined trees: one request's tree goes through the stages in several chunks.
+
+A request whose steps go one at a time keeps one stage busy. As long as there are more steps in
+flight than requests, each may have several: chunks of one tree that grows below them. With more
+requests each has one step in flight again, as without this module. See docs/how-it-works.md,
+"Pipelined trees".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .drafting import NO_SIZES, Drafting, asked_of, top_next_tokens, wanted
+from .errors import DraftlineError
+from .interfaces import ProposalSource
+from .proposals import DraftCost, Proposal, Query, StepCommit
+from .reach import AT_LEAVES
+from .request.request import HeadOrder, RequestState
+from .request.sampling_params import StreamingMode
+from .schedule.scheduler import Scheduler
+from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
+from .speculation.policy import SpeculationPolicy
+from .step.in_flight import StepInFlight
+from .step.parts import PromptChunk, TreeExtras, TreeSteps
+from .steps import StepInput, StepOutput
+from .streaming.chunks import Node, Stream, TreeSlice
+from .streaming.pace import Misses, SlicePace
+from .tree.merge import merge, reroot
+from .tree.streamed_tree import StreamedTree, path_to
+
+# No node that is less probable, for each request that runs, is sent ahead of what is known, however
+# cheap a row is.
+LEAST_VALUE = 0.004
+# A drafted token that is more probable than not: slow drafters are not waited for.
+SURE_VALUE, MOST_FIRSTS = 0.5, 16
+# With fewer steps in flight nothing goes ahead.
+MIN_FLIGHTS = 2
+# Fewer stages leave little to fill, and on CPUs they share cores.
+LEAST_STAGES = 4
+
+
+@dataclass(slots=True)
+class StreamingCounts:
+    """What went through the stages in chunks.
+
+    slices        that were sent
+    nodes         in them
+    killed_nodes  of these, how many the text had left before they were answered
+    idle_turns    turns of a request that might have sent a chunk, and had nothing new
+    """
+
+    slices: int = 0
+    nodes: int = 0
+    killed_nodes: int = 0
+    idle_turns: int = 0
+
+
+class PipelinedDrafting(Drafting):
+    """Also drafts for requests with steps in flight, below what these verify."""
+
+    def __init__(
+        self,
+        drafters: ProposalSource,
+        scheduler: Scheduler,
+        policy: SpeculationPolicy,
+        clock: Callable[[], float],
+        *,
+        acceptance: str,
+        fail: Callable[[RequestState, DraftlineError], None],
+        notify: Callable[..., None],
+        mode: StreamingMode,
+    ) -> None:
+        """`mode`: of the engine; a request may ask for less, and for `on` where this is `auto`."""
+        super().__init__(
+            drafters, scheduler, policy, clock, acceptance=acceptance, fail=fail, notify=notify
+        )
+        self._mode: StreamingMode = mode
+        # Of greedy requests, and of those that draw.
+        self._misses = Misses(), Misses()
+        num_stages = max(1, scheduler.num_groups - 1)
+        self.counts = StreamingCounts()
+        self.pace = SlicePace(lambda: policy.cost, num_stages, clock)
+
+    # ---- which requests take part in a step
+
+    def decoding(self) -> Sequence[RequestState]:
+        """Also requests with steps in flight that may send another chunk."""
+        return self._scheduler.decoding(self._masks.late(), self._may_follow)
+
+    def take_delay(self) -> float | None:
+        """Seconds until the next chunk may be planned; None where none waits for its turn."""
+        return self.pace.take_delay() if self._may_be else None
+
+    def _num_flights(self, state: RequestState) -> int:
+        """Steps that a request may have in flight."""
+        options = state.request.options
+        mode = "off" if options.explain else options.streaming
+        if mode == "off" or not self._may_be:
+            return 1
+        each = self._scheduler.num_flights_each
+        if "on" in (self._mode, mode):
+            return max(MIN_FLIGHTS, each)
+        return each if self.pace.num_stages >= LEAST_STAGES else 1
+
+    def _may_follow(self, state: RequestState) -> bool:
+        """Whether a request that has steps in flight may send another."""
+        stream = state.stream
+        if stream is None or state.in_flight >= self._num_flights(state):
+            return False
+        if stream.is_new:
+            return True
+        least, depth = self._least_value, state.max_depth
+        value = max((node.value for node in stream.unsent(least, 1, depth)), default=0.0)
+        if (leaf := stream.to_extend(least, depth)) is not None:
+            # Of what is drafted behind it half is right, as far as anybody knows.
+            value = max(value, leaf.value / 2)
+        return value > 0 and self.pace.is_turn(stream, value)
+
+    @property
+    def _may_be(self) -> bool:
+        """Whether there are stages enough to have several steps of a request in flight."""
+        return self._scheduler.num_groups >= MIN_FLIGHTS
+
+    @property
+    def _least_value(self) -> float:
+        """Of a node that is worth its row.
+
+        A row makes every stage's next step longer, for all requests; a node that is missing when
+        the text comes there costs its request the time of all stages.
+        """
+        num_running = len(self._scheduler.running)
+        row = self._policy.row_share / self.pace.num_stages
+        return max(LEAST_VALUE, row) * num_running
+
+    # ---- which drafters are asked, and for what
+
+    async def start(self, states: Sequence[RequestState]) -> None:
+        """Decide first which of these requests have a pipelined tree, and which node of each is to
+        be extended."""
+        for state in states:
+            if not state.in_flight:
+                # All that was sent is answered: nothing is lost with an old tree but drafts.
+                if self._num_flights(state) == 1 or not _may_stream(state):
+                    state.stream = None
+                elif state.stream is None:
+                    last = len(state.token_ids) - 1
+                    state.stream = StreamedTree(state.token_ids[last], last)
+            if (stream := state.stream) is not None:
+                stream.asked = stream.to_extend(self._least_value, state.max_depth)
+        await super().start(states)
+
+    def _query(self, state: RequestState, most: int) -> Query | None:
+        """What drafters may be asked; None also where nothing is to be extended."""
+        query = super()._query(state, most)
+        if query is None or (stream := state.stream) is None:
+            return query
+        if stream.asked is None:
+            return None
+        return query._replace(assumed=tuple(path_to(stream.asked)) or None)
+
+    def _plan(
+        self,
+        states: Sequence[RequestState],
+        wanting: Sequence[RequestState],
+        costs: Mapping[str, DraftCost],
+    ) -> DraftPlan:
+        """Nothing is decided anew behind steps in flight: stages have time for it, and drafters
+        that are worth asking for a step are worth more, as long as they are right."""
+        if not wanting or not costs:
+            return NOBODY
+        begun = [state for state in wanting if state.stream is None or state.stream.is_new]
+        for state in begun:
+            # Nothing of its tree is on its way: the run of chunks so far is over.
+            if state.stream is not None and state.stream.outcomes:
+                self._misses_of(state).note(state.stream.outcomes)
+                state.stream.outcomes = []
+        plan = super()._plan(states, begun, costs)
+        behind: dict[str, list[str]] = {}
+        for state in wanting:
+            if (stream := state.stream) is None:
+                continue
+            if stream.is_new:
+                stream.drafters = self._in_time(plan.lasting(state.request_id), costs)
+                continue
+            for name in stream.drafters:
+                if name in costs:
+                    behind.setdefault(name, []).append(state.request_id)
+        return plan.beside(behind)
+
+    def _planned(self, state: RequestState) -> PlannedRequest:
+        """Also whether its text has come to a leaf behind which heads had no order to draft."""
+        planned = super()._planned(state)
+        outcomes = () if state.stream is None else state.stream.outcomes
+        if not outcomes or not outcomes[-1]:
+            return planned
+        ordered = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
+        return planned._replace(heads_drafted=ordered)
+
+    def _order(
+        self,
+        states: Sequence[RequestState],
+        plan: DraftPlan,
+        sizes: Mapping[str, int] = NO_SIZES,
+    ) -> None:
+        """A pipelined tree keeps to what was decided before its first chunk."""
+        own = [state for state in states if state.stream is None or state.stream.is_new]
+        super()._order(own, plan, sizes)
+        for state in own:
+            if state.stream is not None and self._misses_of(state).at_leaves:
+                state.head_orders = {
+                    name: HeadOrder(order.max_nodes, order.reaches | AT_LEAVES)
+                    for name, order in state.head_orders.items()
+                }
+
+    def _misses_of(self, state: RequestState) -> Misses:
+        """How often chunks of requests like this one end a run."""
+        return self._misses[state.request.params.temperature > 0]
+
+    def _in_time(self, names: Sequence[str], costs: Mapping[str, DraftCost]) -> tuple[str, ...]:
+        """Those of them that draft in the time that a stage takes: chunks go out so often."""
+        own = [(name, costs[name]) for name in names if name in costs]
+        return tuple(
+            name
+            for name, cost in own
+            if not cost.is_ahead and cost.message_s + cost.query_s <= self.pace.stage_s
+        )
+
+    async def _exchange(
+        self,
+        states: Sequence[RequestState],
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        asked: Mapping[str, Sequence[str]],
+    ) -> tuple[Mapping[str, Sequence[Proposal]], frozenset[str]]:
+        """Where all trees are pipelined, drafters of other processes are only waited for if those
+        of this one are not sure."""
+        slow = self._drafters.remote & asked.keys()
+        is_all = all(state.stream is not None for state in states)
+        if not is_all or not slow or len(slow) == len(asked):
+            return await super()._exchange(states, commits, queries, asked)
+        quick = {name: ids for name, ids in asked.items() if name not in slow}
+        found = await self._drafters.exchange(commits, asked_of(quick, queries), quick)
+        if all(self._is_sure(found.get(query.request_id, ())) for query in queries):
+            return found, slow
+        late = {name: asked[name] for name in slow}
+        more = await self._drafters.exchange((), asked_of(late, queries), late)
+        # A late proposal may be of a drafter that is not asked now.
+        priority = {name: place for place, name in enumerate(asked)}
+        ids = [query.request_id for query in queries]
+        both = {one: (*found.get(one, ()), *more.get(one, ())) for one in ids}
+        return {
+            one: sorted(own, key=lambda each: priority.get(each.source, len(asked)))
+            for one, own in both.items()
+        }, frozenset()
+
+    def _is_sure(self, proposals: Sequence[Proposal]) -> bool:
+        """Whether the next token is probably one that these propose."""
+        firsts = merge(proposals, MOST_FIRSTS, 1, self._policy.table)
+        return float(firsts.values.max(initial=0.0)) >= SURE_VALUE
+
+    # ---- which nodes go into the step
+
+    def _is_ready(self, state: RequestState) -> bool:
+        return state.stream is None and super()._is_ready(state)
+
+    def _complete(
+        self, trees: TreeSteps, states: Sequence[RequestState], batch: DraftBatch
+    ) -> TreeSteps:
+        """The trees of a step, and chunks of pipelined ones, which grow by the proposals."""
+        states = [s for s in states if s.stream is not None and not s.has_ended]
+        if not states:
+            return trees
+        start = self._clock()
+        most = self._scheduler.nodes_each(len(trees) + len(states))
+        sliced: list[tuple[RequestState, TreeSlice, TreeExtras]] = []
+        for state in states:
+            limit, proposals = min(most, state.max_nodes), wanted(state, batch)
+            # Probes go on from the text, not from what is only assumed.
+            is_behind = state.stream is not None and state.stream.asked is state.stream.root
+            probes = self._probes(state, proposals, batch.plan) if is_behind else {}
+            self._grow(state, proposals, limit)
+            if (part := self._slice(state, limit)) is not None:
+                sliced.append((state, part, TreeExtras(probes, top_next_tokens(proposals))))
+        self._policy.note_host(self._clock() - start)
+        return trees.beside(sliced)
+
+    def _grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> None:
+        """Add what drafters proposed to the tree, as far as the text has not gone another way."""
+        stream = state.stream
+        assert stream is not None
+        at, stream.asked = stream.asked, None
+        if at is None:
+            return
+        at.was_asked = True
+        if not at.is_alive:
+            # The text may have gone over it, and along the drafts.
+            since = state.token_ids[at.position + 1 :]
+            proposals = [] if at.is_dropped else _rerooted(proposals, since)
+            at = stream.root
+        depth = state.max_depth - (at.position - stream.root.position)
+        if proposals and depth > 0:
+            offered = self._policy.num_offered(proposals, max_nodes)
+            stream.graft(merge(proposals, offered, depth, self._policy.table), at)
+
+    def _slice(self, state: RequestState, max_nodes: int) -> TreeSlice | None:
+        """What goes into the next step; None where nothing is new."""
+        stream = state.stream
+        assert stream is not None
+        nodes = self._worth(stream, stream.unsent(self._least_value, max_nodes, state.max_depth))
+        if not nodes and not stream.is_new:
+            self.counts.idle_turns += 1
+            return None
+        self.counts.slices += 1
+        self.counts.nodes += len(nodes)
+        return TreeSlice.of(stream, nodes, self._policy.table.names)
+
+    def _worth(self, stream: Stream, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Those that are worth their rows, given that the text comes to the best of them: a chunk
+        that is in vain delays no other request."""
+        if not nodes:
+            return nodes
+        values = np.sort([node.value for node in nodes])[::-1]
+        if stream.is_new:
+            count = self._policy.num_worth(values)
+        else:
+            count = max(1, self._policy.num_worth(values / values[0]))
+        return [node for node in nodes if count and node.value >= values[count - 1]]
+
+    def _slots(self, trees: TreeSteps, num_decode_steps: int) -> list[int]:
+        slots = super()._slots(trees, num_decode_steps)
+        for place, part in trees.slices.items():
+            # With rows of probes.
+            root = len(trees.states[place].token_ids) - 1
+            slots[place] = part.most_places + slots[place] - root - len(part.rows)
+        return slots
+
+    def _num_decode_steps(self, trees: TreeSteps) -> int:
+        return 1 if trees.slices else super()._num_decode_steps(trees)
+
+    # ---- what steps in flight tell
+
+    def prepare(
+        self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
+    ) -> StepInput:
+        """Now and then stages are to say how long they work on a step with chunks."""
+        step = super().prepare(step, trees, chunks)
+        if trees.slices and self.pace.wants_spans():
+            return replace(step, is_traced=True)
+        return step
+
+    def note_sent(self, step: StepInFlight) -> None:
+        """Note when its chunks went out."""
+        if not self._may_be:
+            return
+        planned_at = None if step.draft_batch is None else step.draft_batch.began_at
+        self.pace.sent(_streams(step), step.num_rows, planned_at)
+
+    def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
+        """Count what an answer came too late for; before it moves any root."""
+        if not self._may_be:
+            return
+        if output.stage_spans and step.trees.slices:
+            self.pace.note_spans(output.stage_spans, step.num_rows)
+        for part in step.trees.slices.values():
+            self.counts.killed_nodes += part.num_killed
+        self.pace.answered(_streams(step), step.num_rows, step.sent_at)
+
+
+def _streams(step: StepInFlight) -> list[Stream]:
+    return [part.stream for part in step.trees.slices.values()]
+
+
+def _may_stream(state: RequestState) -> bool:
+    """Whether the request wants drafts, and no masks of a grammar, which follows whole trees."""
+    permitted = state.request.allowed_tokens
+    has_grammar = permitted is not None and permitted.constraint is not None
+    return state.request.options.speculative and not has_grammar
+
+
+def _rerooted(proposals: Sequence[Proposal], tokens: Sequence[int]) -> list[Proposal]:
+    ids = np.array(tokens, dtype=np.int32)
+    found = [reroot(proposal, ids) for proposal in proposals]
+    return [proposal for proposal in found if proposal is not None]
