@@ -15,6 +15,7 @@ from .reach import is_in
 
 # Columns of a tree's mask in one word of its bits.
 WORD_BITS = 64
+NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,6 +260,76 @@ class HeadDrafts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ProbeInput:
+    """Rows whose most probable next tokens drafters want.
+
+    rows   int32 [q]  rows of probes, and rows of trees
+    top_k  tokens wanted of each row
+    """
+
+    rows: Int32
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogProbInput:
+    """The log-probabilities that a step wants, of the unprocessed distributions.
+
+    of_targets      whether that of every target token is wanted
+    num_top         how many of the most probable tokens are wanted beside each log-probability
+    with_entropies  whether the entropy of the distribution of every target token is wanted
+    scored_rows, scored_tokens  int32 [s]  rows, and for each the token whose log-probability after
+                    it is wanted
+    """
+
+    of_targets: bool = False
+    num_top: int = 0
+    with_entropies: bool = False
+    scored_rows: Int32 = field(default_factory=lambda: NO_ROWS)
+    scored_tokens: Int32 = field(default_factory=lambda: NO_ROWS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MultiStepInput:
+    """Several target tokens of each row, which the stage decodes one after the other
+    (`multi_step_ms`).
+
+    The step has one row a request and wants nothing but target tokens. The stage may decode fewer
+    once all answers have ended.
+
+    num_tokens  tokens of each row, above 1
+    end_ids     int32 [requests, n]  tokens that end each answer, padded with -1
+    """
+
+    num_tokens: int
+    end_ids: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadInput:
+    """What trained heads read of a step, and draft after it. Never beside several tokens a request.
+
+    feature_requests  places of requests, rising, whose features are returned: those of all rows of
+                      a prompt chunk, of a tree's root and its accepted nodes
+    slice_requests    likewise, those whose trees are slices (`core/streaming/`). Whether a node of
+                      a slice is accepted may not be known yet: features of all nodes are returned
+                      where any are
+    tasks             of the heads that draft in the last stage
+    following_tokens  int32 [prompt chunks]  the token of the text behind each chunk, -1 where the
+                      step chooses it; None where no head has a task
+    """
+
+    feature_requests: tuple[int, ...] = ()
+    slice_requests: tuple[int, ...] = ()
+    tasks: tuple[HeadTask, ...] = ()
+    following_tokens: Int32 | None = None
+
+
+# Of steps that want none of it.
+NO_PROBES, NO_LOG_PROBS, NO_HEADS = ProbeInput(NO_ROWS, 0), LogProbInput(), HeadInput()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
     """One batch for the pipeline: prompt chunks and token trees of several requests.
 
@@ -272,29 +343,14 @@ class StepInput:
     trees          per request: TreeRows, or None for a prompt chunk (causal among its own rows)
     logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
     edits          changes to the logits of some of them, before sampling
-    probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids drafters want: of their
-                   probes, and of trees
-    scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
-    with_log_probs whether the log-probability of every target token is wanted
-    with_entropies whether the entropy of the distribution of every target token is wanted
     verification   candidates of all trees, which a rule decides about; None: target tokens do
-    num_top        how many of the most probable tokens are wanted beside each log-probability
+    log_probs      the log-probabilities that are wanted
+    probes         the most probable tokens that drafters want
+    multi_step     several tokens a request; None: one
+    heads          what trained heads read and draft
     is_traced      whether each stage notes when it began and ended the step
-    num_decode_steps  target tokens of each row, one decoded behind the other by the stage itself
-                   (`multi_step_ms`); above 1 only where every request has a row and wants nothing
-                   but its target tokens. Fewer will do once all answers have ended
-    end_ids        int32 [requests, n]  tokens that end each answer, -1 behind them; where
-                   `num_decode_steps` is above 1
     request_keys   names the requests from step to step, so that stages know again what they keep
                    of each; another once its KV was given up. None: nothing is like the step before
-    feature_requests  places of requests, rising, whose features are wanted: of all rows of a prompt
-                   chunk, of a tree's root and its accepted nodes; never beside several tokens a
-                   request
-    slice_requests  likewise, those whose trees are slices (`core/streaming/`): whether a node is
-                   accepted may not be known yet: the features of all are wanted where any are
-    head_tasks     of the heads that draft in the last stage; likewise
-    following_tokens  int32 [prompt chunks]  the token of the text behind each chunk, -1 where the
-                   step chooses it; read by heads, None where no task is
     """
 
     step_id: int
@@ -308,23 +364,14 @@ class StepInput:
     trees: Sequence[TreeRows | None]
     logits_rows: Int32
     sampling: SamplingRows
-    probe_rows: Int32
-    probe_top_k: int
-    scored_rows: Int32
-    scored_tokens: Int32
-    with_log_probs: bool = False
-    with_entropies: bool = False
-    verification: Verification | None = None
     edits: tuple[LogitEdits, ...] = ()
-    num_top: int = 0
+    verification: Verification | None = None
+    log_probs: LogProbInput = NO_LOG_PROBS
+    probes: ProbeInput = NO_PROBES
+    multi_step: MultiStepInput | None = None
+    heads: HeadInput = NO_HEADS
     is_traced: bool = False
-    num_decode_steps: int = 1
-    end_ids: Int32 | None = None
     request_keys: tuple[int, ...] = ()
-    feature_requests: tuple[int, ...] = ()
-    slice_requests: tuple[int, ...] = ()
-    head_tasks: tuple[HeadTask, ...] = ()
-    following_tokens: Int32 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -340,21 +387,37 @@ class TopTokens:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LogProbOutput:
+    """What `LogProbInput` asks for, of the unprocessed distributions, in nats; None if not wanted.
+
+    of_targets  float32 [len(logits_rows)]  log-probabilities of the target tokens
+    top         the most probable tokens of `logits_rows`
+    entropies   float32 [len(logits_rows)]
+    scores      float32 [len(scored_rows)]  log-probabilities of `scored_tokens`
+    scored_top  the most probable tokens of `scored_rows`
+    """
+
+    of_targets: Float32 | None = None
+    top: TopTokens | None = None
+    entropies: Float32 | None = None
+    scores: Float32 | None = None
+    scored_top: TopTokens | None = None
+
+
+# Of steps that want none.
+NO_LOG_PROB_OUTPUT = LogProbOutput()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
     """What the last stage answers: small integers, never logits.
 
     target_tokens         int32 [len(logits_rows)]
-    probe_ids             int32 [len(probe_rows), probe_top_k], best first
-    scores                float32 [len(scored_rows)]  unprocessed log-probabilities, nats
-    log_probs             float32 [len(logits_rows)]  the same of `target_tokens`; None if not
-                          wanted
-    entropies             float32 [len(logits_rows)]  of the unprocessed distributions, nats; None
-                          if not wanted
+    probe_ids             int32 [len(probes.rows), probes.top_k], best first; None: no probes
+    log_probs             the log-probabilities that the step wanted
     verification_results  of each tree, where the step had a verification
-    top                   the most probable tokens of `logits_rows`; None if not wanted
-    scored_top            the same of `scored_rows`
     decoded               int32 [len(logits_rows), n]  the target tokens and those behind them, at
-                          most `num_decode_steps`; None where that is 1
+                          most `multi_step.num_tokens`; None where the step wants one
     features              float32 [rows, width]  hidden states of the target, of the requests whose
                           features are wanted, one behind the other, in the order of positions
     head_drafts           of each of the step's head tasks
@@ -366,12 +429,8 @@ class StepOutput:
 
     step_id: int
     target_tokens: Int32
-    probe_ids: Int32
-    scores: Float32
-    log_probs: Float32 | None = None
-    top: TopTokens | None = None
-    scored_top: TopTokens | None = None
-    entropies: Float32 | None = None
+    probe_ids: Int32 | None = None
+    log_probs: LogProbOutput = NO_LOG_PROB_OUTPUT
     verification_results: tuple[VerificationResult, ...] | None = None
     decoded: Int32 | None = None
     features: Float32 | None = None
@@ -386,7 +445,6 @@ def prompt_step(count: int, block_size: int) -> StepInput:
     It writes the first `count` slots: only for caches that hold nothing yet.
     """
     index = np.arange(count, dtype=np.int32)
-    none = np.empty(0, dtype=np.int32)
     return StepInput(
         step_id=0,
         moves=np.empty((0, 2), dtype=np.int32),
@@ -399,5 +457,4 @@ def prompt_step(count: int, block_size: int) -> StepInput:
         trees=(None,),
         logits_rows=index,
         sampling=SamplingRows.greedy(index.astype(np.int64) + 1),
-        probe_rows=none, probe_top_k=0, scored_rows=none, scored_tokens=none,
-    )  # fmt: skip
+    )

@@ -85,8 +85,6 @@ def _count_on(step: StepInput) -> StepOutput:
     return StepOutput(
         step_id=step.step_id,
         target_tokens=(step.token_ids[step.logits_rows] + 1) % VOCAB,
-        probe_ids=np.empty((0, 0), dtype=np.int32),
-        scores=np.empty(0, dtype=np.float32),
     )
 
 

@@ -38,7 +38,7 @@ from ...core.request.request import Request
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import SilentStream, StopRule
 from ...core.step.builder import load_kernels
-from ...core.steps import StepInput, StepOutput
+from ...core.steps import LogProbOutput, StepInput, StepOutput
 from ...deploy.engine_process.messages import (
     Add,
     Ask,
@@ -233,7 +233,7 @@ def _output(step: StepInput) -> StepOutput:
         step_id=step.step_id,
         target_tokens=np.arange(count, dtype=np.int32),
         probe_ids=np.zeros((2, 4), dtype=np.int32),
-        scores=np.zeros(count, dtype=np.float32),
+        log_probs=LogProbOutput(scores=np.zeros(count, dtype=np.float32)),
     )
 
 

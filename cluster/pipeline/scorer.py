@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.arrays import Float32, Int32
-from ...core.steps import SamplingRows, StepInput
+from ...core.steps import LogProbInput, SamplingRows, StepInput
 from ..transport.stage_spec import Pipeline
 
 NO_ROWS = np.empty(0, dtype=np.int32)
@@ -40,7 +40,8 @@ class PipelineScorer:
         for batch in self._batches(documents):
             step = build_scoring_step(self._next_step_id, batch, self._block_size)
             self._next_step_id += 1
-            scores = (await self._pipeline.submit(step)).scores
+            scores = (await self._pipeline.submit(step)).log_probs.scores
+            assert scores is not None, "the stage did not do what it was asked"
             ends = np.cumsum([len(document) - 1 for document in batch])
             results += np.split(scores, ends[:-1])
         return results
@@ -84,8 +85,5 @@ def build_scoring_step(step_id: int, documents: Sequence[Int32], block_size: int
         trees=(None,) * len(documents),
         logits_rows=NO_ROWS,
         sampling=SamplingRows.greedy(np.empty(0, dtype=np.int64)),
-        probe_rows=NO_ROWS,
-        probe_top_k=0,
-        scored_rows=scored_rows,
-        scored_tokens=tokens[scored_rows + 1],
+        log_probs=LogProbInput(scored_rows=scored_rows, scored_tokens=tokens[scored_rows + 1]),
     )

@@ -55,7 +55,7 @@ class StageRunner(Protocol):
 
     @property
     def decodes_several(self) -> bool:
-        """Whether it takes steps of several tokens a request (`StepInput.num_decode_steps`)."""
+        """Whether it takes steps of several tokens a request (`StepInput.multi_step`)."""
         ...
 
     def reset(self) -> None:
@@ -169,7 +169,7 @@ class Pipeline(Protocol):
 
     @property
     def decodes_several(self) -> bool:
-        """Whether steps may ask for several tokens a request now (`StepInput.num_decode_steps`)."""
+        """Whether steps may ask for several tokens a request now (`StepInput.multi_step`)."""
         ...
 
     async def start(self) -> None:

@@ -257,10 +257,10 @@ class Chosen(NamedTuple):
     @classmethod
     def of_rows(cls, output: StepOutput, rows: slice) -> Chosen:
         """Those of a step's answer, of these of its `logits_rows`."""
-        top = output.top
+        log_probs, top = output.log_probs.of_targets, output.log_probs.top
         return cls(
             output.target_tokens[rows],
-            None if output.log_probs is None else output.log_probs[rows],
+            None if log_probs is None else log_probs[rows],
             None if top is None else TopTokens(top.ids[rows], top.log_probs[rows]),
         )
 

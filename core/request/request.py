@@ -143,15 +143,14 @@ class PackedParams(NamedTuple):
     floats          bytes of float32 temperature, top_p, min_p and typical_p, and
     ints            of int64 top_k and seed, which a step joins for all its requests
     edits_logits    whether they change logits, so that the request's rows may need `LogitEdits`
-    num_top         most probable tokens beside each log-probability of the answer, and
-    num_prompt_top  of the prompt; None where no log-probabilities are wanted
+    num_tops        most probable tokens beside log-probabilities of the answer and of the prompt;
+                    None where no log-probabilities are wanted
     """
 
     floats: bytes
     ints: bytes
     edits_logits: bool
-    num_top: int | None
-    num_prompt_top: int | None
+    num_tops: tuple[int | None, int | None]
 
     @classmethod
     def of(cls, request: Request) -> PackedParams:
@@ -163,8 +162,7 @@ class PackedParams(NamedTuple):
             np.array(floats, dtype=np.float32).tobytes(),
             np.array((params.top_k, request.seed), dtype=np.int64).tobytes(),
             has_rules or params.has_penalties,
-            params.logprobs,
-            params.prompt_logprobs,
+            (params.logprobs, params.prompt_logprobs),
         )
 
 
@@ -234,9 +232,7 @@ class RequestState:
     @property
     def wants_tokens_alone(self) -> bool:
         """Whether nothing is asked of a pass but tokens of unchanged logits."""
-        packed = self.packed
-        wants_none = packed.num_top is None and packed.num_prompt_top is None
-        return wants_none and not packed.edits_logits
+        return not self.packed.edits_logits and self.packed.num_tops == (None, None)
 
     @property
     def max_depth(self) -> int:

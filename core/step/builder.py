@@ -14,7 +14,22 @@ from ..request.draft_stats import DraftStats
 from ..request.request import RequestState
 from ..request.request_kv import NO_MOVES
 from ..sampling.rows import build_edits, path_entries, rows_of_requests
-from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, TreeRows, Verification
+from ..steps import (
+    NO_HEADS,
+    NO_LOG_PROBS,
+    NO_PROBES,
+    NO_ROWS,
+    WORD_BITS,
+    HeadInput,
+    LogitEdits,
+    LogProbInput,
+    MultiStepInput,
+    ProbeInput,
+    StepInput,
+    StepTrees,
+    TreeRows,
+    Verification,
+)
 from ..streaming.chunks import rows_of_edits, with_slices
 from ..tree.acceptance import AcceptanceTable
 from ..tree.merge import merge_all
@@ -25,7 +40,7 @@ from ..verify.walk import Paths, RowSlots, walk_all
 from .layout import fill_tables, lay_out
 from .parts import PromptChunk, TreeStep, TreeSteps
 
-NO_ROWS = np.empty(0, dtype=np.int32)
+NO_TOPS = (None, None)
 
 
 def block_tables(blocks: Sequence[Sequence[int] | Int32]) -> Int32:
@@ -74,7 +89,6 @@ def build_step(
         block_size,
     )
     token_ids, positions, slots, starts, logits_rows, chosen = layout
-    wanted = _places_of_features(trees, chunks)
     return StepInput(
         step_id=step_id,
         moves=_take_moves(trees, chunks),
@@ -87,21 +101,13 @@ def build_step(
         trees=_tree_rows(trees, starts, slots, positions, tables, block_size),
         logits_rows=logits_rows,
         sampling=rows_of_requests(states, positions[logits_rows].astype(np.int64) + 1, chosen),
-        probe_rows=_probe_rows(trees, starts),
-        probe_top_k=_probe_top_k(trees),
-        scored_rows=_scored_rows(chunks, starts[len(trees) : -1]),
-        scored_tokens=_scored_tokens(chunks),
-        with_log_probs=any(state.packed.num_top is not None for state in states),
-        verification=_verification(trees, context_lens),
         edits=placed_edits(chosen, edits),
-        num_top=max(
-            max(state.packed.num_top or 0, state.packed.num_prompt_top or 0) for state in states
-        ),
-        num_decode_steps=num_decode_steps,
-        end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
-        request_keys=_keys(trees, chunks),
-        feature_requests=wanted,
-        slice_requests=tuple(sorted(trees.slices)),
+        verification=_verification(trees, context_lens),
+        log_probs=_log_probs(states, chunks, starts[len(trees) : -1]),
+        probes=_probes(trees, starts),
+        multi_step=_multi_step(states, num_decode_steps),
+        heads=_heads(states, trees),
+        request_keys=tuple(state.kv.key for state in states),
     )
 
 
@@ -121,13 +127,27 @@ def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
     return block_tables([*tables, *(chunk.state.kv.block_table() for chunk in chunks)])
 
 
-def _keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    return (*(state.kv.key for state in trees.states), *(chunk.state.kv.key for chunk in chunks))
+def _heads(states: Sequence[RequestState], trees: TreeSteps) -> HeadInput:
+    wanted = tuple(place for place, state in enumerate(states) if state.wants_features)
+    slices = tuple(sorted(trees.slices))
+    return HeadInput(wanted, slices) if wanted or slices else NO_HEADS
 
 
-def _places_of_features(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
-    states = (*trees.states, *(chunk.state for chunk in chunks))
-    return tuple(place for place, state in enumerate(states) if state.wants_features)
+def _multi_step(states: Sequence[RequestState], num_tokens: int) -> MultiStepInput | None:
+    return None if num_tokens == 1 else MultiStepInput(num_tokens, end_ids_of(states))
+
+
+def _log_probs(
+    states: Sequence[RequestState], chunks: Sequence[PromptChunk], chunk_starts: Int32
+) -> LogProbInput:
+    if all(state.packed.num_tops == NO_TOPS for state in states):
+        return NO_LOG_PROBS
+    return LogProbInput(
+        of_targets=any(state.packed.num_tops[0] is not None for state in states),
+        num_top=max(num or 0 for state in states for num in state.packed.num_tops),
+        scored_rows=_scored_rows(chunks, chunk_starts),
+        scored_tokens=_scored_tokens(chunks),
+    )
 
 
 def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification | None:
@@ -191,10 +211,8 @@ def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
     return pack(mask)
 
 
-def _probe_rows(trees: TreeSteps, starts: Int32) -> Int32:
-    if not trees.extras:
-        return NO_ROWS
-    wanted = [NO_ROWS]
+def _probes(trees: TreeSteps, starts: Int32) -> ProbeInput:
+    wanted = list[Int32]()
     for place, extras in sorted(trees.extras.items()):
         start = int(starts[place])
         first = start + trees.part(place).num_chosen
@@ -203,19 +221,19 @@ def _probe_rows(trees: TreeSteps, starts: Int32) -> Int32:
         for probe in extras.probes.values():
             wanted.append(probe.wanted + np.int32(first))
             first += len(probe.tokens)
-    return np.concatenate(wanted)
+    if not wanted:
+        return NO_PROBES
+    return ProbeInput(np.concatenate(wanted), _probe_top_k(trees))
 
 
 def _probe_top_k(trees: TreeSteps) -> int:
     extras = trees.extras.values()
     probes = (probe.top_k for own in extras for probe in own.probes.values())
     top_next_tokens = (count for own in extras for count in own.num_top_next_tokens.values())
-    return max((0, *probes, *top_next_tokens))
+    return max((*probes, *top_next_tokens))
 
 
 def _scored_rows(chunks: Sequence[PromptChunk], starts: Int32) -> Int32:
-    if not chunks:
-        return NO_ROWS
     scored = [
         np.arange(start, start + chunk.num_scored, dtype=np.int32)
         for chunk, start in zip(chunks, starts.tolist(), strict=True)
@@ -224,8 +242,6 @@ def _scored_rows(chunks: Sequence[PromptChunk], starts: Int32) -> Int32:
 
 
 def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
-    if not chunks:
-        return NO_ROWS
     return np.concatenate(
         [NO_ROWS]
         + [

@@ -27,28 +27,28 @@ def features_of(
     return [
         FeatureRows(request_ids[place], int(step.context_lens[place]), values)
         for place, values in parts.items()
-        if place not in step.slice_requests
+        if place not in step.heads.slice_requests
     ]
 
 
 def features_of_slices(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float32]:
     """Features of the root and all nodes of slices whose are wanted, by the place of a request."""
-    if not step.slice_requests:
+    if not step.heads.slice_requests:
         return {}
     parts = _parts(step, paths, output)
-    return {place: parts[place] for place in step.slice_requests if place in parts}
+    return {place: parts[place] for place in step.heads.slice_requests if place in parts}
 
 
 def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float32]:
     """The rows of each of the step's `feature_requests`."""
-    if not step.feature_requests:
+    if not step.heads.feature_requests:
         return {}
     assert output.features is not None, "the stage did not do what it was asked"
     lengths, starts = lengths_of(paths.ends).tolist(), step.request_starts.tolist()
     parts, first = {}, 0
-    for place in step.feature_requests:
+    for place in step.heads.feature_requests:
         count = lengths[place] if place < len(lengths) else starts[place + 1] - starts[place]
-        if place in step.slice_requests:
+        if place in step.heads.slice_requests:
             chosen = np.searchsorted(step.logits_rows, step.request_starts[place : place + 2])
             count = int(chosen[1] - chosen[0])
         parts[place] = output.features[first : first + count]
@@ -72,7 +72,8 @@ def with_head_tasks(
     if not heads:
         return step
     tasks = _tasks(heads, states, chunks, level_tokens)
-    return replace(step, head_tasks=tasks, following_tokens=_following_tokens(chunks))
+    read = replace(step.heads, tasks=tasks, following_tokens=_following_tokens(chunks))
+    return replace(step, heads=read)
 
 
 def _tasks(
@@ -96,7 +97,7 @@ def _tasks(
 
 
 def _following_tokens(chunks: Sequence[PromptChunk]) -> Int32:
-    """int32 [chunks]: `StepInput.following_tokens`."""
+    """int32 [chunks]: `HeadInput.following_tokens`."""
     texts = [(chunk.state.token_ids, chunk.end) for chunk in chunks]
     behind = [tokens[end] if end < len(tokens) else -1 for tokens, end in texts]
     return np.array(behind, dtype=np.int32)
@@ -112,7 +113,7 @@ def drafted_of(
         return []
     _check_walks(step, paths, output.head_drafts)
     drafted = []
-    for task, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
+    for task, drafts in zip(step.heads.tasks, output.head_drafts, strict=True):
         if not drafts.proposals:
             continue
         sizes = dict(zip(task.places, task.max_nodes, strict=True))
@@ -127,7 +128,8 @@ def drafted_of(
 
 def _check_walks(step: StepInput, paths: Paths, every: Sequence[HeadDrafts]) -> None:
     """For each head the stage walked the trees as the coordinator does."""
-    ends = np.delete(paths.ends, step.slice_requests) if step.slice_requests else paths.ends
+    slices = step.heads.slice_requests
+    ends = np.delete(paths.ends, slices) if slices else paths.ends
     # The last node of a path tells all of it.
     last_rows, checked = paths.rows[ends - 1], None
     for drafts in every:

@@ -63,7 +63,7 @@ class StepOutputReader:
 
     def of_trees(self, steps: TreeSteps) -> list[TreeOutput]:
         """`of_tree` for all; nothing where only the walks are wanted."""
-        if self._output.log_probs is not None or steps.extras:
+        if self._output.log_probs.of_targets is not None or steps.extras:
             return [self.of_tree(step) for step in steps]
         self._next_chosen = len(steps) + len(steps.trees.nodes)
         return [NO_TREE_OUTPUT] * len(steps)
@@ -84,7 +84,8 @@ class StepOutputReader:
             first = self._next_scored
             self._next_scored += chunk.num_scored
             num_top = state.request.params.prompt_logprobs or 0
-            scores, top = self._output.scores, self._output.scored_top
+            scores, top = self._output.log_probs.scores, self._output.log_probs.scored_top
+            assert scores is not None, "the stage did not do what it was asked"
             for index in range(chunk.num_scored):
                 position = chunk.start + index + 1
                 token = int(state.request.prompt_ids[position])
@@ -108,6 +109,7 @@ class StepOutputReader:
 
     def _best_ids(self, count: int) -> Int32:
         first, self._next_probe = self._next_probe, self._next_probe + count
+        assert self._output.probe_ids is not None, "the stage did not do what it was asked"
         return self._output.probe_ids[first : self._next_probe]
 
     def _chosen(self, count: int) -> Chosen:
@@ -219,7 +221,8 @@ class StepInFlight:
     def not_finite(self, output: StepOutput) -> list[tuple[RequestState, int]]:
         """Requests of which some rows have logits that are NaN or infinite, and how many nodes
         each had in the step."""
-        has_bad_scores = len(output.scores) > 0 and bool(np.isnan(output.scores).any())
+        scores = output.log_probs.scores
+        has_bad_scores = scores is not None and bool(np.isnan(scores).any())
         if output.not_finite is None and not has_bad_scores:
             return []
         bad = np.empty(0, dtype=np.int32) if output.not_finite is None else output.not_finite
@@ -229,9 +232,9 @@ class StepInFlight:
         places = set(np.searchsorted(np.cumsum(rows), bad, side="right").tolist())
         first = 0
         for place, chunk in enumerate(self.chunks, len(self.trees.states)):
-            if chunk.state.prompt_log_probs is not None:
+            if scores is not None and chunk.state.prompt_log_probs is not None:
                 end = first + chunk.num_scored
-                if np.isnan(output.scores[first:end]).any():
+                if np.isnan(scores[first:end]).any():
                     places.add(place)
                 first = end
         return [(self.states[place], nodes[place]) for place in sorted(places)]

@@ -12,9 +12,7 @@ import numpy as np
 
 from ..arrays import Int32, Int64, UInt64, lengths_of
 from ..compiled import compiled
-from ..steps import WORD_BITS, StepInput, StepTrees, TreeRows, VerificationResult
-
-NO_ROWS = np.empty(0, dtype=np.int32)
+from ..steps import NO_ROWS, WORD_BITS, StepInput, StepTrees, TreeRows, VerificationResult
 
 
 class CommittedRows(NamedTuple):
@@ -42,18 +40,18 @@ def accepted_rows(
     `verification_results`: of the step's rule, where another one than `coupled` decides.
     """
     rows, ends = _path_rows(step, target_tokens, verification_results)
-    if step.slice_requests:
+    if step.heads.slice_requests:
         return _with_slices(step, rows, ends)
     is_wanted = np.zeros(len(ends), dtype=np.bool_)
-    is_wanted[list(step.feature_requests)] = True
+    is_wanted[list(step.heads.feature_requests)] = True
     return rows[is_wanted.repeat(lengths_of(ends))]
 
 
 def _with_slices(step: StepInput, rows: Int32, ends: Int64) -> Int32:
     """`accepted_rows`, where these are the accepted ones of all requests."""
     starts, chosen, wanted = step.request_starts, step.logits_rows, [NO_ROWS]
-    for place in step.feature_requests:
-        if place in step.slice_requests:
+    for place in step.heads.feature_requests:
+        if place in step.heads.slice_requests:
             first, end = np.searchsorted(chosen, starts[place : place + 2])
             wanted.append(chosen[first:end])
         else:
@@ -71,12 +69,12 @@ def committed_rows(
     A prompt chunk's last row is left out where neither step nor `following_tokens` knows its token.
     """
     rows, ends = _path_rows(step, target_tokens, verification_results)
-    if step.slice_requests:
+    if step.heads.slice_requests:
         lengths = lengths_of(ends)
         is_whole = np.ones(len(ends), dtype=np.bool_)
-        is_whole[list(step.slice_requests)] = False
+        is_whole[list(step.heads.slice_requests)] = False
         rows, ends = rows[is_whole.repeat(lengths)], (lengths * is_whole).cumsum()
-    told = NO_ROWS if step.following_tokens is None else step.following_tokens
+    told = NO_ROWS if step.heads.following_tokens is None else step.heads.following_tokens
     return CommittedRows(
         *with_following(rows, ends, step.token_ids, step.logits_rows, target_tokens, told)
     )
@@ -184,7 +182,7 @@ def walk_rows(
 def with_following(
     rows: Int32, ends: Int64, tokens: Int32, logits_rows: Int32, targets: Int32, told: Int32
 ) -> tuple[Int32, Int32, Int32]:
-    """The fields of `CommittedRows`. `told`: `StepInput.following_tokens` of the last requests."""
+    """The fields of `CommittedRows`. `told`: `HeadInput.following_tokens` of the last requests."""
     known = np.empty(len(rows), dtype=np.int32)
     following = np.empty(len(rows), dtype=np.int32)
     starts = np.zeros(len(ends) + 1, dtype=np.int32)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.proposals import Proposal, empty_proposal
 from ...core.sampling.rows import sampling_rows
-from ...core.steps import StepOutput, TopTokens
+from ...core.steps import LogProbOutput, StepOutput, TopTokens
 from ...models.sampling import choose_sampler
 from ..model.options import SEQUOIA
 from ..model.stopping.depth import PayingDepth
@@ -160,12 +160,5 @@ class TreeGrowth:
         # Two copies: each is a wait for the device.
         ids = torch.cat([targets.int()[:, None], best.indices.int()], dim=1).cpu().numpy()
         values = torch.cat([chosen, best.values], dim=1).cpu().numpy()
-        none = np.empty(0, dtype=np.int32)
-        return StepOutput(
-            0,
-            ids[:, 0].copy(),
-            none.reshape(0, 0),
-            none.astype(np.float32),
-            log_probs=values[:, 0].copy(),
-            top=TopTokens(ids[:, 1:].copy(), values[:, 1:].copy()),
-        )
+        top = TopTokens(ids[:, 1:].copy(), values[:, 1:].copy())
+        return StepOutput(0, ids[:, 0].copy(), log_probs=LogProbOutput(values[:, 0].copy(), top))

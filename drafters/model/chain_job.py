@@ -13,7 +13,15 @@ from ...core.arrays import ROOT, Int32
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.step.layout import kv_slots
-from ...core.steps import LogitEdits, SamplingRows, StepInput, StepOutput
+from ...core.steps import (
+    NO_PROBES,
+    LogitEdits,
+    LogProbInput,
+    ProbeInput,
+    SamplingRows,
+    StepInput,
+    StepOutput,
+)
 from .stopping.chain_length import ChainLength
 from .stopping.rules import Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
@@ -90,14 +98,15 @@ class ChainJob:
 
     def take(self, output: StepOutput, row: int) -> None:
         """Draw a token by a row of a pass."""
-        assert output.log_probs is not None, "the stage did not answer with log-probabilities"
-        entropy = 0.0 if output.entropies is None else float(output.entropies[row])
+        log_probs, entropies = output.log_probs.of_targets, output.log_probs.entropies
+        assert log_probs is not None, "the stage did not answer with log-probabilities"
+        entropy = 0.0 if entropies is None else float(entropies[row])
         if self.distribution_size and self.tree is None:
             self.draw_declared(output, row, entropy)
         elif self.heard is not None and self.tree is None:
             self.draw_heard(self.heard, output, row, entropy)
         else:
-            log_prob = min(float(output.log_probs[row]), 0.0)
+            log_prob = min(float(log_probs[row]), 0.0)
             self.draw(int(output.target_tokens[row]), Drawn(log_prob, entropy))
         if self.tree is not None:
             self.tree.take(output, row)
@@ -123,8 +132,9 @@ class ChainJob:
 
     def draw_heard(self, heard: HeardNoise, output: StepOutput, row: int, entropy: float) -> None:
         """Draw the token whose text the target most likely chooses."""
-        assert output.top is not None
-        ids, log_probs = output.top.ids[row, : self.num_top], output.top.log_probs[row]
+        top = output.log_probs.top
+        assert top is not None
+        ids, log_probs = top.ids[row, : self.num_top], top.log_probs[row]
         [token], [log_prob] = heard.rank(self.drawn, ids, log_probs[: len(ids)], 1)
         self.draw(int(token), Drawn(float(log_prob), entropy))
 
@@ -189,7 +199,7 @@ def build_step(
     owners = np.arange(len(jobs), dtype=np.int32).repeat(counts)
     drawing = [jobs[index] for index in batch.drawing]
     rows = _int32([starts[index + 1] - 1 for index in batch.drawing])
-    wants_best = [job.with_best and not job.drawn for job in drawing]
+    wants_best = np.array([job.with_best and not job.drawn for job in drawing], dtype=np.bool_)
     tokens = [token for job, n in zip(jobs, counts, strict=True) for token in job.pending[:n]]
     return StepInput(
         step_id=0,
@@ -203,14 +213,13 @@ def build_step(
         trees=(None,) * len(jobs),
         logits_rows=rows,
         sampling=_sampling(drawing),
-        probe_rows=rows[np.array(wants_best, dtype=np.bool_)],
-        probe_top_k=top_k,
-        scored_rows=_int32([]),
-        scored_tokens=_int32([]),
-        with_log_probs=True,
-        with_entropies=with_entropies,
-        num_top=max((job.num_top for job in drawing), default=0),
         edits=_edits(drawing),
+        log_probs=LogProbInput(
+            of_targets=True,
+            num_top=max((job.num_top for job in drawing), default=0),
+            with_entropies=with_entropies,
+        ),
+        probes=ProbeInput(rows[wants_best], top_k) if wants_best.any() else NO_PROBES,
     )
 
 

@@ -312,7 +312,7 @@ class ModelDrafter:
         )
         for job, count in zip(batch.jobs, batch.counts, strict=True):
             job.feed(count)
-        best = iter(output.probe_ids.tolist())
+        best = iter(() if output.probe_ids is None else output.probe_ids.tolist())
         for row, job in enumerate(job for job in batch.jobs if not job.pending):
             if job.with_best and not job.drawn:
                 job.best = next(best)

@@ -104,8 +104,9 @@ def draw(
 
     With it come its log-probability and the distribution.
     """
-    assert output.top is not None
-    ids, log_probs = output.top.ids[row, :size], output.top.log_probs[row, :size]
+    top = output.log_probs.top
+    assert top is not None
+    ids, log_probs = top.ids[row, :size], top.log_probs[row, :size]
     index, probs = draw_index(weights_of(log_probs, temperature), rng)
     return int(ids[index]), float(np.log(probs[index])), DraftDistribution(ids, probs)
 

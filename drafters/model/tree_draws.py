@@ -30,8 +30,9 @@ class TreeDraws:
 
     def candidates(self, output: StepOutput, row: int, count: int) -> list[DrawnToken]:
         """`count` draws after `row`, in their order; fewer where no further token can be drawn."""
-        assert output.top is not None
-        ids, log_probs = output.top.ids[row, : self.size], output.top.log_probs[row, : self.size]
+        top = output.log_probs.top
+        assert top is not None
+        ids, log_probs = top.ids[row, : self.size], top.log_probs[row, : self.size]
         weights = weights_of(log_probs, self.temperature)
         drawn: list[DrawnToken] = []
         while len(drawn) < count and weights.any():

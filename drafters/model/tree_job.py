@@ -13,7 +13,7 @@ from ...core.arrays import ROOT, Bool, Float32, Int32
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.step.layout import kv_slots
-from ...core.steps import StepInput, StepOutput, TreeRows
+from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
 from ...core.tree.tree_loops import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
@@ -128,17 +128,18 @@ class TreeJob:
 
         What the model itself would choose is always among them, however unlikely it was.
         """
-        assert output.top is not None
+        top, chosen_probs = output.log_probs.top, output.log_probs.of_targets
+        assert top is not None
         count = self.expansion.num_candidates
-        tokens = output.top.ids[row, : self.num_top]
-        log_probs = output.top.log_probs[row, : len(tokens)]
+        tokens = top.ids[row, : self.num_top]
+        log_probs = top.log_probs[row, : len(tokens)]
         if self.heard is not None:
             return self.heard.rank(self._path(node), tokens, log_probs, count)
-        assert output.log_probs is not None
+        assert chosen_probs is not None
         chosen = output.target_tokens[row]
         if chosen not in tokens:
             tokens = np.append(tokens, chosen)
-            log_probs = np.append(log_probs, output.log_probs[row])
+            log_probs = np.append(log_probs, chosen_probs[row])
         siblings = np.full(len(tokens), ROOT, dtype=np.int32)
         choice = CoupledChoice(
             self.distribution.temperature, self.distribution.seed, self.noise_position(node)
@@ -204,7 +205,6 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
         for job, frontier in zip(jobs, frontiers, strict=True)
         for node in frontier
     ]
-    no_rows = np.empty(0, dtype=np.int32)
     return StepInput(
         step_id=0,
         moves=np.empty((0, 2), dtype=np.int32),
@@ -223,10 +223,5 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
             np.array(noise_positions, dtype=np.int64),
             np.array(counts, dtype=np.int32),
         ),
-        probe_rows=no_rows,
-        probe_top_k=0,
-        scored_rows=no_rows,
-        scored_tokens=no_rows,
-        with_log_probs=True,
-        num_top=max(job.num_top for job in jobs),
+        log_probs=LogProbInput(of_targets=True, num_top=max(job.num_top for job in jobs)),
     )

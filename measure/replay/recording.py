@@ -210,12 +210,12 @@ def probed_contexts(step: StepInput) -> Iterator[RowContext]:
 
     A node follows the root and its ancestors; a row of a pool also sees one token at each position.
     """
-    owners = np.searchsorted(step.request_starts, step.probe_rows, side="right") - 1
+    owners = np.searchsorted(step.request_starts, step.probes.rows, side="right") - 1
     firsts = step.request_starts[owners]
     # A request with probe rows has a root, which gets a target token.
     seeds = step.sampling.seed[np.searchsorted(step.logits_rows, firsts)]
     rows = zip(
-        seeds.tolist(), owners.tolist(), firsts.tolist(), step.probe_rows.tolist(), strict=True
+        seeds.tolist(), owners.tolist(), firsts.tolist(), step.probes.rows.tolist(), strict=True
     )
     for seed, owner, first, row in rows:
         tree = step.trees[owner]

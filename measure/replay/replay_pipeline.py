@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.arrays import Int32
-from ...core.steps import StepInput, StepOutput
+from ...core.steps import LogProbOutput, StepInput, StepOutput
 from .recording import RecordedAnswer, RowContext, off_text, probed_contexts
 
 Ids = tuple[int, ...]
@@ -113,7 +113,9 @@ class ReplayPipeline:
             step_id=step.step_id,
             target_tokens=np.array(targets, dtype=np.int32),
             probe_ids=self._top_next_tokens(step),
-            scores=np.zeros(len(step.scored_rows), dtype=np.float32),
+            log_probs=LogProbOutput(
+                scores=np.zeros(len(step.log_probs.scored_rows), dtype=np.float32)
+            ),
         )
 
     def _token(self, seed: int, position: int) -> int:
@@ -122,7 +124,7 @@ class ReplayPipeline:
         return text[position] if position < len(text) else 0
 
     def _top_next_tokens(self, step: StepInput) -> Int32:
-        top_ids = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
+        top_ids = np.zeros((len(step.probes.rows), step.probes.top_k), dtype=np.int32)
         if len(top_ids):
             for row, context in zip(top_ids, probed_contexts(step), strict=True):
                 ids = self._predictions.after(context)[: len(row)]

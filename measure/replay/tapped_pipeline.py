@@ -66,13 +66,14 @@ class TappedPipeline(PassingPipeline):
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         """Send a step, and observe its result."""
         result = super().submit(step)
-        if self.said is None or not len(step.probe_rows):
+        if self.said is None or not len(step.probes.rows):
             return result
         return self._heard(step, result, self.said)
 
     @staticmethod
     async def _heard(step: StepInput, result: Awaitable[StepOutput], said: Said) -> StepOutput:
         output = await asyncio.ensure_future(result)
+        assert output.probe_ids is not None
         for context, ids in zip(probed_contexts(step), output.probe_ids.tolist(), strict=True):
             # Rows may request different numbers of tokens.
             if len(ids) > len(said.get(context, ())):

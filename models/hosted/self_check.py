@@ -117,8 +117,4 @@ def _step(
         trees=trees,
         logits_rows=none,
         sampling=SamplingRows.greedy(np.empty(0, dtype=np.int64)),
-        probe_rows=none,
-        probe_top_k=0,
-        scored_rows=none,
-        scored_tokens=none,
     )

@@ -45,29 +45,30 @@ class MultiStepDecoder:
     def run(
         self,
         step: StepInput,
+        end_ids: Int32,
         rows: tuple[Int32, Int32],
         tables: Mapping[str | None, Rotation],
         said: Tensor | None = None,
     ) -> StepOutput:
-        """The tokens of `step.num_decode_steps` passes, within `attending`. Fewer if all answers
-        end, or the next pass has logits that are not finite.
+        """The tokens of all passes of `rows`, within `attending`. Fewer if all answers end, or the
+        next pass has logits that are not finite.
 
         Each token equals that of a single step, as the noise uses the positions of the rows. On
         return, the cache has the KV of all rows but the last.
 
+        end_ids `MultiStepInput.end_ids`
         rows    `following_rows` of the step
         tables  of a flat `RotaryTable`, of all positions
         said    float32 [passes, rows, hidden_size]  is filled with the last layer's states
         """
-        assert step.end_ids is not None
         slots, positions = rows
         if is_table(self._embed) and step.sampling.is_unfiltered:
             decoded = self._own.decode(
                 step.token_ids, slots, positions, self._embed, self._softcap, step.sampling,
-                step.end_ids, tables, said,
+                end_ids, tables, said,
             )  # fmt: skip
         else:
-            decoded = self._pass_by_pass(step, slots, positions, tables, said)
+            decoded = self._pass_by_pass(step, end_ids, slots, positions, tables, said)
         # Decoding stops at a row that is not finite.
         not_finite = np.flatnonzero(decoded[0] < 0).astype(np.int32)
         if len(not_finite):
@@ -75,8 +76,6 @@ class MultiStepDecoder:
         return StepOutput(
             step.step_id,
             decoded[0],
-            np.empty((0, step.probe_top_k), dtype=np.int32),
-            np.empty(0, dtype=np.float32),
             decoded=np.ascontiguousarray(decoded.T),
             not_finite=not_finite if len(not_finite) else None,
         )
@@ -84,6 +83,7 @@ class MultiStepDecoder:
     def _pass_by_pass(
         self,
         step: StepInput,
+        end_ids: Int32,
         slots: Int32,
         positions: Int32,
         tables: Mapping[str | None, Rotation],
@@ -106,15 +106,15 @@ class MultiStepDecoder:
             tokens = decoded[index] = self._sampler.choose(logits, sampling).numpy()
             if (tokens < 0).any():
                 return decoded[: max(index, 1)]
-            has_ended |= (tokens[:, None] == step.end_ids).any(axis=1)
+            has_ended |= (tokens[:, None] == end_ids).any(axis=1)
             if has_ended.all():
                 break
         return decoded[: index + 1]
 
 
-def following_rows(step: StepInput, block_size: int) -> tuple[Int32, Int32]:
-    """KV slots and positions of the rows of each pass, int32 [num_decode_steps, rows] each."""
-    positions = step.positions + np.arange(step.num_decode_steps, dtype=np.int32)[:, None]
+def following_rows(step: StepInput, num_passes: int, block_size: int) -> tuple[Int32, Int32]:
+    """KV slots and positions of the rows of each pass, int32 [num_passes, rows] each."""
+    positions = step.positions + np.arange(num_passes, dtype=np.int32)[:, None]
     owners = np.tile(np.arange(len(step.positions), dtype=np.int32), len(positions))
     slots = kv_slots(step.block_tables, owners, positions.ravel(), block_size)
     return slots.reshape(positions.shape), positions

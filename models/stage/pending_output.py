@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Float32, Int32
-from ...core.steps import HeadDrafts, StepInput, StepOutput, TopTokens, VerificationResult
+from ...core.steps import (
+    NO_LOG_PROB_OUTPUT,
+    NO_LOG_PROBS,
+    NO_PROBES,
+    HeadDrafts,
+    LogProbOutput,
+    StepInput,
+    StepOutput,
+    TopTokens,
+    VerificationResult,
+)
 from ...core.verify.accepted_rows import accepted_rows
 from ..device import HostCopy, to_device
 from ..sampling import Sampler
@@ -22,7 +32,8 @@ PendingOutput = Callable[[], StepOutput]
 
 def wanted_rows(step: StepInput) -> Int32:
     """Rows of a step whose logits its answer needs, ascending."""
-    wanted = [rows for rows in (step.logits_rows, step.probe_rows, step.scored_rows) if len(rows)]
+    every = step.logits_rows, step.probes.rows, step.log_probs.scored_rows
+    wanted = [rows for rows in every if len(rows)]
     if len(wanted) == 1:
         return wanted[0]
     return np.unique(np.concatenate((*wanted, np.empty(0, dtype=np.int32))))
@@ -53,15 +64,17 @@ def launch_answer(
     target_logits = logits_of(step.logits_rows)
     marked, results = _chosen(step, target_logits, sampler)
     # The other results need a token for each row.
-    needs_tokens = step.with_log_probs or bool(step.feature_requests) or heads is not None
+    needs_tokens = (
+        step.log_probs.of_targets or bool(step.heads.feature_requests) or heads is not None
+    )
     targets = marked.clamp(min=0) if needs_tokens else marked
     parts = {
         "target_tokens": marked,
-        "probe_ids": _probed(logits_of(step.probe_rows), step.probe_top_k),
-        **_scored(step, logits_of(step.scored_rows), sampler),
+        **_probed(step, logits_of(step.probes.rows)),
+        **_scored(step, logits_of(step.log_probs.scored_rows), sampler),
         **_told(step, target_logits, targets, sampler),
     }
-    if step.feature_requests:
+    if step.heads.feature_requests:
         assert features is not None
         parts["features"] = features(accepted_rows(step, targets.cpu().numpy(), results))
     drafts: tuple[HeadDrafts, ...] = ()
@@ -77,11 +90,9 @@ def launch_answer(
         if not_finite is not None:
             tokens = np.maximum(tokens, np.int32(0))
         return StepOutput(
-            step.step_id, tokens, arrays["probe_ids"],
-            arrays.get("scores", np.empty(0, dtype=np.float32)),
-            log_probs=log_probs, not_finite=not_finite, entropies=arrays.get("entropies"),
+            step.step_id, tokens, arrays.get("probe_ids"), _log_probs(step, arrays),
             verification_results=results, features=arrays.get("features"), head_drafts=drafts,
-            top=_top_tokens("top", arrays), scored_top=_top_tokens("scored_top", arrays),
+            not_finite=not_finite,
         )  # fmt: skip
 
     return wait
@@ -120,31 +131,33 @@ def _chosen(
 
 def _told(step: StepInput, logits: Tensor, targets: Tensor, sampler: Sampler) -> dict[str, Tensor]:
     """Log-probabilities and entropies of `logits_rows`, by name, as far as the step wants them."""
-    if not step.with_log_probs and not step.with_entropies:
+    wanted = step.log_probs
+    if not wanted.of_targets and not wanted.with_entropies:
         return {}
     parts, distributions = {}, sampler.log_softmax(logits)
-    if step.with_log_probs:
+    if wanted.of_targets:
         parts["log_probs"] = _of_tokens(distributions, targets.long())
-        parts |= _top("top", distributions, step.num_top)
-    if step.with_entropies:
+        parts |= _top("top", distributions, wanted.num_top)
+    if wanted.with_entropies:
         parts["entropies"] = torch.special.entr(distributions.exp()).sum(dim=-1)
     return parts
 
 
 def _scored(step: StepInput, logits: Tensor, sampler: Sampler) -> dict[str, Tensor]:
     """Log-probabilities of `scored_tokens`, by the logits of their rows."""
-    if not len(step.scored_rows):
+    wanted = step.log_probs
+    if not len(wanted.scored_rows):
         return {}
     distributions = sampler.log_softmax(logits)
-    scores = _of_tokens(distributions, to_device(step.scored_tokens, distributions.device))
-    return {"scores": scores, **_top("scored_top", distributions, step.num_top)}
+    scores = _of_tokens(distributions, to_device(wanted.scored_tokens, distributions.device))
+    return {"scores": scores, **_top("scored_top", distributions, wanted.num_top)}
 
 
-def _probed(logits: Tensor, count: int) -> Tensor:
-    """The most probable tokens of each row, int32 [rows, count]."""
-    if not len(logits) or not count:
-        return torch.empty(len(logits), count, dtype=torch.int32, device=logits.device)
-    return logits.topk(count, dim=-1).indices.to(torch.int32)
+def _probed(step: StepInput, logits: Tensor) -> dict[str, Tensor]:
+    """The most probable tokens of each row of the probes."""
+    if step.probes is NO_PROBES:
+        return {}
+    return {"probe_ids": logits.topk(step.probes.top_k, dim=-1).indices.to(torch.int32)}
 
 
 def _of_tokens(distributions: Tensor, tokens: Tensor) -> Tensor:
@@ -158,6 +171,15 @@ def _top(name: str, distributions: Tensor, count: int) -> dict[str, Tensor]:
         return {}
     best = distributions.topk(count, dim=-1)
     return {f"{name}_ids": best.indices.to(torch.int32), f"{name}_log_probs": best.values}
+
+
+def _log_probs(step: StepInput, arrays: dict[str, np.ndarray]) -> LogProbOutput:
+    if step.log_probs is NO_LOG_PROBS:
+        return NO_LOG_PROB_OUTPUT
+    return LogProbOutput(
+        arrays.get("log_probs"), _top_tokens("top", arrays), arrays.get("entropies"),
+        arrays.get("scores"), _top_tokens("scored_top", arrays),
+    )  # fmt: skip
 
 
 def _top_tokens(name: str, arrays: dict[str, np.ndarray]) -> TopTokens | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
-from ...core.steps import StepInput, StepOutput
+from ...core.steps import MultiStepInput, StepInput, StepOutput
 from ...kernels.dispatch import Machine
 from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
 from ..attention.kernel_attention import KernelBackend, TileOptions
@@ -174,7 +174,7 @@ class Stage:
 
     @property
     def decodes_several(self) -> bool:
-        """Whether it supports multi-step decoding (`StepInput.num_decode_steps`)."""
+        """Whether it supports multi-step decoding (`StepInput.multi_step`)."""
         return self._multi_step is not None
 
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
@@ -243,8 +243,8 @@ class Stage:
         On a GPU the host may launch the next step before it waits; the function may be called by
         another thread.
         """
-        if step.num_decode_steps > 1:
-            output = self._decode(step)
+        if step.multi_step is not None:
+            output = self._decode(step, step.multi_step)
             return lambda: output
         hidden = self._hidden(step, hidden)
         if not self.is_last:
@@ -327,17 +327,17 @@ class Stage:
         if self._heads is not None:
             self._heads.move(moves)
 
-    def _decode(self, step: StepInput) -> StepOutput:
+    def _decode(self, step: StepInput, wanted: MultiStepInput) -> StepOutput:
         assert self._multi_step is not None
         if len(step.moves):
             self._attention.move(to_device(step.moves, self._part.device))
-        tables = self._rotary.tables_of(int(step.positions.max()) + step.num_decode_steps)
-        rows, said = following_rows(step, self.block_size), None
+        tables = self._rotary.tables_of(int(step.positions.max()) + wanted.num_tokens)
+        rows, said = following_rows(step, wanted.num_tokens, self.block_size), None
         if self._heads is not None and not self.taps.needs_layers:
-            shape = step.num_decode_steps, len(step.token_ids), self._part.config.hidden_size
+            shape = wanted.num_tokens, len(step.token_ids), self._part.config.hidden_size
             said = torch.empty(shape)
         with attending(step, self.kv, self.block_size):
-            output = self._multi_step.run(step, rows, tables, said)
+            output = self._multi_step.run(step, wanted.end_ids, rows, tables, said)
         if self._heads is not None:
             features = None
             if said is not None:

@@ -158,7 +158,7 @@ class StageHeads:
         results: tuple[VerificationResult, ...] | None,
         features: Callable[[Int32], Tensor],
     ) -> tuple[HeadDrafts, ...]:
-        """The drafts of the step's `head_tasks`, in order.
+        """The drafts of the step's head tasks, in order.
 
         target_tokens  int32 [len(logits_rows)] as committed
         results        of the acceptance rule; None: `target_tokens` decide
@@ -167,7 +167,7 @@ class StageHeads:
         self._release(step)
         for head in self._heads.values():
             head.overwritten(step.slots)
-        if not step.head_tasks:
+        if not step.heads.tasks:
             self._streams.clear()
             return ()
         committed = committed_rows(step, target_tokens, results)
@@ -178,7 +178,7 @@ class StageHeads:
         )  # fmt: skip
         states, last_rows = features(rows), _last_rows(step, committed)
         at_leaves: tuple[int, ...] = ()
-        if step.slice_requests:
+        if step.heads.slice_requests:
             streams = self._streams.follow(step, target_tokens, features)
             at_leaves = tuple(place for place, own in streams.items() if own.walk.at_leaf)
             texts, states = _with_streams(texts, states, streams)
@@ -187,7 +187,7 @@ class StageHeads:
             self._drafted(step, texts, states, task.after(num_accepted, at_leaves))._replace(
                 last_rows=last_rows
             )
-            for task in step.head_tasks
+            for task in step.heads.tasks
         )
 
     def decoded(
@@ -215,13 +215,13 @@ class StageHeads:
             np.arange(num_requests + 1, dtype=np.int32) * np.int32(count), step.request_keys,
         )  # fmt: skip
         states = features[:count].transpose(0, 1).flatten(0, 1)
-        for task in step.head_tasks:
+        for task in step.heads.tasks:
             head = self._heads[task.source]
             self._supervised(head.name, step, partial(head.read_later, texts, states))
 
     def _release(self, step: StepInput) -> None:
         """Free the caches of heads without a task, which the engine no longer uses."""
-        in_use = frozenset(task.source for task in step.head_tasks)
+        in_use = frozenset(task.source for task in step.heads.tasks)
         for name in self._in_use - in_use:
             self._heads[name].release()
         self._in_use = in_use
@@ -262,7 +262,7 @@ class StageHeads:
 
 def _last_rows(step: StepInput, committed: CommittedRows) -> Int32:
     """`HeadDrafts.last_rows`: int32 [trees that are no slices]."""
-    places = np.delete(np.arange(_num_trees(step)), step.slice_requests)
+    places = np.delete(np.arange(_num_trees(step)), step.heads.slice_requests)
     return committed.rows[committed.starts[1:][places] - 1] - step.request_starts[places]
 
 
@@ -298,5 +298,5 @@ def _num_accepted(step: StepInput, texts: TextRows) -> list[int]:
 
 def _num_trees(step: StepInput) -> int:
     """Number of trees; prompt chunks come after the trees."""
-    num_chunks = 0 if step.following_tokens is None else len(step.following_tokens)
+    num_chunks = 0 if step.heads.following_tokens is None else len(step.heads.following_tokens)
     return len(step.trees) - num_chunks

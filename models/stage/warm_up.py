@@ -11,7 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...core.request.allowed_tokens import full_mask
-from ...core.steps import LogitEdits, Penalties, SamplingRows, StepInput, TreeRows, prompt_step
+from ...core.steps import (
+    LogitEdits,
+    LogProbInput,
+    Penalties,
+    SamplingRows,
+    StepInput,
+    TreeRows,
+    prompt_step,
+)
 from ...core.tree.tree_loops import pack
 from ...kernels.attention.split_rule import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
 from ...kernels.int8.reference import MOST_INT8_ROWS
@@ -59,8 +67,8 @@ def _kernel_steps(
     yield "for moves of keys", replace(one, moves=np.zeros((1, 2), dtype=np.int32))
     edits = (_edits(vocab_size),)
     for name, top_k in (("for filters and edits of logits", 2), ("for temperatures", 0)):
-        sampling = _sampled(one.sampling, top_k)
-        yield name, replace(one, sampling=sampling, edits=edits, with_log_probs=True)
+        sampling, wanted = _sampled(one.sampling, top_k), LogProbInput(of_targets=True)
+        yield name, replace(one, sampling=sampling, edits=edits, log_probs=wanted)
 
 
 def _behind(step: StepInput, context: int, block_size: int) -> StepInput:

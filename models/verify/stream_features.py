@@ -50,7 +50,7 @@ class StreamFeatures:
         features  float32 [n, width] of rows int32 [n] of the step
         """
         found = {}
-        for place in step.slice_requests:
+        for place in step.heads.slice_requests:
             key, walk = step.request_keys[place], self._walks.follow(step, place, target_tokens)
             rows = list(walk.walked)
             if not walk.num_told:

@@ -144,11 +144,11 @@ async def test_top_next_tokens_are_told_of_every_row_of_every_tree() -> None:
     for name in ("a", "bb"):
         bench.add(name, [1, 2, 3], 60)
     await bench.run()
-    steps = [step for step in bench.target.steps if len(step.probe_rows)]
+    steps = [step for step in bench.target.steps if len(step.probes.rows)]
     assert bench.drafters.successor_rows > 100
     # Asked for alone, the rows are those of whole trees: of the answers' rows, some or all.
-    assert all(set(step.probe_rows.tolist()) <= set(step.logits_rows.tolist()) for step in steps)
-    assert max(step.probe_top_k for step in steps) == 4
+    assert all(set(step.probes.rows.tolist()) <= set(step.logits_rows.tolist()) for step in steps)
+    assert max(step.probes.top_k for step in steps) == 4
 
 
 async def test_rows_that_nobody_asks_for_are_not_ranked() -> None:
@@ -156,7 +156,7 @@ async def test_rows_that_nobody_asks_for_are_not_ranked() -> None:
     bench.add("a", [1, 2, 3], 30)
     await bench.run()
     assert sum(len(step.logits_rows) for step in bench.target.steps) > 40
-    assert not any(len(step.probe_rows) or step.probe_top_k for step in bench.target.steps)
+    assert not any(len(step.probes.rows) or step.probes.top_k for step in bench.target.steps)
 
 
 async def test_several_groups_keep_several_steps_in_flight() -> None:

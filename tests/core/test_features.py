@@ -29,7 +29,7 @@ def test_nobody_hands_any_out_who_is_not_asked() -> None:
     bench = Bench()
     bench.add("a", [1, 2, 3], 9)
     asyncio.run(bench.run())
-    assert not any(step.feature_requests for step in bench.target.steps)
+    assert not any(step.heads.feature_requests for step in bench.target.steps)
 
 
 def test_a_request_without_drafts_has_none() -> None:
@@ -37,13 +37,13 @@ def test_a_request_without_drafts_has_none() -> None:
     bench.add("a", [1, 2, 3], 9, speculative=False)
     bench.add("b", [1, 2, 3, 4], 9)
     asyncio.run(bench.run())
-    steps = [step for step in bench.target.steps if step.feature_requests]
+    steps = [step for step in bench.target.steps if step.heads.feature_requests]
     assert steps
-    assert all(len(step.feature_requests) == 1 for step in steps)
+    assert all(len(step.heads.feature_requests) == 1 for step in steps)
 
 
 def test_a_step_that_hands_out_features_decodes_one_token_of_each() -> None:
     bench = Bench(features=True, is_adaptive=False, multi_step_s=100.0)
     bench.add("a", [1, 2, 3], 30)
     asyncio.run(bench.run())
-    assert all(step.num_decode_steps == 1 for step in bench.target.steps)
+    assert all(step.multi_step is None for step in bench.target.steps)

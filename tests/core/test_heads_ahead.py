@@ -49,7 +49,7 @@ def test_heads_draft_only_behind_the_outcomes_that_they_are_told(seed: int, reac
     bench = Bench(num_blocks=64, seed=seed, heads=True, is_adaptive=False)
     with patch.object(draft_plan, "EVERY_REACH", reaches):
         asyncio.run(bench.run_three(seed))
-    told = [step.head_tasks[0] for step in bench.target.steps]
+    told = [step.heads.tasks[0] for step in bench.target.steps]
     num_asked = sum(sum(size > 0 for size in task.max_nodes) for task in told)
     assert all(
         {one & EVERY_REACH for one in task.reaches} <= {reaches, EVERY_REACH} for task in told
@@ -91,20 +91,20 @@ def test_a_request_without_drafts_has_no_task() -> None:
     bench = Bench(heads=True, is_adaptive=False)
     bench.add("a", [1, 2, 3], 9, speculative=False)
     asyncio.run(bench.run())
-    assert all(task.places == () for step in bench.target.steps for task in step.head_tasks)
+    assert all(task.places == () for step in bench.target.steps for task in step.heads.tasks)
 
 
 def test_a_chunk_that_is_not_the_last_is_read_and_not_drafted_behind() -> None:
     bench = Bench(heads=True, is_adaptive=False, rows=8)
     bench.add("a", [*range(6)] * 4, 5)
     asyncio.run(bench.run())
-    tasks = [step.head_tasks[0] for step in bench.target.steps]
+    tasks = [step.heads.tasks[0] for step in bench.target.steps]
     assert [task.max_nodes for task in tasks[:3]] == [(0,), (0,), tasks[2].max_nodes]
     assert tasks[2].max_nodes[0] > 0
     first = bench.target.steps[0]
-    assert first.following_tokens is not None
-    assert first.following_tokens.tolist() == [8 % 6]
-    assert bench.target.steps[2].following_tokens.tolist() == [-1]
+    assert first.heads.following_tokens is not None
+    assert first.heads.following_tokens.tolist() == [8 % 6]
+    assert bench.target.steps[2].heads.following_tokens.tolist() == [-1]
 
 
 def test_steps_of_several_tokens_come_where_nobody_wants_drafts() -> None:
@@ -112,7 +112,7 @@ def test_steps_of_several_tokens_come_where_nobody_wants_drafts() -> None:
     bench.drafters.drafter_costs = {"ahead": bench.drafters.drafter_costs["ahead"]}
     bench.add("a", [1, 2, 3], 30, speculative=False)
     asyncio.run(bench.run())
-    assert any(step.num_decode_steps > 1 for step in bench.target.steps)
+    assert any(step.multi_step is not None for step in bench.target.steps)
 
 
 @given(seed=st.integers(0, 2**20))
@@ -124,7 +124,7 @@ def test_a_budget_that_chooses_learns_that_a_head_pays(seed: int) -> None:
         bench.add(name, [1, 2, 3, len(name)], 60)
     asyncio.run(bench.run())
     late = bench.target.steps[len(bench.target.steps) // 2 :]
-    ordered = [len(step.head_tasks[0].places) / len(step.trees) for step in late]
+    ordered = [len(step.heads.tasks[0].places) / len(step.trees) for step in late]
     assert np.mean(ordered) > 0.8
     assert bench.drafters.num_taken > 30
 
@@ -138,7 +138,7 @@ def test_heads_are_told_what_a_further_level_takes() -> None:
     asyncio.run(bench.run())
     bench.add("b", [1, 2, 3, 4], 20)
     asyncio.run(bench.run())
-    tasks = [step.head_tasks[0] for step in bench.target.steps if step.head_tasks]
+    tasks = [step.heads.tasks[0] for step in bench.target.steps if step.heads.tasks]
     # A round of the bench takes a second.
     assert min(task.level_tokens for task in tasks if task.places) >= 0.25
 

@@ -15,7 +15,7 @@ from draftline.core.request.request import Request
 from draftline.core.request.request_kv import PrefixKeys
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.steps import StepInput, StepOutput
+from draftline.core.steps import LogProbOutput, StepInput, StepOutput
 from support.fakes.fake_bench import Bench, NoText
 from support.fakes.fake_target import FakeTarget, plain_answer
 
@@ -49,12 +49,13 @@ class BadTarget(FakeTarget):
 
     def _decode(self, step: StepInput, texts: list[list[int]], targets: Int32) -> Int32:
         first, count = self.bad, 1
-        found = super()._decode(replace(step, num_decode_steps=1), texts, targets)
-        while not self.bad and count < step.num_decode_steps:
+        wanted = step.multi_step
+        assert wanted is not None
+        found = targets[:, None]
+        while not self.bad and count < wanted.num_tokens:
             count += 1
-            one = super()._decode(
-                replace(step, num_decode_steps=count), [list(text) for text in texts], targets
-            )
+            shorter = replace(step, multi_step=replace(wanted, num_tokens=count))
+            one = super()._decode(shorter, [list(text) for text in texts], targets)
             found = found if self.bad else one
         self.bad = first
         return found
@@ -180,9 +181,9 @@ async def test_scores_that_are_not_finite_end_their_request() -> None:
 
     class BadScores(BadTarget):
         def _run(self, step: StepInput) -> StepOutput:
-            scores = np.zeros(len(step.scored_rows), dtype=np.float32)
+            scores = np.zeros(len(step.log_probs.scored_rows), dtype=np.float32)
             scores[: len(scores) // 2] = np.nan
-            return replace(super()._run(step), scores=scores)
+            return replace(super()._run(step), log_probs=LogProbOutput(scores=scores))
 
     bench.use_target(BadScores(VOCAB, bench.block_size, rule=lambda _text: False))
     params = SamplingParams(max_tokens=LENGTH, temperature=1.0, prompt_logprobs=0)

@@ -39,7 +39,7 @@ def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     submit = LocalPipeline.submit
 
     def noted(self: LocalPipeline, step: StepInput) -> Any:
-        steps.append(bool(step.feature_requests) or bool(step.head_tasks))
+        steps.append(bool(step.heads.feature_requests) or bool(step.heads.tasks))
         return submit(self, step)
 
     monkeypatch.setattr(LocalPipeline, "submit", noted)

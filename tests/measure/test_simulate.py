@@ -133,7 +133,7 @@ class QuickStage:
     def launch(self, step: StepInput, hidden: None) -> Callable[[], StepOutput]:
         assert hidden is None
         none = np.empty(0, dtype=np.int32)
-        output = StepOutput(step.step_id, none, none.reshape(0, 0), none.astype(np.float32))
+        output = StepOutput(step.step_id, none)
         return lambda: output
 
 

@@ -113,10 +113,6 @@ def decode_step(case: StepCase, num_blocks: int, block_size: int, vocab_size: in
         trees=tuple(TreeRows(bits, own, positions) for own in slots),
         logits_rows=np.arange(num_rows, dtype=np.int32),
         sampling=SamplingRows.greedy(all_positions.astype(np.int64) + 1),
-        probe_rows=NONE,
-        probe_top_k=0,
-        scored_rows=NONE,
-        scored_tokens=NONE,
     )
 
 

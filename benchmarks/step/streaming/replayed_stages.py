@@ -99,7 +99,7 @@ class TextFeatures:
 
         num_right: rows of the trees, by the place of a request, that the text goes through
         """
-        found = [self._of_request(step, place, num_right) for place in step.feature_requests]
+        found = [self._of_request(step, place, num_right) for place in step.heads.feature_requests]
         return np.concatenate(found) if found else np.zeros((0, self.width), dtype=np.float32)
 
     def _of_request(self, step: StepInput, place: int, num_right: Mapping[int, int]) -> Float32:
@@ -109,7 +109,7 @@ class TextFeatures:
             return self._of_prompt(int(positions[0]), tuple(step.token_ids[first:end].tolist()))
         low, high = np.searchsorted(step.logits_rows, (first, end)).tolist()
         own = self._of[int(step.sampling.seed[low])]
-        if place in step.slice_requests:
+        if place in step.heads.slice_requests:
             chosen = step.positions[step.logits_rows[low:high]]
             return own[np.minimum(chosen, len(own) - 1)]
         return own[positions[0] : positions[0] + num_right[place]]
@@ -199,7 +199,7 @@ class ReplayedStages(ReplayPipeline):
             self.steps.append(RunStep(passage, tuple(parts.values()), num_prompt_rows, num_rows))
             if step.is_traced:
                 output = replace(output, stage_spans=passage.spans)
-            if step.feature_requests:
+            if step.heads.feature_requests:
                 assert self._features is not None, "nobody said that a head would draft"
                 known = {place: 1 + p.fates.count(Fate.RIGHT) for place, p in parts.items()}
                 output = replace(output, features=self._features.of_step(step, known))
@@ -248,8 +248,8 @@ class ReplayedStages(ReplayPipeline):
 
     def _top_next_tokens(self, step: StepInput) -> Int32:
         """As the recording has them; rows of slices follow rows of other steps, too."""
-        top_ids = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
-        for found, row in zip(top_ids, step.probe_rows.tolist(), strict=True):
+        top_ids = np.zeros((len(step.probes.rows), step.probes.top_k), dtype=np.int32)
+        for found, row in zip(top_ids, step.probes.rows.tolist(), strict=True):
             ids = self._predictions.after(self._context(step, row))[: len(found)]
             found[: len(ids)] = ids
         return top_ids

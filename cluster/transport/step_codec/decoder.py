@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from ....core.arrays import Int32, Int64, UInt32
 from ....core.errors import ProtocolError
 from ....core.reach import AT_LEAVES, EVERY_REACH
-from ....core.steps import HeadTask, LogitEdits, Penalties, SamplingRows, StepInput, TreeRows
+from ....core.steps import (
+    NO_HEADS,
+    NO_LOG_PROBS,
+    NO_PROBES,
+    HeadInput,
+    HeadTask,
+    LogitEdits,
+    Penalties,
+    SamplingRows,
+    StepInput,
+    TreeRows,
+)
 from .cached import NO_INTS, CachedEdits, CachedSampling, CachedTables, with_room
 from .step_delta import (
     AS_KEPT,
@@ -37,10 +48,6 @@ MAX_SLOTS = 1 << 16
 NO_CHOICE: dict[str, Any] = {
     "logits_rows": NO_INTS,
     "sampling": SamplingRows.greedy(np.empty(0, dtype=np.int64)),
-    "probe_rows": NO_INTS,
-    "probe_top_k": 0,
-    "scored_rows": NO_INTS,
-    "scored_tokens": NO_INTS,
 }
 
 Arrays = list[NDArray[Any]]
@@ -111,56 +118,44 @@ class StepDecoder:
         return {
             "logits_rows": logits_rows,
             "sampling": self._sampling.apply(rows, logits_rows, choice.sampling),
-            "probe_rows": choice.probe_rows,
-            "probe_top_k": choice.probe_top_k,
-            "scored_rows": choice.scored_rows,
-            "scored_tokens": choice.scored_tokens,
-            "with_log_probs": choice.with_log_probs,
-            "with_entropies": choice.with_entropies,
-            "num_top": choice.num_top,
-            "verification": choice.verification,
             "edits": self._edits.apply(choice.edits, rows.slots_of(logits_rows)),
-            "feature_requests": _places(choice.feature_requests, len(rows.context_lens)),
-            "slice_requests": _places(choice.slice_requests, len(rows.context_lens)),
-            "head_tasks": _tasks(choice, len(rows.context_lens)),
-            "following_tokens": _following(choice, len(rows.context_lens)),
-            "request_keys": _keys(choice, len(rows.context_lens)),
+            "verification": choice.verification,
+            "log_probs": choice.log_probs or NO_LOG_PROBS,
+            "probes": choice.probes or NO_PROBES,
+            "heads": _checked_heads(choice, len(rows.context_lens)),
+            "request_keys": choice.request_keys,
         }
 
 
-def _tasks(choice: ChoiceDelta, num_requests: int) -> tuple[HeadTask, ...]:
-    tasks = choice.head_tasks
+def _checked_heads(choice: ChoiceDelta, num_requests: int) -> HeadInput:
+    heads = choice.heads or NO_HEADS
+    num_keys = num_requests if heads.tasks else 0
+    expect(len(choice.request_keys) == num_keys, "keys are of no request")
+    _check_places(heads.feature_requests, num_requests)
+    _check_places(heads.slice_requests, num_requests)
+    _check_tasks(heads.tasks, num_requests)
+    if heads.following_tokens is None:
+        expect(not heads.tasks, "heads lack the tokens after the prompt chunks")
+    else:
+        expect_flat("following tokens", heads.following_tokens)
+        expect(len(heads.following_tokens) <= num_requests, "tokens follow no prompt")
+    return heads
+
+
+def _check_tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> None:
     for task in tasks:
-        _places(task.places, num_requests)
+        _check_places(task.places, num_requests)
         fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
         expect(fits, "a head is to draft no tree")
         is_known = all(0 <= reaches <= EVERY_REACH | AT_LEAVES for reaches in task.reaches)
         fits = len(task.places) == len(task.reaches) and is_known
         expect(fits, "a head is to draft after no outcome")
         expect(task.level_tokens >= 0.0, "levels of a head's drafts take less than nothing")
-    return tasks
 
 
-def _keys(choice: ChoiceDelta, num_requests: int) -> tuple[int, ...]:
-    wanted = num_requests if choice.head_tasks else 0
-    expect(len(choice.request_keys) == wanted, "keys are of no request")
-    return choice.request_keys
-
-
-def _following(choice: ChoiceDelta, num_requests: int) -> Int32 | None:
-    tokens = choice.following_tokens
-    if tokens is None:
-        expect(not choice.head_tasks, "heads are not told what follows")
-    else:
-        expect_flat("following tokens", tokens)
-        expect(len(tokens) <= num_requests, "tokens follow no prompt")
-    return tokens
-
-
-def _places(places: tuple[int, ...], num_requests: int) -> tuple[int, ...]:
+def _check_places(places: tuple[int, ...], num_requests: int) -> None:
     rising = all(first < second for first, second in pairwise((-1, *places, num_requests)))
     expect(rising, "features or drafts are of no request")
-    return places
 
 
 def _check(rows: RowsDelta) -> None:

@@ -12,7 +12,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from ....core.arrays import Int32, Int64, UInt32, UInt64
 from ....core.compiled import compiled
-from ....core.steps import LogitEdits, Penalties, StepInput, StepTrees
+from ....core.steps import (
+    NO_HEADS,
+    NO_LOG_PROBS,
+    NO_PROBES,
+    LogitEdits,
+    Penalties,
+    StepInput,
+    StepTrees,
+)
 from .cached import CachedEdits, CachedSampling, CachedTables, with_room
 from .step_delta import (
     AS_KEPT,
@@ -61,7 +69,7 @@ class StepEncoder:
         Every message that is encoded must be sent, in order. Raises `TypeError` for what is no
         step; the next message holds everything then.
         """
-        assert step.num_decode_steps == 1, "stages of other processes take a token a step"
+        assert step.multi_step is None, "stages of other processes take a token a step"
         try:
             rows = self._rows(step)
             delta = StepDelta(self._epoch, self._serial, rows, self._choice(step, rows))
@@ -115,20 +123,12 @@ class StepEncoder:
         return ChoiceDelta(
             logits_rows=logits_rows,
             sampling=self._sampling.changes(rows, logits_rows, step.sampling),
-            probe_rows=step.probe_rows,
-            probe_top_k=step.probe_top_k,
-            scored_rows=step.scored_rows,
-            scored_tokens=step.scored_tokens,
-            with_log_probs=step.with_log_probs,
-            with_entropies=step.with_entropies,
-            num_top=step.num_top,
-            verification=step.verification,
             edits=self._edits.changes(step.edits, rows.slots_of(logits_rows)),
-            feature_requests=step.feature_requests,
-            slice_requests=step.slice_requests,
-            head_tasks=step.head_tasks,
-            following_tokens=step.following_tokens,
-            request_keys=step.request_keys if step.head_tasks else (),
+            verification=step.verification,
+            log_probs=None if step.log_probs is NO_LOG_PROBS else step.log_probs,
+            probes=None if step.probes is NO_PROBES else step.probes,
+            heads=None if step.heads is NO_HEADS else step.heads,
+            request_keys=step.request_keys if step.heads.tasks else (),
         )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ....core.arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
 from ....core.errors import ProtocolError
-from ....core.steps import HeadTask, SamplingRows, Verification
+from ....core.steps import HeadInput, LogProbInput, ProbeInput, SamplingRows, Verification
 
 # In `EditChanges.heads`: what is kept counts; there is none.
 AS_KEPT = NONE = -1
@@ -163,24 +163,17 @@ class ChoiceDelta:
     """What the last stage alone needs of a step.
 
     sampling  None: the kept parameters, and each row's position is the one behind its own
+    log_probs, probes, heads  None: the step wants none
     request_keys  of all requests, where heads have tasks; else none
     """
 
     logits_rows: Int32
     sampling: SamplingChanges | None
-    probe_rows: Int32
-    probe_top_k: int
-    scored_rows: Int32
-    scored_tokens: Int32
-    with_log_probs: bool
-    with_entropies: bool
-    num_top: int
-    verification: Verification | None
     edits: EditChanges | None
-    feature_requests: tuple[int, ...]
-    slice_requests: tuple[int, ...]
-    head_tasks: tuple[HeadTask, ...]
-    following_tokens: Int32 | None
+    verification: Verification | None
+    log_probs: LogProbInput | None
+    probes: ProbeInput | None
+    heads: HeadInput | None
     request_keys: tuple[int, ...]
 
 

@@ -183,8 +183,9 @@ def next_log_probs(
     """The tokens that may follow a row and their log-probabilities at a temperature, by which
     they add up to 1; at temperature 0 those of 1.
     """
-    assert output.top is not None
-    ids, log_probs = output.top.ids[row, :choices], output.top.log_probs[row, :choices]
+    top = output.log_probs.top
+    assert top is not None
+    ids, log_probs = top.ids[row, :choices], top.log_probs[row, :choices]
     weights = weights_of(log_probs, temperature or 1.0)
     kept = weights > 0
     return ids[kept].tolist(), np.log(weights[kept] / weights.sum()).tolist()

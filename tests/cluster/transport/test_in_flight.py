@@ -18,7 +18,7 @@ from draftline.cluster.transport.messages import (
 )
 from draftline.cluster.transport.stage_spec import InFlightSteps
 from draftline.core.errors import ProtocolError, StageError, StageLost
-from draftline.core.steps import StepOutput
+from draftline.core.steps import LogProbOutput, StepOutput
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_stage import fake_specs, fake_step
@@ -28,7 +28,7 @@ SECRET = b"s" * 32
 
 def output(step_id: int) -> StepOutput:
     step = fake_step(step_id)
-    return StepOutput(step_id, step.token_ids, step.moves, step.sampling.temperature)
+    return StepOutput(step_id, step.token_ids, step.moves, LogProbOutput(step.sampling.temperature))
 
 
 async def test_the_first_answer_counts() -> None:

@@ -23,7 +23,7 @@ from draftline.cluster.transport.messages import (
 )
 from draftline.cluster.transport.stage_spec import InFlightSteps
 from draftline.core.errors import ProtocolError, StageError, StageLost
-from draftline.core.steps import StepOutput
+from draftline.core.steps import LogProbOutput, StepOutput
 from support.fakes.fake_stage import fake_specs, fake_step
 
 SECRET = b"s" * 32
@@ -103,7 +103,7 @@ async def test_a_stage_that_sends_no_answer_is_lost(coordinator: Coordinator, ki
 async def test_answers_before_a_malformed_one_count(coordinator: Coordinator) -> None:
     (first, answered), (_, lost) = coordinator.steps.add(), coordinator.steps.add()
     step = fake_step(5)
-    output = StepOutput(5, step.token_ids, step.moves, step.sampling.temperature)
+    output = StepOutput(5, step.token_ids, step.moves, LogProbOutput(step.sampling.temperature))
     _, writer = await coordinator.connect(0)
     writer.write(encode_frame(encode_result(first, output)) + MALFORMED["garbage"])
     async with asyncio.timeout(TIMEOUT_S):

@@ -21,7 +21,14 @@ from draftline.cluster.transport.messages import (
 )
 from draftline.core.arrays import PackedArray, pack, unpack
 from draftline.core.errors import DeviceLost, ProtocolError, StageError, StageLost
-from draftline.core.steps import LogitEdits, StepInput, StepOutput, VerificationResult
+from draftline.core.steps import (
+    LogitEdits,
+    LogProbInput,
+    LogProbOutput,
+    StepInput,
+    StepOutput,
+    VerificationResult,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -78,7 +85,7 @@ def test_all_of_a_step_comes_back(sequence: int, seed: int) -> None:
         world.arrive()
         step = world.step()
         payloads = writer.write(number, step)
-        expected = step if step.head_tasks else replace(step, request_keys=())
+        expected = step if step.heads.tasks else replace(step, request_keys=())
         assert_same(last.read(payloads.whole), (number, expected))
         got_number, got = first.read(payloads.rows)
         assert got_number == number
@@ -128,7 +135,9 @@ def test_stages_may_write_into_what_came() -> None:
 
 
 def output_of(step: StepInput) -> StepOutput:
-    return StepOutput(step.step_id, step.token_ids, step.moves, step.sampling.temperature)
+    return StepOutput(
+        step.step_id, step.token_ids, step.moves, LogProbOutput(step.sampling.temperature)
+    )
 
 
 STEP = encode_step(4, fake_step(1))
@@ -297,7 +306,7 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
 
 def test_a_step_that_has_no_encoding_is_refused() -> None:
     step = fake_step(6)
-    for wrong in ({"probe_top_k": 2**70}, {"slots": step.slots.astype(object)}):
+    for wrong in ({"log_probs": LogProbInput(num_top=2**70)}, {"slots": step.slots.astype(object)}):
         with pytest.raises(ProtocolError, match="step 6 has no encoding"):
             encode_step(0, replace(step, **wrong))
 

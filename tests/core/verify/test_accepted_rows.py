@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Int32
 from draftline.core.proposals import Proposal
-from draftline.core.steps import StepInput, StepTrees, TreeRows, VerificationResult, prompt_step
+from draftline.core.steps import (
+    HeadInput,
+    StepInput,
+    StepTrees,
+    TreeRows,
+    VerificationResult,
+    prompt_step,
+)
 from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.merge import merge_all
 from draftline.core.tree.tree import TreeBatch
@@ -69,12 +76,12 @@ class Case:
         self.step = replace(
             prompt_step(1, 4), token_ids=tokens, positions=positions, slots=slots,
             request_starts=starts, context_lens=context,
-            logits_rows=np.array(chosen, dtype=np.int32), following_tokens=self.told,
+            logits_rows=np.array(chosen, dtype=np.int32),
             trees=StepTrees(
                 np.concatenate(none + [mask.ravel() for mask in masks]), starts, slots, positions,
                 len(sizes),
             ),
-            feature_requests=tuple(range(0, len(counts), 2)),
+            heads=HeadInput(tuple(range(0, len(counts), 2)), following_tokens=self.told),
         )  # fmt: skip
 
     def apart(self) -> StepInput:
@@ -119,7 +126,7 @@ def test_rows_and_tokens_are_the_coordinators(case: Case) -> None:
         expected = case.expected()
         spans = [slice(*starts[place : place + 2].tolist()) for place in range(len(expected))]
         assert [(rows[own].tolist(), following[own].tolist()) for own in spans] == expected
-        wanted = [row for place in step.feature_requests for row in expected[place][0]]
+        wanted = [row for place in step.heads.feature_requests for row in expected[place][0]]
         assert accepted_rows(step, case.targets).tolist() == wanted
 
 
@@ -141,5 +148,6 @@ def test_a_rule_decides_where_there_is_one(case: Case) -> None:
 )
 def test_a_row_without_a_token_behind_it_is_left_out(told: Int32 | None, rows: list[int]) -> None:
     step = replace(prompt_step(3, 4), logits_rows=np.empty(0, dtype=np.int32))
-    step = replace(step, following_tokens=None if told is None else told.astype(np.int32))
+    following = None if told is None else told.astype(np.int32)
+    step = replace(step, heads=HeadInput(following_tokens=following))
     assert committed_rows(step, np.empty(0, dtype=np.int32)).rows.tolist() == rows

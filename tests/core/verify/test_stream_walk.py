@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from draftline.core.steps import StepInput, TreeRows, prompt_step
+from draftline.core.steps import HeadInput, StepInput, TreeRows, prompt_step
 from draftline.core.tree.tree_loops import pack
 from draftline.core.verify.stream_walk import MOST_REQUESTS, StreamWalks, WalkedRow
 
@@ -33,7 +33,7 @@ def slice_step(
         trees=[tree],
         logits_rows=np.arange(count - num_probes, dtype=np.int32),
         request_keys=(key,),
-        slice_requests=(0,),
+        heads=HeadInput(slice_requests=(0,)),
     )
 
 

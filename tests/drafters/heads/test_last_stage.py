@@ -32,8 +32,13 @@ def run(heads: StageHeads, number: int, step: StepInput | None = None) -> tuple[
     return heads.draft(step or own, targets, None, features)
 
 
+def with_tasks(number: int, tasks: tuple[HeadTask, ...]) -> StepInput:
+    step, _ = STEPS[number]
+    return replace(step, heads=replace(step.heads, tasks=tasks))
+
+
 def without_drafts(number: int) -> StepInput:
-    return replace(STEPS[number][0], head_tasks=(NOBODY,))
+    return with_tasks(number, (NOBODY,))
 
 
 def said(drafts: tuple[HeadDrafts, ...]) -> list[tuple[list[int], list[float]]]:
@@ -63,7 +68,7 @@ def chains(level_tokens: float) -> HeadDrafts:
     heads, places = stage_heads(NUM_SLOTS), tuple(range(NUM_REQUESTS))
     task = HeadTask("head", places, (5,) * NUM_REQUESTS, (EVERY_REACH,) * NUM_REQUESTS)
     task = task._replace(level_tokens=level_tokens)
-    [drafts] = run(heads, 0, replace(STEPS[0][0], head_tasks=(task,)))
+    [drafts] = run(heads, 0, with_tasks(0, (task,)))
     return drafts
 
 
@@ -87,7 +92,7 @@ def test_only_those_that_are_wanted_are_read() -> None:
     heads, every = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
     for number in range(4):
         task = HeadTask("head", (1,), (1,), (EVERY_REACH,))
-        [drafts] = run(heads, number, replace(STEPS[number][0], head_tasks=(task,)))
+        [drafts] = run(heads, number, with_tasks(number, (task,)))
         assert len(drafts.proposals) == 1
         run(every, number)
     assert_same(run(heads, 4), run(every, 4))
@@ -99,7 +104,7 @@ def test_a_head_that_is_left_out_keeps_nothing_and_begins_anew() -> None:
     for number in range(4):
         run(heads, number)
     assert heads.kv_bytes == before > 0
-    idle = replace(STEPS[4][0], head_tasks=())
+    idle = with_tasks(4, ())
     assert run(heads, 4, idle) == ()
     assert heads.kv_bytes == 0
     heads.move(np.zeros((1, 2), dtype=np.int32))
@@ -112,7 +117,7 @@ def test_steps_of_an_engine_that_has_not_asked_yet_free_nothing() -> None:
     """Such as those that are measured at the start."""
     heads = stage_heads(NUM_SLOTS)
     before = heads.kv_bytes
-    run(heads, 0, replace(STEPS[0][0], head_tasks=()))
+    run(heads, 0, with_tasks(0, ()))
     assert heads.kv_bytes == before
 
 
@@ -144,10 +149,7 @@ def test_tokens_of_a_step_of_several_wait_too() -> None:
     firsts = step.request_starts[:-1]
     rows = firsts + np.arange(3, dtype=np.int32)[:, None]
     states = torch.randn(NUM_REQUESTS * NUM_ROWS, HIDDEN_SIZE, generator=seeded(0))
-    none = np.empty((0, 0), dtype=np.int32)
-    output = StepOutput(
-        0, targets[firsts], none, none.ravel().astype(np.float32), decoded=targets[rows].T.copy()
-    )
+    output = StepOutput(0, targets[firsts], decoded=targets[rows].T.copy())
     idle = without_drafts(0)
     heads.decoded(idle, (step.slots[rows], step.positions[rows]), output, states[rows])
     run(expected, 0, idle)

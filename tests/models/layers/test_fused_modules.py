@@ -11,7 +11,7 @@ import torch
 from draftline.core.logits_params import LogitsParams
 from draftline.core.request.allowed_tokens import mask_of
 from draftline.core.sampling.rows import sampling_rows
-from draftline.core.steps import LogitEdits, StepOutput
+from draftline.core.steps import LogitEdits, LogProbInput, StepOutput
 from draftline.models.attention.step_attention import PagedKv
 from draftline.models.layers.fused_modules import (
     FusedAttention,
@@ -104,16 +104,17 @@ def test_stages_sample_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         shapings += [LogitsParams(), LogitsParams(typical_p=typical_p)]
         sampling = sampling_rows([0, 1, 2, 1, 0, 1], shapings, range(6), np.arange(6))
         step = replace(
-            plain, logits_rows=rows, sampling=sampling, edits=edits, with_log_probs=True, num_top=3
+            plain, logits_rows=rows, sampling=sampling, edits=edits, log_probs=LogProbInput(True, 3)
         )
         found, expected = ours.run(step), theirs.run(step)
         assert isinstance(found, StepOutput)
         assert isinstance(expected, StepOutput)
         np.testing.assert_array_equal(found.target_tokens, expected.target_tokens)
         assert (found.target_tokens[2:5] % 3 == 0).all()
-        assert found.log_probs is not None
-        assert expected.log_probs is not None
-        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
+        ours_of, theirs_of = found.log_probs.of_targets, expected.log_probs.of_targets
+        assert ours_of is not None
+        assert theirs_of is not None
+        np.testing.assert_allclose(ours_of, theirs_of, atol=1e-5)
 
 
 def test_scratch_grows_with_the_rows() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import ConfigError
-from draftline.core.steps import StepInput, StepOutput, prompt_step
+from draftline.core.steps import NO_HEADS, HeadInput, StepInput, StepOutput, prompt_step
 from draftline.core.verify.accepted_rows import accepted_rows
 from draftline.models.load.model_info import read_model_info
 from draftline.models.load.partition import partition_layers
@@ -58,7 +58,7 @@ def run(stages: list[Stage], step: StepInput) -> StepOutput:
 
 def step_of(tokens: list[int]) -> StepInput:
     step = prompt_step(len(tokens), BLOCK_SIZE)
-    return replace(step, token_ids=np.array(tokens, dtype=np.int32), feature_requests=(0,))
+    return replace(step, token_ids=np.array(tokens, dtype=np.int32), heads=HeadInput((0,)))
 
 
 @pytest.mark.parametrize("compile_", ["off", "auto"])
@@ -86,7 +86,7 @@ def test_who_hands_out_features_chooses_as_before(checkpoint: Path, compile_: st
     load_own_operators()
     step = step_of([(3 * k) % VOCAB_SIZE for k in range(NUM_ROWS)])
     tapped = run(stages_of(checkpoint, 2, LAYERS, compile_), step)
-    plain = run(stages_of(checkpoint, 2, (), compile_), replace(step, feature_requests=()))
+    plain = run(stages_of(checkpoint, 2, (), compile_), replace(step, heads=NO_HEADS))
     assert np.array_equal(tapped.target_tokens, plain.target_tokens)
     assert plain.features is None
 

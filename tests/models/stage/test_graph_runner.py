@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.steps import StepInput, StepOutput
+from draftline.core.steps import HeadInput, LogProbInput, ProbeInput, StepInput, StepOutput
 from draftline.models.attention.backend import choose_backend
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
@@ -180,7 +180,7 @@ def noting_stages(folder: Path, device: str = "cpu") -> list[Stage]:
 
 def compare_noting_stages(stages: list[Stage], peers: list[Stage], bound: float) -> int:
     """Replays against eager steps; gives the number of steps."""
-    steps = [replace(step, feature_requests=(0,)) for step in random_steps(3, seed=1)]
+    steps = [replace(step, heads=HeadInput((0,))) for step in random_steps(3, seed=1)]
     for step in steps:
         hidden, expected = None, None
         for stage, peer in zip(stages, peers, strict=True):
@@ -317,8 +317,10 @@ def all_answers(stage: Stage, steps: list[StepInput], *, ahead: bool) -> list[St
     for step in steps:
         rows = np.arange(len(step.token_ids), dtype=np.int32)
         asked = replace(
-            step, with_log_probs=True, with_entropies=True, num_top=2, probe_rows=rows[:1],
-            probe_top_k=3, scored_rows=rows[-1:], scored_tokens=step.token_ids[-1:],
+            step, log_probs=LogProbInput(
+                of_targets=True, num_top=2, with_entropies=True, scored_rows=rows[-1:],
+                scored_tokens=step.token_ids[-1:],
+            ), probes=ProbeInput(rows[:1], 3),
         )  # fmt: skip
         answer = stage.launch(asked)
         assert not isinstance(answer, torch.Tensor)

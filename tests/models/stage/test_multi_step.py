@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.arrays import Int32
-from draftline.core.steps import SamplingRows, StepInput, StepOutput
+from draftline.core.steps import MultiStepInput, SamplingRows, StepInput, StepOutput
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
@@ -71,7 +71,7 @@ def test_tokens_and_kv_are_those_of_single_steps(
         assert output.decoded is None
         expected.append(output.target_tokens)
     step = decoding_step(last, 0, temperature)
-    found = several.run(replace(step, num_decode_steps=COUNT, end_ids=NO_ENDS))
+    found = several.run(replace(step, multi_step=MultiStepInput(COUNT, NO_ENDS)))
     assert isinstance(found, StepOutput)
     assert found.decoded is not None
     assert np.array_equal(found.decoded, np.stack(expected[1:], axis=1))
@@ -85,13 +85,12 @@ def test_a_step_ends_with_the_last_answer(top_k: int, tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
     last = np.array([prompt[-1] for prompt in PROMPTS], dtype=np.int32)
     step = decoding_step(last, 0, 1.5)
-    step = replace(
-        step, num_decode_steps=COUNT, sampling=replace(step.sampling, top_k=np.full(3, top_k, "i4"))
-    )
+    step = replace(step, sampling=replace(step.sampling, top_k=np.full(3, top_k, "i4")))
 
     def decoded(ends: list[list[int]]) -> Int32:
         stage = prompted_stage(tmp_path, "llama")
-        found = stage.run(replace(step, end_ids=np.array(ends, dtype=np.int32)))
+        wanted = MultiStepInput(COUNT, np.array(ends, dtype=np.int32))
+        found = stage.run(replace(step, multi_step=wanted))
         assert isinstance(found, StepOutput)
         assert found.decoded is not None
         return found.decoded
@@ -135,7 +134,7 @@ def test_a_pass_that_is_not_finite_is_told_with_the_step_that_begins_with_it(
     def decoded(tokens: Int32, num_before: int) -> StepOutput:
         step = decoding_step(tokens, num_before, temperature)
         sampling = replace(step.sampling, top_k=step.sampling.top_k + np.int32(top_k))
-        step = replace(step, sampling=sampling, num_decode_steps=COUNT, end_ids=NO_ENDS)
+        step = replace(step, sampling=sampling, multi_step=MultiStepInput(COUNT, NO_ENDS))
         output = stage.run(step)
         assert isinstance(output, StepOutput)
         assert output.decoded is not None

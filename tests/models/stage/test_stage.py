@@ -189,12 +189,13 @@ def test_run_answers_what_was_asked_of_each_row(llama: Target) -> None:
     theirs = llama.expected(*TOKENS[:12])
     assert output.step_id == 77
     assert output.target_tokens.tolist() == theirs[[11, 2]].argmax(axis=-1).tolist()
+    scores = output.log_probs.scores
+    assert output.probe_ids is not None
+    assert scores is not None
     assert output.probe_ids.tolist() == np.argsort(-theirs[[5, 11]])[:, :3].tolist()
     log_probs = torch.log_softmax(torch.from_numpy(theirs), -1).numpy()
-    np.testing.assert_allclose(
-        output.scores, log_probs[[0, 7, 7], [TOKENS[1], 9, 10]], rtol=0, atol=1e-4
-    )
-    dtypes = (output.target_tokens.dtype, output.probe_ids.dtype, output.scores.dtype)
+    np.testing.assert_allclose(scores, log_probs[[0, 7, 7], [TOKENS[1], 9, 10]], rtol=0, atol=1e-4)
+    dtypes = (output.target_tokens.dtype, output.probe_ids.dtype, scores.dtype)
     assert dtypes == (np.int32, np.int32, np.float32)
 
 
@@ -208,6 +209,7 @@ def test_what_drafters_hear_of_a_row_is_not_edited_with_its_answer(llama: Target
     bias = np.full(len(best), -1e4, dtype=np.float32)
     edits = LogitEdits(0, 3, np.array(best, dtype=np.int32), bias, None, None)
     output = run(llama.stages[0], replace(step, edits=(edits,)))
+    assert output.probe_ids is not None
     assert output.probe_ids[:, 0].tolist() == best
     assert not set(output.target_tokens.tolist()) & set(best)
 
@@ -239,8 +241,9 @@ def test_a_step_that_asks_for_nothing(llama: Target) -> None:
     llama.clear()
     step = make_step([PagedRequest([1, 2, 3]).chunk(TOKENS[:9], 0)], logits_rows=[])
     output = run(llama.stages[0], step)
-    assert (len(output.target_tokens), len(output.scores)) == (0, 0)
-    assert output.probe_ids.shape == (0, 0)
+    assert len(output.target_tokens) == 0
+    assert output.log_probs.scores is None
+    assert output.probe_ids is None
 
 
 def test_a_step_of_moves_only(llama: Target) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from draftline.core.logits_params import LogitsParams
 from draftline.core.sampling.rows import sampling_rows
-from draftline.core.steps import LogitEdits, StepInput
+from draftline.core.steps import LogitEdits, LogProbInput, StepInput
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import TileOptions
 from draftline.models.layers import int8_linear
@@ -85,9 +85,10 @@ def serving_steps() -> Iterator[StepInput]:
     none = np.empty(0, dtype=np.int32)
     bias = LogitEdits(0, 1, np.arange(3, dtype=np.int32), np.ones(3, np.float32), None, None)
     mask = LogitEdits(1, 1, none, none.astype(np.float32), None, np.full((1, 4), 7, np.uint32))
+    log_probs = LogProbInput(of_targets=True)
     for temperature in (0.0, 1.0):
         sampling = sampling_rows([temperature] * count, params, range(count), np.arange(count))
-        yield replace(step, sampling=sampling, edits=(bias, mask), with_log_probs=True)
+        yield replace(step, sampling=sampling, edits=(bias, mask), log_probs=log_probs)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

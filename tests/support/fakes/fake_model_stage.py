@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from draftline.core.arrays import Int32
-from draftline.core.steps import StepInput, StepOutput, TopTokens
+from draftline.core.steps import LogProbOutput, StepInput, StepOutput, TopTokens
 from support.fakes.fake_target import FakeTarget
 
 
@@ -41,24 +41,26 @@ class FakeModelStage(FakeTarget):
             distribution(self._visible(step, row), seed, self._vocab_size)
             for row, seed in zip(rows, step.sampling.seed.tolist(), strict=True)
         ]
-        assert step.with_log_probs
-        if step.with_entropies:
+        assert step.log_probs.of_targets
+        log_probs = LogProbOutput(np.array([log_prob for _, log_prob in chosen], dtype=np.float32))
+        if step.log_probs.with_entropies:
             assert len(rows) <= 1
-            output = replace(output, entropies=np.array([self.entropies.pop(0) for _ in rows]))
-        if step.num_top:
-            output = replace(output, top=self._top(step))
+            entropies = np.array([self.entropies.pop(0) for _ in rows])
+            log_probs = replace(log_probs, entropies=entropies)
+        if step.log_probs.num_top:
+            log_probs = replace(log_probs, top=self._top(step, step.log_probs.num_top))
         return replace(
             output,
             target_tokens=np.array([token for token, _ in chosen], dtype=np.int32),
-            log_probs=np.array([log_prob for _, log_prob in chosen], dtype=np.float32),
+            log_probs=log_probs,
         )
 
-    def _top(self, step: StepInput) -> TopTokens:
+    def _top(self, step: StepInput, num_top: int) -> TopTokens:
         """What may come next, whatever the seed: each half as probable as the one before."""
-        ids = [self._top_ids(self._visible(step, row), step.num_top) for row in step.logits_rows]
-        log_probs = np.log(0.5) * np.arange(1, step.num_top + 1, dtype=np.float32)
+        ids = [self._top_ids(self._visible(step, row), num_top) for row in step.logits_rows]
+        log_probs = np.log(0.5) * np.arange(1, num_top + 1, dtype=np.float32)
         return TopTokens(
-            np.array(ids, dtype=np.int32).reshape(-1, step.num_top),
+            np.array(ids, dtype=np.int32).reshape(-1, num_top),
             np.tile(log_probs.astype(np.float32), (len(ids), 1)),
         )
 

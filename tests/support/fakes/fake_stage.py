@@ -70,12 +70,7 @@ class FakeStage:
             values = rows.reshape(-1, self.hidden_size) + self.checksum % 65521
             return torch.from_numpy(values)
         tokens = (np.arange(len(step.logits_rows)) + self.checksum) % 4096
-        output = StepOutput(
-            step.step_id,
-            tokens.astype(np.int32),
-            np.empty((0, 0), dtype=np.int32),
-            np.empty(0, dtype=np.float32),
-        )
+        output = StepOutput(step.step_id, tokens.astype(np.int32))
         return lambda: self._late(step, output)
 
     def reset(self) -> None:

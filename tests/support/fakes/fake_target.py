@@ -130,15 +130,14 @@ class FakeTarget:
         wanted = [texts[row] for row in step.logits_rows.tolist()]
         assert [len(text) for text in wanted] == step.sampling.position.tolist()
         targets = self.choose(step, wanted)
-        probes = [self._top_ids(texts[row], step.probe_top_k) for row in step.probe_rows.tolist()]
+        probes = [self._top_ids(texts[row], step.probes.top_k) for row in step.probes.rows.tolist()]
         return StepOutput(
             step_id=step.step_id,
             target_tokens=targets,
-            probe_ids=np.array(probes, dtype=np.int32).reshape(len(probes), step.probe_top_k),
-            scores=np.empty(0, dtype=np.float32),
-            decoded=self._decode(step, wanted, targets) if step.num_decode_steps > 1 else None,
-            features=self._features(step, targets) if step.feature_requests else None,
-            head_drafts=self._head_drafts(step, targets, texts) if step.head_tasks else (),
+            probe_ids=np.array(probes, dtype=np.int32) if probes else None,
+            decoded=self._decode(step, wanted, targets) if step.multi_step is not None else None,
+            features=self._features(step, targets) if step.heads.feature_requests else None,
+            head_drafts=self._head_drafts(step, targets, texts) if step.heads.tasks else (),
         )
 
     def _features(self, step: StepInput, targets: Int32) -> Float32:
@@ -159,12 +158,12 @@ class FakeTarget:
         committed = committed_rows(step, targets)
         for row, token in zip(committed.rows.tolist(), committed.following.tolist(), strict=True):
             self._note_behind(int(step.slots[row]), token)
-        (task,) = step.head_tasks
+        (task,) = step.heads.tasks
         num_trees = sum(tree is not None for tree in step.trees)
         num_accepted = np.diff(committed.starts[: num_trees + 1]) - 1
         said = self._said(step, committed, texts)
         walks = {}
-        for place in step.slice_requests:
+        for place in step.heads.slice_requests:
             walks[place], said[place] = self._walk(step, place, targets, texts)
             num_accepted[place] = len(walks[place].rows) - walks[place].num_told - 1
         at_leaves = [place for place, walk in walks.items() if walk.at_leaf]
@@ -175,7 +174,7 @@ class FakeTarget:
             self._check_behind(step, place, said[place])
             proposals.append(self._draft(step, place, said[place], max_nodes))
             self.num_behind_others += place in walks and walks[place].num_told > 0
-        whole = np.delete(np.arange(num_trees), step.slice_requests)
+        whole = np.delete(np.arange(num_trees), step.heads.slice_requests)
         last_rows = committed.rows[committed.starts[whole + 1] - 1]
         last_rows -= step.request_starts[whole] - self.num_rows_astray
         drafts = HeadDrafts(task.source, 0.25, tuple(proposals), last_rows)
@@ -242,12 +241,12 @@ class FakeTarget:
         """The tokens after the roots and after one another, all but the last of them cached."""
         assert len(step.slots) == len(step.logits_rows) == len(step.context_lens)
         assert not step.edits
-        assert not step.with_log_probs
-        assert not len(step.probe_rows)
-        assert step.end_ids is not None
-        decoded = [targets]
-        for _ in range(step.num_decode_steps - 1):
-            if (np.stack(decoded, 1)[:, :, None] == step.end_ids[:, None]).any((1, 2)).all():
+        assert not step.log_probs.of_targets
+        assert not len(step.probes.rows)
+        assert step.multi_step is not None
+        decoded, end_ids = [targets], step.multi_step.end_ids
+        for _ in range(step.multi_step.num_tokens - 1):
+            if (np.stack(decoded, 1)[:, :, None] == end_ids[:, None]).any((1, 2)).all():
                 break
             last = decoded[-1].tolist()
             for row, (text, token) in enumerate(zip(texts, last, strict=True)):

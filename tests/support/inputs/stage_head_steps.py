@@ -10,7 +10,14 @@ import torch
 from draftline.core.arrays import Int32
 from draftline.core.proposals import FeatureLayers
 from draftline.core.reach import EVERY_REACH
-from draftline.core.steps import HeadTask, SamplingRows, StepInput, StepTrees, prompt_step
+from draftline.core.steps import (
+    HeadInput,
+    HeadTask,
+    SamplingRows,
+    StepInput,
+    StepTrees,
+    prompt_step,
+)
 from draftline.core.tree.tree_loops import pack
 from draftline.drafters.heads.drafter import network_of
 from draftline.drafters.heads.last_stage import LastStageHead, LastStageHeadSpec
@@ -76,8 +83,7 @@ def steps_of(num_requests: int) -> tuple[int, list[tuple[StepInput, Int32]]]:
             trees=StepTrees(masks, starts, slots, positions, num_requests), logits_rows=rows,
             sampling=SamplingRows.greedy(positions.astype(np.int64) + 1),
             request_keys=tuple(range(num_requests)),
-            head_tasks=(task,),
-            following_tokens=np.empty(0, dtype=np.int32),
+            heads=HeadInput(tasks=(task,), following_tokens=np.empty(0, dtype=np.int32)),
         )  # fmt: skip
         found.append((step, targets))
     return tables.size * BLOCK_SIZE, found

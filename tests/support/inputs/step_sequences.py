@@ -9,9 +9,15 @@ import numpy as np
 from draftline.core.arrays import Int32
 from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import (
+    NO_HEADS,
+    NO_LOG_PROBS,
+    NO_PROBES,
+    HeadInput,
     HeadTask,
     LogitEdits,
+    LogProbInput,
     Penalties,
+    ProbeInput,
     SamplingRows,
     StepInput,
     TreeCandidates,
@@ -111,17 +117,33 @@ class StepWorld:
             request_starts=starts, context_lens=self._int32(count), block_tables=tables,
             trees=tuple(trees), logits_rows=logits_rows,
             sampling=self._sampling(requests, owners, positions[logits_rows]),
-            probe_rows=self._int32(2), probe_top_k=int(rng.integers(3)),
-            scored_rows=self._int32(1), scored_tokens=self._int32(1),
-            with_log_probs=bool(rng.integers(2)), with_entropies=bool(rng.integers(2)),
+            edits=self._edits(requests, owners),
             verification=self._verification() if rng.random() < 0.2 else None,
-            edits=self._edits(requests, owners), num_top=int(rng.integers(3)),
+            log_probs=self._log_probs() if rng.integers(2) else NO_LOG_PROBS,
+            probes=self._probes() if rng.integers(2) else NO_PROBES,
+            heads=self._heads(tasks if keys else (), count) if rng.integers(2) else NO_HEADS,
             is_traced=bool(rng.integers(2)),
             request_keys=keys,
-            feature_requests=tuple(np.flatnonzero(rng.random(count) < 0.3).tolist()),
-            head_tasks=tasks if keys else (),
-            following_tokens=self._int32(count)[:count],
         )  # fmt: skip
+
+    def _probes(self) -> ProbeInput:
+        return ProbeInput(self._int32(2), int(self._rng.integers(3)))
+
+    def _log_probs(self) -> LogProbInput:
+        rng = self._rng
+        return LogProbInput(
+            of_targets=bool(rng.integers(2)), num_top=int(rng.integers(3)),
+            with_entropies=bool(rng.integers(2)),
+            scored_rows=self._int32(1), scored_tokens=self._int32(1),
+        )  # fmt: skip
+
+    def _heads(self, tasks: tuple[HeadTask, ...], count: int) -> HeadInput:
+        return HeadInput(
+            feature_requests=tuple(np.flatnonzero(self._rng.random(count) < 0.3).tolist()),
+            slice_requests=tuple(np.flatnonzero(self._rng.random(count) < 0.3).tolist()),
+            tasks=tasks,
+            following_tokens=self._int32(count)[:count],
+        )
 
     def _task(self, head: str, num_requests: int) -> HeadTask:
         places = np.flatnonzero(self._rng.random(num_requests) < 0.5).tolist()

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from draftline.core.arrays import Int32
-from draftline.core.steps import SamplingRows, StepInput, TreeRows
+from draftline.core.steps import (
+    NO_LOG_PROBS,
+    NO_PROBES,
+    LogProbInput,
+    ProbeInput,
+    SamplingRows,
+    StepInput,
+    TreeRows,
+)
 from draftline.core.tree.tree_loops import pack
 
 BLOCK_SIZE = 4
@@ -81,6 +89,8 @@ def make_step(
     for table, rows in zip(tables, requests, strict=True):
         table[: len(rows.blocks)] = rows.blocks
 
+    scored, probes = int32(scored_rows), int32(probe_rows)
+
     def joined(name: str) -> Int32:
         return np.concatenate([NONE, *(getattr(rows, name) for rows in requests)])
 
@@ -96,8 +106,8 @@ def make_step(
         trees=tuple(rows.tree for rows in requests),
         logits_rows=chosen,
         sampling=SamplingRows.greedy(np.zeros(len(chosen), dtype=np.int64)),
-        probe_rows=int32(probe_rows),
-        probe_top_k=probe_top_k,
-        scored_rows=int32(scored_rows),
-        scored_tokens=int32(scored_tokens),
+        log_probs=LogProbInput(scored_rows=scored, scored_tokens=int32(scored_tokens))
+        if len(scored)
+        else NO_LOG_PROBS,
+        probes=ProbeInput(probes, probe_top_k) if len(probes) else NO_PROBES,
     )

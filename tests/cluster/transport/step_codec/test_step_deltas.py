@@ -12,17 +12,14 @@ from draftline.cluster.transport.step_codec.decoder import NO_CHOICE, StepDecode
 from draftline.cluster.transport.step_codec.encoder import StepEncoder
 from draftline.core.errors import ProtocolError
 from draftline.core.reach import AT_LEAVES
-from draftline.core.steps import HeadTask, StepInput
+from draftline.core.steps import NO_HEADS, NO_LOG_PROBS, NO_PROBES, HeadInput, HeadTask, StepInput
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.step_sequences import StepWorld
 from support.tools.same_values import assert_same
 
 EVENTS = ("step", "step", "step", "arrive", "end", "preempt", "grammar", "failed", "replaced")
-REST = {
-    "with_log_probs": False, "with_entropies": False, "num_top": 0, "feature_requests": (),
-    "head_tasks": (), "following_tokens": None,
-}  # fmt: skip
+REST = {"log_probs": NO_LOG_PROBS, "probes": NO_PROBES, "heads": NO_HEADS}
 
 
 def rows_of(step: StepInput) -> StepInput:
@@ -32,7 +29,7 @@ def rows_of(step: StepInput) -> StepInput:
 
 def told(step: StepInput) -> StepInput:
     """What the last stage gets."""
-    return step if step.head_tasks else replace(step, request_keys=())
+    return step if step.heads.tasks else replace(step, request_keys=())
 
 
 class Link:
@@ -148,7 +145,8 @@ def test_a_stage_that_begins_in_the_middle_knows_nothing() -> None:
 def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
     delta = StepEncoder(1).encode(busy_step(StepWorld(7)))
     assert delta.choice is not None
-    wrong = replace(delta, choice=replace(delta.choice, feature_requests=places))
+    heads = HeadInput(feature_requests=places)
+    wrong = replace(delta, choice=replace(delta.choice, heads=heads, request_keys=()))
     with pytest.raises(ProtocolError, match="features or drafts are of no request"):
         StepDecoder().decode(wrong)
 
@@ -156,27 +154,37 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"head_tasks": (HeadTask("a", (99,), (1,), (1,)),)}, "are of no request"),
-        ({"head_tasks": (HeadTask("a", (0,), (-1,), (1,)),)}, "a head is to draft no tree"),
-        ({"head_tasks": (HeadTask("a", (0,), (), (1,)),)}, "a head is to draft no tree"),
-        ({"head_tasks": (HeadTask("a", (0,), (1,), ()),)}, "to draft after no outcome"),
-        ({"head_tasks": (HeadTask("a", (0,), (1,), (-1,)),)}, "to draft after no outcome"),
+        ({"tasks": (HeadTask("a", (99,), (1,), (1,)),)}, "are of no request"),
+        ({"tasks": (HeadTask("a", (0,), (-1,), (1,)),)}, "a head is to draft no tree"),
+        ({"tasks": (HeadTask("a", (0,), (), (1,)),)}, "a head is to draft no tree"),
+        ({"tasks": (HeadTask("a", (0,), (1,), ()),)}, "to draft after no outcome"),
+        ({"tasks": (HeadTask("a", (0,), (1,), (-1,)),)}, "to draft after no outcome"),
         (
-            {"head_tasks": (HeadTask("a", (0,), (1,), (2 * AT_LEAVES,)),)},
+            {"tasks": (HeadTask("a", (0,), (1,), (2 * AT_LEAVES,)),)},
             "to draft after no outcome",
         ),
-        ({"head_tasks": (HeadTask("a", (0,), (1,), (1,), -1.0),)}, "less than nothing"),
-        ({"head_tasks": (HeadTask("a", (0,), (1,), (1,), math.nan),)}, "less than nothing"),
-        ({"head_tasks": (HeadTask("a", (), (), ()),), "following_tokens": None}, "not told"),
+        ({"tasks": (HeadTask("a", (0,), (1,), (1,), -1.0),)}, "less than nothing"),
+        ({"tasks": (HeadTask("a", (0,), (1,), (1,), math.nan),)}, "less than nothing"),
+        ({"tasks": (HeadTask("a", (), (), ()),), "following_tokens": None}, "lack the tokens"),
         ({"following_tokens": np.zeros(99, dtype=np.int32)}, "tokens follow no prompt"),
-        ({"request_keys": (1,) * 99}, "keys are of no request"),
     ],
 )
 def test_tasks_of_heads_are_of_requests_of_the_step(wrong: dict[str, Any], said: str) -> None:
     delta = StepEncoder(1).encode(busy_step(StepWorld(7)))
     assert delta.choice is not None
+    heads = replace(HeadInput(following_tokens=np.zeros(1, dtype=np.int32)), **wrong)
+    num_keys = len(delta.rows.context_lens) if heads.tasks else 0
+    keys = {"request_keys": tuple(range(num_keys))}
     with pytest.raises(ProtocolError, match=said):
-        StepDecoder().decode(replace(delta, choice=replace(delta.choice, **wrong)))
+        StepDecoder().decode(replace(delta, choice=replace(delta.choice, heads=heads, **keys)))
+
+
+def test_request_keys_belong_to_tasks() -> None:
+    delta = StepEncoder(1).encode(busy_step(StepWorld(7)))
+    assert delta.choice is not None
+    wrong = replace(delta, choice=replace(delta.choice, request_keys=(1,) * 99))
+    with pytest.raises(ProtocolError, match="keys are of no request"):
+        StepDecoder().decode(wrong)
 
 
 def test_a_message_that_is_broken_ends_the_run() -> None:
