@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from draftline.core.proposals import DraftCost, Proposal, Query, StepCommit, chain_proposal
 from draftline.core.request.sampling_params import StreamingMode
-from draftline.core.schedule import streaming
+from draftline.core import pipelined_drafting
 from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
@@ -51,12 +51,12 @@ async def calls_of(mode: StreamingMode) -> list[tuple[tuple[str, ...], bool]]:
 
 
 async def test_sure_drafters_let_slow_ones_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "SURE_VALUE", 0.0)
+    monkeypatch.setattr(pipelined_drafting, "SURE_VALUE", 0.0)
     assert {asked for asked, _ in await calls_of("on")} == {QUICK}
 
 
 async def test_unsure_drafters_are_joined_by_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "SURE_VALUE", 2.0)
+    monkeypatch.setattr(pipelined_drafting, "SURE_VALUE", 2.0)
     calls = await calls_of("on")
     assert len(calls) > 20
     assert [asked for asked, _ in calls] == [QUICK, SLOW] * (len(calls) // 2)
@@ -64,7 +64,7 @@ async def test_unsure_drafters_are_joined_by_slow_ones(monkeypatch: pytest.Monke
 
 
 async def test_steps_of_whole_trees_ask_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "SURE_VALUE", 0.0)
+    monkeypatch.setattr(pipelined_drafting, "SURE_VALUE", 0.0)
     assert {asked for asked, _ in await calls_of("off")} == {ALL}
 
 
