@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ..core.errors import ConfigError
-from ..core.request.sampling_params import StreamingMode
+from ..core.request.sampling_params import PipeliningMode
 from .checked_settings import Settings
 
 Backend = Literal["local", "ray"]
@@ -258,7 +258,7 @@ class EngineConfig(Settings):
         "and verify the largest trees; ordered: as full, drafters named first go "
         "first",
     )
-    streaming: StreamingMode = Field(
+    pipelined_trees: PipeliningMode = Field(
         "auto",
         description="pipeline a request's tree through the stages in chunks. auto: with four "
         "stages or more, and more stages than requests; on: always; off: whole "
@@ -303,7 +303,7 @@ class EngineConfig(Settings):
         # Ray's processes run in folders of their own.
         return None if value is None else value.absolute()
 
-    @field_validator("compile", "batch_invariant", "streaming", mode="before")
+    @field_validator("compile", "batch_invariant", "pipelined_trees", mode="before")
     @classmethod
     def _read_switch(cls, value: Any) -> Any:
         # YAML reads a bare on or off as a boolean.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 # Keys of an engine's or a server's settings, and their flags.
 REMOVED_SETTINGS: Mapping[str, str] = {
+    "streaming": "use pipelined_trees",
     "head_features": "leave it out: stages hand on the states that heads read",
     "graph_capture_s": "leave it out: graphs are captured for up to 60 s",
     "trace_steps_max_mb": "leave it out: a trace keeps the newest 256 MB",

@@ -18,6 +18,7 @@ from .arrays import UInt32
 from .errors import DraftlineError
 from .grammar_masks import GrammarMaskQueue
 from .interfaces import ProposalSource
+from .length_buckets import EVERY_LENGTH_BUCKET
 from .proposals import (
     DraftCost,
     Drafted,
@@ -27,7 +28,6 @@ from .proposals import (
     Query,
     StepCommit,
 )
-from .reach import EVERY_REACH
 from .request.allowed_tokens import GrammarMasks, rows_in
 from .request.request import HeadOrder, RequestState
 from .schedule.scheduler import Scheduler
@@ -109,7 +109,7 @@ class Drafting:
             state.wants_features = not names.isdisjoint(expected)
             most = min(self._scheduler.nodes_each(1), state.max_nodes)
             state.head_orders = {
-                name: HeadOrder(most, EVERY_REACH)
+                name: HeadOrder(most, EVERY_LENGTH_BUCKET)
                 for name in self._drafters.stage_heads
                 if name in expected
             }
@@ -265,9 +265,9 @@ class Drafting:
                 state.head_orders = {}
             by_id = {state.request_id: state for state in states}
             self._level_tokens.update(plan.level_tokens)
-            for name, reaches_by_id in plan.heads.items():
-                for one, reaches in reaches_by_id.items():
-                    by_id[one].head_orders[name] = HeadOrder(sizes[one], reaches)
+            for name, buckets_by_id in plan.heads.items():
+                for one, length_buckets in buckets_by_id.items():
+                    by_id[one].head_orders[name] = HeadOrder(sizes[one], length_buckets)
 
     # ---- which trees are verified
 

@@ -29,13 +29,13 @@ from .errors import (
     contain_each,
 )
 from .interfaces import ProposalSource, StepPipeline
-from .pipelined_drafting import PipelinedDrafting, StreamingCounts
+from .pipelined_drafting import PipelinedDrafting, TreeChunkCounts
 from .proposals import StepCommit
 from .request.draft_stats import DraftStats
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.output_queue import OutputQueue
 from .request.request import Request, RequestState, RequestStats
-from .request.sampling_params import StreamingMode
+from .request.sampling_params import PipeliningMode
 from .request.stop import Advance, StopRule
 from .schedule.fair_share import EndedRequests
 from .schedule.scheduler import Scheduler
@@ -84,12 +84,12 @@ class EngineCore:
         acceptance: str = COUPLED,
         trace: StepTrace | None = None,
         step_timeout_s: float = math.inf,
-        streaming: StreamingMode = "off",
+        pipelined_trees: PipeliningMode = "off",
     ) -> None:
         """`acceptance`: the rule that decides about drafts (`core/verify/rules.py`).
 
-        `streaming`: whether the tree of a request may go through the stages in chunks, several of
-        them at a time (`core/pipelined_drafting.py`).
+        `pipelined_trees`: whether a request's tree may go through the stages in several chunks
+        (`core/pipelined_drafting.py`).
         A step whose answer takes longer than `step_timeout_s`, and many times longer than steps
         take, is a lost stage's.
         """
@@ -101,8 +101,8 @@ class EngineCore:
         self._trace = trace
         self._wakeup = Wakeup()
         # Only a coupled walk needs nothing of a node but the target's token after it.
-        is_pipelined = streaming != "off" and acceptance == COUPLED
-        make = partial(PipelinedDrafting, mode=streaming) if is_pipelined else Drafting
+        is_pipelined = pipelined_trees != "off" and acceptance == COUPLED
+        make = partial(PipelinedDrafting, mode=pipelined_trees) if is_pipelined else Drafting
         self.drafting: Drafting = make(
             drafters, scheduler, policy, clock,
             acceptance=acceptance, fail=self._fail, notify=self._wakeup.notify,
@@ -129,11 +129,11 @@ class EngineCore:
         return len(self._states)
 
     @property
-    def streaming_counts(self) -> StreamingCounts:
+    def tree_chunk_counts(self) -> TreeChunkCounts:
         """What went through the stages in chunks of pipelined trees."""
         if isinstance(self.drafting, PipelinedDrafting):
             return self.drafting.counts
-        return StreamingCounts()
+        return TreeChunkCounts()
 
     def add(self, request: Request, stop: StopRule) -> None:
         """Queue a request; from now on its sink gets its deltas, and the error if it fails.
@@ -375,7 +375,7 @@ class EngineCore:
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
             in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s,
-            bool(in_flight.trees.slices), in_flight.trees.followers,
+            bool(in_flight.trees.tree_chunks), in_flight.trees.followers,
         )  # fmt: skip
 
     def _count(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:

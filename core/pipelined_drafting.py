@@ -16,20 +16,20 @@ import numpy as np
 from .drafting import NO_SIZES, Drafting, asked_of, top_next_tokens, wanted
 from .errors import DraftlineError
 from .interfaces import ProposalSource
+from .length_buckets import AT_LEAVES
+from .pipelined.chunks import RequestNode, RequestTree, TreeChunk
+from .pipelined.pace import ChunkPace, Misses
 from .proposals import DraftCost, Proposal, Query, StepCommit
-from .reach import AT_LEAVES
 from .request.request import HeadOrder, RequestState
-from .request.sampling_params import StreamingMode
+from .request.sampling_params import PipeliningMode
 from .schedule.scheduler import Scheduler
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
 from .speculation.policy import SpeculationPolicy
 from .step.in_flight import StepInFlight
 from .step.parts import PromptChunk, TreeExtras, TreeSteps
 from .steps import StepInput, StepOutput
-from .streaming.chunks import Node, Stream, TreeSlice
-from .streaming.pace import Misses, SlicePace
 from .tree.merge import merge, reroot
-from .tree.streamed_tree import StreamedTree, path_to
+from .tree.pipelined_tree import PipelinedTree, path_to
 
 # No node that is less probable, for each request that runs, is sent ahead of what is known, however
 # cheap a row is.
@@ -43,18 +43,18 @@ LEAST_STAGES = 4
 
 
 @dataclass(slots=True)
-class StreamingCounts:
+class TreeChunkCounts:
     """What went through the stages in chunks.
 
-    slices        that were sent
+    chunks        that were sent
     nodes         in them
-    killed_nodes  of these, how many the text had left before they were answered
+    pruned_nodes  of these, how many the text had left before they were answered
     idle_turns    turns of a request that might have sent a chunk, and had nothing new
     """
 
-    slices: int = 0
+    chunks: int = 0
     nodes: int = 0
-    killed_nodes: int = 0
+    pruned_nodes: int = 0
     idle_turns: int = 0
 
 
@@ -71,18 +71,18 @@ class PipelinedDrafting(Drafting):
         acceptance: str,
         fail: Callable[[RequestState, DraftlineError], None],
         notify: Callable[..., None],
-        mode: StreamingMode,
+        mode: PipeliningMode,
     ) -> None:
         """`mode`: of the engine; a request may ask for less, and for `on` where this is `auto`."""
         super().__init__(
             drafters, scheduler, policy, clock, acceptance=acceptance, fail=fail, notify=notify
         )
-        self._mode: StreamingMode = mode
+        self._mode: PipeliningMode = mode
         # Of greedy requests, and of those that draw.
         self._misses = Misses(), Misses()
         num_stages = max(1, scheduler.num_groups - 1)
-        self.counts = StreamingCounts()
-        self.pace = SlicePace(lambda: policy.cost, num_stages, clock)
+        self.counts = TreeChunkCounts()
+        self.pace = ChunkPace(lambda: policy.cost, num_stages, clock)
 
     # ---- which requests take part in a step
 
@@ -97,7 +97,7 @@ class PipelinedDrafting(Drafting):
     def _num_flights(self, state: RequestState) -> int:
         """Steps that a request may have in flight."""
         options = state.request.options
-        mode = "off" if options.explain else options.streaming
+        mode = "off" if options.explain else options.pipelined_trees
         if mode == "off" or not self._may_be:
             return 1
         each = self._scheduler.num_flights_each
@@ -107,17 +107,17 @@ class PipelinedDrafting(Drafting):
 
     def _may_follow(self, state: RequestState) -> bool:
         """Whether a request that has steps in flight may send another."""
-        stream = state.stream
-        if stream is None or state.in_flight >= self._num_flights(state):
+        pipelined = state.pipelined
+        if pipelined is None or state.in_flight >= self._num_flights(state):
             return False
-        if stream.is_new:
+        if pipelined.is_new:
             return True
         least, depth = self._least_value, state.max_depth
-        value = max((node.value for node in stream.unsent(least, 1, depth)), default=0.0)
-        if (leaf := stream.to_extend(least, depth)) is not None:
+        value = max((node.value for node in pipelined.unsent(least, 1, depth)), default=0.0)
+        if (leaf := pipelined.to_extend(least, depth)) is not None:
             # Of what is drafted behind it half is right, as far as anybody knows.
             value = max(value, leaf.value / 2)
-        return value > 0 and self.pace.is_turn(stream, value)
+        return value > 0 and self.pace.is_turn(pipelined, value)
 
     @property
     def _may_be(self) -> bool:
@@ -143,23 +143,23 @@ class PipelinedDrafting(Drafting):
         for state in states:
             if not state.in_flight:
                 # All that was sent is answered: nothing is lost with an old tree but drafts.
-                if self._num_flights(state) == 1 or not _may_stream(state):
-                    state.stream = None
-                elif state.stream is None:
+                if self._num_flights(state) == 1 or not _may_be_pipelined(state):
+                    state.pipelined = None
+                elif state.pipelined is None:
                     last = len(state.token_ids) - 1
-                    state.stream = StreamedTree(state.token_ids[last], last)
-            if (stream := state.stream) is not None:
-                stream.asked = stream.to_extend(self._least_value, state.max_depth)
+                    state.pipelined = PipelinedTree(state.token_ids[last], last)
+            if (pipelined := state.pipelined) is not None:
+                pipelined.asked = pipelined.to_extend(self._least_value, state.max_depth)
         await super().start(states)
 
     def _query(self, state: RequestState, most: int) -> Query | None:
         """What drafters may be asked; None also where nothing is to be extended."""
         query = super()._query(state, most)
-        if query is None or (stream := state.stream) is None:
+        if query is None or (pipelined := state.pipelined) is None:
             return query
-        if stream.asked is None:
+        if pipelined.asked is None:
             return None
-        return query._replace(assumed=tuple(path_to(stream.asked)) or None)
+        return query._replace(assumed=tuple(path_to(pipelined.asked)) or None)
 
     def _plan(
         self,
@@ -171,21 +171,21 @@ class PipelinedDrafting(Drafting):
         that are worth asking for a step are worth more, as long as they are right."""
         if not wanting or not costs:
             return NOBODY
-        begun = [state for state in wanting if state.stream is None or state.stream.is_new]
+        begun = [state for state in wanting if state.pipelined is None or state.pipelined.is_new]
         for state in begun:
             # Nothing of its tree is on its way: the run of chunks so far is over.
-            if state.stream is not None and state.stream.outcomes:
-                self._misses_of(state).note(state.stream.outcomes)
-                state.stream.outcomes = []
+            if state.pipelined is not None and state.pipelined.outcomes:
+                self._misses_of(state).note(state.pipelined.outcomes)
+                state.pipelined.outcomes = []
         plan = super()._plan(states, begun, costs)
         behind: dict[str, list[str]] = {}
         for state in wanting:
-            if (stream := state.stream) is None:
+            if (pipelined := state.pipelined) is None:
                 continue
-            if stream.is_new:
-                stream.drafters = self._in_time(plan.lasting(state.request_id), costs)
+            if pipelined.is_new:
+                pipelined.drafters = self._in_time(plan.lasting(state.request_id), costs)
                 continue
-            for name in stream.drafters:
+            for name in pipelined.drafters:
                 if name in costs:
                     behind.setdefault(name, []).append(state.request_id)
         return plan.beside(behind)
@@ -193,10 +193,10 @@ class PipelinedDrafting(Drafting):
     def _planned(self, state: RequestState) -> PlannedRequest:
         """Also whether its text has come to a leaf behind which heads had no order to draft."""
         planned = super()._planned(state)
-        outcomes = () if state.stream is None else state.stream.outcomes
+        outcomes = () if state.pipelined is None else state.pipelined.outcomes
         if not outcomes or not outcomes[-1]:
             return planned
-        ordered = any(order.reaches & AT_LEAVES for order in state.head_orders.values())
+        ordered = any(order.length_buckets & AT_LEAVES for order in state.head_orders.values())
         return planned._replace(heads_drafted=ordered)
 
     def _order(
@@ -206,12 +206,12 @@ class PipelinedDrafting(Drafting):
         sizes: Mapping[str, int] = NO_SIZES,
     ) -> None:
         """A pipelined tree keeps to what was decided before its first chunk."""
-        own = [state for state in states if state.stream is None or state.stream.is_new]
+        own = [state for state in states if state.pipelined is None or state.pipelined.is_new]
         super()._order(own, plan, sizes)
         for state in own:
-            if state.stream is not None and self._misses_of(state).at_leaves:
+            if state.pipelined is not None and self._misses_of(state).at_leaves:
                 state.head_orders = {
-                    name: HeadOrder(order.max_nodes, order.reaches | AT_LEAVES)
+                    name: HeadOrder(order.max_nodes, order.length_buckets | AT_LEAVES)
                     for name, order in state.head_orders.items()
                 }
 
@@ -238,7 +238,7 @@ class PipelinedDrafting(Drafting):
         """Where all trees are pipelined, drafters of other processes are only waited for if those
         of this one are not sure."""
         slow = self._drafters.remote & asked.keys()
-        is_all = all(state.stream is not None for state in states)
+        is_all = all(state.pipelined is not None for state in states)
         if not is_all or not slow or len(slow) == len(asked):
             return await super()._exchange(states, commits, queries, asked)
         quick = {name: ids for name, ids in asked.items() if name not in slow}
@@ -264,34 +264,36 @@ class PipelinedDrafting(Drafting):
     # ---- which nodes go into the step
 
     def _is_ready(self, state: RequestState) -> bool:
-        return state.stream is None and super()._is_ready(state)
+        return state.pipelined is None and super()._is_ready(state)
 
     def _complete(
         self, trees: TreeSteps, states: Sequence[RequestState], batch: DraftBatch
     ) -> TreeSteps:
         """The trees of a step, and chunks of pipelined ones, which grow by the proposals."""
-        states = [s for s in states if s.stream is not None and not s.has_ended]
+        states = [s for s in states if s.pipelined is not None and not s.has_ended]
         if not states:
             return trees
         start = self._clock()
         most = self._scheduler.nodes_each(len(trees) + len(states))
-        sliced: list[tuple[RequestState, TreeSlice, TreeExtras]] = []
+        tree_chunks: list[tuple[RequestState, TreeChunk, TreeExtras]] = []
         for state in states:
             limit, proposals = min(most, state.max_nodes), wanted(state, batch)
             # Probes go on from the text, not from what is only assumed.
-            is_behind = state.stream is not None and state.stream.asked is state.stream.root
+            is_behind = (
+                state.pipelined is not None and state.pipelined.asked is state.pipelined.root
+            )
             probes = self._probes(state, proposals, batch.plan) if is_behind else {}
             self._grow(state, proposals, limit)
-            if (part := self._slice(state, limit)) is not None:
-                sliced.append((state, part, TreeExtras(probes, top_next_tokens(proposals))))
+            if (part := self._chunk(state, limit)) is not None:
+                tree_chunks.append((state, part, TreeExtras(probes, top_next_tokens(proposals))))
         self._policy.note_host(self._clock() - start)
-        return trees.beside(sliced)
+        return trees.beside(tree_chunks)
 
     def _grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> None:
         """Add what drafters proposed to the tree, as far as the text has not gone another way."""
-        stream = state.stream
-        assert stream is not None
-        at, stream.asked = stream.asked, None
+        pipelined = state.pipelined
+        assert pipelined is not None
+        at, pipelined.asked = pipelined.asked, None
         if at is None:
             return
         at.was_asked = True
@@ -299,31 +301,33 @@ class PipelinedDrafting(Drafting):
             # The text may have gone over it, and along the drafts.
             since = state.token_ids[at.position + 1 :]
             proposals = [] if at.is_dropped else _rerooted(proposals, since)
-            at = stream.root
-        depth = state.max_depth - (at.position - stream.root.position)
+            at = pipelined.root
+        depth = state.max_depth - (at.position - pipelined.root.position)
         if proposals and depth > 0:
             offered = self._policy.num_offered(proposals, max_nodes)
-            stream.graft(merge(proposals, offered, depth, self._policy.table), at)
+            pipelined.graft(merge(proposals, offered, depth, self._policy.table), at)
 
-    def _slice(self, state: RequestState, max_nodes: int) -> TreeSlice | None:
+    def _chunk(self, state: RequestState, max_nodes: int) -> TreeChunk | None:
         """What goes into the next step; None where nothing is new."""
-        stream = state.stream
-        assert stream is not None
-        nodes = self._worth(stream, stream.unsent(self._least_value, max_nodes, state.max_depth))
-        if not nodes and not stream.is_new:
+        pipelined = state.pipelined
+        assert pipelined is not None
+        nodes = self._worth(
+            pipelined, pipelined.unsent(self._least_value, max_nodes, state.max_depth)
+        )
+        if not nodes and not pipelined.is_new:
             self.counts.idle_turns += 1
             return None
-        self.counts.slices += 1
+        self.counts.chunks += 1
         self.counts.nodes += len(nodes)
-        return TreeSlice.of(stream, nodes, self._policy.table.names)
+        return TreeChunk.of(pipelined, nodes, self._policy.table.names)
 
-    def _worth(self, stream: Stream, nodes: Sequence[Node]) -> Sequence[Node]:
+    def _worth(self, pipelined: RequestTree, nodes: Sequence[RequestNode]) -> Sequence[RequestNode]:
         """Those that are worth their rows, given that the text comes to the best of them: a chunk
         that is in vain delays no other request."""
         if not nodes:
             return nodes
         values = np.sort([node.value for node in nodes])[::-1]
-        if stream.is_new:
+        if pipelined.is_new:
             count = self._policy.num_worth(values)
         else:
             count = max(1, self._policy.num_worth(values / values[0]))
@@ -331,14 +335,14 @@ class PipelinedDrafting(Drafting):
 
     def _slots(self, trees: TreeSteps, num_decode_steps: int) -> list[int]:
         slots = super()._slots(trees, num_decode_steps)
-        for place, part in trees.slices.items():
+        for place, part in trees.tree_chunks.items():
             # With rows of probes.
             root = len(trees.states[place].token_ids) - 1
             slots[place] = part.most_places + slots[place] - root - len(part.rows)
         return slots
 
     def _num_decode_steps(self, trees: TreeSteps) -> int:
-        return 1 if trees.slices else super()._num_decode_steps(trees)
+        return 1 if trees.tree_chunks else super()._num_decode_steps(trees)
 
     # ---- what steps in flight tell
 
@@ -347,7 +351,7 @@ class PipelinedDrafting(Drafting):
     ) -> StepInput:
         """Now and then stages are to say how long they work on a step with chunks."""
         step = super().prepare(step, trees, chunks)
-        if trees.slices and self.pace.wants_spans():
+        if trees.tree_chunks and self.pace.wants_spans():
             return replace(step, is_traced=True)
         return step
 
@@ -356,24 +360,24 @@ class PipelinedDrafting(Drafting):
         if not self._may_be:
             return
         planned_at = None if step.draft_batch is None else step.draft_batch.began_at
-        self.pace.sent(_streams(step), step.num_rows, planned_at)
+        self.pace.sent(_pipelined_trees(step), step.num_rows, planned_at)
 
     def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
         """Count what an answer came too late for; before it moves any root."""
         if not self._may_be:
             return
-        if output.stage_spans and step.trees.slices:
+        if output.stage_spans and step.trees.tree_chunks:
             self.pace.note_spans(output.stage_spans, step.num_rows)
-        for part in step.trees.slices.values():
-            self.counts.killed_nodes += part.num_killed
-        self.pace.answered(_streams(step), step.num_rows, step.sent_at)
+        for part in step.trees.tree_chunks.values():
+            self.counts.pruned_nodes += part.num_pruned
+        self.pace.answered(_pipelined_trees(step), step.num_rows, step.sent_at)
 
 
-def _streams(step: StepInFlight) -> list[Stream]:
-    return [part.stream for part in step.trees.slices.values()]
+def _pipelined_trees(step: StepInFlight) -> list[RequestTree]:
+    return [part.pipelined for part in step.trees.tree_chunks.values()]
 
 
-def _may_stream(state: RequestState) -> bool:
+def _may_be_pipelined(state: RequestState) -> bool:
     """Whether the request wants drafts, and no masks of a grammar, which follows whole trees."""
     permitted = state.request.allowed_tokens
     has_grammar = permitted is not None and permitted.constraint is not None

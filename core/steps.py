@@ -10,8 +10,8 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
+from .length_buckets import is_in
 from .proposals import Proposal
-from .reach import is_in
 
 # Columns of a tree's mask in one word of its bits.
 WORD_BITS = 64
@@ -107,7 +107,7 @@ class TreeRows(NamedTuple):
     positions  int32 [columns]  absolute position of each column
 
     The request's own rows are the last columns, in row order. Columns before them are nodes of
-    earlier steps that are still in flight, so that a tree can be streamed through the pipeline.
+    earlier steps that are still in flight, so that a tree can be pipelined through the pipeline.
     """
 
     ancestors: UInt64
@@ -215,29 +215,31 @@ class HeadTask(NamedTuple):
     source     its name
     places     of the requests, rising
     max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
-    reaches    bits of `core/reach.py`: after which outcomes of each one's tree it does so
+    length_buckets  bits of `core/length_buckets.py`: after which accepted lengths of each one's
+               tree it does so
     level_tokens  what a further level of all its trees takes, in tokens that would save as much
     """
 
     source: str
     places: tuple[int, ...]
     max_nodes: tuple[int, ...]
-    reaches: tuple[int, ...]
+    length_buckets: tuple[int, ...]
     level_tokens: float = 0.0
 
     def after(self, num_accepted: Sequence[int], at_leaves: Collection[int] = ()) -> HeadTask:
         """Its part for a step in whose trees so many nodes were accepted; of prompts all of it.
 
-        num_accepted  -1 of slices that say nothing new; those `at_leaves` were right down to one
+        num_accepted  -1 of chunks that say nothing new; those `at_leaves` were right down to one
         """
         is_due = [
-            place >= len(num_accepted) or is_in(reaches, num_accepted[place], place in at_leaves)
-            for place, reaches in zip(self.places, self.reaches, strict=True)
+            place >= len(num_accepted)
+            or is_in(length_buckets, num_accepted[place], place in at_leaves)
+            for place, length_buckets in zip(self.places, self.length_buckets, strict=True)
         ]
         if all(is_due):
             return self
-        places, max_nodes, reaches = (tuple(compress(own, is_due)) for own in self[1:4])
-        return self._replace(places=places, max_nodes=max_nodes, reaches=reaches)
+        places, max_nodes, length_buckets = (tuple(compress(own, is_due)) for own in self[1:4])
+        return self._replace(places=places, max_nodes=max_nodes, length_buckets=length_buckets)
 
 
 class HeadDrafts(NamedTuple):
@@ -246,7 +248,7 @@ class HeadDrafts(NamedTuple):
 
     texts      each one's place and the tokens of the text that its proposal stands behind
     seconds    that reading and drafting took
-    last_rows  int32 [trees]  of each tree that is no slice, the last row, from its root on, that
+    last_rows  int32 [trees]  of each tree that is no chunk, the last row, from its root on, that
                the stage took for committed: what the coordinator finds, too. None: not given
     num_levels  of its trees that took a pass each; 0: one says all of them
     """
@@ -311,8 +313,8 @@ class HeadInput:
 
     feature_requests  places of requests, rising, whose features are returned: those of all rows of
                       a prompt chunk, of a tree's root and its accepted nodes
-    slice_requests    likewise, those whose trees are slices (`core/streaming/`). Whether a node of
-                      a slice is accepted may not be known yet: features of all nodes are returned
+    chunk_requests    likewise, those whose trees are chunks (`core/pipelined/`). Whether a node of
+                      a chunk is accepted may not be known yet: features of all nodes are returned
                       where any are
     tasks             of the heads that draft in the last stage
     following_tokens  int32 [prompt chunks]  the token of the text behind each chunk, -1 where the
@@ -320,7 +322,7 @@ class HeadInput:
     """
 
     feature_requests: tuple[int, ...] = ()
-    slice_requests: tuple[int, ...] = ()
+    chunk_requests: tuple[int, ...] = ()
     tasks: tuple[HeadTask, ...] = ()
     following_tokens: Int32 | None = None
 

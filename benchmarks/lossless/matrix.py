@@ -192,7 +192,7 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
                     pipeline_parallel_size=stages,
                     # What does not pay or comes late on this machine is to be compared as well.
                     node_budget="full",
-                    streaming="on",
+                    pipelined_trees="on",
                     draft_deadline_ms=10_000,
                     drafters=[(DRAFTERS | OF_MODELS)[name] for name in MIXES[mix]],
                 )

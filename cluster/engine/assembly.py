@@ -169,7 +169,7 @@ class Assembly:
             acceptance=config.acceptance,
             trace=trace,
             step_timeout_s=config.step_timeout_s,
-            streaming=config.streaming,
+            pipelined_trees=config.pipelined_trees,
         )
         info = plan.info
         if info.composite_type is not None:
@@ -273,7 +273,7 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
 def _most_flights(config: EngineConfig) -> int:
     """Steps of one request that may be on their way."""
     stages = config.pipeline_parallel_size
-    return stages + 1 if stages > 1 and config.streaming != "off" else 1
+    return stages + 1 if stages > 1 and config.pipelined_trees != "off" else 1
 
 
 async def measure_step_cost(

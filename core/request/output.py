@@ -237,7 +237,7 @@ class Chosen(NamedTuple):
     tokens     int32 [rows]
     log_probs  float32 [rows]; None if no request of the step wants them
     top        of the same rows; None likewise
-    features   float32 [rows, width]  the target's, of slices whose are wanted; None of all others
+    features   float32 [rows, width]  the hidden states of tree chunks, if wanted; else None
     """
 
     tokens: Int32

@@ -12,7 +12,7 @@ import numpy as np
 from ..arrays import Int32
 from ..errors import DraftlineError
 from ..proposals import DraftRequest
-from ..tree.streamed_tree import StreamedTree
+from ..tree.pipelined_tree import PipelinedTree
 from ..tree.tree import TokenTree
 from .allowed_tokens import AllowedTokens
 from .draft_stats import DraftStats, TalliedNodes
@@ -110,10 +110,14 @@ class Request:
 
 
 class HeadOrder(NamedTuple):
-    """A tree of so many nodes at most, after outcomes of these reaches (`core/reach.py`)."""
+    """What a head of the last stage drafts behind a request's step.
+
+    max_nodes       of its tree, at most
+    length_buckets  after which accepted lengths it does so, bits of `core/length_buckets.py`
+    """
 
     max_nodes: int
-    reaches: int
+    length_buckets: int
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +184,7 @@ class RequestState:
     is_open        whether drafters know it
     wants_features whether its next step hands out hidden states for drafters
     head_orders    what heads of the last stage draft behind its next step, by name
-    stream         its tree, if that goes through the pipeline in slices; several of its steps may
+    pipelined      its tree, if that goes through the pipeline in chunks; several of its steps may
                    be in flight then
     verified       the tree whose walk is committed next, and its step, of a request that is
                    explained
@@ -204,7 +208,7 @@ class RequestState:
     is_open: bool = False
     wants_features: bool = False
     head_orders: dict[str, HeadOrder] = field(default_factory=dict)
-    stream: StreamedTree[RowAnswer] | None = None
+    pipelined: PipelinedTree[RowAnswer] | None = None
     verified: tuple[TokenTree, StepTiming] | None = None
     has_ended: bool = False
 
@@ -242,7 +246,7 @@ class RequestState:
     @property
     def num_in_place(self) -> int:
         """Tokens whose KV is where it belongs once the steps so far have run."""
-        return len(self.token_ids) - 1 if self.stream is None else self.stream.num_in_place
+        return len(self.token_ids) - 1 if self.pipelined is None else self.pipelined.num_in_place
 
     @property
     def num_answered(self) -> int:
@@ -282,12 +286,12 @@ class RequestState:
         A request that was preempted meanwhile has none; that of a pipelined tree was noted when its
         root advanced.
         """
-        if self.kv.blocks and self.stream is None:
+        if self.kv.blocks and self.pipelined is None:
             self.kv.moves = moves
 
     def release(self) -> list[int]:
         """Give up the KV, to compute it again later; returns the blocks."""
-        self.stream = None
+        self.pipelined = None
         return self.kv.release()
 
     def draft_request(self) -> DraftRequest:

@@ -116,7 +116,7 @@ class SamplingParams(LogitsParams):
         require(fits, "bad_words", f"a text has at most {MAX_BAD_WORD_CHARS} characters")
 
 
-StreamingMode = Literal["auto", "on", "off"]
+PipeliningMode = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +134,10 @@ class RequestOptions:
     max_nodes    most nodes of its tree; None: the engine's limit
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:
                  everyone's
-    streaming    whether its tree may go through the stages in slices, several at a time: `auto`
+    pipelined_trees  whether its tree may go through the stages in chunks, several at a time: `auto`
                  where that pays, `on` wherever the engine allows it
     explain      whether its deltas hold the trees that they come from; such a request goes in
-                 rounds, whatever `streaming` says
+                 rounds, whatever `pipelined_trees` says
     session      where an engine has several replicas, requests of one session go to the same one;
                  empty: it is of none
     answered     first tokens of the answer, which another engine has sent: the answer goes on
@@ -155,7 +155,7 @@ class RequestOptions:
     speculative: bool = True
     max_nodes: int | None = None
     drafters: tuple[str, ...] | None = None
-    streaming: StreamingMode = "auto"
+    pipelined_trees: PipeliningMode = "auto"
     explain: bool = False
     session: str = field(default="", repr=False)
     answered: tuple[int, ...] = field(default=(), repr=False)

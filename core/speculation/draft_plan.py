@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..length_buckets import EVERY_LENGTH_BUCKET, length_bucket_of
 from ..proposals import DraftCost, Proposal
-from ..reach import EVERY_REACH, reach_of
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
 
@@ -31,9 +31,9 @@ class PlannedRequest(NamedTuple):
     heads_drafted: bool = True
 
     @property
-    def reach(self) -> int:
-        """How far its last step came (`core/reach.py`)."""
-        return reach_of(self.num_accepted)
+    def length_bucket(self) -> int:
+        """How far its last step came (`core/length_buckets.py`)."""
+        return length_bucket_of(self.num_accepted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +45,9 @@ class DraftPlan:
     probing       of these, the requests whose probes go into the step
     trials        of these, the requests for which the drafter is not known to pay
     heads         of the last stage's heads, which draft at the end of this step for the next one:
-                  by request, after which accepted lengths they do, bits of `core/reach.py`. In
-                  `by_drafter` they are asked for what the plan before ordered
+                  by request, after which accepted lengths they do, bits of
+                  `core/length_buckets.py`. In `by_drafter` they are asked for what the plan before
+                  ordered
     head_counts   for how many requests each of these is expected to draft; all, if not here
     level_tokens  of those heads: what a further level of their drafts takes, in tokens that would
                   save as much
@@ -95,7 +96,7 @@ def ask_everybody(requests: Sequence[PlannedRequest], costs: Mapping[str, DraftC
         if takers:
             by_drafter[name] = tuple(request.request_id for request in takers)
     heads = {
-        name: dict.fromkeys(ids, EVERY_REACH)
+        name: dict.fromkeys(ids, EVERY_LENGTH_BUCKET)
         for name, ids in by_drafter.items()
         if costs[name].is_ahead
     }
@@ -149,7 +150,7 @@ class StepOutcome:
     num_prompt_rows  of its rows
     num_passes       tokens of each request, where no drafts were verified
     ahead_s          of its seconds, that went into drafts for the next step
-    is_streamed      whether it held chunks of pipelined trees: its seconds are no step's
+    is_pipelined      whether it held chunks of pipelined trees: its seconds are no step's
     followers        ids of requests whose chunks went behind others
     """
 
@@ -159,7 +160,7 @@ class StepOutcome:
     draft_batch: DraftBatch
     num_passes: int = 1
     ahead_s: float = 0.0
-    is_streamed: bool = False
+    is_pipelined: bool = False
     followers: frozenset[str] = frozenset()
     num_tokens: int = 0
     ids: Sequence[str] = ()

@@ -8,8 +8,9 @@ Where nothing pays, both leave plain decoding. `update` learns from what a step 
 small share of the time explores drafters that are left out.
 
 Steps are alike, and share a bucket, if their requests are greedy or sampled and if the step before
-accepted as many tokens (`core/reach.py`): texts copy in runs, so the last accepted length says most
-of what else would have to be learned of each request. Formulas: docs/how-it-works.md, "The policy".
+accepted as many tokens (`core/length_buckets.py`): texts copy in runs, so the last accepted length
+says most of what else would have to be learned of each request. Formulas: docs/how-it-works.md,
+"The policy".
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy as np
 
 from ..arrays import Float64, Int64
 from ..errors import BestEffort
+from ..length_buckets import NUM_LENGTH_BUCKETS, length_bucket_of
 from ..line_fit import LineFit
 from ..proposals import DraftCost, Proposal, chain_proposal, level_tokens
-from ..reach import NUM_REACHES, reach_of
 from ..tree.acceptance import MOST_LIKELY, AcceptanceTable
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch
@@ -52,7 +53,7 @@ from .probe_trials import ProbeTrials
 from .step_cost import StepCost
 
 # Greedy and sampled requests, by the accepted length of their last step.
-NUM_BUCKETS = 2 * NUM_REACHES
+NUM_BUCKETS = 2 * NUM_LENGTH_BUCKETS
 # Share of the time that goes into exploring; what may be spent so at first, in seconds and in steps
 # of plain decoding, and how many times as much is saved up.
 EXPLORED_SHARE, FIRST_CREDIT_S, FIRST_CREDIT_STEPS, MOST_CREDIT = 0.01, 0.02, 2.0, 2.0
@@ -82,12 +83,12 @@ HOST_DECAY, HOST_SQUARES, HOST_OUTLIER, FIRST_HOST_S = 0.95, 16.0, 4.0, 2e-3
 FIRST_NODES, SHARED_ROWS = 8, 32
 # What a step leaves of the weight of those before it in shares of accepted lengths, and a token in
 # what is known of a request alone.
-REACH_DECAY, OWN_DECAY = 0.99, 0.98
+BUCKET_DECAY, OWN_DECAY = 0.99, 0.98
 # Draft tokens by which a request is taken to be like others, and bounds of how unlike it may be.
 OWN_PRIOR, LEAST_OWN, MOST_OWN = 4.0, 0.1, 1.5
 
 
-NO_HEADS = (0,) * NUM_REACHES
+NO_HEADS = (0,) * NUM_LENGTH_BUCKETS
 
 
 @dataclass(slots=True)
@@ -201,7 +202,7 @@ class SpeculationPolicy:
         # Nodes that are verified for each accepted token, greedy and sampled.
         self._nodes: Float64 = np.ones(2)
         # How often steps had each accepted length.
-        self._reaches: Float64 = np.ones(NUM_REACHES)
+        self._bucket_counts: Float64 = np.ones(NUM_LENGTH_BUCKETS)
         # The engine's own work for drafts: all of it, and since the last step was committed.
         self._host = LineFit(HOST_DECAY)
         self._host_s = 0.0
@@ -244,18 +245,20 @@ class SpeculationPolicy:
             self._sets.clear()
         chosen = _Chosen([], [], [0] * len(requests))
         for request in requests:
-            own, reach = self._request(request), request.reach
+            own, length_bucket = self._request(request), request.length_bucket
             own.grow_to(request.num_tokens)
             allowed = self._present if request.drafters is None else self._allowed(request)
             on_trial, in_stage = self._new & allowed, self._in_stage & allowed
-            now = (self._paying(own, reach, request, allowed, load) | on_trial) & ~self._in_stage
+            now = (
+                self._paying(own, length_bucket, request, allowed, load) | on_trial
+            ) & ~self._in_stage
             after = NO_HEADS
             if in_stage:
                 if request.heads_drafted:
-                    now |= own.heads[reach] & allowed
+                    now |= own.heads[length_bucket] & allowed
                 after = [
                     (self._paying(own, one, request, allowed, load) | on_trial) & in_stage
-                    for one in range(NUM_REACHES)
+                    for one in range(NUM_LENGTH_BUCKETS)
                 ]
             chosen.asked.append(now)
             chosen.heads.append(after)
@@ -275,10 +278,10 @@ class SpeculationPolicy:
         return self._as_plan(requests, costs, load, chosen)
 
     def _paying(
-        self, own: _Request, reach: int, request: PlannedRequest, allowed: int, load: _Load
+        self, own: _Request, length_bucket: int, request: PlannedRequest, allowed: int, load: _Load
     ) -> int:
         """Bits of the set that makes most tokens a second after a step of this accepted length."""
-        bucket = own.kind * NUM_REACHES + reach
+        bucket = own.kind * NUM_LENGTH_BUCKETS + length_bucket
         level = LEVELS if own.ratio >= LIKE_OTHERS else max(round(LEVELS * own.ratio), 1)
         found = self._sets.get((bucket, level, allowed))
         if found is None:
@@ -304,7 +307,7 @@ class SpeculationPolicy:
             seconds[:, 1] + seconds[:, 0] / load.num_requests,
             shared_s / load.num_requests + each_s,
             load.token_s,
-            load.row_s * float(self._nodes[bucket // NUM_REACHES]),
+            load.row_s * float(self._nodes[bucket // NUM_LENGTH_BUCKETS]),
         )
 
     def _drop_unshared(
@@ -352,9 +355,9 @@ class SpeculationPolicy:
                 continue
             own = self._requests[request.request_id]
             if is_head:
-                left_out = [one for one in range(NUM_REACHES) if not heads[place][one] & bit]
+                left_out = [one for one in range(NUM_LENGTH_BUCKETS) if not heads[place][one] & bit]
             else:
-                left_out = [] if asked[place] & bit else [request.reach]
+                left_out = [] if asked[place] & bit else [request.length_bucket]
             if not left_out:
                 continue
             due = []
@@ -375,9 +378,9 @@ class SpeculationPolicy:
                 explored[place] |= bit
             self._turns[drafter] = place + 1
 
-    def _is_warming_up(self, drafter: int, own: _Request, reach: int, load: _Load) -> bool:
+    def _is_warming_up(self, drafter: int, own: _Request, length_bucket: int, load: _Load) -> bool:
         """Whether little is known of a drafter, which may still pay beyond all that take less."""
-        bucket = own.kind * NUM_REACHES + reach
+        bucket = own.kind * NUM_LENGTH_BUCKETS + length_bucket
         count = int(self._lengths.num_steps[bucket, drafter])
         if count < LEAST_STEPS or count >= MOST_STEPS:
             return count < LEAST_STEPS
@@ -409,10 +412,12 @@ class SpeculationPolicy:
     ) -> DraftPlan:
         asked, heads, explored = chosen
         ids = [request.request_id for request in requests]
-        reaches = [request.reach for request in requests]
-        self._reaches *= REACH_DECAY
-        self._reaches += np.bincount(reaches, minlength=NUM_REACHES) / len(reaches)
-        likely = (self._reaches / self._reaches.sum()).tolist()
+        length_buckets = [request.length_bucket for request in requests]
+        self._bucket_counts *= BUCKET_DECAY
+        self._bucket_counts += np.bincount(length_buckets, minlength=NUM_LENGTH_BUCKETS) / len(
+            length_buckets
+        )
+        likely = (self._bucket_counts / self._bucket_counts.sum()).tolist()
         by_drafter, trials, orders, counts = {}, {}, {}, {}
         for drafter, name in enumerate(self._names):
             bit = 1 << drafter
@@ -425,13 +430,17 @@ class SpeculationPolicy:
             if not self._in_stage & bit:
                 continue
             after = {
-                one: sum(1 << reach for reach, bits in enumerate(own) if bits & bit)
+                one: sum(1 << length_bucket for length_bucket, bits in enumerate(own) if bits & bit)
                 for one, own in zip(ids, heads, strict=True)
             }
             if any(after.values()):
-                orders[name] = {one: reaches for one, reaches in after.items() if reaches}
+                orders[name] = {
+                    one: length_buckets for one, length_buckets in after.items() if length_buckets
+                }
                 counts[name] = sum(
-                    likely[reach] for reaches in after.values() for reach in _bits_of(reaches)
+                    likely[length_bucket]
+                    for length_buckets in after.values()
+                    for length_bucket in _bits_of(length_buckets)
                 )
         token_s = self._ratio * load.token_s
         return DraftPlan(
@@ -444,8 +453,8 @@ class SpeculationPolicy:
             step_s=load.plain_s + load.single_s,
             token_s=token_s,
             buckets={
-                request.request_id: (request.temperature > 0) * NUM_REACHES + reach
-                for request, reach in zip(requests, reaches, strict=True)
+                request.request_id: (request.temperature > 0) * NUM_LENGTH_BUCKETS + length_bucket
+                for request, length_bucket in zip(requests, length_buckets, strict=True)
             },
         )
 
@@ -479,10 +488,10 @@ class SpeculationPolicy:
         load, own = self._load(max(num_running, 1), 0, True), self._request(request)
         allowed = self._allowed(request)
         # Nothing was accepted before its first step.
-        found = self._new & allowed | self._paying(own, reach_of(0), request, allowed, load)
+        found = self._new & allowed | self._paying(own, length_bucket_of(0), request, allowed, load)
         if not found and self._backoff_left > 0:
             self._backed_off.add(request.request_id)
-        own.heads = (found & self._in_stage,) * NUM_REACHES
+        own.heads = (found & self._in_stage,) * NUM_LENGTH_BUCKETS
         return frozenset(self._names[drafter] for drafter in _bits_of(found))
 
     # ---- which nodes
@@ -612,7 +621,7 @@ class SpeculationPolicy:
             weight = np.where(taken > 0, TAKEN_WEIGHT, 1.0)
             self._taken[bucket, who] += weight * (self._seconds[who, :2] - taken)
         for kind in (0, 1):
-            own = (asked > 0) & (buckets // NUM_REACHES == kind)
+            own = (asked > 0) & (buckets // NUM_LENGTH_BUCKETS == kind)
             if tokens := float(lengths[own].max(axis=1, initial=0).sum()):
                 each = float(batch.sizes[own].sum()) / tokens
                 self._nodes[kind] += min(NODE_WEIGHT * tokens, 0.5) * (each - self._nodes[kind])
@@ -665,14 +674,14 @@ class SpeculationPolicy:
         drafting_s = batch.seconds + host_s
         rest_s = (step_s - drafting_s if is_alone else outcome.seconds) - outcome.ahead_s
         count = len(outcome.trees)
-        if step_s > 0 and count and not (outcome.num_prompt_rows or outcome.is_streamed):
+        if step_s > 0 and count and not (outcome.num_prompt_rows or outcome.is_pipelined):
             self._learn_cost(outcome, count, max(rest_s, 0.0))
             plain_s = self._step_s(count)
             self._spent_s += RATIO_WEIGHT * (step_s - self._spent_s)
             tokens_s = plain_s * outcome.num_tokens / count
             self._plain_s += RATIO_WEIGHT * (tokens_s - self._plain_s)
             self._save_up(step_s, plain_s)
-        elif outcome.is_streamed:
+        elif outcome.is_pipelined:
             self._save_up(now - before, self._step_s(count))
         self._last_passes = outcome.num_passes
 
@@ -736,7 +745,7 @@ class SpeculationPolicy:
         return own
 
     def _bucket(self, request: PlannedRequest) -> int:
-        return (request.temperature > 0) * NUM_REACHES + request.reach
+        return (request.temperature > 0) * NUM_LENGTH_BUCKETS + request.length_bucket
 
     def _allowed(self, request: PlannedRequest) -> int:
         """Bits of the drafters that the request takes."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Int32, UInt64
+from ..pipelined.chunks import rows_of_edits, with_tree_chunks
 from ..proposals import chain_proposal
 from ..request.draft_stats import DraftStats
 from ..request.request import RequestState
@@ -30,7 +31,6 @@ from ..steps import (
     TreeRows,
     Verification,
 )
-from ..streaming.chunks import rows_of_edits, with_slices
 from ..tree.acceptance import AcceptanceTable
 from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
@@ -114,12 +114,12 @@ def build_step(
 def _tree_rows(
     trees: TreeSteps, starts: Int32, slots: Int32, positions: Int32, tables: Int32, block_size: int
 ) -> Sequence[TreeRows | None]:
-    """What the rows see; those of slices get their KV slots."""
+    """What the rows see; those of chunks get their KV slots."""
     rows = StepTrees(_ancestors(trees), starts, slots, positions, len(trees))
-    if not trees.slices:
+    if not trees.tree_chunks:
         return rows
     probes = {place: [*extras.probes.values()] for place, extras in trees.extras.items()}
-    return with_slices(rows, trees.slices, probes, tables, block_size)
+    return with_tree_chunks(rows, trees.tree_chunks, probes, tables, block_size)
 
 
 def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
@@ -129,8 +129,8 @@ def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
 
 def _heads(states: Sequence[RequestState], trees: TreeSteps) -> HeadInput:
     wanted = tuple(place for place, state in enumerate(states) if state.wants_features)
-    slices = tuple(sorted(trees.slices))
-    return HeadInput(wanted, slices) if wanted or slices else NO_HEADS
+    tree_chunks = tuple(sorted(trees.tree_chunks))
+    return HeadInput(wanted, tree_chunks) if wanted or tree_chunks else NO_HEADS
 
 
 def _multi_step(states: Sequence[RequestState], num_tokens: int) -> MultiStepInput | None:
@@ -314,10 +314,10 @@ def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
     if not part.num_chosen:
         return None
     if isinstance(part, TreeStep):
-        if part.slice is None:
+        if part.tree_chunk is None:
             return build_edits(part.state, part.tree, 0, part.extras.form)
-        edits = build_edits(part.state, part.slice.path, 0)
-        return None if edits is None else rows_of_edits(edits, part.slice.rows)
+        edits = build_edits(part.state, part.tree_chunk.path, 0)
+        return None if edits is None else rows_of_edits(edits, part.tree_chunk.rows)
     permitted = part.state.request.allowed_tokens
     constraint = None if permitted is None else permitted.constraint
     form = None if constraint is None else constraint.first[None]

@@ -19,7 +19,7 @@ def features_of(
     step: StepInput, request_ids: Sequence[str], paths: Paths, output: StepOutput
 ) -> list[FeatureRows]:
     """Features of the committed tokens that each of the step's `feature_requests` had in it, but of
-    slices.
+    chunks.
 
     `paths` are those through the step's trees, whose requests come first in it.
     """
@@ -27,16 +27,18 @@ def features_of(
     return [
         FeatureRows(request_ids[place], int(step.context_lens[place]), values)
         for place, values in parts.items()
-        if place not in step.heads.slice_requests
+        if place not in step.heads.chunk_requests
     ]
 
 
-def features_of_slices(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float32]:
-    """Features of the root and all nodes of slices whose are wanted, by the place of a request."""
-    if not step.heads.slice_requests:
+def features_of_tree_chunks(
+    step: StepInput, paths: Paths, output: StepOutput
+) -> dict[int, Float32]:
+    """Features of the root and all nodes of chunks whose are wanted, by the place of a request."""
+    if not step.heads.chunk_requests:
         return {}
     parts = _parts(step, paths, output)
-    return {place: parts[place] for place in step.heads.slice_requests if place in parts}
+    return {place: parts[place] for place in step.heads.chunk_requests if place in parts}
 
 
 def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float32]:
@@ -48,7 +50,7 @@ def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float
     parts, first = {}, 0
     for place in step.heads.feature_requests:
         count = lengths[place] if place < len(lengths) else starts[place + 1] - starts[place]
-        if place in step.heads.slice_requests:
+        if place in step.heads.chunk_requests:
             chosen = np.searchsorted(step.logits_rows, step.request_starts[place : place + 2])
             count = int(chosen[1] - chosen[0])
         parts[place] = output.features[first : first + count]
@@ -87,12 +89,12 @@ def _tasks(
     tasks = []
     for head in heads:
         wanted = [
-            (place, order.max_nodes * drafts, order.reaches)
+            (place, order.max_nodes * drafts, order.length_buckets)
             for place, (own, drafts) in enumerate(wanting)
             if (order := own.get(head)) is not None
         ]
-        places, max_nodes, reaches = zip(*wanted, strict=True) if wanted else ((), (), ())
-        tasks.append(HeadTask(head, places, max_nodes, reaches, level_tokens.get(head, 0.0)))
+        places, max_nodes, length_buckets = zip(*wanted, strict=True) if wanted else ((), (), ())
+        tasks.append(HeadTask(head, places, max_nodes, length_buckets, level_tokens.get(head, 0.0)))
     return tuple(tasks)
 
 
@@ -128,8 +130,8 @@ def drafted_of(
 
 def _check_walks(step: StepInput, paths: Paths, every: Sequence[HeadDrafts]) -> None:
     """For each head the stage walked the trees as the coordinator does."""
-    slices = step.heads.slice_requests
-    ends = np.delete(paths.ends, slices) if slices else paths.ends
+    tree_chunks = step.heads.chunk_requests
+    ends = np.delete(paths.ends, tree_chunks) if tree_chunks else paths.ends
     # The last node of a path tells all of it.
     last_rows, checked = paths.rows[ends - 1], None
     for drafts in every:

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays import Int32
+from ..pipelined.chunks import read_chunk
 from ..proposals import Drafted, FeatureRows, TopNextTokens
 from ..request.output import Chosen, token_log_prob
 from ..request.request import RequestState
 from ..speculation.draft_plan import DraftBatch
 from ..steps import StepInput, StepOutput
-from ..streaming.chunks import read_slice
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
-from .heads import drafted_of, features_of, features_of_slices
+from .heads import drafted_of, features_of, features_of_tree_chunks
 from .parts import PromptChunk, TreeStep, TreeSteps
 from .trace import TracedStep
 
@@ -38,13 +38,13 @@ class TreeOutput(NamedTuple):
     probe_ids: Mapping[str, Int32]
     top_next_tokens: Mapping[str, TopNextTokens]
 
-    def behind(self, unheard: Mapping[str, TopNextTokens]) -> TreeOutput:
-        """With the next tokens that earlier slices of the tree were answered."""
-        if not unheard:
+    def behind(self, undelivered: Mapping[str, TopNextTokens]) -> TreeOutput:
+        """With the next tokens that earlier chunks of the tree were answered."""
+        if not undelivered:
             return self
-        joined = dict(unheard)
+        joined = dict(undelivered)
         for source, own in self.top_next_tokens.items():
-            joined[source] = own.behind(unheard[source]) if source in unheard else own
+            joined[source] = own.behind(undelivered[source]) if source in undelivered else own
         return self._replace(top_next_tokens=joined)
 
 
@@ -134,7 +134,7 @@ class StepResults(NamedTuple):
 
     num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
-    verified  the same by the rows of the step's trees: those of slices begin below the root
+    verified  the same by the rows of the step's trees: those of chunks begin below the root
     trees   what else was answered to each tree
     judged  the trees as they were drafted, whose roots these paths follow
     chunks  what was chosen after each prompt chunk; None: what was answered does not count
@@ -250,8 +250,8 @@ class StepInFlight:
         judged, outputs = self.trees.drafted, answers.of_trees(self.trees)
         features: list[FeatureRows] = []
         verified = paths
-        if self.trees.slices:
-            paths, verified, judged, outputs, features = self._read_slices(paths, outputs, output)
+        if self.trees.tree_chunks:
+            paths, verified, judged, outputs, features = self._read_chunks(paths, outputs, output)
         request_ids = [state.request_id for state in self.states]
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
@@ -264,30 +264,30 @@ class StepInFlight:
             drafted_of(self.step, request_ids, paths, output),
         )
 
-    def _read_slices(
+    def _read_chunks(
         self, paths: Paths, outputs: Sequence[TreeOutput], output: StepOutput
     ) -> tuple[Paths, Paths, TreeBatch, Sequence[TreeOutput], list[FeatureRows]]:
-        """Paths, the same by rows of the step, drafted trees and answers, of slices what their
-        streams make of these; and the features of what is committed of these."""
+        """Paths, the same by rows of the step, drafted trees and answers, of chunks what their
+        pipelined_trees make of these; and the features of what is committed of these."""
         steps, judged = paths.of_each(), list(self.trees.drafted)
         by_rows = list(steps)
         outputs, features = list(outputs), list[FeatureRows]()
-        values = features_of_slices(self.step, paths, output)
+        values = features_of_tree_chunks(self.step, paths, output)
         firsts = [0, *(self.trees.trees.sizes + 1).cumsum().tolist()]
-        for place, part in self.trees.slices.items():
+        for place, part in self.trees.tree_chunks.items():
             rows = slice(firsts[place], firsts[place + 1])
             targets = Chosen.of_rows(output, rows)._replace(features=values.get(place))
-            answer = read_slice(self.trees.states[place], part, targets, self.block_size)
+            answer = read_chunk(self.trees.states[place], part, targets, self.block_size)
             steps[place], judged[place] = answer.path, answer.drafted
             by_rows[place] = [
                 (row, *step[1:]) for row, step in zip(answer.rows, answer.path, strict=True)
             ]
             features += answer.features
             own = outputs[place]._replace(chosen=answer.chosen)
-            if self.trees.states[place].stream is part.stream:
-                own = own.behind(part.stream.unheard)
+            if self.trees.states[place].pipelined is part.pipelined:
+                own = own.behind(part.pipelined.undelivered)
                 # Drafters receive it with the next commit.
-                part.stream.unheard = {} if answer.path else own.top_next_tokens
+                part.pipelined.undelivered = {} if answer.path else own.top_next_tokens
             outputs[place] = own
         return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import Int32, Int64, UInt32
+from ..pipelined.chunks import TreeChunk
 from ..proposals import Probe, Proposal
 from ..request.request import RequestState
 from ..steps import TreeCandidates
-from ..streaming.chunks import TreeSlice
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 
 
@@ -142,12 +142,12 @@ class TreeStep:
     state: RequestState
     tree: TokenTree
     extras: TreeExtras
-    slice: TreeSlice | None = None
+    tree_chunk: TreeChunk | None = None
 
     @property
     def root_token(self) -> int:
         """The token of the first row."""
-        return self.state.token_ids[-1] if self.slice is None else self.slice.root.token
+        return self.state.token_ids[-1] if self.tree_chunk is None else self.tree_chunk.root.token
 
     @property
     def num_chosen(self) -> int:
@@ -166,15 +166,15 @@ class TreeSteps:
 
     drafted  the trees before the budget cut them, to learn from
     extras   by a request's place, of those that have any
-    slices   likewise, of those whose trees go out in slices; nodes of `trees` that follow nodes of
-             earlier slices stand below the root
+    chunks   likewise, of those whose trees go out in chunks; nodes of `trees` that follow nodes of
+             earlier chunks stand below the root
     """
 
     states: Sequence[RequestState]
     trees: TreeBatch
     drafted: TreeBatch
     extras: Mapping[int, TreeExtras] = field(default_factory=dict)
-    slices: Mapping[int, TreeSlice] = field(default_factory=dict)
+    tree_chunks: Mapping[int, TreeChunk] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.states)
@@ -192,30 +192,32 @@ class TreeSteps:
 
     @property
     def followers(self) -> frozenset[str]:
-        """Ids of the requests whose slices go behind others of theirs."""
-        later = (place for place, part in self.slices.items() if not part.is_first)
+        """Ids of the requests whose chunks go behind others of theirs."""
+        later = (place for place, part in self.tree_chunks.items() if not part.is_first)
         return frozenset(self.states[place].request_id for place in later)
 
     def part(self, place: int) -> TreeStep:
         """That of one request."""
         extras = self.extras.get(place, NO_EXTRAS)
-        return TreeStep(self.states[place], self.trees[place], extras, self.slices.get(place))
+        return TreeStep(self.states[place], self.trees[place], extras, self.tree_chunks.get(place))
 
-    def beside(self, sliced: Sequence[tuple[RequestState, TreeSlice, TreeExtras]]) -> TreeSteps:
-        """These, and slices of other requests behind them; itself without any."""
-        if not sliced:
+    def beside(
+        self, tree_chunks: Sequence[tuple[RequestState, TreeChunk, TreeExtras]]
+    ) -> TreeSteps:
+        """These, and chunks of other requests behind them; itself without any."""
+        if not tree_chunks:
             return self
-        states, slices, extras = zip(*sliced, strict=True)
+        states, tree_chunks, extras = zip(*tree_chunks, strict=True)
         count = len(self)
         return TreeSteps(
             [*self.states, *states],
-            TreeBatch.of([*self.trees, *(part.tree() for part in slices)]),
-            TreeBatch.of([*self.drafted, *empty_trees(len(slices))]),
+            TreeBatch.of([*self.trees, *(part.tree() for part in tree_chunks)]),
+            TreeBatch.of([*self.drafted, *empty_trees(len(tree_chunks))]),
             {
                 **self.extras,
                 **{place: own for place, own in enumerate(extras, count) if not own.is_empty},
             },
-            dict(enumerate(slices, count)),
+            dict(enumerate(tree_chunks, count)),
         )
 
     def with_bare(self, bare: Mapping[int, TreeExtras]) -> TreeSteps:
@@ -233,7 +235,10 @@ class TreeSteps:
                 for place, extras in {**self.extras, **bare}.items()
                 if not extras.is_empty
             },
-            {place: part.bare() if place in bare else part for place, part in self.slices.items()},
+            {
+                place: part.bare() if place in bare else part
+                for place, part in self.tree_chunks.items()
+            },
         )
 
     def select(self, places: Sequence[int]) -> TreeSteps:
@@ -247,7 +252,11 @@ class TreeSteps:
             TreeBatch.of([self.trees[place] for place in places]),
             TreeBatch.of([self.drafted[place] for place in places]),
             {new: self.extras[old] for new, old in enumerate(places) if old in self.extras},
-            {new: self.slices[old] for new, old in enumerate(places) if old in self.slices},
+            {
+                new: self.tree_chunks[old]
+                for new, old in enumerate(places)
+                if old in self.tree_chunks
+            },
         )
 
 

@@ -209,9 +209,9 @@ class _Totals:
 
 
 def kind_of(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> str:
-    """Whether a step holds prompt rows, trees, slices of trees, or prompt rows and trees."""
+    """Whether a step holds prompt rows, trees, chunks of trees, or prompt rows and trees."""
     if not len(trees):
         return "prompt"
     if chunks:
         return "mixed"
-    return "slice" if trees.slices else "tree"
+    return "chunk" if trees.tree_chunks else "tree"

@@ -34,13 +34,13 @@ def accepted_rows(
     verification_results: tuple[VerificationResult, ...] | None = None,
 ) -> Int32:
     """Rows int32 [n] of the step's `feature_requests`, one request behind the other: all of a
-    prompt chunk, a tree's root and its accepted nodes, a slice's root and all nodes.
+    prompt chunk, a tree's root and its accepted nodes, a tree chunk's root and all nodes.
 
     They are those of `paths_of` (`core/verify/walk.py`), found without the tree's parents.
     `verification_results`: of the step's rule, where another one than `coupled` decides.
     """
     rows, ends = _path_rows(step, target_tokens, verification_results)
-    if step.heads.slice_requests:
+    if step.heads.chunk_requests:
         return _with_slices(step, rows, ends)
     is_wanted = np.zeros(len(ends), dtype=np.bool_)
     is_wanted[list(step.heads.feature_requests)] = True
@@ -51,7 +51,7 @@ def _with_slices(step: StepInput, rows: Int32, ends: Int64) -> Int32:
     """`accepted_rows`, where these are the accepted ones of all requests."""
     starts, chosen, wanted = step.request_starts, step.logits_rows, [NO_ROWS]
     for place in step.heads.feature_requests:
-        if place in step.heads.slice_requests:
+        if place in step.heads.chunk_requests:
             first, end = np.searchsorted(chosen, starts[place : place + 2])
             wanted.append(chosen[first:end])
         else:
@@ -64,15 +64,15 @@ def committed_rows(
     target_tokens: Int32,
     verification_results: tuple[VerificationResult, ...] | None = None,
 ) -> CommittedRows:
-    """The same of all requests, with the token behind each row; of slices none.
+    """The same of all requests, with the token behind each row; of tree chunks none.
 
     A prompt chunk's last row is left out where neither step nor `following_tokens` knows its token.
     """
     rows, ends = _path_rows(step, target_tokens, verification_results)
-    if step.heads.slice_requests:
+    if step.heads.chunk_requests:
         lengths = lengths_of(ends)
         is_whole = np.ones(len(ends), dtype=np.bool_)
-        is_whole[list(step.heads.slice_requests)] = False
+        is_whole[list(step.heads.chunk_requests)] = False
         rows, ends = rows[is_whole.repeat(lengths)], (lengths * is_whole).cumsum()
     told = NO_ROWS if step.heads.following_tokens is None else step.heads.following_tokens
     return CommittedRows(

@@ -296,7 +296,7 @@ class AsyncEngine:
             wasted_by_source=dict(core.ended.wasted_by_source),
             by_tenant={name: replace(sums) for name, sums in core.ended.by_tenant.items()},
             usage_dropped=0 if self._usage is None else self._usage.num_dropped,
-            streaming=replace(core.streaming_counts),
+            tree_chunks=replace(core.tree_chunk_counts),
             shadow=replace(self._shadow.counts),
             step_times=core.deadline.times,
             drafters=self._assembly.hub.stats(),

@@ -124,7 +124,7 @@ class Shadow:
         )  # fmt: skip
         options = replace(
             watched.options, speculative=False, priority=MAX_PRIORITY, store=False, drafters=None,
-            streaming="off", cache_salt=CACHE_SALT, namespace=SHARED, tenant=SHARED,
+            pipelined_trees="off", cache_salt=CACHE_SALT, namespace=SHARED, tenant=SHARED,
             weight=1.0,
         )  # fmt: skip
         answer = _PlainAnswer(lambda found: self._compare(watched, request, found))

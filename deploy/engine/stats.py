@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...cluster.drafting.stats import DrafterStats
-from ...core.pipelined_drafting import StreamingCounts
+from ...core.pipelined_drafting import TreeChunkCounts
 from ...core.schedule.fair_share import TenantTotals
 from ...core.step.in_flight import StepTimes
 from .shadow import ShadowCounts
@@ -31,7 +31,7 @@ class EngineStats:
     num_prefix_hits      of these, how many were there
     wasted_by_source     nodes of ended requests that were verified and not committed
     by_tenant            what ended requests took, by the tenants' labels
-    streaming            what went through the stages in slices
+    tree_chunks          what went through the stages in chunks
     shadow               requests that were repeated without drafts
     num_recoveries       how often lost stages were replaced, and requests went on
     num_not_finite       requests that ended since the target's logits were NaN or infinite
@@ -49,7 +49,7 @@ class EngineStats:
     num_prefix_queries: int
     num_prefix_hits: int
     wasted_by_source: Mapping[str, int]
-    streaming: StreamingCounts
+    tree_chunks: TreeChunkCounts
     step_times: StepTimes
     drafters: tuple[DrafterStats, ...]
     shadow: ShadowCounts = field(default_factory=ShadowCounts)

@@ -17,7 +17,7 @@ from ...core.arrays import Int32
 from ...core.errors import place_of
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
 from ...core.verify.accepted_rows import CommittedRows, committed_rows, load_walk
-from ..verify.stream_features import StreamFeatures, StreamRows
+from ..verify.pipelined_features import PipelinedFeatures, PipelinedRows
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class TextRows(NamedTuple):
     following         int32 [n] the tokens after their own
     starts            int32 [requests + 1]  rows of request r are starts[r]:starts[r+1]
     keys              of the requests; empty: they are not identified
-    num_told          int32 [requests] number of each request's first rows that came before; None:
+    num_known          int32 [requests] number of each request's first rows that came before; None:
                       no such rows
     """
 
@@ -63,12 +63,12 @@ class TextRows(NamedTuple):
     following: Int32
     starts: Int32
     keys: tuple[int, ...]
-    num_told: Int32 | None = None
+    num_known: Int32 | None = None
 
     def continued(self) -> Iterator[tuple[int, int, list[int]]]:
         """For each continued request: its key, the earlier tokens of its text, and the new ones."""
         following, ends = self.following.tolist(), self.starts[1:].tolist()
-        firsts = self.starts[:-1] if self.num_told is None else self.starts[:-1] + self.num_told
+        firsts = self.starts[:-1] if self.num_known is None else self.starts[:-1] + self.num_known
         for key, first, end in zip(self.keys, firsts.tolist(), ends, strict=False):
             if first < end:
                 # After the first row's own token, which was known already.
@@ -131,7 +131,7 @@ class StageHeads:
         self._failures = dict.fromkeys(self._heads, 0)
         # The heads that had tasks in the previous step.
         self._in_use: frozenset[str] = frozenset()
-        self._streams = StreamFeatures()
+        self._pipelined_trees = PipelinedFeatures()
         load_walk()
 
     @property
@@ -141,13 +141,13 @@ class StageHeads:
 
     def reset(self) -> None:
         """Forget all texts."""
-        self._streams.clear()
+        self._pipelined_trees.clear()
         for head in self._heads.values():
             head.reset()
 
     def move(self, moves: Int32) -> None:
         """Copy slots, int32 [m, 2], in all caches."""
-        self._streams.move(moves)
+        self._pipelined_trees.move(moves)
         for head in self._heads.values():
             head.move(moves)
 
@@ -168,7 +168,7 @@ class StageHeads:
         for head in self._heads.values():
             head.overwritten(step.slots)
         if not step.heads.tasks:
-            self._streams.clear()
+            self._pipelined_trees.clear()
             return ()
         committed = committed_rows(step, target_tokens, results)
         rows = committed.rows
@@ -178,10 +178,10 @@ class StageHeads:
         )  # fmt: skip
         states, last_rows = features(rows), _last_rows(step, committed)
         at_leaves: tuple[int, ...] = ()
-        if step.heads.slice_requests:
-            streams = self._streams.follow(step, target_tokens, features)
-            at_leaves = tuple(place for place, own in streams.items() if own.walk.at_leaf)
-            texts, states = _with_streams(texts, states, streams)
+        if step.heads.chunk_requests:
+            pipelined_trees = self._pipelined_trees.follow(step, target_tokens, features)
+            at_leaves = tuple(place for place, own in pipelined_trees.items() if own.walk.at_leaf)
+            texts, states = _with_streams(texts, states, pipelined_trees)
         num_accepted = _num_accepted(step, texts)
         return tuple(
             self._drafted(step, texts, states, task.after(num_accepted, at_leaves))._replace(
@@ -261,38 +261,38 @@ class StageHeads:
 
 
 def _last_rows(step: StepInput, committed: CommittedRows) -> Int32:
-    """`HeadDrafts.last_rows`: int32 [trees that are no slices]."""
-    places = np.delete(np.arange(_num_trees(step)), step.heads.slice_requests)
+    """`HeadDrafts.last_rows`: int32 [trees that are no chunks]."""
+    places = np.delete(np.arange(_num_trees(step)), step.heads.chunk_requests)
     return committed.rows[committed.starts[1:][places] - 1] - step.request_starts[places]
 
 
 def _with_streams(
-    texts: TextRows, states: Tensor, streams: Mapping[int, StreamRows]
+    texts: TextRows, states: Tensor, pipelined_trees: Mapping[int, PipelinedRows]
 ) -> tuple[TextRows, Tensor]:
-    """Texts and their features, with those of streamed requests, by place."""
+    """Texts and their features, with those of pipelined requests, by place."""
     own = np.stack([texts.slots, texts.positions, texts.following], axis=1)
-    rows, values, num_told = list[Int32](), list[Tensor](), list[int]()
+    rows, values, num_known = list[Int32](), list[Tensor](), list[int]()
     for place, (first, end) in enumerate(pairwise(texts.starts.tolist())):
-        stream = streams.get(place)
-        if stream is None:
+        pipelined = pipelined_trees.get(place)
+        if pipelined is None:
             rows.append(own[first:end])
             values.append(states[first:end])
-            num_told.append(0)
+            num_known.append(0)
         else:
-            rows.append(np.array(stream.walk.rows, dtype=np.int32))
-            values.append(stream.features)
-            num_told.append(stream.walk.num_told)
+            rows.append(np.array(pipelined.walk.rows, dtype=np.int32))
+            values.append(pipelined.features)
+            num_known.append(pipelined.walk.num_known)
     starts = np.array([0, *map(len, rows)], dtype=np.int32).cumsum(dtype=np.int32)
     slots, positions, following = np.concatenate(rows).T.copy()
-    told = np.array(num_told, dtype=np.int32)
+    told = np.array(num_known, dtype=np.int32)
     return TextRows(slots, positions, following, starts, texts.keys, told), torch.cat(values)
 
 
 def _num_accepted(step: StepInput, texts: TextRows) -> list[int]:
     """Number of accepted nodes of each tree in the step; -1 for a tree chunk without new tokens."""
     counts = np.diff(texts.starts) - 1
-    if texts.num_told is not None:
-        counts -= texts.num_told
+    if texts.num_known is not None:
+        counts -= texts.num_known
     return counts[: _num_trees(step)].tolist()
 
 

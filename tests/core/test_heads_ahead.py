@@ -10,8 +10,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from draftline.core.errors import RequestFailed
+from draftline.core.length_buckets import EVERY_LENGTH_BUCKET, length_bucket_of
 from draftline.core.proposals import DraftCost, chain_proposal
-from draftline.core.reach import EVERY_REACH, reach_of
 from draftline.core.speculation import draft_plan
 from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import SpeculationPolicy
@@ -43,16 +43,20 @@ def test_heads_read_what_is_committed_and_their_drafts_fit(
     bench.check_empty()
 
 
-@given(seed=st.integers(0, 2**20), reaches=st.sampled_from([0b001, 0b010, 0b100, 0b110]))
-def test_heads_draft_only_behind_the_outcomes_that_they_are_told(seed: int, reaches: int) -> None:
+@given(seed=st.integers(0, 2**20), length_buckets=st.sampled_from([0b001, 0b010, 0b100, 0b110]))
+def test_heads_draft_only_behind_the_outcomes_that_they_are_told(
+    seed: int, length_buckets: int
+) -> None:
     """Stage and engine agree about which these are: each draft fits its text."""
     bench = Bench(num_blocks=64, seed=seed, heads=True, is_adaptive=False)
-    with patch.object(draft_plan, "EVERY_REACH", reaches):
+    with patch.object(draft_plan, "EVERY_LENGTH_BUCKET", length_buckets):
         asyncio.run(bench.run_three(seed))
     told = [step.heads.tasks[0] for step in bench.target.steps]
     num_asked = sum(sum(size > 0 for size in task.max_nodes) for task in told)
     assert all(
-        {one & EVERY_REACH for one in task.reaches} <= {reaches, EVERY_REACH} for task in told
+        {one & EVERY_LENGTH_BUCKET for one in task.length_buckets}
+        <= {length_buckets, EVERY_LENGTH_BUCKET}
+        for task in told
     )
     assert 0 < bench.drafters.num_drafted <= num_asked
     bench.check_empty()
@@ -63,7 +67,7 @@ def test_a_head_that_is_told_to_wait_for_failures_drafts_less() -> None:
     bench = Bench(heads=True, is_adaptive=False)
     del bench.drafters.drafter_costs["first"], bench.drafters.drafter_costs["second"]
     bench.add("a", [1, 2, 3], 13)
-    with patch.object(draft_plan, "EVERY_REACH", 0b001):
+    with patch.object(draft_plan, "EVERY_LENGTH_BUCKET", 0b001):
         asyncio.run(bench.run())
     assert 0 < bench.drafters.num_drafted < len(bench.target.steps) - 1
 
@@ -74,7 +78,7 @@ def test_a_task_is_cut_to_the_outcomes_of_its_trees() -> None:
     assert task.after([0, 5]) == HeadTask("head", (1, 2), (9, 7), (0b101, 0b001))
     assert task.after([4, 0]) == task
     assert task._replace(level_tokens=0.5).after([0, 5]).level_tokens == 0.5
-    assert [reach_of(count) for count in (0, 1, 3, 4, 60)] == [0, 1, 1, 2, 2]
+    assert [length_bucket_of(count) for count in (0, 1, 3, 4, 60)] == [0, 1, 1, 2, 2]
 
 
 def test_drafts_are_right_and_accepted_from_the_first_token_on() -> None:
@@ -170,7 +174,7 @@ def test_a_head_is_asked_for_what_the_plan_before_told_it_to_draft() -> None:
     policy = SpeculationPolicy(StepCost([1, 64], [1.0, 1.2]))
     first = plan_of(policy, 0)
     assert not first.by_drafter
-    assert first.heads == {"head": {"r": EVERY_REACH}}
+    assert first.heads == {"head": {"r": EVERY_LENGTH_BUCKET}}
     assert first.head_counts["head"] == pytest.approx(1.0)
     assert plan_of(policy, 5).by_drafter == {"head": ("r",)}
     assert not plan_of(policy, 5, drafted=False).by_drafter, "the text came to another leaf"
@@ -195,5 +199,5 @@ def test_a_head_drafts_only_after_accepted_lengths_after_which_it_pays() -> None
         policy.update(outcome, 1.0 + step)
         num_accepted = len(path) - 1
     late = told[200:]
-    assert all(reaches & 0b001 for reaches in late)
-    assert sum(reaches >> 1 & 1 for reaches in late) < 0.2 * len(late)
+    assert all(length_buckets & 0b001 for length_buckets in late)
+    assert sum(length_buckets >> 1 & 1 for length_buckets in late) < 0.2 * len(late)

@@ -71,7 +71,7 @@ class BadTarget(FakeTarget):
 
 def bench_of(rule: Rule, **options: Any) -> tuple[Bench, BadTarget]:
     bench = Bench(vocab=VOCAB, **options)
-    turns = (lambda: 2) if options.get("streaming") == "on" else None
+    turns = (lambda: 2) if options.get("pipelined_trees") == "on" else None
     target = BadTarget(VOCAB, bench.block_size, bench.num_groups, rule=rule, turns=turns)
     bench.use_target(target)
     return bench, target
@@ -87,7 +87,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "drafted": {},
     "plain": {"nodes": 0},
     "two groups": {"num_groups": 2},
-    "streamed": {"streaming": "on", "num_groups": 3},
+    "streamed": {"pipelined_trees": "on", "num_groups": 3},
     "several tokens": {"nodes": 0, "multi_step_s": 10.0},
     "with features": {"features": True, "is_adaptive": False},
     "with heads": {"heads": True},

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
-from draftline.core.proposals import DraftCost, Proposal, Query, StepCommit, chain_proposal
-from draftline.core.request.sampling_params import StreamingMode
 from draftline.core import pipelined_drafting
+from draftline.core.proposals import DraftCost, Proposal, Query, StepCommit, chain_proposal
+from draftline.core.request.sampling_params import PipeliningMode
 from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
@@ -41,8 +41,8 @@ class Exchanges:
         return await self._exchange(commits, queries, asked)
 
 
-async def calls_of(mode: StreamingMode) -> list[tuple[tuple[str, ...], bool]]:
-    bench = Bench(seed=3, num_groups=9, num_blocks=400, streaming=mode, is_adaptive=False)
+async def calls_of(mode: PipeliningMode) -> list[tuple[tuple[str, ...], bool]]:
+    bench = Bench(seed=3, num_groups=9, num_blocks=400, pipelined_trees=mode, is_adaptive=False)
     exchanges = Exchanges(bench)
     bench.add("r", [1, 2, 3], 60)
     await bench.run()

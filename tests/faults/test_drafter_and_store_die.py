@@ -45,7 +45,7 @@ def drafted_steps(drafter: DrafterConfig) -> EngineConfig:
     """
     return EngineConfig(
         model="demo", drafters=[drafter], node_budget="full", multi_step_ms=0,
-        pipeline_parallel_size=2, streaming="on",
+        pipeline_parallel_size=2, pipelined_trees="on",
     )  # fmt: skip
 
 

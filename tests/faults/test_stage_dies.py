@@ -39,7 +39,7 @@ def engine(ray_cluster: None) -> Iterator[Engine]:
         # Where a machine does more than this, a spare worker takes its time.
         recovery_timeout_s=300.0,
         # With several steps of each request on their way.
-        streaming="on",
+        pipelined_trees="on",
         drafters=[DrafterConfig(kind="spectra", pool=False)],
     )
     with Engine(config) as engine:

@@ -68,7 +68,7 @@ def test_a_model_in_a_process_of_its_own_drafts_for_two_stages(
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
     config = EngineConfig(
         model="demo", pipeline_parallel_size=2, node_budget="full", draft_deadline_ms=5000,
-        streaming=streaming, drafters=(drafter,),
+        pipelined_trees=streaming, drafters=(drafter,),
     )  # fmt: skip
     with Engine(config) as engine:
         plain = engine.generate(PROMPTS, params, options=RequestOptions(speculative=False))

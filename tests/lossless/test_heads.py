@@ -74,7 +74,7 @@ def test_every_bundled_head_drafts_alike_wherever_it_is(name: str) -> None:
     for placement in ("last_stage", "actor"):
         head = DrafterConfig(kind="head", model=name, placement=placement)
         outputs = check_equal(
-            (head,), pipeline_parallel_size=2, enable_prefix_caching=False, streaming="off",
+            (head,), pipeline_parallel_size=2, enable_prefix_caching=False, pipelined_trees="off",
             **PATIENT,
         )  # fmt: skip
         lengths.append([one.metrics.accepted_lengths for one in outputs])

@@ -8,7 +8,7 @@ from itertools import cycle, islice, product
 from pathlib import Path
 
 from ....cluster.config import DrafterConfig, EngineConfig
-from ....core.request.sampling_params import RequestOptions, StreamingMode
+from ....core.request.sampling_params import PipeliningMode, RequestOptions
 from ....deploy.cli.demo.held_out_prompts import held_out_prompts
 from ....deploy.engine.engine import Engine
 from ....measure.prompts.bench_prompt import BenchPrompt
@@ -24,7 +24,7 @@ LOADED = ("suffix", "all training-free")
 PROMPTS_ALONE, PROMPTS_EACH = 8, 2
 # Nodes of a tree, and of each drafter's.
 TREE_NODES = 60
-MODES: Mapping[str, StreamingMode] = {"plain": "off", "rounds": "off", "streamed": "auto"}
+MODES: Mapping[str, PipeliningMode] = {"plain": "off", "rounds": "off", "streamed": "auto"}
 
 
 def _drafter(kind: str, **options: object) -> DrafterConfig:

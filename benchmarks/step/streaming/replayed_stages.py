@@ -109,7 +109,7 @@ class TextFeatures:
             return self._of_prompt(int(positions[0]), tuple(step.token_ids[first:end].tolist()))
         low, high = np.searchsorted(step.logits_rows, (first, end)).tolist()
         own = self._of[int(step.sampling.seed[low])]
-        if place in step.heads.slice_requests:
+        if place in step.heads.chunk_requests:
             chosen = step.positions[step.logits_rows[low:high]]
             return own[np.minimum(chosen, len(own) - 1)]
         return own[positions[0] : positions[0] + num_right[place]]

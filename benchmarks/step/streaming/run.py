@@ -173,7 +173,7 @@ class Run:
         self._policy = SpeculationPolicy()
         self._core = EngineCore(
             self.stages, self._hub, Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits),
-            self._policy, clock, streaming=MODES[mode],
+            self._policy, clock, pipelined_trees=MODES[mode],
         )  # fmt: skip
         self._running: dict[str, _Heard] = {}
         # Tokens, and seconds that their requests waited for them, while all requests decode.

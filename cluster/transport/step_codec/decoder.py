@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ....core.arrays import Int32, Int64, UInt32
 from ....core.errors import ProtocolError
-from ....core.reach import AT_LEAVES, EVERY_REACH
+from ....core.length_buckets import AT_LEAVES, EVERY_LENGTH_BUCKET
 from ....core.steps import (
     NO_HEADS,
     NO_LOG_PROBS,
@@ -132,7 +132,7 @@ def _checked_heads(choice: ChoiceDelta, num_requests: int) -> HeadInput:
     num_keys = num_requests if heads.tasks else 0
     expect(len(choice.request_keys) == num_keys, "keys are of no request")
     _check_places(heads.feature_requests, num_requests)
-    _check_places(heads.slice_requests, num_requests)
+    _check_places(heads.chunk_requests, num_requests)
     _check_tasks(heads.tasks, num_requests)
     if heads.following_tokens is None:
         expect(not heads.tasks, "heads lack the tokens after the prompt chunks")
@@ -147,8 +147,11 @@ def _check_tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> None:
         _check_places(task.places, num_requests)
         fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
         expect(fits, "a head is to draft no tree")
-        is_known = all(0 <= reaches <= EVERY_REACH | AT_LEAVES for reaches in task.reaches)
-        fits = len(task.places) == len(task.reaches) and is_known
+        is_known = all(
+            0 <= length_buckets <= EVERY_LENGTH_BUCKET | AT_LEAVES
+            for length_buckets in task.length_buckets
+        )
+        fits = len(task.places) == len(task.length_buckets) and is_known
         expect(fits, "a head is to draft after no outcome")
         expect(task.level_tokens >= 0.0, "levels of a head's drafts take less than nothing")
 

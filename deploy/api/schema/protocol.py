@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from ....core.errors import RequestError
-from ....core.request.sampling_params import RequestOptions, SamplingParams, StreamingMode
+from ....core.request.sampling_params import PipeliningMode, RequestOptions, SamplingParams
 from ..errors import bad_request
 from .chat import ChatFields, ChatMessage
 from .request_models import RequestModel, StrictModel
@@ -42,7 +42,7 @@ class SpeculativeOptions(StrictModel):
     enabled     whether to draft at all
     max_tokens  most drafted tokens in one step
     drafters    names of the drafters to take proposals of, where the node budget asks them
-    streaming   whether its tree goes through the stages in slices, several at a time; see
+    pipelined_trees  whether its tree goes through the stages in chunks, several at a time; see
                 `RequestOptions`
     report      name the source of every token in `draftline`
     explain     `report`, and the tree of every step; of streams, for the operator
@@ -51,7 +51,7 @@ class SpeculativeOptions(StrictModel):
     enabled: bool = True
     max_tokens: int | None = None
     drafters: list[str] | None = None
-    streaming: StreamingMode = "auto"
+    pipelined_trees: PipeliningMode = "auto"
     report: bool = False
     explain: bool = False
 
@@ -119,7 +119,7 @@ class GenerationRequest(SamplingFields):
                 speculative=self.speculative.enabled,
                 max_nodes=self.speculative.max_tokens,
                 drafters=_as_tuple(self.speculative.drafters),
-                streaming=self.speculative.streaming,
+                pipelined_trees=self.speculative.pipelined_trees,
                 explain=self.speculative.explain,
             )
         except RequestError as error:

@@ -33,9 +33,9 @@ def checked_path(tree: VerifiedTree) -> list[int]:
 @pytest.mark.parametrize("multi_step_s", [0.0, 3.0])
 @pytest.mark.parametrize("streaming", ["off", "auto"])
 async def test_a_path_is_what_its_step_commits(streaming: str, multi_step_s: float) -> None:
-    bench = Bench(seed=3, num_groups=5, streaming=streaming, multi_step_s=multi_step_s)  # pyright: ignore[reportArgumentType]
-    bench.add("a", [1, 2, 3], 60, explain=True, streaming="on")
-    bench.add("bb", [1, 2, 3], 60, streaming="off")
+    bench = Bench(seed=3, num_groups=5, pipelined_trees=streaming, multi_step_s=multi_step_s)  # pyright: ignore[reportArgumentType]
+    bench.add("a", [1, 2, 3], 60, explain=True, pipelined_trees="on")
+    bench.add("bb", [1, 2, 3], 60, pipelined_trees="off")
     await bench.run()
     assert bench.tokens("a") == plain_answer([1, 2, 3], 60, 1, 7)
     first, *deltas = [delta for delta in bench.heard["a"] if isinstance(delta, Delta)]

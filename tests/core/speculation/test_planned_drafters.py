@@ -420,7 +420,7 @@ def test_nothing_is_learned_of_slices_that_went_behind_others(is_behind: bool) -
         plan = policy.plan([wish], costs, 0)
         followers = frozenset({"a"} if is_behind and path is wrong else ())
         outcome = StepOutcome(
-            5, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs), is_streamed=True, followers=followers
+            5, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs), is_pipelined=True, followers=followers
         )
         outcome.count(["a"], [tree], TreeBatch.of([tree]), Paths.of([path]))
         policy.update(outcome, 1.0 + step)
@@ -453,7 +453,7 @@ def learn_of(
     """A step of which a drafted node was right, and one wrong."""
     tree = merge([chain_proposal("b", np.arange(2, dtype=np.int32))], 4, 4, policy.table)
     trees, paths = [tree] * len(ids), [[(0, 0, 0), (1, 9, -1)]] * len(ids)
-    outcome = StepOutcome(5, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs), is_streamed=True)
+    outcome = StepOutcome(5, 1.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs), is_pipelined=True)
     outcome.count(ids, trees, TreeBatch.of(trees), Paths.of(paths))
     policy.update(outcome, 1.0)
 

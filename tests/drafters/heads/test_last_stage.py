@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.arrays import Int32
-from draftline.core.reach import EVERY_REACH
+from draftline.core.length_buckets import EVERY_LENGTH_BUCKET
 from draftline.core.steps import HeadDrafts, HeadTask, StepInput, StepOutput
 from draftline.models.stage import stage_heads as stage_heads_module
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
@@ -66,7 +66,7 @@ def test_rows_that_waited_are_read_as_if_they_had_been_read_at_once() -> None:
 def chains(level_tokens: float) -> HeadDrafts:
     """Drafts of at most five tokens for every request, each level in a pass of its own."""
     heads, places = stage_heads(NUM_SLOTS), tuple(range(NUM_REQUESTS))
-    task = HeadTask("head", places, (5,) * NUM_REQUESTS, (EVERY_REACH,) * NUM_REQUESTS)
+    task = HeadTask("head", places, (5,) * NUM_REQUESTS, (EVERY_LENGTH_BUCKET,) * NUM_REQUESTS)
     task = task._replace(level_tokens=level_tokens)
     [drafts] = run(heads, 0, with_tasks(0, (task,)))
     return drafts
@@ -91,7 +91,7 @@ def test_a_level_is_drafted_while_enough_texts_are_expected_to_come_so_far() -> 
 def test_only_those_that_are_wanted_are_read() -> None:
     heads, every = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
     for number in range(4):
-        task = HeadTask("head", (1,), (1,), (EVERY_REACH,))
+        task = HeadTask("head", (1,), (1,), (EVERY_LENGTH_BUCKET,))
         [drafts] = run(heads, number, with_tasks(number, (task,)))
         assert len(drafts.proposals) == 1
         run(every, number)

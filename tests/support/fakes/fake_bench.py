@@ -26,7 +26,7 @@ from draftline.core.proposals import (
 )
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
-from draftline.core.request.sampling_params import RequestOptions, SamplingParams, StreamingMode
+from draftline.core.request.sampling_params import PipeliningMode, RequestOptions, SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
@@ -246,7 +246,7 @@ class Bench:
     features: bool = False
     # Whether a head of the last stage drafts.
     heads: bool = False
-    streaming: StreamingMode = "off"
+    pipelined_trees: PipeliningMode = "off"
     most_turns: int = 0  # of the loop that a step may be on its way
     # Seconds of a step of several tokens, where a round of one takes a second.
     multi_step_s: float = 0.0
@@ -283,7 +283,7 @@ class Bench:
         self.target = target
         self.core = EngineCore(
             target, self.drafters, self.scheduler, self.policy, self.clock, trace=self.trace,
-            streaming=self.streaming,
+            pipelined_trees=self.pipelined_trees,
         )  # fmt: skip
         if isinstance(self.core.drafting, PipelinedDrafting):
             self.core.drafting.pace = NoPace(self.num_groups)
@@ -364,5 +364,5 @@ class Bench:
         assert self.pool.num_free == self.num_blocks
         assert self.scheduler.running == self.drafters.texts == {}
         assert not self.scheduler.waiting
-        assert self.streaming != "off" or not self.drafters.num_stale
+        assert self.pipelined_trees != "off" or not self.drafters.num_stale
         assert not self.core.has_work

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from draftline.cluster.drafting.stats import DrafterStats
 from draftline.core.errors import CapacityError, RequestError
-from draftline.core.pipelined_drafting import StreamingCounts
+from draftline.core.pipelined_drafting import TreeChunkCounts
 from draftline.core.request.output import (
     TARGET_SOURCE,
     Delta,
@@ -63,7 +63,7 @@ def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0)
         num_steps=num_steps, num_recoveries=19, num_preemptions=4, num_prefix_queries=100,
         num_prefix_hits=64, wasted_by_source={"spectra": 11}, drafters=(drafter,),
         by_tenant={"acme": TenantTotals(requests=3, nodes_verified=31, nodes_wasted=23)},
-        streaming=StreamingCounts(slices=17, nodes=90, killed_nodes=21, idle_turns=14),
+        tree_chunks=TreeChunkCounts(chunks=17, nodes=90, pruned_nodes=21, idle_turns=14),
         step_times=StepTimes((0, 15, 3, *[0] * 10, 1), 12.5),
     )  # fmt: skip
 

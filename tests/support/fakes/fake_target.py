@@ -19,7 +19,7 @@ from draftline.core.proposals import Proposal, chain_proposal, empty_proposal
 from draftline.core.steps import HeadDrafts, StepInput, StepOutput
 from draftline.core.tree.tree_loops import unpack
 from draftline.core.verify.accepted_rows import CommittedRows, accepted_rows, committed_rows
-from draftline.core.verify.stream_walk import SliceWalk, StreamWalks
+from draftline.core.verify.pipelined_walk import ChunkWalk, PipelinedWalks
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
@@ -72,10 +72,10 @@ class FakeTarget:
         # By slot: the token behind the one that stands there, as a head reads it.
         self._behind: dict[int, int] = {}
         self.num_behind = 0
-        # By key: the committed text of a streamed request, and the token behind it.
+        # By key: the committed text of a pipelined request, and the token behind it.
         self._streamed: dict[int, list[int]] = {}
-        self._walks = StreamWalks()
-        # Drafts behind slices that go on from others.
+        self._walks = PipelinedWalks()
+        # Drafts behind chunks that go on from others.
         self.num_behind_others = 0
         # How far behind the right one its heads take every request's last row to be.
         self.num_rows_astray = 0
@@ -163,9 +163,9 @@ class FakeTarget:
         num_accepted = np.diff(committed.starts[: num_trees + 1]) - 1
         said = self._said(step, committed, texts)
         walks = {}
-        for place in step.heads.slice_requests:
+        for place in step.heads.chunk_requests:
             walks[place], said[place] = self._walk(step, place, targets, texts)
-            num_accepted[place] = len(walks[place].rows) - walks[place].num_told - 1
+            num_accepted[place] = len(walks[place].rows) - walks[place].num_known - 1
         at_leaves = [place for place, walk in walks.items() if walk.at_leaf]
         task = task.after(num_accepted.tolist(), at_leaves)
         proposals, lengths = [], []
@@ -173,8 +173,8 @@ class FakeTarget:
             lengths.append(len(said[place]))
             self._check_behind(step, place, said[place])
             proposals.append(self._draft(step, place, said[place], max_nodes))
-            self.num_behind_others += place in walks and walks[place].num_told > 0
-        whole = np.delete(np.arange(num_trees), step.heads.slice_requests)
+            self.num_behind_others += place in walks and walks[place].num_known > 0
+        whole = np.delete(np.arange(num_trees), step.heads.chunk_requests)
         last_rows = committed.rows[committed.starts[whole + 1] - 1]
         last_rows -= step.request_starts[whole] - self.num_rows_astray
         drafts = HeadDrafts(task.source, 0.25, tuple(proposals), last_rows)
@@ -193,15 +193,15 @@ class FakeTarget:
 
     def _walk(
         self, step: StepInput, place: int, targets: Int32, texts: list[list[int]]
-    ) -> tuple[SliceWalk, list[int]]:
-        """The walk through a streamed request's slice, which texts alone tell, too; and its text
+    ) -> tuple[ChunkWalk, list[int]]:
+        """The walk through a pipelined request's chunk, which texts alone tell, too; and its text
         then, with the token behind it."""
         chosen = {row: index for index, row in enumerate(step.logits_rows.tolist())}
         root, end = step.request_starts[place : place + 2].tolist()
         rows = [row for row in range(root, end) if row in chosen]
         text, walked, first = self._streamed.get(step.request_keys[place], []), [], len(texts[root])
-        num_told = max(len(text) - first, 0)
-        if not num_told:
+        num_known = max(len(text) - first, 0)
+        if not num_known:
             text = [*texts[root], int(targets[chosen[root]])]
         for row in rows:
             if texts[row] == text:
@@ -211,7 +211,7 @@ class FakeTarget:
         positions = range(first - 1, len(text) - 1)
         expected = zip(text[first - 1 : -1], positions, text[first:], strict=True)
         assert [(*self._cache[slot], token) for slot, _, token in walk.rows] == list(expected)
-        assert (walk.num_told, list(walk.walked)) == (num_told, walked)
+        assert (walk.num_known, list(walk.walked)) == (num_known, walked)
         is_leaf = len(rows) > 1 and all(texts[row][:-1] != text[:-1] for row in rows)
         assert walk.at_leaf == is_leaf
         return walk, text

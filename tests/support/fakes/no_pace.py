@@ -1,18 +1,18 @@
-"""Slices that go out whenever they are wanted, for engines without a clock."""
+"""Chunks that go out whenever they are wanted, for engines without a clock."""
 
 from __future__ import annotations
 
+from draftline.core.pipelined.pace import ChunkPace
 from draftline.core.request.output import RowAnswer
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.streaming.pace import SlicePace
-from draftline.core.tree.streamed_tree import StreamedTree
+from draftline.core.tree.pipelined_tree import PipelinedTree
 
 
-class NoPace(SlicePace):
-    """It is always a slice's turn."""
+class NoPace(ChunkPace):
+    """It is always a chunk's turn."""
 
     def __init__(self, num_groups: int) -> None:
         super().__init__(lambda: StepCost([1], [1.0]), max(1, num_groups - 1), lambda: 0.0)
 
-    def is_turn(self, stream: StreamedTree[RowAnswer], value: float) -> bool:
+    def is_turn(self, pipelined: PipelinedTree[RowAnswer], value: float) -> bool:
         return True

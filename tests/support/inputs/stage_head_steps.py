@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from draftline.core.arrays import Int32
+from draftline.core.length_buckets import EVERY_LENGTH_BUCKET
 from draftline.core.proposals import FeatureLayers
-from draftline.core.reach import EVERY_REACH
 from draftline.core.steps import (
     HeadInput,
     HeadTask,
@@ -63,7 +63,7 @@ def steps_of(num_requests: int) -> tuple[int, list[tuple[StepInput, Int32]]]:
     width = -(-last_len // BLOCK_SIZE)
     tables = np.arange(num_requests * width, dtype=np.int32).reshape(num_requests, width)
     places = tuple(range(num_requests))
-    task = HeadTask("head", places, (1,) * len(places), (EVERY_REACH,) * len(places))
+    task = HeadTask("head", places, (1,) * len(places), (EVERY_LENGTH_BUCKET,) * len(places))
     rows = np.arange(num_requests * NUM_ROWS, dtype=np.int32)
     starts = np.arange(num_requests + 1, dtype=np.int32) * np.int32(NUM_ROWS)
     tokens = np.tile(np.arange(NUM_ROWS, dtype=np.int32), num_requests)

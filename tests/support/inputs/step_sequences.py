@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 from draftline.core.arrays import Int32
-from draftline.core.reach import EVERY_REACH
+from draftline.core.length_buckets import EVERY_LENGTH_BUCKET
 from draftline.core.steps import (
     NO_HEADS,
     NO_LOG_PROBS,
@@ -140,7 +140,7 @@ class StepWorld:
     def _heads(self, tasks: tuple[HeadTask, ...], count: int) -> HeadInput:
         return HeadInput(
             feature_requests=tuple(np.flatnonzero(self._rng.random(count) < 0.3).tolist()),
-            slice_requests=tuple(np.flatnonzero(self._rng.random(count) < 0.3).tolist()),
+            chunk_requests=tuple(np.flatnonzero(self._rng.random(count) < 0.3).tolist()),
             tasks=tasks,
             following_tokens=self._int32(count)[:count],
         )
@@ -148,9 +148,9 @@ class StepWorld:
     def _task(self, head: str, num_requests: int) -> HeadTask:
         places = np.flatnonzero(self._rng.random(num_requests) < 0.5).tolist()
         sizes = self._rng.integers(0, 9, len(places)).tolist()
-        reaches = self._rng.integers(0, EVERY_REACH + 1, len(places)).tolist()
+        length_buckets = self._rng.integers(0, EVERY_LENGTH_BUCKET + 1, len(places)).tolist()
         level_tokens = float(self._rng.choice([0.0, 0.7, np.inf]))
-        return HeadTask(head, tuple(places), tuple(sizes), tuple(reaches), level_tokens)
+        return HeadTask(head, tuple(places), tuple(sizes), tuple(length_buckets), level_tokens)
 
     def _go_on(self, request: _Request) -> None:
         rng = self._rng

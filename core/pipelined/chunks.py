@@ -18,19 +18,19 @@ from ..proposals import FeatureRows, Probe
 from ..request.output import Chosen, RowAnswer
 from ..request.request import RequestState
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
-from ..tree.streamed_tree import StreamedNode, StreamedTree, token_tree, with_ancestors
+from ..tree.pipelined_tree import PipelinedNode, PipelinedTree, token_tree, with_ancestors
 from ..tree.tree import NO_TREE, TokenTree
 from ..tree.tree_loops import pack
 
-Stream = StreamedTree[RowAnswer]
-Node = StreamedNode[RowAnswer]
+RequestTree = PipelinedTree[RowAnswer]
+RequestNode = PipelinedNode[RowAnswer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TreeSlice:
+class TreeChunk:
     """The part of a request's tree that goes into one step.
 
-    root   as it is when the slice is sent
+    root   as it is when the chunk is sent
     nodes  that were not sent before, parents first
     above  these and their ancestors below the root, and
     path   the same as a tree
@@ -38,40 +38,42 @@ class TreeSlice:
     is_first  whether nothing of the tree was on its way before
     """
 
-    stream: Stream
-    root: Node
-    nodes: Sequence[Node]
-    above: Sequence[Node]
+    pipelined: RequestTree
+    root: RequestNode
+    nodes: Sequence[RequestNode]
+    above: Sequence[RequestNode]
     path: TokenTree
     rows: Int32
     is_first: bool
 
     @classmethod
-    def of(cls, stream: Stream, nodes: Sequence[Node], names: tuple[str, ...]) -> TreeSlice:
+    def of(
+        cls, pipelined: RequestTree, nodes: Sequence[RequestNode], names: tuple[str, ...]
+    ) -> TreeChunk:
         """That of these nodes."""
         new = set(map(id, nodes))
         above = with_ancestors(nodes)
         rows = [row for row, node in enumerate(above, 1) if id(node) in new]
         return cls(
-            stream,
-            stream.root,
+            pipelined,
+            pipelined.root,
             [above[row - 1] for row in rows],
             above,
-            token_tree(above, stream.root.position, names),
+            token_tree(above, pipelined.root.position, names),
             np.array([0, *rows], dtype=np.int32),
-            stream.is_new,
+            pipelined.is_new,
         )
 
-    def bare(self) -> TreeSlice:
+    def bare(self) -> TreeChunk:
         """That of the root alone."""
-        return TreeSlice.of(self.stream, (), self.path.names)
+        return TreeChunk.of(self.pipelined, (), self.path.names)
 
     def tree(self) -> TokenTree:
         """The nodes that are computed, those whose parents are in flight below the root."""
         return token_tree(self.nodes, self.root.position, self.path.names)
 
     @property
-    def num_killed(self) -> int:
+    def num_pruned(self) -> int:
         """Nodes that the text has left."""
         return sum(not node.is_alive for node in self.nodes)
 
@@ -79,7 +81,7 @@ class TreeSlice:
     def most_places(self) -> int:
         """Places from the first token's on that hold all KV of the request, at most."""
         deepest = max((node.position + 1 for node in self.nodes), default=0)
-        return max(self.stream.num_places, deepest) + len(self.nodes)
+        return max(self.pipelined.num_places, deepest) + len(self.nodes)
 
     def place(self, table: Int32, block_size: int, probes: Sequence[Probe]) -> TreeRows:
         """Give the nodes their places; what the rows see beside the committed text.
@@ -87,7 +89,7 @@ class TreeSlice:
         table: int32 [blocks], the request's
         probes: whose rows stand behind, at places that are free again after the step
         """
-        self.stream.place(self.nodes)
+        self.pipelined.place(self.nodes)
         places = np.array(list(map(_place, (self.root, *self.above))), dtype=np.int32)
         is_earlier = np.ones(len(places), dtype=np.bool_)
         is_earlier[self.rows] = False
@@ -97,7 +99,7 @@ class TreeSlice:
         if probes:
             mask = _with_probes(mask, int(is_earlier.sum()), probes)
             offsets = np.concatenate([offsets, *(probe.offsets for probe in probes)])
-            free = self.stream.free_places(len(offsets) - len(places))
+            free = self.pipelined.free_places(len(offsets) - len(places))
             places = np.concatenate([places, np.array(free, dtype=np.int32)])
         return TreeRows(
             pack(mask),
@@ -108,7 +110,7 @@ class TreeSlice:
     def take(self, targets: Chosen) -> None:
         """Note what was chosen after the rows."""
         for row, node in enumerate((self.root, *self.nodes)):
-            # The root may have been a node of an earlier slice.
+            # The root may have been a node of an earlier chunk.
             if node.target is None:
                 node.target = int(targets.tokens[row])
                 node.answer = (targets, row)
@@ -133,19 +135,19 @@ def _with_probes(mask: Bool, root: int, probes: Sequence[Probe]) -> Bool:
     return whole
 
 
-def with_slices(
+def with_tree_chunks(
     trees: StepTrees,
-    slices: Mapping[int, TreeSlice],
+    tree_chunks: Mapping[int, TreeChunk],
     probes: Mapping[int, Sequence[Probe]],
     tables: Int32,
     block_size: int,
 ) -> Sequence[TreeRows | None]:
-    """What the rows of a step see, whose requests at the places of `slices` are streamed.
+    """What the rows of a step see, whose requests at the places of `chunks` are pipelined.
 
     Gives their nodes places, and writes the KV slots of their rows into the step's (`trees.slots`).
     """
     own: dict[int, TreeRows] = {}
-    for place, part in slices.items():
+    for place, part in tree_chunks.items():
         own[place] = part.place(tables[place], block_size, probes.get(place, ()))
         start, count = int(trees.starts[place]), len(own[place].ancestors)
         trees.slots[start : start + count] = own[place].slots[-count:]
@@ -175,19 +177,19 @@ def _penalties_of_rows(penalties: Penalties, rows: Int32) -> Penalties:
     )
 
 
-def _place(node: Node) -> int:
+def _place(node: RequestNode) -> int:
     assert node.place is not None, "a node's ancestors are sent before it or with it"
     return node.place
 
 
-class SliceAnswer(NamedTuple):
-    """What one request gets from the answer to a slice.
+class ChunkAnswer(NamedTuple):
+    """What one request gets from the answer to a chunk.
 
     drafted  its whole tree before the answer, to learn from; none where the root stays
     path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
              next token is not known yet
     chosen   after the root and the nodes that the root goes over
-    rows     of the slice, in which the path's steps are; 0 of a step that is in an earlier one
+    rows     of the chunk, in which the path's steps are; 0 of a step that is in an earlier one
     features  of these, as far as they are known of all before one; none if they are not wanted
     """
 
@@ -198,28 +200,28 @@ class SliceAnswer(NamedTuple):
     features: Sequence[FeatureRows] = ()
 
 
-NO_ANSWER = SliceAnswer(NO_TREE, (), Chosen.along(()))
+NO_ANSWER = ChunkAnswer(NO_TREE, (), Chosen.along(()))
 
 
-def read_slice(
-    state: RequestState, part: TreeSlice, targets: Chosen, block_size: int
-) -> SliceAnswer:
+def read_chunk(
+    state: RequestState, part: TreeChunk, targets: Chosen, block_size: int
+) -> ChunkAnswer:
     """Take the answer into the request's tree; its next step moves the KV of what was passed.
 
     A request that has ended, or gave up its KV since, takes nothing: it computes that again.
     """
-    stream = part.stream
-    if state.has_ended or state.stream is not stream:
+    pipelined = part.pipelined
+    if state.has_ended or state.pipelined is not pipelined:
         return NO_ANSWER
     part.take(targets)
-    if stream.root.target is None:
-        # Mostly of a slice that is in vain: the root waits for another.
+    if pipelined.root.target is None:
+        # Mostly of a chunk that is in vain: the root waits for another.
         return NO_ANSWER
-    first = stream.root.position
-    drafted = token_tree(stream.alive(), first, part.path.names)
-    passed = stream.advance()
+    first = pipelined.root.position
+    drafted = token_tree(pipelined.alive(), first, part.path.names)
+    passed = pipelined.advance()
     at_leaf = passed.at_leaf and bool(part.nodes)
-    stream.outcomes.append(at_leaf)
+    pipelined.outcomes.append(at_leaf)
     if passed.moves:
         moves = slots_of(
             state.kv.block_table(), np.array(passed.moves, dtype=np.int32).ravel(), block_size
@@ -228,7 +230,7 @@ def read_slice(
     steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
     rows = [row if chosen is targets else 0 for chosen, row in passed.answers]
     features = _features(state.request_id, first, passed.answers)
-    return SliceAnswer(drafted, list(steps), Chosen.along(passed.answers), rows, features)
+    return ChunkAnswer(drafted, list(steps), Chosen.along(passed.answers), rows, features)
 
 
 def _features(request_id: str, position: int, answers: Sequence[RowAnswer]) -> list[FeatureRows]:

@@ -13,22 +13,22 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput
-from ...core.verify.stream_walk import SliceWalk, StreamWalks
+from ...core.verify.pipelined_walk import ChunkWalk, PipelinedWalks
 
 
-class StreamRows(NamedTuple):
+class PipelinedRows(NamedTuple):
     """An accepted path through a tree chunk, and the features float32 [rows, width] of its rows."""
 
-    walk: SliceWalk
+    walk: ChunkWalk
     features: Tensor
 
 
-class StreamFeatures:
+class PipelinedFeatures:
     """Keeps the features of rows of pipelined trees from chunk to chunk."""
 
     def __init__(self) -> None:
         self._features: dict[int, Tensor] = {}
-        self._walks = StreamWalks(self._features.pop)
+        self._walks = PipelinedWalks(self._features.pop)
 
     def clear(self) -> None:
         """Drop the features of all requests."""
@@ -44,20 +44,20 @@ class StreamFeatures:
         step: StepInput,
         target_tokens: Int32,
         features: Callable[[Int32], Tensor],
-    ) -> dict[int, StreamRows]:
-        """The rows of the step's streamed requests, by place.
+    ) -> dict[int, PipelinedRows]:
+        """The rows of the step's pipelined requests, by place.
 
         features  float32 [n, width] of rows int32 [n] of the step
         """
         found = {}
-        for place in step.heads.slice_requests:
+        for place in step.heads.chunk_requests:
             key, walk = step.request_keys[place], self._walks.follow(step, place, target_tokens)
             rows = list(walk.walked)
-            if not walk.num_told:
+            if not walk.num_known:
                 rows.insert(0, int(step.request_starts[place]))
             new = features(np.array(rows, dtype=np.int32))
-            if walk.num_told:
+            if walk.num_known:
                 new = torch.cat([self._features[key][walk.num_passed :], new])
             self._features[key] = new
-            found[place] = StreamRows(walk, new)
+            found[place] = PipelinedRows(walk, new)
         return found

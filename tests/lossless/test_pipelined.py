@@ -43,7 +43,7 @@ DRAFTERS = (
 def config(drafters: Sequence[DrafterConfig] = DRAFTERS) -> EngineConfig:
     return EngineConfig(
         model="demo", drafters=drafters, node_budget="full", draft_deadline_ms=10_000,
-        pipeline_parallel_size=3, streaming="on",
+        pipeline_parallel_size=3, pipelined_trees="on",
     )  # fmt: skip
 
 
@@ -65,9 +65,9 @@ def engine() -> Iterator[Engine]:
 def test_no_parameter_makes_slices_change_a_token(engine: Engine, name: str) -> None:
     params = PARAMS[name]
     plain = answers(engine, params, speculative=False)
-    before = engine.stats().streaming.slices
+    before = engine.stats().tree_chunks.chunks
     streamed = answers(engine, params)
-    assert engine.stats().streaming.slices > before
+    assert engine.stats().tree_chunks.chunks > before
     for one, other in zip(streamed, plain, strict=True):
         assert one.token_ids == other.token_ids
         assert one.text == other.text
@@ -87,7 +87,7 @@ def test_heads_of_a_process_of_their_own_draft_for_slices() -> None:
         with Engine(config((head,))) as engine:
             plain = answers(engine, params, speculative=False)
             streamed = answers(engine, params)
-            assert engine.stats().streaming.slices > 20
+            assert engine.stats().tree_chunks.chunks > 20
         assert [one.token_ids for one in streamed] == [one.token_ids for one in plain]
         assert sum(one.metrics.num_accepted_tokens for one in streamed) > 20
 
@@ -97,7 +97,7 @@ def test_behind_slices_heads_say_what_they_say_behind_whole_trees(name: str) -> 
     """Whatever of the text went by in slices, they have read it in its place."""
     drafters = (DrafterConfig(kind="head", model="demo-griffin"), DrafterConfig(kind="suffix"))
     rounds, slices = (
-        drafts_of(config(drafters).model_copy(update={"streaming": mode}), PARAMS[name])
+        drafts_of(config(drafters).model_copy(update={"pipelined_trees": mode}), PARAMS[name])
         for mode in ("off", "on")
     )
     both = rounds.keys() & slices.keys()
@@ -134,9 +134,9 @@ def test_heads_of_the_last_stage_draft_behind_slices(node_budget: str) -> None:
     with Engine(config(drafters).model_copy(update=changes)) as engine:
         for params in (PARAMS["greedy"], PARAMS["sampled"]):
             plain = answers(engine, params, speculative=False)
-            before = engine.stats().streaming.slices
+            before = engine.stats().tree_chunks.chunks
             mixed = answers(engine, params)
-            assert engine.stats().streaming.slices > before
+            assert engine.stats().tree_chunks.chunks > before
             # The suffix drafter knows the answers by now.
             streamed = answers(engine, params, drafters=("suffix",))
             for one in (streamed, mixed):

@@ -1,7 +1,7 @@
 """The tree of one request whose nodes go through the pipeline in several steps, one behind another.
 
-Its root is the last committed token. Nodes are sent in slices, each of which goes out while those
-before it are on their way; answers come in the order of the slices, and the root advances over
+Its root is the last committed token. Nodes are sent in chunks, each of which goes out while those
+before it are on their way; answers come in the order of the chunks, and the root advances over
 every token of the target that is known. What the target leaves is dropped, wherever it is. See
 docs/how-it-works.md, "Pipelined trees".
 """
@@ -26,7 +26,7 @@ A = TypeVar("A")
 TARGET_ID = -1
 
 
-class StreamedNode(Generic[A]):
+class PipelinedNode(Generic[A]):
     """A token of the tree.
 
     position  absolute
@@ -46,12 +46,12 @@ class StreamedNode(Generic[A]):
         "position", "source", "target", "token", "value", "was_asked",
     )  # fmt: skip
 
-    def __init__(self, token: int, position: int, source: int, parent: StreamedNode[A] | None):
+    def __init__(self, token: int, position: int, source: int, parent: PipelinedNode[A] | None):
         self.token = token
         self.position = position
         self.source = source
         self.parent = parent
-        self.children: dict[int, StreamedNode[A]] = {}
+        self.children: dict[int, PipelinedNode[A]] = {}
         self.value = 1.0
         self.place: int | None = None
         self.target: int | None = None
@@ -78,13 +78,13 @@ class Advance(NamedTuple, Generic[A]):
 
 
 class Flight(NamedTuple, Generic[A]):
-    """A slice on its way: when its answer is expected, and the nodes that it is about."""
+    """A chunk on its way: when its answer is expected, and the nodes that it is about."""
 
     due_at: float
-    nodes: Sequence[StreamedNode[A]]
+    nodes: Sequence[PipelinedNode[A]]
 
 
-class StreamedTree(Generic[A]):
+class PipelinedTree(Generic[A]):
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
     __slots__ = (
@@ -97,25 +97,25 @@ class StreamedTree(Generic[A]):
         "num_in_place",
         "outcomes",
         "root",
-        "unheard",
+        "undelivered",
     )
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
-        self.root: StreamedNode[A] = StreamedNode(token, position, TARGET_ID, None)
+        self.root: PipelinedNode[A] = PipelinedNode(token, position, TARGET_ID, None)
         # Those below the root, until these change.
-        self._alive: Sequence[StreamedNode[A]] | None = None
+        self._alive: Sequence[PipelinedNode[A]] | None = None
         # Places of nodes that are alive.
         self._used: set[int] = set()
-        # What was sent and is not answered; the root and the nodes of the newest slice.
+        # What was sent and is not answered; the root and the nodes of the newest chunk.
         self._flights: deque[Flight[A]] = deque()
-        self._placed: Sequence[StreamedNode[A]] = ()
+        self._placed: Sequence[PipelinedNode[A]] = ()
         # The node that drafters are being asked about.
-        self.asked: StreamedNode[A] | None = None
+        self.asked: PipelinedNode[A] | None = None
         # Who is asked about it.
         self.drafters: tuple[str, ...] = ()
         # What drafters receive with the next commit, by name.
-        self.unheard: Mapping[str, TopNextTokens] = {}
+        self.undelivered: Mapping[str, TopNextTokens] = {}
         # Of the answers that moved the root, since nothing of it was on its way: whether at a leaf.
         self.outcomes: list[bool] = []
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
@@ -123,25 +123,25 @@ class StreamedTree(Generic[A]):
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing of it is on its way: the next slice is a round's tree."""
+        """Whether nothing of it is on its way: the next chunk is a round's tree."""
         return self.root.place is None
 
-    def alive(self) -> Sequence[StreamedNode[A]]:
+    def alive(self) -> Sequence[PipelinedNode[A]]:
         """All nodes but the root, parents before their children."""
         if self._alive is None:
             self._alive = _subtrees(self.root.children.values())
         return self._alive
 
-    def graft(self, tree: TokenTree, at: StreamedNode[A]) -> None:
+    def graft(self, tree: TokenTree, at: PipelinedNode[A]) -> None:
         """Add what was drafted behind a node that is alive, or is the root."""
         self._alive = None
-        nodes: list[StreamedNode[A]] = []
+        nodes: list[PipelinedNode[A]] = []
         values = (at.value * tree.values).tolist()
         for row, value in zip(tree.nodes.tolist(), values, strict=True):
             parent, token = at if row[PARENT] == ROOT else nodes[row[PARENT]], row[TOKEN]
             node = parent.children.get(token)
             if node is None:
-                node = StreamedNode(token, parent.position + 1, row[SOURCE], parent)
+                node = PipelinedNode(token, parent.position + 1, row[SOURCE], parent)
                 node.value = value
                 parent.children[token] = node
             node.value = min(max(node.value, value), parent.value)
@@ -156,7 +156,7 @@ class StreamedTree(Generic[A]):
             if all(drafter != other for other, _, _ in own):
                 own.append((drafter, rank, log_prob))
 
-    def to_extend(self, least_value: float, max_depth: int) -> StreamedNode[A] | None:
+    def to_extend(self, least_value: float, max_depth: int) -> PipelinedNode[A] | None:
         """The most probable node that nothing follows yet and that was not asked about; None where
         no such node is worth `least_value`. First the root, where nothing is on its way: all that
         was drafted behind it knew less of the text."""
@@ -172,7 +172,7 @@ class StreamedTree(Generic[A]):
         ]
         return max(leaves, key=_value, default=None)
 
-    def unsent(self, least_value: float, limit: int, max_depth: int) -> list[StreamedNode[A]]:
+    def unsent(self, least_value: float, limit: int, max_depth: int) -> list[PipelinedNode[A]]:
         """The most probable nodes that are still to be sent, parents first; at most `limit`."""
         most = self.root.position + max_depth
         found = [
@@ -185,7 +185,7 @@ class StreamedTree(Generic[A]):
         chosen = set(map(id, best))
         return [node for node in found if id(node) in chosen]
 
-    def place(self, nodes: Sequence[StreamedNode[A]]) -> None:
+    def place(self, nodes: Sequence[PipelinedNode[A]]) -> None:
         """Give nodes places for their KV; the root's is where it belongs from now on.
 
         A place is free again as soon as its node is dropped: stages run steps in order, so whoever
@@ -254,7 +254,7 @@ class StreamedTree(Generic[A]):
             passed.answers.append(old.answer)
         return passed._replace(at_leaf=at_leaf)
 
-    def _step_to(self, old: StreamedNode[A], token: int) -> StreamedNode[A]:
+    def _step_to(self, old: PipelinedNode[A], token: int) -> PipelinedNode[A]:
         """The new root; all that is not below it is dropped."""
         self._alive = None
         new = old.children.pop(token, None)
@@ -264,7 +264,7 @@ class StreamedTree(Generic[A]):
                 self._used.discard(node.place)
         old.is_alive, old.children = False, {}
         if new is None:
-            return StreamedNode(token, old.position + 1, TARGET_ID, None)
+            return PipelinedNode(token, old.position + 1, TARGET_ID, None)
         # Drafters that had nothing to say behind a path know more of a text.
         new.was_asked = False
         # What is known of the node it follows is in its value no more.
@@ -274,7 +274,7 @@ class StreamedTree(Generic[A]):
         return new
 
 
-def path_to(node: StreamedNode[A]) -> list[int]:
+def path_to(node: PipelinedNode[A]) -> list[int]:
     """The tokens from behind the root down to a node that is alive; none for the root."""
     tokens: list[int] = []
     while node.parent is not None:
@@ -283,12 +283,12 @@ def path_to(node: StreamedNode[A]) -> list[int]:
     return tokens[::-1]
 
 
-def with_ancestors(nodes: Sequence[StreamedNode[A]]) -> list[StreamedNode[A]]:
+def with_ancestors(nodes: Sequence[PipelinedNode[A]]) -> list[PipelinedNode[A]]:
     """These and all between the root and them, parents first, and `nodes` in their order."""
-    found: dict[int, StreamedNode[A]] = {}
+    found: dict[int, PipelinedNode[A]] = {}
     for node in nodes:
-        above: list[StreamedNode[A]] = []
-        at: StreamedNode[A] | None = node
+        above: list[PipelinedNode[A]] = []
+        at: PipelinedNode[A] | None = node
         while at is not None and at.parent is not None and id(at) not in found:
             above.append(at)
             at = at.parent
@@ -297,7 +297,7 @@ def with_ancestors(nodes: Sequence[StreamedNode[A]]) -> list[StreamedNode[A]]:
 
 
 def token_tree(
-    nodes: Sequence[StreamedNode[A]], root_position: int, names: tuple[str, ...]
+    nodes: Sequence[PipelinedNode[A]], root_position: int, names: tuple[str, ...]
 ) -> TokenTree:
     """Nodes, parents first, as a tree; one whose parent is not among them stands below the root.
 
@@ -333,7 +333,7 @@ _ARRAYS_OF_NONE = (
 )
 
 
-def _share_out(parent: StreamedNode[A]) -> None:
+def _share_out(parent: PipelinedNode[A]) -> None:
     """The target goes through one child at most: estimates that say more are too high by as much.
 
     Trees that are verified at once need no more than an order; what is asked and sent behind these
@@ -345,12 +345,12 @@ def _share_out(parent: StreamedNode[A]) -> None:
             node.value *= parent.value / total
 
 
-def _subtrees(nodes: Iterable[StreamedNode[A]]) -> list[StreamedNode[A]]:
+def _subtrees(nodes: Iterable[PipelinedNode[A]]) -> list[PipelinedNode[A]]:
     found = [*nodes]
     for node in found:
         found += node.children.values()
     return found
 
 
-def _value(node: StreamedNode[A]) -> float:
+def _value(node: PipelinedNode[A]) -> float:
     return node.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftline.core.streaming.pace import Misses
+from draftline.core.pipelined.pace import Misses
 
 
 def test_heads_do_not_draft_behind_leaves_where_runs_go_on() -> None:

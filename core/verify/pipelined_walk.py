@@ -1,7 +1,7 @@
-"""The acceptance walk through slices of a streamed tree, each from where those before it left it.
+"""The acceptance walk through chunks of a pipelined tree, each from where those before it left it.
 
-A slice's nodes may go on from nodes of slices in flight, so the walk through it begins at the last
-row that these committed, whose KV slot the slice's rows see. Whoever computes the steps in order
+A chunk's nodes may go on from nodes of chunks in flight, so the walk through it begins at the last
+row that these committed, whose KV slot the chunk's rows see. Whoever computes the steps in order
 knows so much of every text without the coordinator.
 """
 
@@ -27,25 +27,25 @@ class WalkedRow(NamedTuple):
     following: int
 
 
-class SliceWalk(NamedTuple):
-    """What is committed of a streamed request with its slice in a step.
+class ChunkWalk(NamedTuple):
+    """What is committed of a pipelined request with its chunk in a step.
 
-    rows        from the slice's root on
-    num_told    first ones that came with slices before; 0: nothing of the tree was on its way
-    num_passed  rows before these that the root has gone over since the slice before
+    rows        from the chunk's root on
+    num_known    first ones that came with chunks before; 0: nothing of the tree was on its way
+    num_passed  rows before these that the root has gone over since the chunk before
     walked      rows of the step among them, but its root
-    at_leaf     whether the slice has nodes, and none goes on from where the walk is
+    at_leaf     whether the chunk has nodes, and none goes on from where the walk is
     """
 
     rows: Sequence[WalkedRow]
-    num_told: int
+    num_known: int
     num_passed: int
     walked: Sequence[int]
     at_leaf: bool
 
 
-class StreamWalks:
-    """Follows streamed requests from slice to slice, by their keys."""
+class PipelinedWalks:
+    """Follows pipelined requests from chunk to chunk, by their keys."""
 
     __slots__ = ("_forget", "_rows")
 
@@ -67,30 +67,30 @@ class StreamWalks:
                     row._replace(slot=targets.get(row.slot, row.slot)) for row in rows
                 ]
 
-    def follow(self, step: StepInput, place: int, target_tokens: Int32) -> SliceWalk:
-        """The walk through a request's slice; target_tokens int32 [len(logits_rows)]."""
+    def follow(self, step: StepInput, place: int, target_tokens: Int32) -> ChunkWalk:
+        """The walk through a request's chunk; target_tokens int32 [len(logits_rows)]."""
         key = step.request_keys[place]
         root = _row_at(step, int(step.request_starts[place]), target_tokens)
         before = self._rows.pop(key, ())
         num_passed = root.position - before[0].position if before else 0
         # The root is computed anew where it belongs.
         rows = [root, *before[num_passed + 1 :]]
-        num_told = len(rows)
+        num_known = len(rows)
         if not before or before[-1].position < root.position:
-            num_told = num_passed = 0
+            num_known = num_passed = 0
         walked, at_leaf = _walk(step, place, target_tokens, rows)
         self._rows[key] = rows
         if len(self._rows) > MOST_REQUESTS:
             oldest = next(iter(self._rows))
             del self._rows[oldest]
             self._forget(oldest)
-        return SliceWalk(rows, num_told, num_passed, walked, at_leaf)
+        return ChunkWalk(rows, num_known, num_passed, walked, at_leaf)
 
 
 def _walk(
     step: StepInput, place: int, target_tokens: Int32, rows: list[WalkedRow]
 ) -> tuple[list[int], bool]:
-    """Go on from the last of the rows; `SliceWalk.walked` and `at_leaf`."""
+    """Go on from the last of the rows; `ChunkWalk.walked` and `at_leaf`."""
     first, last = step.request_starts[place : place + 2]
     # Rows of probes belong to no tree: they have no target token.
     choosing = slice(*np.searchsorted(step.logits_rows, (first, last)))
@@ -116,7 +116,7 @@ def _row_at(step: StepInput, row: int, target_tokens: Int32) -> WalkedRow:
 
 def _sees(step: StepInput, place: int, row: int, slot: int) -> bool:
     tree = step.trees[place]
-    assert tree is not None, "slices are trees"
+    assert tree is not None, "chunks are trees"
     mask = tree.ancestors[row - step.request_starts[place]]
     return any(
         mask[column // WORD_BITS] >> np.uint64(column % WORD_BITS) & np.uint64(1)

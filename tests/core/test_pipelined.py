@@ -1,4 +1,4 @@
-"""Trees in slices: several steps of one request in flight, over a target without a model.
+"""Trees in chunks: several steps of one request in flight, over a target without a model.
 
 The fake target reads every row's text through its KV cache, so that a slot that is used twice,
 moved wrongly or freed too soon fails an assertion there or changes the text.
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from draftline.core.errors import StageLost
 from draftline.core.request.output import TARGET_SOURCE, Delta
-from draftline.core.request.sampling_params import StreamingMode
+from draftline.core.request.sampling_params import PipeliningMode
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
@@ -25,7 +25,7 @@ requests = st.lists(
 )
 
 
-# A drafter that goes on from features, and is too slow to go on behind slices.
+# A drafter that goes on from features, and is too slow to go on behind chunks.
 @example([([0], 2), ([0], 6), ([0], 3)], 1, 2, 6, 24, False, False, (True, False), False, False)
 # One of another process is asked for a request for which none of this one is.
 @example(
@@ -62,7 +62,7 @@ def test_text_is_that_of_plain_decoding(
     is_remote: bool,
 ) -> None:
     bench = Bench(
-        seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, streaming="on",
+        seed=seed, num_groups=groups, most_turns=turns, num_blocks=num_blocks, pipelined_trees="on",
         is_adaptive=is_adaptive, probes=probes, heads=heads,
         # Of drafters that are asked for now and then, some are missing.
         features=features and not is_adaptive,
@@ -105,7 +105,7 @@ def test_no_block_leaks_after_any_order_of_finish_cancel_and_failure(
 ) -> None:
     bench = Bench(
         seed=seed, num_groups=groups, most_turns=turns, max_running=3, num_blocks=80,
-        streaming="on",
+        pipelined_trees="on",
     )  # fmt: skip
     names = ["r" * (index + 1) for index in range(len(found))]
     failing, replaced = data.draw(st.booleans()), data.draw(st.booleans())
@@ -131,10 +131,10 @@ def test_no_block_leaks_after_any_order_of_finish_cancel_and_failure(
         assert is_cut or bench.tokens(name) == whole
 
 
-def steps_of(streaming: StreamingMode, num_requests: int = 1, groups: int = 9) -> Bench:
+def steps_of(streaming: PipeliningMode, num_requests: int = 1, groups: int = 9) -> Bench:
     """Requests that run to their ends, each step of which takes as long as all stages."""
     bench = Bench(
-        seed=3, num_groups=groups, most_turns=12, num_blocks=400, streaming=streaming,
+        seed=3, num_groups=groups, most_turns=12, num_blocks=400, pipelined_trees=streaming,
         max_running=num_requests, share_prefixes=False, is_adaptive=False,
     )  # fmt: skip
     for index in range(num_requests):
@@ -143,29 +143,29 @@ def steps_of(streaming: StreamingMode, num_requests: int = 1, groups: int = 9) -
     return bench
 
 
-def num_slices(bench: Bench) -> int:
+def num_chunks(bench: Bench) -> int:
     """Trees that see nodes of earlier steps."""
     trees = [tree for step in bench.target.steps for tree in step.trees if tree is not None]
     return sum(len(tree.slots) > len(tree.ancestors) for tree in trees)
 
 
 def test_one_request_fills_all_stages_and_many_go_in_rounds() -> None:
-    assert num_slices(steps_of("off")) == 0
+    assert num_chunks(steps_of("off")) == 0
     alone = steps_of("auto")
-    assert num_slices(alone) > 50
+    assert num_chunks(alone) > 50
     assert alone.most_in_flight == 9
     # As many requests as steps in flight leave none a second one, but for the last to end.
-    assert num_slices(steps_of("auto", num_requests=9)) < 10
-    assert num_slices(steps_of("on", num_requests=9)) > 10
+    assert num_chunks(steps_of("auto", num_requests=9)) < 10
+    assert num_chunks(steps_of("on", num_requests=9)) > 10
     # One stage has nothing to fill.
-    assert num_slices(steps_of("on", groups=1)) == 0
+    assert num_chunks(steps_of("on", groups=1)) == 0
 
 
 def test_a_request_may_be_left_out() -> None:
-    bench = Bench(seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto")
-    bench.add("a", [1, 2, 3], 100, streaming="off")
+    bench = Bench(seed=3, num_groups=9, most_turns=12, num_blocks=400, pipelined_trees="auto")
+    bench.add("a", [1, 2, 3], 100, pipelined_trees="off")
     asyncio.run(bench.run())
-    assert num_slices(bench) == 0
+    assert num_chunks(bench) == 0
 
 
 def test_accepted_nodes_are_credited_and_killed_ones_are_not() -> None:
@@ -183,12 +183,12 @@ def test_accepted_nodes_are_credited_and_killed_ones_are_not() -> None:
 async def one_stream(**wishes: bool) -> Bench:
     """A request whose drafters are all asked, over nine flights."""
     bench = Bench(
-        seed=3, num_groups=9, most_turns=12, num_blocks=400, streaming="auto", is_adaptive=False,
-        **wishes,
+        seed=3, num_groups=9, most_turns=12, num_blocks=400, pipelined_trees="auto",
+        is_adaptive=False, **wishes,
     )  # fmt: skip
     bench.add("a", [1, 2, 3], 100)
     await bench.run()
-    assert num_slices(bench) > 20
+    assert num_chunks(bench) > 20
     return bench
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from ..arrays import Span
 from ..request.output import RowAnswer
 from ..speculation.step_cost import StepCost
-from ..tree.streamed_tree import StreamedTree
+from ..tree.pipelined_tree import PipelinedTree
 
 # What one more run leaves of the weight of those before it.
 DECAY = 0.98
@@ -44,26 +44,26 @@ class Misses:
         return self._ended + 1.0 >= LEAF_SHARE * (self._answers + 1.0)
 
 
-# Weight of the newest slice in the mean time from its planning to its start.
+# Weight of the newest chunk in the mean time from its planning to its start.
 LEAD_WEIGHT = 0.1
 # No wait is worth less than this; clocks and timers are no finer.
 LEAST_WAIT_S = 1e-5
 # Weight of the newest answer in how much longer steps take than expected, and its bounds.
 SLOWNESS_WEIGHT, LEAST_SLOWNESS, MOST_SLOWNESS = 0.1, 0.25, 16.0
-# Stages say how long they work on the first slices, and on one of so many then; the newest one's
+# Stages say how long they work on the first chunks, and on one of so many then; the newest one's
 # weight in what the slowest of them takes.
 FIRST_TIMED, TIMED_EVERY, SPAN_WEIGHT = 4, 16, 0.25
 
 
-class SlicePace:
+class ChunkPace:
     """Knows when steps were sent, and expects of stages what steps have cost, and how much longer
-    slices have taken of late: rounds are what costs are learned from.
+    chunks have taken of late: rounds are what costs are learned from.
 
-    What the slowest stage takes is what stages say of some slices.
+    What the slowest stage takes is what stages say of some chunks.
     """
 
     __slots__ = (
-        "_clock", "_cost", "_free_at", "_lead_s", "_num_slices", "_slowest_share", "_slowness",
+        "_clock", "_cost", "_free_at", "_lead_s", "_num_chunks", "_slowest_share", "_slowness",
         "_stage_s", "_turn_at", "num_stages",
     )  # fmt: skip
 
@@ -78,37 +78,40 @@ class SlicePace:
         self._free_at = self._stage_s = 0.0
         # What it takes of a step, by what the step costs; None: not measured yet.
         self._slowest_share: float | None = None
-        # Steps with slices that were sent.
-        self._num_slices = 0
-        # From a slice's planning, drafters' time included, until it is sent.
+        # Steps with chunks that were sent.
+        self._num_chunks = 0
+        # From a chunk's planning, drafters' time included, until it is sent.
         self._lead_s = 0.0
         self._slowness = 1.0
         # When a request that waits may send.
         self._turn_at: float | None = None
 
     def sent(
-        self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, planned_at: float | None
+        self,
+        pipelined_trees: Sequence[PipelinedTree[RowAnswer]],
+        num_rows: int,
+        planned_at: float | None,
     ) -> None:
-        """A step went out, with slices of these trees, which have their places by now."""
+        """A step went out, with chunks of these trees, which have their places by now."""
         now, expected_s = self._clock(), self._seconds(num_rows)
         round_s = self._slowness * expected_s
         begins_at = max(now, self._free_at)
         share = self._slowest_share
         self._stage_s = round_s / self.num_stages if share is None else share * expected_s
         self._free_at = begins_at + self._stage_s
-        self._num_slices += bool(streams)
-        if streams and planned_at is not None:
+        self._num_chunks += bool(pipelined_trees)
+        if pipelined_trees and planned_at is not None:
             self._lead_s += LEAD_WEIGHT * (now - planned_at - self._lead_s)
-        for stream in streams:
-            stream.note_flight(begins_at + round_s)
+        for pipelined in pipelined_trees:
+            pipelined.note_flight(begins_at + round_s)
 
     def answered(
-        self, streams: Sequence[StreamedTree[RowAnswer]], num_rows: int, sent_at: float
+        self, pipelined_trees: Sequence[PipelinedTree[RowAnswer]], num_rows: int, sent_at: float
     ) -> None:
-        """A step with slices of these trees was answered."""
-        for stream in streams:
-            stream.note_landing()
-        if streams and (expected_s := self._seconds(num_rows)) > 0:
+        """A step with chunks of these trees was answered."""
+        for pipelined in pipelined_trees:
+            pipelined.note_landing()
+        if pipelined_trees and (expected_s := self._seconds(num_rows)) > 0:
             slowness = (self._clock() - sent_at) / expected_s
             slowness = min(max(slowness, LEAST_SLOWNESS), MOST_SLOWNESS)
             self._slowness += SLOWNESS_WEIGHT * (slowness - self._slowness)
@@ -119,8 +122,8 @@ class SlicePace:
         return self._stage_s or math.inf
 
     def wants_spans(self) -> bool:
-        """Whether stages are to say how long they work on the slices that go out next."""
-        return self._num_slices < FIRST_TIMED or self._num_slices % TIMED_EVERY == 0
+        """Whether stages are to say how long they work on the chunks that go out next."""
+        return self._num_chunks < FIRST_TIMED or self._num_chunks % TIMED_EVERY == 0
 
     def note_spans(self, spans: Sequence[Span], num_rows: int) -> None:
         """What stages said of a step, a span of each."""
@@ -131,8 +134,8 @@ class SlicePace:
             before = share if self._slowest_share is None else self._slowest_share
             self._slowest_share = before + SPAN_WEIGHT * (share - before)
 
-    def is_turn(self, stream: StreamedTree[RowAnswer], value: float) -> bool:
-        """Whether a slice may be planned now, whose best node has this `value`.
+    def is_turn(self, pipelined: PipelinedTree[RowAnswer], value: float) -> bool:
+        """Whether a chunk may be planned now, whose best node has this `value`.
 
         If not, `take_delay` says when to ask again, unless an answer comes first.
         """
@@ -142,8 +145,8 @@ class SlicePace:
             self._turn_at = turn_at if self._turn_at is None else min(turn_at, self._turn_at)
             return False
         begins_at = max(now + self._lead_s, self._free_at)
-        due_at = stream.next_answer_at()
-        # Of the next root's time, if the slice is in vain.
+        due_at = pipelined.next_answer_at()
+        # Of the next root's time, if the chunk is in vain.
         lost_s = begins_at + self._stage_s - due_at
         return lost_s <= 0 or value * max(due_at - begins_at, 0.0) > (1 - value) * lost_s
 

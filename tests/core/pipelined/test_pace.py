@@ -1,4 +1,4 @@
-"""When slices go out, by a clock that the tests set."""
+"""When chunks go out, by a clock that the tests set."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from draftline.core.arrays import Span
+from draftline.core.pipelined.pace import ChunkPace
 from draftline.core.request.output import RowAnswer
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.streaming.pace import SlicePace
-from draftline.core.tree.streamed_tree import StreamedNode, StreamedTree
+from draftline.core.tree.pipelined_tree import PipelinedNode, PipelinedTree
 
 STAGE_S, STAGES = 1.0, 8
 
@@ -30,41 +30,41 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pace(clock: Clock) -> SlicePace:
+def pace(clock: Clock) -> ChunkPace:
     """Steps take all stages together 8 s, whatever is in them."""
-    return SlicePace(lambda: StepCost([1], [STAGES * STAGE_S]), STAGES, clock)
+    return ChunkPace(lambda: StepCost([1], [STAGES * STAGE_S]), STAGES, clock)
 
 
-def sent(pace: SlicePace, *values: float) -> StreamedTree[RowAnswer]:
+def sent(pace: ChunkPace, *values: float) -> PipelinedTree[RowAnswer]:
     """A tree whose root and nodes, one behind the other, went out just now."""
-    stream = StreamedTree[RowAnswer](7, 10)
-    nodes: list[StreamedNode[RowAnswer]] = []
+    pipelined = PipelinedTree[RowAnswer](7, 10)
+    nodes: list[PipelinedNode[RowAnswer]] = []
     for depth, value in enumerate(values, 1):
-        parent = nodes[-1] if nodes else stream.root
-        node = StreamedNode(depth, parent.position + 1, 0, parent)
+        parent = nodes[-1] if nodes else pipelined.root
+        node = PipelinedNode(depth, parent.position + 1, 0, parent)
         node.value = value
         parent.children[depth] = node
         nodes.append(node)
-    stream.place(nodes)
-    pace.sent([stream], 1 + len(nodes), planned_at=None)
-    return stream
+    pipelined.place(nodes)
+    pace.sent([pipelined], 1 + len(nodes), planned_at=None)
+    return pipelined
 
 
-def test_a_slice_waits_for_the_first_stage(pace: SlicePace, clock: Clock) -> None:
-    stream = sent(pace, 0.9)
-    assert not pace.is_turn(stream, 0.9)
+def test_a_slice_waits_for_the_first_stage(pace: ChunkPace, clock: Clock) -> None:
+    pipelined = sent(pace, 0.9)
+    assert not pace.is_turn(pipelined, 0.9)
     assert pace.take_delay() == pytest.approx(STAGE_S)
     assert pace.take_delay() is None
     clock.now = STAGE_S
-    assert pace.is_turn(stream, 0.9)
+    assert pace.is_turn(pipelined, 0.9)
     assert pace.take_delay() is None
 
 
-def test_others_keep_the_first_stage_busy_too(pace: SlicePace, clock: Clock) -> None:
-    stream = sent(pace, 0.9)
+def test_others_keep_the_first_stage_busy_too(pace: ChunkPace, clock: Clock) -> None:
+    pipelined = sent(pace, 0.9)
     pace.sent([], 5, planned_at=None)
     clock.now = STAGE_S
-    assert not pace.is_turn(stream, 0.9)
+    assert not pace.is_turn(pipelined, 0.9)
     assert pace.take_delay() == pytest.approx(STAGE_S)
 
 
@@ -83,52 +83,52 @@ def test_others_keep_the_first_stage_busy_too(pace: SlicePace, clock: Clock) -> 
     ],
 )
 def test_what_may_be_in_vain_stays_out_of_the_next_root_s_way(
-    pace: SlicePace, clock: Clock, now: float, value: float, expected: bool
+    pace: ChunkPace, clock: Clock, now: float, value: float, expected: bool
 ) -> None:
-    stream = sent(pace, 0.9)
+    pipelined = sent(pace, 0.9)
     clock.now = now
-    assert pace.is_turn(stream, value) is expected
+    assert pace.is_turn(pipelined, value) is expected
 
 
-def test_answers_about_dropped_nodes_tell_nothing(pace: SlicePace, clock: Clock) -> None:
-    stream = sent(pace, 0.9)
-    assert stream.next_answer_at() == pytest.approx(STAGES * STAGE_S)
-    [node] = stream.alive()
-    node.is_alive, stream.root.target = False, 3
-    assert math.isinf(stream.next_answer_at())
+def test_answers_about_dropped_nodes_tell_nothing(pace: ChunkPace, clock: Clock) -> None:
+    pipelined = sent(pace, 0.9)
+    assert pipelined.next_answer_at() == pytest.approx(STAGES * STAGE_S)
+    [node] = pipelined.alive()
+    node.is_alive, pipelined.root.target = False, 3
+    assert math.isinf(pipelined.next_answer_at())
     clock.now = 7.9
-    assert pace.is_turn(stream, 0.01)
+    assert pace.is_turn(pipelined, 0.01)
 
 
 def test_answers_are_expected_when_slices_of_late_were_answered(
-    pace: SlicePace, clock: Clock
+    pace: ChunkPace, clock: Clock
 ) -> None:
     for _ in range(100):
         sent_at = clock.now
-        stream = sent(pace, 0.9)
+        pipelined = sent(pace, 0.9)
         clock.now += 3 * STAGES * STAGE_S
-        pace.answered([stream], 2, sent_at)
-        assert math.isinf(stream.next_answer_at())
-    stream = sent(pace, 0.9)
+        pace.answered([pipelined], 2, sent_at)
+        assert math.isinf(pipelined.next_answer_at())
+    pipelined = sent(pace, 0.9)
     due_at = clock.now + 3 * STAGES * STAGE_S
-    assert stream.next_answer_at() == pytest.approx(due_at, rel=0.01)
+    assert pipelined.next_answer_at() == pytest.approx(due_at, rel=0.01)
     clock.now += 3 * STAGE_S
-    assert pace.is_turn(stream, 0.9)
+    assert pace.is_turn(pipelined, 0.9)
 
 
-def test_planning_begins_as_much_earlier_as_it_takes(pace: SlicePace, clock: Clock) -> None:
+def test_planning_begins_as_much_earlier_as_it_takes(pace: ChunkPace, clock: Clock) -> None:
     for _ in range(100):
         clock.now += 100.0
         sent_at = clock.now
-        stream = StreamedTree[RowAnswer](7, 10)
-        stream.place([])
-        pace.sent([stream], 1, planned_at=sent_at - 0.25)
-    assert not pace.is_turn(stream, 0.9)
+        pipelined = PipelinedTree[RowAnswer](7, 10)
+        pipelined.place([])
+        pace.sent([pipelined], 1, planned_at=sent_at - 0.25)
+    assert not pace.is_turn(pipelined, 0.9)
     assert pace.take_delay() == pytest.approx(STAGE_S - 0.25, abs=0.01)
 
 
 class Line:
-    """Stages in a row, each of which computes one step after the other, and slices that follow one
+    """Stages in a row, each of which computes one step after the other, and chunks that follow one
     another as soon as they may."""
 
     def __init__(self, clock: Clock, seconds: Sequence[float]) -> None:
@@ -136,14 +136,14 @@ class Line:
         self.seconds = seconds
         self.free_at = [0.0] * len(seconds)
         total_s = sum(seconds)
-        self.pace = SlicePace(lambda: StepCost([1], [total_s]), len(seconds), clock)
+        self.pace = ChunkPace(lambda: StepCost([1], [total_s]), len(seconds), clock)
         # When each on its way was sent, and what stages say of it if they were asked.
         self.flights: deque[tuple[float, list[Span], bool]] = deque()
 
     def send(self) -> float:
-        """Seconds from now until a slice went out."""
-        began_at, stream = self.clock.now, StreamedTree[RowAnswer](7, 10)
-        while not self.pace.is_turn(stream, 0.9):
+        """Seconds from now until a chunk went out."""
+        began_at, pipelined = self.clock.now, PipelinedTree[RowAnswer](7, 10)
+        while not self.pace.is_turn(pipelined, 0.9):
             turn_at = self.clock.now + (self.pace.take_delay() or 0.0)
             self._answer_until(turn_at)
             self.clock.now = turn_at
@@ -155,7 +155,7 @@ class Line:
             self.free_at[stage] = arrives = begin + seconds
             spans.append((begin, arrives))
         self.flights.append((self.clock.now, spans, is_timed))
-        self.pace.sent([stream], 1, planned_at=None)
+        self.pace.sent([pipelined], 1, planned_at=None)
         return self.clock.now - began_at
 
     def _answer_until(self, until: float) -> None:
@@ -164,7 +164,7 @@ class Line:
             self.clock.now = spans[-1][1]
             if is_timed:
                 self.pace.note_spans(spans, 1)
-            answered = StreamedTree[RowAnswer](7, 10)
+            answered = PipelinedTree[RowAnswer](7, 10)
             answered.note_flight(self.clock.now)
             self.pace.answered([answered], 1, sent_at)
 
