@@ -318,21 +318,21 @@ class Drafting:
         self._policy.note_host(self._clock() - start)
         return DraftedTrees(states, trees, proposals, limits)
 
-    def _allow(self, drafted: DraftedTree, form: GrammarMasks | None) -> DraftedTree:
+    def _allow(self, drafted: DraftedTree, grammar: GrammarMasks | None) -> DraftedTree:
         """Cut the nodes that the request's rules forbid, which would only cost rows.
 
-        `form`: what its grammar allows, where it has one. Trees of draws stay as they are.
+        `grammar`: what its grammar allows, if it has one. Trees of draws stay as they are.
         """
         state, tree = drafted.state, drafted.tree
         permitted = state.request.allowed_tokens
         if permitted is None or self._acceptance != COUPLED:
             return drafted
         answered = state.last_answered(permitted.lookback)
-        allowed = permitted.allowed(tree, state.num_answered, answered, form)
+        allowed = permitted.allowed(tree, state.num_answered, answered, grammar)
         masks = None
-        if form is not None:
-            masks = form.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
-        return replace(drafted, tree=tree.keep(allowed), form=masks)
+        if grammar is not None:
+            masks = grammar.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
+        return replace(drafted, tree=tree.keep(allowed), grammar_masks=masks)
 
     def _select(self, drafted: DraftedTrees, batch: DraftBatch) -> TreeSteps:
         """The requests' parts of the step: trees cut to the nodes that are worth their time."""
@@ -363,16 +363,16 @@ class Drafting:
             spent_s=batch.seconds + batch.ahead_s,
             may_decode_several=want_tokens_alone(drafted.states),
         )
-        for place, form in drafted.forms.items():
-            left = form[rows_in(trees[place], drafted.trees[place])]
-            extras[place] = replace(extras.get(place, NO_EXTRAS), form=left)
+        for place, masks in drafted.grammar_masks.items():
+            left = masks[rows_in(trees[place], drafted.trees[place])]
+            extras[place] = replace(extras.get(place, NO_EXTRAS), grammar_masks=left)
         self._policy.note_host(self._clock() - start)
         return TreeSteps(drafted.states, trees, drafted.trees, extras)
 
     def _without_drafts(self, drafted: DraftedTrees) -> TreeSteps:
         none = empty_trees(len(drafted))
-        places = drafted.forms if self._acceptance == COUPLED else range(len(drafted))
-        extras = {place: self._root_extras(drafted.forms.get(place)) for place in places}
+        places = drafted.grammar_masks if self._acceptance == COUPLED else range(len(drafted))
+        extras = {place: self._root_extras(drafted.grammar_masks.get(place)) for place in places}
         return TreeSteps(drafted.states, none, none, extras)
 
     def _as_drawn(self, drafted: DraftedTrees) -> TreeSteps:
@@ -388,10 +388,10 @@ class Drafting:
             extras[place] = replace(own, candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), extras)
 
-    def _root_extras(self, form: UInt32 | None) -> TreeExtras:
-        """What a root alone has beside it. `form`: what is allowed after it, and perhaps more."""
+    def _root_extras(self, masks: UInt32 | None) -> TreeExtras:
+        """What a root alone has beside it. `masks`: those of its grammar, the root's first."""
         candidates = None if self._acceptance == COUPLED else no_candidates(self._acceptance)
-        return TreeExtras(candidates=candidates, form=None if form is None else form[:1])
+        return TreeExtras(candidates=candidates, grammar_masks=None if masks is None else masks[:1])
 
     def _probes(
         self, state: RequestState, proposals: Sequence[Proposal], plan: DraftPlan
@@ -435,7 +435,7 @@ class Drafting:
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, len(state.token_ids)):
                 fitting.append(place)
-                bare[place] = self._root_extras(trees.part(place).extras.form)
+                bare[place] = self._root_extras(trees.part(place).extras.grammar_masks)
         # Tenants' turns change with the requests that run, so one that got its slots may have lost
         # them.
         fitting = [place for place in fitting if trees.states[place].kv.blocks]

@@ -19,7 +19,7 @@ Fail = Callable[[RequestState, DraftlineError], None]
 @dataclass(slots=True, eq=False)
 class _Pending:
     drafted: DraftedTree
-    form: asyncio.Future[GrammarMasks]
+    masks: asyncio.Future[GrammarMasks]
 
 
 class GrammarMaskQueue:
@@ -45,19 +45,19 @@ class GrammarMaskQueue:
 
     def late(self) -> set[str]:
         """Requests that cannot take part in a step now."""
-        return {name for name, pending in self._pending.items() if not pending.form.done()}
+        return {name for name, pending in self._pending.items() if not pending.masks.done()}
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         if pending := self._pending.pop(request_id, None):
-            pending.form.cancel()
+            pending.masks.cancel()
 
     async def join(self, drafted: DraftedTrees, patience_s: float, most_nodes: int) -> DraftedTrees:
         """The requests of a step, in order, whose token masks are there within `patience_s`.
 
         A request without a structured output needs none.
 
-        most_nodes: of one tree in this step; a tree whose form was late is of an earlier one.
+        most_nodes: of one tree in this step; a tree whose masks were late is of an earlier one.
         """
         if not self._pending and not any(map(_has_rules, drafted.states)):
             return drafted
@@ -78,20 +78,20 @@ class GrammarMaskQueue:
         if constraint is None or self._has(state):
             return
         with Contained(state.request_id, partial(self._fail, state)):
-            form = asyncio.wrap_future(constraint.follow(drafted.tree))
-            form.add_done_callback(self._arrived)
-            self._pending[state.request_id] = _Pending(drafted, form)
+            masks = asyncio.wrap_future(constraint.follow(drafted.tree))
+            masks.add_done_callback(self._arrived)
+            self._pending[state.request_id] = _Pending(drafted, masks)
 
-    def _arrived(self, form: asyncio.Future[GrammarMasks]) -> None:
+    def _arrived(self, masks: asyncio.Future[GrammarMasks]) -> None:
         # A mask that is not needed any more may have failed.
-        if not form.cancelled():
-            form.exception()
+        if not masks.cancelled():
+            masks.exception()
         self._on_ready()
 
     def _joined(self, drafted: DraftedTree, most_nodes: int) -> DraftedTree | None:
-        """A request's tree by its rules; where it has a form, the one that the form was asked for.
+        """A request's tree by its rules; of a constrained one the tree that its masks are for.
 
-        None if the request was cancelled meanwhile, has failed, or its form is late.
+        None if the request was cancelled meanwhile, has failed, or its masks are late.
         """
         state = drafted.state
         if _constraint(state) is None:
@@ -99,17 +99,17 @@ class GrammarMaskQueue:
                 return self._allow(drafted, None)
             return None
         pending = self._pending.get(state.request_id)
-        if pending is None or not pending.form.done():
+        if pending is None or not pending.masks.done():
             return None
         del self._pending[state.request_id]
         with Contained(state.request_id, partial(self._fail, state)):
-            formed = self._allow(pending.drafted, pending.form.result())
-            return replace(formed, max_nodes=min(formed.max_nodes, most_nodes))
+            allowed = self._allow(pending.drafted, pending.masks.result())
+            return replace(allowed, max_nodes=min(allowed.max_nodes, most_nodes))
         return None
 
 
 async def _wait(pending: Sequence[_Pending], seconds: float) -> None:
-    late = [mask.form for mask in pending if not mask.form.done()]
+    late = [one.masks for one in pending if not one.masks.done()]
     if late:
         await asyncio.wait(late, timeout=seconds)
 

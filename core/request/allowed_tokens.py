@@ -19,10 +19,10 @@ Kind = Literal["json_object", "json", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrammarMasks:
-    """What a form allows after a root and after the nodes of a tree.
+    """What a grammar allows after a root and after the nodes of a tree.
 
-    accepted  bool [nodes]  whether a node and all above it fit the form, and may go on. Masks may
-              allow only one of several spellings of a text: a node that is accepted here and
+    accepted  bool [nodes]  whether a node and all above it fit the grammar, and may go on. Masks
+              may allow only one of several spellings of a text: a node that is accepted here and
               forbidden there is a wasted row. An end is not accepted; it comes as the bonus token
     masks     uint32 [1 + nodes, words]  the tokens allowed after the root and after each node;
               rows of nodes that are not accepted mean nothing
@@ -33,7 +33,7 @@ class GrammarMasks:
 
 
 class Constraint(Protocol):
-    """A form that an answer must have; one object a request, which follows its answer.
+    """A grammar that an answer must follow; one object a request, which follows its answer.
 
     Masks may take long, so they are computed elsewhere. At most one `follow` is under way.
     """
@@ -46,7 +46,7 @@ class Constraint(Protocol):
     def follow(self, tree: TokenTree) -> Future[GrammarMasks]:
         """What is allowed after the committed tokens and after the nodes of `tree`.
 
-        The future raises `RequestError` where the form cannot be followed within its limits.
+        The future raises `RequestError` where the grammar cannot be followed within its limits.
         """
         ...
 
@@ -128,18 +128,18 @@ class AllowedTokens:
         tree: TokenTree,
         num_answered: int,
         answered: Sequence[int] = (),
-        form: UInt32 | None = None,
+        grammar_masks: UInt32 | None = None,
     ) -> UInt32 | None:
         """uint32 [1 or 1 + nodes, words]: the tokens allowed after the root and after each node.
 
         None where all are. `num_answered` tokens of the answer are committed, of which `answered`
-        are the last `lookback` or more; `form` uint32 [1 + nodes, words] is what the constraint
-        allows, where there is one. Where two rules leave nothing together, a form goes before a
-        list of tokens, both before sequences, and all before a least length.
+        are the last `lookback` or more; `grammar_masks` uint32 [1 + nodes, words] are those of
+        the constraint, if any. Where two rules leave nothing together, a grammar goes before a list
+         of tokens, both before sequences, and all before a least length.
         """
         mask = None if self.always is None else self.always[None]
-        if form is not None:
-            mask = form if mask is None else _both(form, mask)
+        if grammar_masks is not None:
+            mask = grammar_masks if mask is None else _both(grammar_masks, mask)
         if self.sequences is not None:
             mask = _together(mask, self.sequences.masks(tree, answered))
         ends = self._early_ends(num_answered)
@@ -154,17 +154,18 @@ class AllowedTokens:
         tree: TokenTree,
         num_answered: int,
         answered: Sequence[int] = (),
-        form: GrammarMasks | None = None,
+        grammar: GrammarMasks | None = None,
     ) -> Bool:
         """bool [nodes]: whether a node and all above it may be chosen (`GrammarMasks.accepted`)."""
         if (
-            form is not None
+            grammar is not None
             and self.always is None
             and self.sequences is None
             and self._early_ends(num_answered) is None
         ):
-            return form.accepted
-        masks = self.masks(tree, num_answered, answered, None if form is None else form.masks)
+            return grammar.accepted
+        own = None if grammar is None else grammar.masks
+        masks = self.masks(tree, num_answered, answered, own)
         allowed = np.ones(len(tree), dtype=np.bool_)
         if masks is None or not len(tree):
             return allowed

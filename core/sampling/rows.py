@@ -108,11 +108,11 @@ def _columns(shapings: Sequence[LogitsParams]) -> list[list[float]]:
 
 
 def build_edits(
-    state: RequestState, tree: TokenTree, first_row: int, form: UInt32 | None = None
+    state: RequestState, tree: TokenTree, first_row: int, grammar_masks: UInt32 | None = None
 ) -> LogitEdits | None:
     """Edits of the rows after the root and after each node, the first of which is `first_row`.
 
-    `form` uint32 [1 + nodes, words]: the tokens that the request's constraint allows there.
+    `grammar_masks` uint32 [1 + nodes, words]: the tokens that the request's grammar allows there.
 
     Every row is changed by the text that it follows, its own path included, so that a token's
     choice does not depend on what was drafted beside it. None: nothing is changed.
@@ -121,7 +121,7 @@ def build_edits(
     mask = None
     if permitted is not None:
         answered = state.last_answered(permitted.lookback)
-        mask = permitted.masks(tree, state.num_answered, answered, form)
+        mask = permitted.masks(tree, state.num_answered, answered, grammar_masks)
     return edits_of(params, state.token_counts, mask, tree, first_row)
 
 

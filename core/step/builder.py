@@ -315,13 +315,13 @@ def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
         return None
     if isinstance(part, TreeStep):
         if part.tree_chunk is None:
-            return build_edits(part.state, part.tree, 0, part.extras.form)
+            return build_edits(part.state, part.tree, 0, part.extras.grammar_masks)
         edits = build_edits(part.state, part.tree_chunk.path, 0)
         return None if edits is None else rows_of_edits(edits, part.tree_chunk.rows)
     permitted = part.state.request.allowed_tokens
     constraint = None if permitted is None else permitted.constraint
-    form = None if constraint is None else constraint.first[None]
-    return build_edits(part.state, NO_TREE, 0, form)
+    masks = None if constraint is None else constraint.first[None]
+    return build_edits(part.state, NO_TREE, 0, masks)
 
 
 def placed_edits(chosen: Int32, edits: Sequence[LogitEdits | None]) -> tuple[LogitEdits, ...]:

@@ -59,7 +59,7 @@ class DraftedTree:
     """What drafters offer to one request, merged.
 
     max_nodes  most of its nodes that a step may hold
-    form       uint32 [1 + nodes, words]  the tokens that the request's constraint allows after the
+    grammar_masks  uint32 [1 + nodes, words]  the tokens that the request's grammar allows after the
                root and each node; None without one
     """
 
@@ -67,7 +67,7 @@ class DraftedTree:
     tree: TokenTree
     proposals: Sequence[Proposal]
     max_nodes: int
-    form: UInt32 | None = None
+    grammar_masks: UInt32 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,14 +75,14 @@ class DraftedTrees:
     """What drafters offer to all requests of a step, in order.
 
     states, proposals, max_nodes  by request, as in `DraftedTree`
-    forms                         by a request's place, of those that have one
+    grammar_masks                 by a request's place, of those that have any
     """
 
     states: Sequence[RequestState]
     trees: TreeBatch
     proposals: Sequence[Sequence[Proposal]]
     max_nodes: Sequence[int]
-    forms: Mapping[int, UInt32] = field(default_factory=dict)
+    grammar_masks: Mapping[int, UInt32] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parts: Sequence[DraftedTree]) -> DraftedTrees:
@@ -92,7 +92,11 @@ class DraftedTrees:
             TreeBatch.of([part.tree for part in parts]),
             [part.proposals for part in parts],
             [part.max_nodes for part in parts],
-            {place: part.form for place, part in enumerate(parts) if part.form is not None},
+            {
+                place: part.grammar_masks
+                for place, part in enumerate(parts)
+                if part.grammar_masks is not None
+            },
         )
 
     def __len__(self) -> int:
@@ -101,7 +105,9 @@ class DraftedTrees:
     def parts(self) -> list[DraftedTree]:
         """These of each request."""
         parts = zip(self.states, self.trees, self.proposals, self.max_nodes, strict=True)
-        return [DraftedTree(*part, self.forms.get(place)) for place, part in enumerate(parts)]
+        return [
+            DraftedTree(*part, self.grammar_masks.get(place)) for place, part in enumerate(parts)
+        ]
 
     def where(self, is_wanted: Callable[[RequestState], bool]) -> DraftedTrees:
         """These of the requests that are wanted; itself where all are."""
@@ -116,20 +122,20 @@ class TreeExtras:
 
     num_top_next_tokens  how many most probable next tokens of the root and every node are wanted
     candidates           of the tree, where an acceptance rule decides; else None
-    form                 uint32 [1 + nodes, words]  the tokens that the request's constraint allows
+    grammar_masks        uint32 [1 + nodes, words]  the tokens that the request's grammar allows
                          after the root and each node; None without one
     """
 
     probes: Mapping[str, Probe] = field(default_factory=dict)
     num_top_next_tokens: Mapping[str, int] = field(default_factory=dict)
     candidates: TreeCandidates | None = None
-    form: UInt32 | None = None
+    grammar_masks: UInt32 | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing."""
         has_rows = self.probes or self.num_top_next_tokens
-        return not has_rows and self.candidates is None and self.form is None
+        return not has_rows and self.candidates is None and self.grammar_masks is None
 
 
 NO_EXTRAS = TreeExtras()
