@@ -45,7 +45,7 @@ def test_the_end_is_forbidden_until_the_least_length() -> None:
 def test_an_answer_that_cannot_go_on_may_end_before_its_least_length() -> None:
     rules = AllowedTokens(None, mask_of([0], VOCAB), 9, None)
     # A form that is complete: nothing but token 0 is allowed.
-    assert sets(rules.masks(NO_TREE, 1, form=mask_of([0], VOCAB)[None])) == [{0}]
+    assert sets(rules.masks(NO_TREE, 1, grammar_masks=mask_of([0], VOCAB)[None])) == [{0}]
 
 
 def state_of(params: SamplingParams, prompt: list[int], answer: list[int]) -> RequestState:

@@ -57,7 +57,7 @@ def form_of(constraint: GrammarConstraint, tree: TokenTree) -> GrammarMasks:
 
 def allowed(constraint: GrammarConstraint, tree: TokenTree, always: UInt32 | None = None) -> Bool:
     rules = AllowedTokens(always, None, 0, constraint)
-    return rules.allowed(tree, 0, form=form_of(constraint, tree))
+    return rules.allowed(tree, 0, grammar=form_of(constraint, tree))
 
 
 def one(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
