@@ -10,7 +10,7 @@ import pytest
 from draftline.core.errors import StageLost
 from draftline.core.request.output import Delta, RequestMetrics
 from draftline.core.request.request import PrefixKeys
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
 from support.fakes.fake_target import plain_answer
@@ -39,7 +39,6 @@ def metrics(bench: Bench, name: str) -> RequestMetrics:
     return last.metrics
 
 
-@settings(deadline=None, max_examples=120)
 @given(
     requests,
     st.integers(0, 2**31),
