@@ -59,7 +59,14 @@ def accepted_of(outputs: Sequence[RequestOutput], source: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("stages", "head"), [(1, HEAD), (2, HEAD), (3, HEAD), (1, NEAR), (3, NEAR)]
+    ("stages", "head"),
+    [
+        (1, HEAD),
+        pytest.param(2, HEAD, marks=pytest.mark.full),
+        (3, HEAD),
+        pytest.param(1, NEAR, marks=pytest.mark.full),
+        (3, NEAR),
+    ],
 )
 def test_heads_change_no_token(stages: int, head: DrafterConfig) -> None:
     outputs = check_equal((head,), pipeline_parallel_size=stages)
@@ -138,6 +145,7 @@ def test_heads_beside_other_drafters() -> None:
 
 
 @pytest.mark.net
+@pytest.mark.full
 def test_a_head_of_another_process_changes_no_token_and_drafts_as_one_of_this_process() -> None:
     # Of a shared prefix the last stage has states that waited, a drafter has none.
     far = check_equal((REMOTE,), enable_prefix_caching=False, **PATIENT)
@@ -152,6 +160,7 @@ def test_a_head_of_another_process_changes_no_token_and_drafts_as_one_of_this_pr
 
 
 @pytest.mark.net
+@pytest.mark.full
 def test_a_head_of_another_process_beside_other_drafters() -> None:
     outputs = check_equal((REMOTE, *OTHERS), tree_nodes=24, **PATIENT)
     assert accepted_of(outputs, "far")

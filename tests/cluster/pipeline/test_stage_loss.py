@@ -22,7 +22,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 
 @pytest.mark.parametrize(
-    ("is_apart", "victim"), [pytest.param(False, 0, marks=pytest.mark.full), (True, 1), (False, 1)]
+    ("is_apart", "victim"),
+    [
+        pytest.param(False, 0, marks=pytest.mark.full),
+        pytest.param(True, 1, marks=pytest.mark.full),
+        (False, 1),
+    ],
 )
 async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
     is_apart: bool, victim: int
@@ -64,7 +69,7 @@ async def pids_of(pipeline: RayPipeline) -> list[int]:
 @pytest.mark.parametrize(
     ("number", "victim"),
     [
-        (signal.SIGSTOP, 1),
+        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.full),
         pytest.param(signal.SIGSTOP, 0, marks=pytest.mark.full),
         (signal.SIGKILL, 0),
     ],
