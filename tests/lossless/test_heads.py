@@ -245,17 +245,11 @@ def test_wrong_settings_name_the_field(fields: dict[str, Any], field: str) -> No
     assert caught.value.field.endswith(field)
 
 
-def of_ray(stages: int, settings: dict[str, int], *, is_full: bool) -> Any:
-    return pytest.param(stages, settings, marks=pytest.mark.full if is_full else ())
-
-
+@pytest.mark.full
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize(
-    ("stages", "settings"),
-    [of_ray(2, {}, is_full=False), of_ray(1, {}, is_full=True), of_ray(3, LITTLE_KV, is_full=True)],
-)
+@pytest.mark.parametrize(("stages", "settings"), [(2, {}), (1, {}), (3, LITTLE_KV)])
 def test_heads_change_no_token_where_stages_are_other_processes(
     stages: int, settings: dict[str, int]
 ) -> None:
