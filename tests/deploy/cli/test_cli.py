@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +26,7 @@ from support.contracts.client_contract import check_client
 from support.inputs import head_checkpoints as published
 from support.inputs.quantized_checkpoints import FORMATS, quantize
 from support.servers.served_model import COMMAND, served_model
+from support.servers.stopped_streams import WHOLE, streams_through_sigterm
 from typer.testing import CliRunner
 
 COMMANDS = (
@@ -270,7 +271,7 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.net
 @pytest.mark.timeout(600)
 def test_what_serve_prints_is_true_and_reads_well() -> None:
-    with served_model("demo") as served:
+    with served_model("demo", "--api-processes", "0") as served:
         root = served.url.removesuffix("/v1")
         assert served.lines == [
             f"draftline {__version__} · model demo · 1 stage · drafters suffix, prompt_lookup · "
@@ -299,12 +300,14 @@ def test_what_serve_prints_is_true_and_reads_well() -> None:
 @pytest.mark.net
 @pytest.mark.timeout(600)
 def test_serve_until_sigterm(checkpoint: Path) -> None:
-    """The official client works against `draftline serve`; SIGTERM ends it cleanly.
+    """The official client works against `draftline serve`; SIGTERM lets its streams end.
 
     Its key is not in the process's command line, which everybody can read.
     """
     arguments = [str(checkpoint), "--served-model-name", "tiny", "-pp", "2"]
     arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
+    # Or the answers are over before the signal comes.
+    arguments += ["--drain-timeout", "60", "--multi-step-ms", "0"]
     with served_model(*arguments) as served:
         # What is started, that calls of tools are not known, the address.
         assert len(served.lines) <= 3
@@ -312,7 +315,10 @@ def test_serve_until_sigterm(checkpoint: Path) -> None:
         command_line = Path(f"/proc/{served.process.pid}/cmdline").read_bytes().split(b"\0")
         assert b"--served-model-name" in command_line
         assert b"secret" not in command_line
-        served.process.send_signal(signal.SIGTERM)
+        assert streams_through_sigterm(served, "secret") == WHOLE
         assert served.process.stdout is not None
-        assert served.process.stdout.read() == "stopped\n"
+        # On a busy machine some of the streams may be over by then.
+        said = r"(waiting up to 60 s for \d requests? \(once more ends them\)\n)?stopped\n"
+        printed = served.process.stdout.read()
+        assert re.fullmatch(said, printed), printed
         assert served.process.wait(60) == 0

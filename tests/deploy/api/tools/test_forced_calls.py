@@ -13,7 +13,7 @@ import pytest
 from draftline.models.load.bundled import demo_path
 from support.servers.served_model import served_model
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.full]
 
 # In the manner of Hermes.
 TEMPLATE = (
