@@ -3,18 +3,14 @@
 import pytest
 from support.inputs.head_pairs import KINDS, Pair, pair_of
 
-# One of each network; the other kinds differ in how a token is found, not in what is kept of a
-# request.
-NETWORKS = ("eagle3", "p_eagle", "specformer", "medusa", "dspark")
+# One or two of each network; the other kinds run with the whole matrix.
+FEW = {"griffin", "eagle3", "p_eagle", "specformer", "medusa", "dflash", "dspark"}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=[] if kind in FEW else pytest.mark.full) for kind in KINDS],
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Every kind of head."""
-    return pair_of(request.param, tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module", params=NETWORKS)
-def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A head of each network."""
     return pair_of(request.param, tmp_path_factory.mktemp(request.param))

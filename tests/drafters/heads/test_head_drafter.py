@@ -105,12 +105,12 @@ def paths_of(proposal: Proposal) -> list[list[int]]:
     return paths
 
 
-def test_a_draft_ends_by_the_clock_where_levels_take_longer_than_they_save(network: Pair) -> None:
+def test_a_draft_ends_by_the_clock_where_levels_take_longer_than_they_save(pair: Pair) -> None:
     """A pass takes a second of a clock that counts them; heads that say all levels in one pass have
     nothing to end."""
-    drafter = opened(network, TEXT, tree="chain", num_tokens=3)
+    drafter = opened(pair, TEXT, tree="chain", num_tokens=3)
     drafter.clock = lambda: float(drafter.num_passes)
-    most, is_at_once = 3, network.name in ALL_AT_ONCE
+    most, is_at_once = 3, pair.name in ALL_AT_ONCE
 
     def passes_and_depth(token_s: float) -> tuple[int, int]:
         before = drafter.num_passes
@@ -124,16 +124,16 @@ def test_a_draft_ends_by_the_clock_where_levels_take_longer_than_they_save(netwo
     assert passes_and_depth(1e-6) == (whole if is_at_once else (1, 1))
 
 
-def test_requests_together_are_as_alone(network: Pair) -> None:
+def test_requests_together_are_as_alone(pair: Pair) -> None:
     alone = {}
-    together = network.drafter(top_k=2, num_tokens=3)
+    together = pair.drafter(top_k=2, num_tokens=3)
     queries = []
     for index, name in enumerate("abc"):
         tokens = TEXT[: 6 + index]
         request = DraftRequest(name, np.array(tokens, dtype=np.int32), 3, 0.5 * index, SEED)
-        rows = FeatureRows(name, 0, network.features(tokens)[:-1])
+        rows = FeatureRows(name, 0, pair.features(tokens)[:-1])
         queries.append(Query(name, len(tokens), 12))
-        for drafter in (single := network.drafter(top_k=2, num_tokens=3), together):
+        for drafter in (single := pair.drafter(top_k=2, num_tokens=3), together):
             drafter.open(request)
             drafter.observe_features([rows])
         [alone[name]] = single.propose([queries[-1]])
@@ -143,63 +143,63 @@ def test_requests_together_are_as_alone(network: Pair) -> None:
         np.testing.assert_allclose(proposal.log_probs, alone[name].log_probs, atol=1e-4)
 
 
-def test_without_the_last_feature_there_is_no_draft(network: Pair) -> None:
-    drafter = opened(network, TEXT)
+def test_without_the_last_feature_there_is_no_draft(pair: Pair) -> None:
+    drafter = opened(pair, TEXT)
     drafter.observe([Commit("r", len(TEXT), np.array([3, 4], dtype=np.int32))])
     [proposal] = drafter.propose([Query("r", len(TEXT) + 2, 8)])
     assert proposal.is_empty
 
 
-def test_drafts_go_on_behind_a_hole(network: Pair) -> None:
+def test_drafts_go_on_behind_a_hole(pair: Pair) -> None:
     """Features of two tokens never came: what is behind them sees nothing of these."""
-    drafter = opened(network, TEXT)
+    drafter = opened(pair, TEXT)
     drafter.observe([Commit("r", len(TEXT), np.array([3, 4], dtype=np.int32))])
-    tokens = tell(drafter, network, [*TEXT, 3, 4], [8, 1])
+    tokens = tell(drafter, pair, [*TEXT, 3, 4], [8, 1])
     [proposal] = drafter.propose([Query("r", len(tokens), 8)])
     assert not proposal.is_empty
 
 
 def test_a_request_that_is_opened_in_its_middle_drafts_from_the_states_that_follow(
-    network: Pair,
+    pair: Pair,
 ) -> None:
     """As one whose server was started anew: of its text before there are no states."""
-    drafter = network.drafter()
+    drafter = pair.drafter()
     drafter.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
     [proposal] = drafter.propose([Query("r", len(TEXT), 8)])
     assert proposal.is_empty
-    tokens = tell(drafter, network, TEXT, [8, 1])
+    tokens = tell(drafter, pair, TEXT, [8, 1])
     [proposal] = drafter.propose([Query("r", len(tokens), 8)])
     assert not proposal.is_empty
 
 
-def test_features_that_come_again_change_nothing(network: Pair) -> None:
-    drafter, other = opened(network, TEXT), opened(network, TEXT)
+def test_features_that_come_again_change_nothing(pair: Pair) -> None:
+    drafter, other = opened(pair, TEXT), opened(pair, TEXT)
     [first] = drafter.propose([Query("r", len(TEXT), 8)])
     other.propose([Query("r", len(TEXT), 8)])
-    other.observe_features([FeatureRows("r", 0, network.features(TEXT)[:-1])])
+    other.observe_features([FeatureRows("r", 0, pair.features(TEXT)[:-1])])
     [again] = other.propose([Query("r", len(TEXT), 8)])
     assert again.tokens.tolist() == first.tokens.tolist()
-    tokens = tell(drafter, network, TEXT, [2, 2])
-    assert tell(other, network, TEXT, [2, 2]) == tokens
+    tokens = tell(drafter, pair, TEXT, [2, 2])
+    assert tell(other, pair, TEXT, [2, 2]) == tokens
     [one], [two] = (d.propose([Query("r", len(tokens), 8)]) for d in (drafter, other))
     assert one.tokens.tolist() == two.tokens.tolist()
 
 
-def test_the_oldest_rows_are_let_go(network: Pair) -> None:
-    drafter = opened(network, TEXT * 7, max_tokens=64)
+def test_the_oldest_rows_are_let_go(pair: Pair) -> None:
+    drafter = opened(pair, TEXT * 7, max_tokens=64)
     drafter.propose([Query("r", 7 * len(TEXT), 8)])
     before = drafter.memory_bytes
     tokens = TEXT * 7
     for _ in range(3):
-        tokens = tell(drafter, network, tokens, TEXT)
+        tokens = tell(drafter, pair, tokens, TEXT)
         [proposal] = drafter.propose([Query("r", len(tokens), 8)])
         assert not proposal.is_empty
     assert drafter.memory_bytes < 2 * before
 
 
-def test_unknown_requests(network: Pair) -> None:
-    drafter = opened(network, TEXT)
-    drafter.observe_features([FeatureRows("other", 0, network.features(TEXT))])
+def test_unknown_requests(pair: Pair) -> None:
+    drafter = opened(pair, TEXT)
+    drafter.observe_features([FeatureRows("other", 0, pair.features(TEXT))])
     with pytest.raises(DrafterError, match="not open"):
         drafter.propose([Query("other", 3, 8)])
     drafter.close("r")
@@ -207,12 +207,12 @@ def test_unknown_requests(network: Pair) -> None:
     assert not drafter.memory_bytes
 
 
-async def test_its_link_cuts_its_own_layers_from_those_of_all_heads(network: Pair) -> None:
-    drafter = network.drafter()
+async def test_its_link_cuts_its_own_layers_from_those_of_all_heads(pair: Pair) -> None:
+    drafter = pair.drafter()
     read = drafter.feature_layers
-    assert read == FeatureLayers(feature_layers(network.folder, network.target), published.HIDDEN)
+    assert read == FeatureLayers(feature_layers(pair.folder, pair.target), published.HIDDEN)
     given = FeatureLayers(tuple(range(-1, NUM_LAYERS)), published.HIDDEN)
-    rows = network.features(TEXT)[:-1]
+    rows = pair.features(TEXT)[:-1]
     wide = np.zeros((len(rows), len(given.layers), given.width), dtype=np.float32)
     places = [given.layers.index(layer) for layer in read.layers]
     wide[:, places] = rows.reshape(len(rows), len(read.layers), -1)
@@ -222,19 +222,19 @@ async def test_its_link_cuts_its_own_layers_from_those_of_all_heads(network: Pai
     hub.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
     hub.note_features([FeatureRows("r", 0, wide.reshape(len(rows), -1))])
     [mine] = (await hub.exchange([], [Query("r", len(TEXT), 8)]))["r"]
-    [expected] = opened(network, TEXT).propose([Query("r", len(TEXT), 8)])
+    [expected] = opened(pair, TEXT).propose([Query("r", len(TEXT), 8)])
     assert mine.tokens.tolist() == expected.tokens.tolist()
     await hub.stop()
 
 
-def test_a_head_of_another_model_is_refused(network: Pair, tmp_path: Path) -> None:
+def test_a_head_of_another_model_is_refused(pair: Pair, tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=8, intermediate_size=24,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="does not fit the served model"):
-        load_head_drafter(network.folder, read_model_info(tmp_path))
+        load_head_drafter(pair.folder, read_model_info(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,15 @@ def test_behind_a_path_a_head_goes_on_from_what_it_said_itself(
     assert (len(proposal.tokens) == 3) == (pair.name in GOES_ON)
 
 
-def test_paths_of_several_requests_are_read_together(network: Pair) -> None:
+def test_paths_of_several_requests_are_read_together(pair: Pair) -> None:
     alone = {}
-    together = network.drafter(top_k=2, num_tokens=3)
+    together = pair.drafter(top_k=2, num_tokens=3)
     queries = []
     for index, name in enumerate("abc"):
         tokens = TEXT[: 6 + index]
         request = DraftRequest(name, np.array(tokens, dtype=np.int32), 3, 0.5 * index, SEED)
-        rows = FeatureRows(name, 0, network.features(tokens)[:-1])
-        single = network.drafter(top_k=2, num_tokens=3)
+        rows = FeatureRows(name, 0, pair.features(tokens)[:-1])
+        single = pair.drafter(top_k=2, num_tokens=3)
         for drafter in (single, together):
             drafter.open(request)
             drafter.observe_features([rows])
@@ -66,8 +66,8 @@ def test_paths_of_several_requests_are_read_together(network: Pair) -> None:
     assert len(alone["b"].tokens) > 1
 
 
-def test_behind_what_it_cannot_follow_a_head_says_nothing(network: Pair) -> None:
-    drafter = opened(network, TEXT)
+def test_behind_what_it_cannot_follow_a_head_says_nothing(pair: Pair) -> None:
+    drafter = opened(pair, TEXT)
     for path in ((published.VOCAB,), (-1,), (1,) * 65):
         [proposal] = drafter.propose([Query("r", len(TEXT), 8, path)])
         assert proposal.is_empty
