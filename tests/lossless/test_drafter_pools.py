@@ -54,7 +54,7 @@ def test_texts_are_those_of_plain_decoding(options: dict[str, Any], temperature:
     ("options", "temperature", "streaming"),
     [
         pytest.param({}, 0.8, "on", id="sampled, streamed", marks=pytest.mark.full),
-        pytest.param(TREES, 0.8, "off", id="sampled, trees"),
+        pytest.param(TREES, 0.8, "off", id="sampled, trees", marks=pytest.mark.full),
         pytest.param(OTHER, 0.8, "on", id="sampled, other tokenizer, streamed"),
         pytest.param({}, 0.0, "off", id="greedy", marks=pytest.mark.full),
         pytest.param(TREES, 0.0, "on", id="greedy, trees, streamed", marks=pytest.mark.full),

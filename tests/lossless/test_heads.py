@@ -181,6 +181,7 @@ def test_a_head_behind_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.full
 def test_a_head_that_is_late_changes_no_token() -> None:
     check_equal((REMOTE,), draft_deadline_ms=0.1)
 
