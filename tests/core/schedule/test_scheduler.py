@@ -10,7 +10,7 @@ import pytest
 from draftline.core.errors import StageLost
 from draftline.core.request.output import Delta, RequestMetrics
 from draftline.core.request.request import PrefixKeys
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
 from support.fakes.fake_target import plain_answer
@@ -39,6 +39,7 @@ def metrics(bench: Bench, name: str) -> RequestMetrics:
     return last.metrics
 
 
+@settings(max_examples=2 * settings().max_examples)
 @given(
     requests,
     st.integers(0, 2**31),
