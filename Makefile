@@ -16,7 +16,7 @@ serve: $(READY) ## serve the bundled model with the OpenAI API; ARGS="--port 800
 test: $(READY) redis compiler ## lint, types and tests
 	@scripts/test.sh -m "not full" $(ARGS)
 
-test-full: $(READY) redis compiler ## the same with the whole matrix of the lossless tests
+test-full: $(READY) redis compiler ## the same with every case, and more examples of each property
 	@scripts/test.sh $(ARGS)
 
 soak: $(READY) redis ## mixed requests on Ray for half an hour while its processes die; ARGS="--minutes 5"

@@ -45,12 +45,10 @@ def device_answers() -> bool:
 if not device_answers():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Time is not what the properties are about. With CI set, hypothesis loads its own profile, which
-# repeats the same examples in every run.
-settings.register_profile("quick", deadline=None, max_examples=10)
-if "CI" not in os.environ:
-    settings.register_profile("local", deadline=None)
-    settings.load_profile("local")
+# Time is not what the properties are about. They are based on hypothesis's default, which repeats
+# the same examples in every run with CI set. `quick` is for `make test`.
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("whole", deadline=None)
 
 UNIT_AREAS = frozenset(
     {
@@ -78,6 +76,11 @@ GUARDED = {
     "redis.connection": ("AbstractConnection.connect",),
     "redis.asyncio.connection": ("AbstractConnection.connect",),
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the profile before any test reads it; `--hypothesis-profile` goes before this one."""
+    settings.load_profile("quick" if "not full" in config.option.markexpr else "whole")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups

@@ -95,6 +95,9 @@ async def test_a_drafter_that_logs_thousands_of_errors_keeps_answering(start, ca
     while not any("event=lines_left_out" in record.message for record in caplog.records):
         assert time.monotonic() < deadline, "nobody says that lines were left out"
         await asyncio.sleep(0.01)
+    process.stop()
+    with pytest.raises(DrafterError, match="closed"):
+        await process.address()
 
 
 async def test_a_paused_server_is_replaced_and_proposals_come_again(start):
@@ -139,7 +142,7 @@ async def test_no_secret_is_among_a_childs_arguments(start):
     assert process.token not in arguments
 
 
-async def test_calls_without_the_childs_token_are_refused(start, caplog):
+async def test_a_child_serves_those_with_its_token_and_ends_with_its_parent(start, caplog):
     process = start()
     address = await process.address()
     for token in (None, "x" * 43):
@@ -151,11 +154,6 @@ async def test_calls_without_the_childs_token_are_refused(start, caplog):
     assert "UNAUTHENTICATED" in caplog.text
     assert "token_env or token_file" in caplog.text
     assert process.token not in caplog.text
-
-
-async def test_a_child_ends_with_its_parent(start):
-    process = start()
-    await process.address()
     child = process._child
     # The kernel does this when the parent is killed.
     child._process.stdin.close()
@@ -164,15 +162,6 @@ async def test_a_child_ends_with_its_parent(start):
         assert time.monotonic() < deadline, "it outlives its parent"
         await asyncio.sleep(0.01)
     assert child.status == 0
-
-
-async def test_a_stopped_process_stays_ended(start):
-    process = start()
-    await process.address()
-    process.stop()
-    process.stop()
-    with pytest.raises(DrafterError, match="closed"):
-        await process.address()
 
 
 async def test_servers_that_hang_again_and_again_are_replaced_ever_more_seldom():

@@ -26,7 +26,13 @@ GOALS = 5
 pytestmark = pytest.mark.xdist_group("gpu_run")
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("cpu", marks=pytest.mark.full),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the run left: out.txt, gpu.json, gpu.png."""
     folder = tmp_path_factory.mktemp("gpu")

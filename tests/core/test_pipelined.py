@@ -36,7 +36,7 @@ requests = st.lists(
     [([0, 0, 1], 34), ([0], 10), ([0], 11), ([0] * 12, 25), ([0] * 7 + [1] + [0] * 10, 16)],
     3, 2, 12, 27, True, True, (False, False), True, True,
 )  # fmt: skip
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     requests,
     st.integers(0, 2**31),
@@ -98,7 +98,7 @@ async def change_costs(bench: Bench, rng: random.Random) -> None:
             await asyncio.sleep(0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(requests, st.integers(0, 2**31), st.integers(2, 9), st.integers(1, 12), st.data())
 def test_no_block_leaks_after_any_order_of_finish_cancel_and_failure(
     found: list[tuple[list[int], int]], seed: int, groups: int, turns: int, data: st.DataObject

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Commit, Proposal, Query
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.small_drafters import DRAFTERS, VOCAB, commit_of, request, same
 
@@ -24,7 +24,6 @@ every_drafter = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.
 texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 paths = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
 temperatures = st.sampled_from([0.0, 0.8])
-quick = settings(max_examples=40, deadline=None)
 
 
 def ask(drafter: Drafter, text: list[int], path: list[int] | None = None) -> Proposal:
@@ -46,7 +45,6 @@ def taught(make: Callable[[], Drafter]) -> Drafter:
 
 
 @pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - FORGETFUL))
-@quick
 @given(text=texts, path=paths, temperature=temperatures)
 def test_a_path_is_gone_on_from_as_from_text(
     name: str, text: list[int], path: list[int], temperature: float
@@ -79,7 +77,6 @@ def test_n_grams_of_the_text_go_on_behind_a_path(name: str) -> None:
 
 
 @every_drafter
-@quick
 @given(text=texts, asked=st.lists(paths, min_size=1, max_size=3), temperature=temperatures)
 def test_nothing_is_learned_of_a_path(
     make: Callable[[], Drafter], text: list[int], asked: list[list[int]], temperature: float
@@ -109,7 +106,6 @@ def test_nothing_is_learned_of_a_path(
 
 
 @every_drafter
-@quick
 @given(asked=st.lists(st.tuples(texts, st.none() | paths), min_size=2, max_size=4))
 def test_queries_with_and_without_paths_in_one_message(
     make: Callable[[], Drafter], asked: list[tuple[list[int], Any]]

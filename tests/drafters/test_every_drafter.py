@@ -7,7 +7,7 @@ import pytest
 from draftline.core.errors import DrafterError
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Query
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.small_drafters import DRAFTERS, VOCAB, commit_of, request, same
 
@@ -17,11 +17,9 @@ texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 steps = st.lists(texts, max_size=6)
 temperatures = st.sampled_from([0.0, 0.8])
 budgets = st.integers(0, 20)
-quick = settings(max_examples=40, deadline=None)
 
 
 @every_drafter
-@quick
 @given(prompt=texts, commits=steps, temperature=temperatures, budget=budgets)
 def test_proposals_are_valid_bounded_and_repeatable(
     make: Callable[[], Drafter],
@@ -52,7 +50,6 @@ def test_proposals_are_valid_bounded_and_repeatable(
 
 
 @every_drafter
-@quick
 @given(prompt=texts, commits=steps, temperature=temperatures)
 def test_reopening_equals_observing(
     make: Callable[[], Drafter], prompt: list[int], commits: list[list[int]], temperature: float
@@ -72,7 +69,6 @@ def test_reopening_equals_observing(
 
 
 @every_drafter
-@quick
 @given(prompts=st.lists(texts, min_size=2, max_size=4), order=st.randoms())
 def test_the_order_of_a_batch_does_not_matter(
     make: Callable[[], Drafter], prompts: list[list[int]], order: Any

@@ -19,7 +19,7 @@ from draftline.drafters.tree_shape import (
     shape_of_sequoia,
     shape_of_widths,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 Path_ = tuple[int, ...]
@@ -108,7 +108,6 @@ def value_of(paths: frozenset[Path_], acceptance: list[float]) -> float:
 probabilities = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=40)
 @given(probabilities, st.integers(1, 6), st.integers(1, 4))
 def test_sequoia_is_the_best_of_all_trees(
     acceptance: list[float], num_nodes: int, max_depth: int

@@ -151,6 +151,7 @@ async def test_the_engines_process_is_paused(served: ServedModel) -> None:
     assert await num_running(served) == 0
 
 
+@pytest.mark.full
 async def test_a_signal_lets_both_processes_end_their_streams(served: ServedModel) -> None:
     with served_model("demo", "--api-processes", "2", "--speculative-config", "[]") as other:
         pids = api_pids(other.process.pid)

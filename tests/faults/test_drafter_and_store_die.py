@@ -65,7 +65,7 @@ KILLED, PAUSED = signal.SIGKILL, signal.SIGSTOP
     ("drafter", "numbers"),
     [
         pytest.param(SPECTRA, (KILLED, PAUSED), id="spectra"),
-        pytest.param(HEAD, (KILLED,), id="head"),
+        pytest.param(HEAD, (KILLED,), id="head", marks=pytest.mark.full),
         pytest.param(HEAD, (PAUSED,), id="paused head", marks=pytest.mark.full),
     ],
 )

@@ -109,7 +109,14 @@ def generate_beside(
 
 @pytest.mark.net
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("disturbed", [slowed, paused, killed], ids=["slowed", "paused", "killed"])
+@pytest.mark.parametrize(
+    "disturbed",
+    [
+        pytest.param(slowed, id="slowed", marks=pytest.mark.full),
+        pytest.param(paused, id="paused"),
+        pytest.param(killed, id="killed"),
+    ],
+)
 def test_texts_stay_as_they_are_and_requests_move(
     engine: Engine, disturbed: Callable[[int], contextlib.AbstractContextManager[None]]
 ) -> None:

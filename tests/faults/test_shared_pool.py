@@ -66,6 +66,7 @@ def generating(engines: Sequence[Engine], num_prompts: int) -> Iterator[list[tup
 
 
 @pytest.mark.cluster
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_pool_grows_loses_a_server_and_shrinks_and_texts_stay(engines: list[Engine]) -> None:

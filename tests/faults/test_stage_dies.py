@@ -50,7 +50,9 @@ def engine(ray_cluster: None) -> Iterator[Engine]:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.full), signal.SIGSTOP]
+)
 def test_requests_of_a_lost_stage_go_on_with_its_successor(
     engine: Engine, number: signal.Signals
 ) -> None:

@@ -110,7 +110,16 @@ def draw(acceptance: str, drafters: Sequence[DrafterConfig]) -> list[RequestOutp
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mix", ["model", "head", "head tree", "mixed", "two models"])
+@pytest.mark.parametrize(
+    "mix",
+    [
+        pytest.param("model", marks=pytest.mark.full),
+        pytest.param("head", marks=pytest.mark.full),
+        "head tree",
+        "mixed",
+        "two models",
+    ],
+)
 def test_answers_have_the_target_s_distribution(
     mix: str, distribution: dict[tuple[int, ...], float]
 ) -> None:
@@ -123,7 +132,9 @@ def test_answers_have_the_target_s_distribution(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("model", ["demo-drafter", "demo-griffin"])
+@pytest.mark.parametrize(
+    "model", ["demo-drafter", pytest.param("demo-griffin", marks=pytest.mark.full)]
+)
 def test_trees_of_draws_keep_the_target_s_distribution(
     model: str, distribution: dict[tuple[int, ...], float], tmp_path: Path
 ) -> None:

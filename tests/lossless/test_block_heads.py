@@ -49,12 +49,12 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("kind", "tree", "stages"),
     [
-        ("dflash", "best_first", 1),
+        pytest.param("dflash", "best_first", 1, marks=pytest.mark.full),
         ("dflash", "best_first", 3),
-        ("dflash", "chain", 2),
-        ("dflash", "dynamic", 1),
+        pytest.param("dflash", "chain", 2, marks=pytest.mark.full),
+        pytest.param("dflash", "dynamic", 1, marks=pytest.mark.full),
         ("dspark", "dynamic", 2),
-        ("p_eagle", "best_first", 1),
+        pytest.param("p_eagle", "best_first", 1, marks=pytest.mark.full),
         ("p_eagle", "chain", 3),
     ],
 )
@@ -66,6 +66,7 @@ def test_block_drafts_change_no_token(
 
 
 @pytest.mark.net
+@pytest.mark.full
 def test_masked_drafts_of_another_process_change_no_token(untrained: dict[str, Path]) -> None:
     head = DrafterConfig(kind="head", model=str(untrained["p_eagle"]), transport="grpc")
     check_equal(head, pipeline_parallel_size=2, draft_deadline_ms=5000)

@@ -21,7 +21,7 @@ ROUNDED: dict[str, Any] = {"weights": "int8", "tree": "dynamic"}
 @pytest.mark.parametrize(
     ("options", "temperature"),
     [
-        pytest.param(POOL, 0.0, id="greedy, pool"),
+        pytest.param(POOL, 0.0, id="greedy, pool", marks=pytest.mark.full),
         pytest.param(POOL, 0.8, id="sampled, pool", marks=pytest.mark.full),
         pytest.param(ROUNDED, 0.0, id="greedy, int8", marks=pytest.mark.full),
         pytest.param(ROUNDED, 0.8, id="sampled, int8"),
@@ -53,8 +53,8 @@ def test_texts_are_those_of_plain_decoding(options: dict[str, Any], temperature:
 @pytest.mark.parametrize(
     ("options", "temperature", "streaming"),
     [
-        pytest.param({}, 0.8, "on", id="sampled, streamed"),
-        pytest.param(TREES, 0.8, "off", id="sampled, trees"),
+        pytest.param({}, 0.8, "on", id="sampled, streamed", marks=pytest.mark.full),
+        pytest.param(TREES, 0.8, "off", id="sampled, trees", marks=pytest.mark.full),
         pytest.param(OTHER, 0.8, "on", id="sampled, other tokenizer, streamed"),
         pytest.param({}, 0.0, "off", id="greedy", marks=pytest.mark.full),
         pytest.param(TREES, 0.0, "on", id="greedy, trees, streamed", marks=pytest.mark.full),

@@ -59,7 +59,14 @@ def accepted_of(outputs: Sequence[RequestOutput], source: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("stages", "head"), [(1, HEAD), (2, HEAD), (3, HEAD), (1, NEAR), (3, NEAR)]
+    ("stages", "head"),
+    [
+        (1, HEAD),
+        pytest.param(2, HEAD, marks=pytest.mark.full),
+        (3, HEAD),
+        pytest.param(1, NEAR, marks=pytest.mark.full),
+        (3, NEAR),
+    ],
 )
 def test_heads_change_no_token(stages: int, head: DrafterConfig) -> None:
     outputs = check_equal((head,), pipeline_parallel_size=stages)
@@ -138,6 +145,7 @@ def test_heads_beside_other_drafters() -> None:
 
 
 @pytest.mark.net
+@pytest.mark.full
 def test_a_head_of_another_process_changes_no_token_and_drafts_as_one_of_this_process() -> None:
     # Of a shared prefix the last stage has states that waited, a drafter has none.
     far = check_equal((REMOTE,), enable_prefix_caching=False, **PATIENT)
@@ -152,6 +160,7 @@ def test_a_head_of_another_process_changes_no_token_and_drafts_as_one_of_this_pr
 
 
 @pytest.mark.net
+@pytest.mark.full
 def test_a_head_of_another_process_beside_other_drafters() -> None:
     outputs = check_equal((REMOTE, *OTHERS), tree_nodes=24, **PATIENT)
     assert accepted_of(outputs, "far")
@@ -172,6 +181,7 @@ def test_a_head_behind_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.full
 def test_a_head_that_is_late_changes_no_token() -> None:
     check_equal((REMOTE,), draft_deadline_ms=0.1)
 
@@ -236,17 +246,11 @@ def test_wrong_settings_name_the_field(fields: dict[str, Any], field: str) -> No
     assert caught.value.field.endswith(field)
 
 
-def of_ray(stages: int, settings: dict[str, int], *, is_full: bool) -> Any:
-    return pytest.param(stages, settings, marks=pytest.mark.full if is_full else ())
-
-
+@pytest.mark.full
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize(
-    ("stages", "settings"),
-    [of_ray(2, {}, is_full=False), of_ray(1, {}, is_full=True), of_ray(3, LITTLE_KV, is_full=True)],
-)
+@pytest.mark.parametrize(("stages", "settings"), [(2, {}), (1, {}), (3, LITTLE_KV)])
 def test_heads_change_no_token_where_stages_are_other_processes(
     stages: int, settings: dict[str, int]
 ) -> None:

@@ -39,8 +39,17 @@ def check_counts(outputs: list[RequestOutput], vocab_size: int) -> None:
         assert [(token + 1) % vocab_size for token in text[:-1]] == text[1:]
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("tree", ["chain", "dynamic", "choices"])
+@pytest.mark.parametrize(
+    ("tree", "stages"),
+    [
+        ("chain", 1),
+        ("dynamic", 2),
+        ("choices", 1),
+        pytest.param("chain", 2, marks=pytest.mark.full),
+        pytest.param("dynamic", 1, marks=pytest.mark.full),
+        pytest.param("choices", 2, marks=pytest.mark.full),
+    ],
+)
 def test_every_level_tells_its_own_token(
     target: tuple[Path, Tensor], tmp_path: Path, tree: str, stages: int
 ) -> None:

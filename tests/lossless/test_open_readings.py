@@ -57,7 +57,12 @@ def check_found(folder: Path, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "placement"), [(1, "last_stage"), (2, "last_stage"), (2, "actor")]
+    ("stages", "placement"),
+    [
+        pytest.param(1, "last_stage", marks=pytest.mark.full),
+        (2, "last_stage"),
+        pytest.param(2, "actor", marks=pytest.mark.full),
+    ],
 )
 def test_an_engine_finds_the_layout_out(
     unsaid: Path, stages: int, placement: str, caplog: pytest.LogCaptureFixture

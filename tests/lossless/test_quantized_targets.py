@@ -35,7 +35,12 @@ def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("form", "stages"), [("gptq 4, act order", 1), ("fp8 blocks", 2), ("packed 4, asymmetric", 1)]
+    ("form", "stages"),
+    [
+        pytest.param("gptq 4, act order", 1, marks=pytest.mark.full),
+        ("fp8 blocks", 2),
+        pytest.param("packed 4, asymmetric", 1, marks=pytest.mark.full),
+    ],
 )
 def test_drafts_change_no_token_of_a_quantized_target(
     form: str, stages: int, tmp_path: Path

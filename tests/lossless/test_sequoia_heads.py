@@ -34,9 +34,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("model", "options", "stages"),
     [
-        ("demo-griffin", {}, 1),
+        pytest.param("demo-griffin", {}, 1, marks=pytest.mark.full),
         ("demo-griffin", {"placement": "actor"}, 2),
-        ("demo-dflash", {"placement": "actor"}, 1),
+        pytest.param("demo-dflash", {"placement": "actor"}, 1, marks=pytest.mark.full),
         ("demo-dflash", {"tree_size": "full"}, 2),
     ],
 )

@@ -54,7 +54,7 @@ def answer(engine: Engine, *, is_plain: bool = False) -> list[tuple[int, ...]]:
     return [one.token_ids for one in outputs]
 
 
-@pytest.mark.parametrize("placement", ["last_stage", "actor"])
+@pytest.mark.parametrize("placement", ["last_stage", pytest.param("actor", marks=pytest.mark.full)])
 def test_a_random_head_is_left_out(
     strange: Path, handed_out: list[bool], caplog: pytest.LogCaptureFixture, placement: str
 ) -> None:

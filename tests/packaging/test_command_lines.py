@@ -1,7 +1,8 @@
 """Command lines of the pages: each is run as printed, or at least read as its command reads it.
 
 What is run has the bundled model in place of names that stand for a model. `EXTERNAL` are commands
-of others, `ONLY_READ` those of this package that are not run here, each with the reason.
+of others, `ONLY_READ` those of this package that are not run here, each with the reason. Those of
+start.md run with the whole matrix, which takes minutes.
 """
 
 from __future__ import annotations
@@ -364,6 +365,7 @@ def start_page(folder: Path, lines: list[str]) -> Iterator[StartPage]:
         page.close()
 
 
+@pytest.mark.full
 @pytest.mark.net
 @pytest.mark.timeout(600)
 def test_the_first_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ def test_from_the_root_the_bare_name_kernels_is_ours_and_empty() -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.full
 def test_import_inside_a_ray_worker_of_a_driver_in_the_root() -> None:
     output = run_python(f"PROBE = {PROBE!r}\n{RAY_PROBE}", ROOT)
     assert output.strip() == str(ROOT / "__init__.py")

@@ -61,14 +61,11 @@ def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-# The loops of core and drafters are compiled anew in the copy, which takes minutes.
+# Loops are compiled anew in the copy, which takes minutes.
+@pytest.mark.full
 @pytest.mark.parametrize(
     "names",
-    [
-        ("retrieval_store",),
-        pytest.param(UNIT_AREAS, marks=[pytest.mark.full, pytest.mark.timeout(1200)]),
-        pytest.param(("models",), marks=pytest.mark.full),
-    ],
+    [pytest.param(UNIT_AREAS, marks=pytest.mark.timeout(1200)), ("models",)],
     ids=", ".join,
 )
 def test_the_unit_tests_pass(bare_tree: Path, names: tuple[str, ...]) -> None:

@@ -157,7 +157,9 @@ def target() -> tuple[nn.Embedding, nn.Linear, TextBatch]:
     return embed, lm_head, TextBatch(tokens, features, answers, features)
 
 
-@pytest.mark.parametrize(("kind", "num_aligned"), [("eagle", 0), ("griffin", 3)])
+@pytest.mark.parametrize(
+    ("kind", "num_aligned"), [pytest.param("eagle", 0, marks=pytest.mark.full), ("griffin", 3)]
+)
 def test_heads_learn_all_passes(kind: str, num_aligned: int) -> None:
     embed, lm_head, batch = target()
     drafter = head(kind)

@@ -101,7 +101,7 @@ async def run(answers: list[Any], seed: int) -> tuple[list[int], DrafterHub]:
     return bench.tokens("r"), hub
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(garbage_proposals, min_size=1, max_size=4), st.integers(0, 5))
 def test_garbage_changes_no_text_and_harms_no_other_drafter(answers: list[Any], seed: int) -> None:
     tokens, hub = asyncio.run(run(answers, seed))

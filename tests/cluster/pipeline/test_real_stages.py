@@ -42,7 +42,7 @@ def specs(folder: Path, num_stages: int, device: str = "cpu") -> list[StageSpec]
 @pytest.mark.parametrize(
     ("transport", "device"),
     [
-        ("auto", "cpu"),
+        pytest.param("auto", "cpu", marks=pytest.mark.full),
         pytest.param("distributed", "cuda", marks=[pytest.mark.gpu, TWO_GPUS]),
         pytest.param("nccl", "cuda", marks=[pytest.mark.gpu, TWO_GPUS]),
     ],

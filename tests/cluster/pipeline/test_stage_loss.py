@@ -21,9 +21,8 @@ TEARDOWN_S = 10.0
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 
-@pytest.mark.parametrize(
-    ("is_apart", "victim"), [pytest.param(False, 0, marks=pytest.mark.full), (True, 1), (False, 1)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("is_apart", "victim"), [(False, 0), (True, 1), (False, 1)])
 async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
     is_apart: bool, victim: int
 ) -> None:
@@ -61,13 +60,9 @@ async def pids_of(pipeline: RayPipeline) -> list[int]:
     return [await stage.__ray_call__.remote(lambda _: os.getpid()) for stage in stages]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("number", "victim"),
-    [
-        (signal.SIGSTOP, 1),
-        pytest.param(signal.SIGSTOP, 0, marks=pytest.mark.full),
-        (signal.SIGKILL, 0),
-    ],
+    ("number", "victim"), [(signal.SIGSTOP, 1), (signal.SIGSTOP, 0), (signal.SIGKILL, 0)]
 )
 async def test_a_restart_keeps_the_stage_that_lives_and_replaces_the_other(
     number: signal.Signals, victim: int
@@ -106,6 +101,7 @@ async def test_a_paused_stage_does_not_hold_up_the_end() -> None:
     assert await no_actors_left()
 
 
+@pytest.mark.full
 async def test_a_stage_of_a_dead_coordinator_goes_on_with_its_successor() -> None:
     """The first coordinator's connection is cut, so that it can drive the stage no more."""
     keeper = OwnKeeper()

@@ -39,7 +39,7 @@ def metrics(bench: Bench, name: str) -> RequestMetrics:
     return last.metrics
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     requests,
     st.integers(0, 2**31),

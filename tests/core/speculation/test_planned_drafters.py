@@ -33,10 +33,10 @@ def test_a_drafter_that_never_brings_anything_costs_less_than_2_percent(
 def test_requests_that_are_tried_together_pay_for_their_message() -> None:
     cost = DraftCost(0.005, 0.00001, 0.0)
     simulation = Simulation({"useless": Guess(lambda _request: 0.0, cost=cost)})
-    simulation.run(REQUESTS, 10.0)
+    simulation.run(REQUESTS, 5.0)
     before = simulation.spent["useless"]
-    simulation.run(REQUESTS, 40.0)
-    assert 0 < simulation.spent["useless"] - before < 1.25 * EXPLORED_SHARE * 40.0
+    simulation.run(REQUESTS, 20.0)
+    assert 0 < simulation.spent["useless"] - before < 1.25 * EXPLORED_SHARE * 20.0
 
 
 def test_where_nobody_pays_most_steps_go_without_a_plan() -> None:
@@ -74,9 +74,9 @@ def test_a_new_request_of_which_something_is_expected_is_planned_at_once() -> No
 def test_a_dear_drafter_is_tried_no_more_often_than_its_price_allows() -> None:
     dear = Guess(lambda _request: 0.3, cost=DraftCost(0.05, 0.001, 0.001))
     simulation = Simulation({"dear": dear})
-    simulation.run(REQUESTS, 5.0)
+    simulation.run(REQUESTS[:2], 5.0)
     before = simulation.spent["dear"]
-    simulation.run(REQUESTS, 120.0)
+    simulation.run(REQUESTS[:2], 120.0)
     assert 0 < simulation.spent["dear"] - before < 0.01 * 120.0
 
 
@@ -124,7 +124,7 @@ def test_at_the_times_of_a_large_target_what_never_pays_takes_one_percent(seed: 
 def test_one_that_seems_too_dear_is_tried_still() -> None:
     """It is asked when its account is full: the price may have been measured during a pause."""
     simulation = Simulation({"dear": Guess(lambda _request: 0.3, cost=DraftCost(1.0, 0.0, 0.0))})
-    simulation.run(REQUESTS, 60.0)
+    simulation.run(REQUESTS[:2], 60.0)
     assert 1.0 <= simulation.spent["dear"] <= 5.0
 
 

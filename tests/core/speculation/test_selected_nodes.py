@@ -14,7 +14,7 @@ from draftline.core.speculation.step_cost import StepCost
 from draftline.core.tree.acceptance import AcceptanceTable
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
 from support.fakes.fake_target import plain_answer
@@ -177,7 +177,6 @@ def test_what_is_chosen_is_a_tree_and_no_slower_than_plain_or_all(
     assert rate(chosen, cost) >= rate(trees, cost) - 1e-9
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.floats(0.1, 20.0), min_size=1, max_size=4),
     st.integers(0, 2**31),

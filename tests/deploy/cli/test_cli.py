@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
+import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
-from draftline import __version__
+from draftline import Engine, EngineConfig, SamplingParams, __version__
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.doctor import run_doctor
 from draftline.kernels import dispatch
@@ -27,6 +26,7 @@ from support.contracts.client_contract import check_client
 from support.inputs import head_checkpoints as published
 from support.inputs.quantized_checkpoints import FORMATS, quantize
 from support.servers.served_model import COMMAND, served_model
+from support.servers.stopped_streams import WHOLE, streams_through_sigterm
 from typer.testing import CliRunner
 
 COMMANDS = (
@@ -126,16 +126,22 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_doctor_says_what_a_drafter_is_and_whether_it_fits(
-    tmp_path: Path, shapes: published.Shapes, exit_code: int, said: tuple[str, ...]
+    tmp_path: Path,
+    shapes: published.Shapes,
+    exit_code: int,
+    said: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Others know no mask.
     folder = published.save(tmp_path, shapes, published.P_EAGLE)
-    result = subprocess.run(
-        [*COMMAND, "doctor", "--drafter", str(folder)],
-        capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
-    assert result.returncode == exit_code, result.stderr
-    assert all(part in result.stdout + result.stderr for part in said), result.stdout
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["draftline", "doctor", "--drafter", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    assert ended.value.code == exit_code, captured.err
+    assert all(part in captured.out + captured.err for part in said), captured.out
 
 
 def test_doctor_says_how_weights_are_stored_and_what_they_take(
@@ -233,17 +239,14 @@ def test_doctor_on_gpus(
 
 def test_generate_prints_the_text_alone(checkpoint: Path) -> None:
     arguments = ["generate", "abcabcabc", "--model", str(checkpoint), "--max-tokens", "8"]
-    runs = [
-        subprocess.run(
-            [*COMMAND, *arguments, "--speculative-config", drafters],
-            capture_output=True, check=True, timeout=170,
-        )
-        for drafters in ("[]", '[{"kind": "prompt_lookup"}]')
-    ]  # fmt: skip
-    assert runs[0].stdout == runs[1].stdout
-    assert runs[0].stdout.endswith(b"\n")
-    assert b"8 tokens" in runs[0].stderr
-    assert all(run.stderr.count(b"\n") == 1 for run in runs)
+    arguments += ["--speculative-config", '[{"kind": "prompt_lookup"}]']
+    run = subprocess.run([*COMMAND, *arguments], capture_output=True, check=True, timeout=170)
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    with Engine(EngineConfig(model=str(checkpoint))) as engine:
+        [output] = engine.generate(["abcabcabc"], params)
+    assert run.stdout.decode(errors="replace") == f"{output.text}\n"
+    assert b"8 tokens" in run.stderr
+    assert run.stderr.count(b"\n") == 1
 
 
 def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
@@ -268,7 +271,7 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.net
 @pytest.mark.timeout(600)
 def test_what_serve_prints_is_true_and_reads_well() -> None:
-    with served_model("demo") as served:
+    with served_model("demo", "--api-processes", "0") as served:
         root = served.url.removesuffix("/v1")
         assert served.lines == [
             f"draftline {__version__} · model demo · 1 stage · drafters suffix, prompt_lookup · "
@@ -297,12 +300,14 @@ def test_what_serve_prints_is_true_and_reads_well() -> None:
 @pytest.mark.net
 @pytest.mark.timeout(600)
 def test_serve_until_sigterm(checkpoint: Path) -> None:
-    """The official client works against `draftline serve`; SIGTERM ends it cleanly.
+    """The official client works against `draftline serve`; SIGTERM lets its streams end.
 
     Its key is not in the process's command line, which everybody can read.
     """
     arguments = [str(checkpoint), "--served-model-name", "tiny", "-pp", "2"]
     arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
+    # Or the answers are over before the signal comes.
+    arguments += ["--drain-timeout", "60", "--multi-step-ms", "0"]
     with served_model(*arguments) as served:
         # What is started, that calls of tools are not known, the address.
         assert len(served.lines) <= 3
@@ -310,7 +315,10 @@ def test_serve_until_sigterm(checkpoint: Path) -> None:
         command_line = Path(f"/proc/{served.process.pid}/cmdline").read_bytes().split(b"\0")
         assert b"--served-model-name" in command_line
         assert b"secret" not in command_line
-        served.process.send_signal(signal.SIGTERM)
+        assert streams_through_sigterm(served, "secret") == WHOLE
         assert served.process.stdout is not None
-        assert served.process.stdout.read() == "stopped\n"
+        # On a busy machine some of the streams may be over by then.
+        said = r"(waiting up to 60 s for \d requests? \(once more ends them\)\n)?stopped\n"
+        printed = served.process.stdout.read()
+        assert re.fullmatch(said, printed), printed
         assert served.process.wait(60) == 0

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import gc, sys
 from numba.core.dispatcher import Dispatcher
@@ -50,5 +52,6 @@ def test_an_adaptive_engine_loads_nothing_late(checkpoint: Path) -> None:
     assert late(checkpoint, "adaptive") == "{}"
 
 
+@pytest.mark.full
 def test_an_engine_that_always_drafts_loads_nothing_late(checkpoint: Path) -> None:
     assert late(checkpoint, "full") == "{}"

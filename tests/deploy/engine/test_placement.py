@@ -34,7 +34,7 @@ async def start(drafter: dict[str, object]) -> None:
         placement.close()
 
 
-@pytest.mark.parametrize("transport", ["inproc", "grpc"])
+@pytest.mark.parametrize("transport", ["inproc", pytest.param("grpc", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("drafter", "message"), WRONG_DRAFTERS)
 async def test_a_drafter_that_cannot_start_is_named(
     drafter: dict[str, object], message: str, transport: str
@@ -43,6 +43,7 @@ async def test_a_drafter_that_cannot_start_is_named(
         await start({**drafter, "transport": transport})
 
 
+@pytest.mark.full
 async def test_a_redis_that_is_not_there_is_named(tmp_path: Path) -> None:
     url = "redis://127.0.0.1:1/0"
     with pytest.raises(ConfigError, match=r"drafters\[1\].*127\.0\.0\.1:1"):

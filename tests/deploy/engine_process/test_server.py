@@ -20,6 +20,7 @@ from draftline.core.errors import (
 from draftline.core.request.output import TARGET_SOURCE, Delta, FinishReason, RequestMetrics
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.engine.stats import EngineStats
+from draftline.deploy.engine_process import client as clients
 from draftline.deploy.engine_process import connection as connections
 from draftline.deploy.engine_process.connection import Connection
 from draftline.deploy.engine_process.messages import Beat, Hello, decode_from_engine
@@ -210,7 +211,10 @@ async def test_requests_of_a_lost_api_process_are_cancelled(checkpoint: Any) -> 
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_requests_of_a_lost_engine_end_with_an_error(checkpoint: Any) -> None:
+async def test_requests_of_a_lost_engine_end_with_an_error(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "CONTROL_TIMEOUT_S", 0.05)
     engine = SteppedEngine()
     async with split_engine(engine, str(checkpoint)) as split:
         waiting = await begun(engine, split.client, 3)

@@ -9,20 +9,20 @@ PROGRAM = """
 import threading, time
 from draftline.deploy.ray_serve.runtime import ends_within
 
-with ends_within({limit}):
-    time.sleep({lasts})
+with ends_within(0.3):
+    pass
+time.sleep(0.6)
 print("went on", flush=True)
 def wait_for_what_is_gone():
     threading.Event().wait(30)
-with ends_within({limit}):
+with ends_within(0.3):
     wait_for_what_is_gone()
 """
 
 
 def test_what_hangs_ends_the_process_and_what_does_not_goes_on() -> None:
-    program = PROGRAM.format(limit=1.0, lasts=0.1)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=False
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=25, check=False
     )
     assert done.returncode == 1
     assert done.stdout == "went on\n"
@@ -44,11 +44,3 @@ print("stopped", flush=True)
     )
     assert (done.returncode, done.stdout) == (1, "stopped\n")
     assert "wait_for_what_is_gone" in done.stderr
-
-
-def test_a_context_that_is_over_leaves_no_limit() -> None:
-    program = PROGRAM.format(limit=0.3, lasts=0.0).split("def wait")[0] + "time.sleep(1.0)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -54,6 +54,7 @@ def shown_by_ray_serve() -> str:
 
 
 @pytest.mark.cluster
+@pytest.mark.full
 @pytest.mark.timeout(300)
 # Ray Serve's modules warn when they are imported, so they are imported in here.
 @pytest.mark.filterwarnings("ignore")

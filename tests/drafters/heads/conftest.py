@@ -1,9 +1,16 @@
-"""Every kind of head, made once for each file."""
+"""Heads on random targets, made once for each file."""
 
 import pytest
 from support.inputs.head_pairs import KINDS, Pair, pair_of
 
+# One or two of each network; the other kinds run with the whole matrix.
+FEW = {"griffin", "eagle3", "p_eagle", "specformer", "medusa", "dflash", "dspark"}
 
-@pytest.fixture(scope="module", params=KINDS)
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=[] if kind in FEW else pytest.mark.full) for kind in KINDS],
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Every kind of head."""
     return pair_of(request.param, tmp_path_factory.mktemp(request.param))

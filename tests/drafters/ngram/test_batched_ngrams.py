@@ -14,11 +14,9 @@ from draftline.drafters.ngram.ngram_index import MATCHES_TRIED_PER_LENGTH
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.spectra.drafter import SpectraDrafter
 from draftline.drafters.spectra.options import SpectraOptions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.spectra_reference import PlainSpectra
-
-quick = settings(max_examples=60, deadline=None)
 
 
 def ids(tokens: Sequence[int]) -> Int32:
@@ -55,7 +53,6 @@ def texts(draw: st.DrawFn, vocab: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab, length).tolist()
 
 
-@quick
 @given(st.data(), st.sampled_from([2, 6, 60]), st.sampled_from([7, 40, 4000]))
 def test_prompt_lookup_finds_what_a_plain_search_finds(
     data: st.DataObject, vocab: int, window: int
@@ -120,7 +117,6 @@ SPECTRA = st.builds(
 )
 
 
-@quick
 @given(SPECTRA, st.sampled_from([2, 6, 60]), st.data())
 def test_spectra_guesses_what_its_plain_dictionaries_guess(
     options: SpectraOptions, vocab: int, data: st.DataObject
@@ -157,7 +153,6 @@ def test_spectra_guesses_what_its_plain_dictionaries_guess(
         drafter.observe(commits)
 
 
-@quick
 @given(st.data(), st.sampled_from(["lt", "gt"]), st.sampled_from([0.3, 1.0]))
 def test_a_pool_explores_alike_in_any_company(
     data: st.DataObject, when: str, threshold: float

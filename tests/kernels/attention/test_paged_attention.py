@@ -174,7 +174,7 @@ def test_one_layout_serves_unlike_steps_at_the_same_addresses(lines: int) -> Non
     assert before == after
 
 
-@pytest.mark.parametrize("programs", [None, 1, 3])
+@pytest.mark.parametrize("programs", [None, pytest.param(1, marks=pytest.mark.full), 3])
 def test_whichever_item_of_a_split_tile_comes_last_merges_it(programs: int | None) -> None:
     """In the order of the context, bit by bit; what they count is 0 again for the next launch."""
     shape, spec = AttentionShape(4, 2, 16), LayerSpec(0.25, window=900)
@@ -222,7 +222,7 @@ def test_queries_and_results_may_be_views(name: str) -> None:
     assert out[:, [0, 5, 6]].isnan().all()
 
 
-@pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
+@pytest.mark.parametrize("numbers", [pytest.param("float32", marks=pytest.mark.full), "bfloat16"])
 def test_a_request_is_computed_alike_in_any_company(numbers: str) -> None:
     """Bit by bit: a tree, a chunk and a token, with tiles of one size."""
     shape, spec = AttentionShape(4, 1, 16), LayerSpec(0.25, window=300, softcap=20.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.sampling.choose import noisy_argmax
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.tools.own_operators import load_own_operators
 
@@ -18,7 +18,6 @@ def built() -> None:
     load_own_operators()
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 3000),

@@ -11,7 +11,7 @@ import torch
 from draftline.core.steps import StepInput
 from draftline.models.attention.operator import attending
 from draftline.models.attention.step_attention import PagedKv, StepAttention
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
 from support.tools.own_operators import load_own_operators
@@ -91,7 +91,6 @@ def test_equals_the_reference(
         torch.testing.assert_close(layer.own(step), layer.reference(step), rtol=0, atol=1e-5)
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(SHAPES), st.sampled_from(OPTIONS))
 def test_a_row_is_the_same_bit_by_bit_in_any_company(
     seed: int, shape: tuple[int, int, int], options: tuple[int | None, float | None]

@@ -22,7 +22,6 @@ triples = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(triples)
 def test_torch_noise_equals_numpy_noise_bit_by_bit(rows: list[tuple[int, int, int]]) -> None:
     seeds, positions, tokens = np.array(rows, dtype=np.int64).T.copy()

@@ -96,7 +96,6 @@ def assert_chosen(
     np.testing.assert_array_equal(found, core.choose_tokens(logits, sampling))
 
 
-@settings(max_examples=40)
 @given(**STEPS)
 def test_the_reference_chooses_what_numpy_chooses(
     case: int, vocab_size: int, spread: float, is_coarse: bool
@@ -135,7 +134,6 @@ def by_sorting(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -
     return torch.empty_like(scaled).scatter_(-1, order, ranked)
 
 
-@settings(max_examples=100)
 @given(**STEPS)
 def test_what_is_kept_is_what_a_sort_keeps(
     case: int, vocab_size: int, spread: float, is_coarse: bool

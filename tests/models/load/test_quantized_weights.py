@@ -51,7 +51,7 @@ def logits(folder: Path, spans: Iterable[LayerSpan]) -> Tensor:
     return last.logits(step, hidden, np.arange(20, dtype=np.int32))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=pytest.mark.full)])
 @pytest.mark.parametrize("form", FORMATS)
 def test_weights_and_logits_are_those_of_the_values(form: str, kind: str, tmp_path: Path) -> None:
     pair = save_pair(kind, FORMATS[form], tmp_path)

@@ -12,7 +12,7 @@ from draftline.core.request.stop import StopRule
 from draftline.models.text.fingerprint import tokenizer_hash
 from draftline.models.text.token_bytes import TokenBytes
 from draftline.models.text.tokenizer import TextStream, load_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -101,7 +101,6 @@ def streamed(stream: TextStream, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_pieces_join_to_the_whole_text(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]

@@ -19,7 +19,12 @@ from support.servers.steady_lookups import answer, steady_lookups, wait_until
 
 pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
 
-POINTS = ["build", "upload", "before", "switch"]
+POINTS = [
+    pytest.param("build", marks=pytest.mark.full),
+    "upload",
+    pytest.param("before", marks=pytest.mark.full),
+    "switch",
+]
 OLD, NEW = make_segment([[1, 2, 10]]), make_segment([[1, 2, 11]])
 
 

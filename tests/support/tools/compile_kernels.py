@@ -210,15 +210,25 @@ def copying() -> Resources:
     return compiled(kv_kernels.copy_rows, types, constants)
 
 
+def compile_few() -> None:
+    """Every kernel in the form that a GPU of compute capability 9.0 takes for bfloat16."""
+    bf16 = torch.bfloat16
+    print("attend_tiles bf16 128 64", attention(bf16, 128, "bf16", 64, plain=True))
+    print("multiply_int8 bf16 64", multiplying(64, bf16, 90, is_gated=True))
+    print("multiply_rows bf16 8192", multiplying_alike(bf16, 90, 8192, by_outputs=True))
+    print("multiply_few_rows bf16 1", multiplying_few(1, bf16, 90, is_gated=False))
+    print("store_rows bf16", storing("bf16"))
+    print("take_log_softmax", normalising_logits())
+    print("copy_rows", copying())
+
+
 def main(which: str) -> None:
-    """`all`, or `few`: those that compile in seconds."""
-    if which == "all":
-        for name, facts in attention_cases():
-            print(name, facts)
-    else:
-        for lines in (16, 64):
-            facts = attention(torch.bfloat16, 128, "bf16", lines, plain=True)
-            print(f"attend_tiles bf16 128 {lines}", facts)
+    """`all`, or `few`: each kernel once or twice."""
+    if which == "few":
+        compile_few()
+        return
+    for name, facts in attention_cases():
+        print(name, facts)
     few = [(1, torch.bfloat16, False), (64, torch.bfloat16, True), (64, torch.float32, True)]
     for (num_rows, dtype, is_gated), capability in itertools.product(
         [*few, (65, torch.bfloat16, True), (65, torch.float32, False)], MOST_SHARED

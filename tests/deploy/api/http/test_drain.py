@@ -15,12 +15,7 @@ from draftline.deploy.api.http.middleware import Drain
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine
 from support.servers.served_model import served_model
-from support.servers.stopped_streams import (
-    NUM_STREAMS,
-    NUM_TOKENS,
-    WHOLE,
-    streams_through_sigterm,
-)
+from support.servers.stopped_streams import NUM_TOKENS, WHOLE, streams_through_sigterm
 
 BODY = {"prompt": "abc", "max_tokens": 6}
 
@@ -90,41 +85,23 @@ async def test_a_closed_engine_says_so(checkpoint: Path) -> None:
         await engine.generate("abc")
 
 
-def serve_tiny(
-    checkpoint: Path, *, backend: str = "local", drain_timeout: str
-) -> tuple[list[list[str]], str, int]:
-    """What the streams heard, what the server printed after it was ready, its exit code."""
-    arguments = [str(checkpoint), "--served-model-name", "tiny", "--speculative-config", "[]"]
-    # Or the answers are over before the signal comes.
-    arguments += ["--multi-step-ms", "0"]
-    arguments += ["--backend", backend, "--drain-timeout", drain_timeout]
-    with served_model(*arguments) as served:
-        heard = streams_through_sigterm(served)
-        assert served.process.stdout is not None
-        return heard, served.process.stdout.read(), served.process.wait(60)
-
-
-@pytest.mark.net
-def test_streams_end_whole_after_sigterm(checkpoint: Path) -> None:
-    heard, printed, code = serve_tiny(checkpoint, drain_timeout="60")
-    assert heard == WHOLE
-    assert printed == (
-        f"waiting up to 60 s for {NUM_STREAMS} requests (once more ends them)\nstopped\n"
-    )
-    assert code == 0
-
-
+@pytest.mark.full
 @pytest.mark.parametrize(
     "backend",
     [
         pytest.param("local", marks=pytest.mark.net),
-        pytest.param(
-            "ray", marks=(pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300))
-        ),
+        pytest.param("ray", marks=(pytest.mark.cluster, pytest.mark.timeout(300))),
     ],
 )
 def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path, backend: str) -> None:
-    heard, printed, code = serve_tiny(checkpoint, backend=backend, drain_timeout="0")
+    """tests/deploy/cli/test_cli.py has streams that end whole."""
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--speculative-config", "[]"]
+    # Or the answers are over before the signal comes.
+    arguments += ["--multi-step-ms", "0", "--backend", backend, "--drain-timeout", "0"]
+    with served_model(*arguments) as served:
+        heard = streams_through_sigterm(served)
+        assert served.process.stdout is not None
+        printed, code = served.process.stdout.read(), served.process.wait(60)
     # On a busy machine the first streams may be over when the last one begins.
     cut = [messages for messages in heard if messages != WHOLE[0]]
     assert cut

@@ -52,8 +52,9 @@ SAMPLING = [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "top_p": 0.95}]
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     settings = tmp_path_factory.mktemp("settings") / "settings.yaml"
     settings.write_text(json.dumps(SETTINGS))
+    arguments = ["--config", str(settings), "--ignore-unknown-fields", "--api-processes", "0"]
     with (
-        served_model("--config", str(settings), "--ignore-unknown-fields") as served,
+        served_model(*arguments) as served,
         openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client,
     ):
         yield client

@@ -20,7 +20,7 @@ from draftline.deploy.api.tools.events import (
 )
 from draftline.deploy.api.tools.forced_calls import ForcedCallParser
 from draftline.deploy.api.tools.reading import PlainParser, ReasoningParser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 NAMES = ("get_weather", "f")
@@ -76,7 +76,6 @@ texts = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
 @given(text=texts, data=st.data())
 def test_pieces_of_a_text_say_what_the_whole_says(
     kind: str, text: str, data: st.DataObject
@@ -96,7 +95,6 @@ def test_pieces_of_a_text_say_what_the_whole_says(
 
 
 @pytest.mark.parametrize("kind", ["hermes", "llama3_json", "mistral"])
-@settings(max_examples=120, deadline=None)
 @given(text=texts)
 def test_a_text_without_calls_is_content_letter_by_letter(kind: str, text: str) -> None:
     answer = whole(kind, text)
@@ -118,7 +116,6 @@ arguments = st.dictionaries(st.text(max_size=6), values, max_size=3)
 
 
 @pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral"])
-@settings(max_examples=60, deadline=None)
 @given(made=st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=3))
 def test_what_a_family_spells_its_parsers_read(
     family: str, made: list[tuple[str, dict[str, Any]]]
