@@ -106,7 +106,6 @@ SETTINGS: dict[str, Any] = {
     "kv_cache_tokens": 2048,
     "server": {
         "max_connections": 48,
-        "body_timeout_s": 3.0,
         "drain_timeout_s": 2.0,
     },
 }

@@ -29,6 +29,7 @@ from .errors import ApiError, to_api_error
 from .http.callers import OPEN_PATHS, ApiKeys, Callers
 from .http.metrics import AnsweringPage, MetricsPage, ServerMetrics
 from .http.middleware import (
+    BODY_TIMEOUT_S,
     REQUEST_ID_HEADER,
     AllowedOrigins,
     BodyLimits,
@@ -130,7 +131,7 @@ def create_models_app(
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=BODY_TIMEOUT_S)
     app.add_middleware(RateLimits, gate=gate, paths=BODIES.keys(), on_refused=metrics.refused)
     _add_middleware(app, config, drain, callers)
     # A refused request has an id, too.

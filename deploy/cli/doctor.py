@@ -20,6 +20,7 @@ from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import CPU_CACHE_TOKENS
 from ...core.errors import CheckpointError, ConfigError
 from ...models.load.bundled import BUNDLED_NAMES, demo_path
+from ...models.stage.options import StageOptions
 from ..ray_serve.runtime import quiet_libraries
 from ..settings.settings import ServerConfig
 
@@ -253,7 +254,7 @@ def _own_operators(*, has_gpu: bool) -> Finding:
     subject = "compile: auto"
     if has_gpu:
         return Finding(subject, "has no effect on a GPU: own C++ operators are of CPUs")
-    folder = Path(EngineConfig().compile_cache).expanduser()
+    folder = Path(StageOptions().compile_cache).expanduser()
     kind = f"own C++ operators of {vectors().lanes} lanes for float32 stages"
     if library_path(folder).exists():
         return Finding(subject, f"picks {kind}, built in {folder}")

@@ -56,9 +56,8 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
         "graceful_shutdown_timeout_s": drain_s(args),
         "max_surge_percent": config.max_surge_percent,
+        "request_router_config": router_config(args),
     }
-    if config.request_router == "prefix":
-        options |= {"request_router_config": router_config(args)}
     if config.autoscaling_config is None:
         return options | {"num_replicas": config.num_replicas}
     return options | {"autoscaling_config": autoscaling(config, config.autoscaling_config)}
@@ -155,11 +154,6 @@ def require_shared_rates(args: AppArgs) -> None:
                 "has limits, which several HTTP replicas (num_ingress_replicas) must count in one "
                 "place; set server.rate_limit_store to a redis:// URL",
             )
-
-
-def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:
-    """Whether stages and drafters belong to an actor that outlives their coordinator."""
-    return engine.backend == "ray" and config.keep_actors
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:

@@ -31,6 +31,12 @@ NOTICE_S = 2.0
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 # A server that stops goes on so long for requests that it still has.
 DRAIN_S = 10.0
+# Share of the time that a server should work; waiting messages count as work.
+TARGET_UTILIZATION = 0.7
+# Open requests and work are means over so long.
+LOOK_BACK_S = 30.0
+# Servers start, or stop, after they were needed, or not needed, for so long.
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 120.0
 # Beyond the time of its requests: what it takes to end the rest.
 STOP_SLACK_S = 5.0
 
@@ -48,7 +54,7 @@ def pool_options(config: PoolConfig) -> dict[str, Any]:
     """Options of the deployment, by Ray Serve's names."""
     targets = {
         "target_open_requests": config.target_open_requests,
-        "target_utilization": config.target_utilization,
+        "target_utilization": TARGET_UTILIZATION,
     }
     return {
         "ray_actor_options": {
@@ -58,9 +64,9 @@ def pool_options(config: PoolConfig) -> dict[str, Any]:
         "autoscaling_config": {
             "min_replicas": config.min_replicas,
             "max_replicas": config.max_replicas,
-            "look_back_period_s": config.look_back_period_s,
-            "upscale_delay_s": config.upscale_delay_s,
-            "downscale_delay_s": config.downscale_delay_s,
+            "look_back_period_s": LOOK_BACK_S,
+            "upscale_delay_s": UPSCALE_DELAY_S,
+            "downscale_delay_s": DOWNSCALE_DELAY_S,
             "policy": {"policy_function": POLICY, "policy_kwargs": targets},
         },
         "logging_config": QUIET,

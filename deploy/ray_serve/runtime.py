@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 from ...core.errors import DraftlineError
+from ..api.http.connections import KEEP_ALIVE_TIMEOUT_S
 from ..settings.settings import APP_NAME, ServeArgs, ServerConfig
 from .deployment_plan import placement_bundles
 
@@ -187,7 +188,7 @@ def http_options(config: ServerConfig) -> dict[str, Any]:
     options = {
         "host": config.host,
         "port": config.port,
-        "keep_alive_timeout_s": math.ceil(config.keep_alive_timeout_s),
+        "keep_alive_timeout_s": KEEP_ALIVE_TIMEOUT_S,
     }
     if config.request_timeout_s is None:
         return options

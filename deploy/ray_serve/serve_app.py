@@ -33,12 +33,11 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..observe.log_format import LogFormat, set_up_logs
 from ..settings.exposure import require_keys
-from ..settings.settings import DeploymentConfig, ServeArgs
+from ..settings.settings import ServeArgs
 from ..settings.several_models import AppArgs, build_app_args
 from .deployment_plan import (
     ReplicaHealth,
     engine_options,
-    has_keeper,
     ingress_options,
     priority_warning,
     require_shared_rates,
@@ -100,7 +99,6 @@ def _engine(app: AppArgs, model: ServeArgs) -> Application:
     options = engine_options(model) | _keeper_options(model)
     return EngineReplica.options(name=app.engine_name(model), **options).bind(
         model.engine,
-        model.deployment,
         model.server.usage_log,
         model.server.log_format,
     )
@@ -108,7 +106,7 @@ def _engine(app: AppArgs, model: ServeArgs) -> Application:
 
 def _keeper_options(args: ServeArgs) -> dict[str, Any]:
     """The actor that keeps stages and drafters from one coordinator to the next."""
-    if not has_keeper(args.engine, args.deployment):
+    if args.engine.backend != "ray":
         return {}
     # The driver alone needs it; its workers are to import little.
     from ...actors.keeper_actor import KeeperActor  # noqa: PLC0415
@@ -131,7 +129,6 @@ class EngineReplica:
     async def __init__(
         self,
         config: EngineConfig,
-        deployment: DeploymentConfig,
         usage_log: str | None = None,
         log_format: LogFormat = "text",
     ) -> None:
@@ -145,7 +142,7 @@ class EngineReplica:
         if warning := priority_warning(os.nice(0)):
             logger.warning(warning)
         replica_id = serve.get_replica_context().replica_id.unique_id
-        keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
+        keeper = _find_keeper(replica_id) if config.backend == "ray" else None
         self._engine = AsyncEngine(
             config,
             engine_id=replica_id,

@@ -39,12 +39,6 @@ class DeploymentConfig(Settings):
     ingress_cpus: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="CPUs of an HTTP replica"
     )
-    request_router: Literal["prefix", "balanced"] = Field(
-        default="prefix",
-        description="prefix: the replica of its x-session-id, else the one with the fewest "
-        "prompt tokens to compute, load included; balanced: Ray Serve's own, the "
-        "less loaded of two",
-    )
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )
@@ -52,10 +46,6 @@ class DeploymentConfig(Settings):
         default="on",
         description="on: a request that lost its replica continues at another one with the same"
         " text; off: it ends with 503",
-    )
-    keep_actors: bool = Field(
-        default=True,
-        description="stages and drafters on CPUs outlive a replica that dies, for its successor",
     )
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,

@@ -33,19 +33,6 @@ class PoolConfig(Settings):
     target_open_requests: Annotated[float, Field(gt=0)] = Field(
         16.0, description="open requests of all engines for each server"
     )
-    target_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.7,
-        description="share of the time that a server should work; waiting messages count as work",
-    )
-    look_back_period_s: Annotated[float, Field(gt=0)] = Field(
-        30.0, description="period over which both are averaged"
-    )
-    upscale_delay_s: Annotated[float, Field(ge=0)] = Field(
-        10.0, description="start servers after they were needed for this long"
-    )
-    downscale_delay_s: Annotated[float, Field(ge=0)] = Field(
-        120.0, description="stop servers after they were not needed for this long"
-    )
     cpus_per_drafter: Annotated[float, Field(ge=0)] = Field(
         1.0, description="CPUs that a server reserves"
     )

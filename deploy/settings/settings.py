@@ -119,12 +119,6 @@ class ServerConfig(SharingSettings):
         default=1024,
         description="open connections; a further one closes the longest idle one, or gets 503",
     )
-    body_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0, description="time for a body to arrive; then 408"
-    )
-    keep_alive_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=75.0, description="idle time of a connection between two requests"
-    )
     stream_interval_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="each event of a stream but the last has exactly so many tokens, whatever "
@@ -159,26 +153,12 @@ class ServerConfig(SharingSettings):
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="web sites whose pages may call the API; *: all; empty: no CORS"
     )
-    cors_allow_headers: tuple[str, ...] = Field(
-        default=("authorization", "content-type", "user-agent", "openai-*", "x-stainless-*"),
-        description="headers that they may send, by default those of OpenAI's client; a name "
-        "that ends in * covers all with that beginning",
-    )
-    cors_allow_credentials: bool = Field(
-        default=False, description="whether browsers send cookies; not with origin *"
-    )
 
     @model_validator(mode="before")
     @classmethod
     def _read_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         # Plain keys end here: nothing that shows, sends or stores these settings has them.
         return {**values, **operator_keys(values)}
-
-    @model_validator(mode="after")
-    def _check_origins(self) -> Self:
-        if self.cors_allow_credentials and "*" in self.cors_allow_origins:
-            raise ConfigError("cors_allow_credentials", "needs origins that are named, not *")
-        return self
 
     @field_validator("limits", mode="before")
     @classmethod

@@ -35,13 +35,14 @@ MAX_HEADER_BYTES, MAX_HEADERS = 32 * 1024, 100
 HEADER_TIMEOUT_S = 10.0
 # A client that reads nothing for so long is disconnected, its request cancelled.
 WRITE_TIMEOUT_S = 30.0
+# A connection that is idle for so long between two requests is closed.
+KEEP_ALIVE_TIMEOUT_S = 75.0
 
 
 class LimitSettings(Protocol):
     """The settings that bound connections; `ServerConfig` has them."""
 
     max_connections: int
-    keep_alive_timeout_s: float
     max_body_bytes: int
 
 
@@ -74,7 +75,7 @@ class ConnectionLimits:
             header_bytes=MAX_HEADER_BYTES,
             headers=MAX_HEADERS,
             header_s=HEADER_TIMEOUT_S,
-            keep_alive_s=settings.keep_alive_timeout_s,
+            keep_alive_s=KEEP_ALIVE_TIMEOUT_S,
             write_s=WRITE_TIMEOUT_S,
             linger_bytes=settings.max_body_bytes,
         )

@@ -30,7 +30,7 @@ def test_its_drafter_is_built_for_the_target_s_engines_on_ray() -> None:
     [
         ({"max_replicas": 1, "min_replicas": 2}, "max_replicas"),
         ({"min_replicas": 0}, "min_replicas"),
-        ({"target_utilization": 1.5}, "target_utilization"),
+        ({"target_open_requests": 0}, "target_open_requests"),
         ({"replicas": 2}, "replicas"),
         ({"drafter": "suffix"}, "drafter"),
         ({"drafter": {"kind": "suffix", "servers": 2}}, r"drafter\.servers"),
