@@ -82,6 +82,32 @@ REMOVED_OPTIONS: Mapping[str, str] = {
     "oversample": "leave it out: four times the nodes are looked up",
     "block_size": "leave it out: a KV block of a small model has 16 tokens",
     "prefill_chunk": "leave it out: a pass has at most 256 rows",
+    "max_guesses": "leave it out: a step has at most 15 guesses",
+    "forward_first": "leave it out: the backward guess is first; profile: paper has it last",
+    "explore_when": "leave it out: the pool explores below 0.1, as in the paper's text",
+    "explore_top_k": "leave it out: it is 8, and 64 with profile: paper",
+    "seed_from_prompt": "leave it out: the prompt is learned, but not with profile: paper",
+    "learn_committed": "leave it out: the answer is learned, but not with profile: paper",
+    "sub_ngrams": "leave it out: shorter prefixes are learned, too",
+    "keep_prefixes": "leave it out: the longest one is a guess; profile: paper keeps them",
+    "forward": "leave it out: both dictionaries guess",
+    "backward": "leave it out: both dictionaries guess",
+    "pool_from_prompt": "leave it out, and use prompt_lookup for n-grams of the text",
+    "tree": "leave it out: suffix drafts trees",
+    "share": "leave it out: requests of one namespace and cache salt share a table",
+    "context_len": "leave it out: the last 16 tokens are looked up",
+    "min_match_len": "leave it out: matches of two tokens or more are proposed",
+    "rule": "leave it out, or use profile: paper for REST's",
+    "coupled": "leave it out: continuations are ranked with the noise, but not by profile: paper",
+    "tree_size": "leave it out: a head's tree is as large as brings most tokens a second",
+    "tree_acceptance": "leave it out: acceptance by rank is learned",
+    "draws": "leave it out: static trees are draws without replacement",
+    "weighs_confidence": "leave it out: confidence ends drafts, see min_confidence",
+    "branch": "use tree: dynamic, which branches where it pays",
+    "confidence_threshold": "leave it out: it is learned, from 0.4 on",
+    "schedule": "use stop: goodput, which goes by measured times",
+    "prefix_cache": "leave it out: requests share the KV of equal prefixes",
+    "compile": "leave it out: a model drafter on a CPU uses the C++ kernels",
     "max_tokens": "leave it out: a head keeps the latest 8,192 tokens",
 }
 REMOVED_COMMANDS: Mapping[str, str] = {
@@ -101,10 +127,8 @@ REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
 # Values of a key, of any section.
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     **{("acceptance", rule): "use rejection" for rule in ("block", "traversal", "k_seq")},
-    **{
-        ("draws", kind): "leave draws out: auto draws without replacement"
-        for kind in ("with_replacement", "without_replacement")
-    },
+    ("stop", "schedule"): "use goodput, which goes by measured times",
+    ("profile", "between"): "use paper or draftline; the rows between are in benchmarks/results",
     ("weights", "int4"): "use int8, which drafts what plain weights do",
     ("vocabulary", "union"): "use tli, which accepts as much",
     ("kind", "cascade"): "list its drafters themselves: their drafts become one tree",

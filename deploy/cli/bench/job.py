@@ -119,11 +119,10 @@ class BenchJob:
         ),
     ] = None
     profile: Annotated[
-        Literal["paper", "draftline", "between"] | None,
+        Literal["paper", "draftline"] | None,
         Field(
             description="of the suite of spectra: rows as the paper has them, or with our own "
-            "defaults (default: both); between: from the papers' drafters to ours, one option "
-            "after the other"
+            "defaults (default: both)"
         ),
     ] = None
     store: Annotated[

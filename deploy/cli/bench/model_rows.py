@@ -19,7 +19,6 @@ GOODPUT = "goodput"
 RULES: Mapping[str, tuple[str, str]] = {
     "chain, rejection": ("rejection", "drawn-chain"),
     "tree of draws, rejection": ("rejection", "drawn-tree"),
-    "tree of most probable, rejection": ("rejection", "probable-tree"),
 }
 
 
@@ -52,7 +51,6 @@ class ModelRows:
         if self.is_sampled:
             yield self._model("drawn-chain", self.same)
             yield self._model("drawn-tree", self.same, **_STATIC)
-            yield self._model("probable-tree", self.same, draws="none", **_STATIC)
 
     def settings(self) -> Iterator[Setting]:
         """Each way alone, then drafters together, then rules beside `coupled`."""
