@@ -116,5 +116,3 @@ def test_trees_are_drawn_where_there_is_a_distribution(
 def test_draws_of_another_kind_are_refused() -> None:
     with pytest.raises(ConfigError, match="draws"):
         ModelOptions(draws="some")
-    with pytest.raises(ConfigError, match="leave draws out"):
-        ModelOptions(draws="with_replacement")
