@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...deploy.cli.bench.suite_rows import DRAFTLINE, PAPER
+from ...deploy.cli.bench.suites import DRAFTLINE, PAPER
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table

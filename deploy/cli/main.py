@@ -18,7 +18,6 @@ from ...core.errors import ConfigError, DraftlineError, EngineFailed
 from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
 from .corpus.command import corpus_app
-from .corpus.learning import learning_app
 from .corpus.upkeep import upkeep_app
 from .flag_command import ConfigFile, FlagCommand, Model, Speculative
 from .tenant.command import tenant_app
@@ -35,8 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for part in (learning_app, upkeep_app):
-    corpus_app.add_typer(part)
+corpus_app.add_typer(upkeep_app)
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(train_app, name="train")
 app.add_typer(tenant_app, name="tenant")
@@ -145,8 +143,7 @@ def demo(
     svg: Annotated[Path | None, typer.Option(help="Write a picture of the output here.")] = None,
 ) -> None:
     """Serve the bundled model, show speculation at work, compare, and shut down."""
-    from .demo.client import DemoSampling
-    from .demo.command import DemoJob, run_demo
+    from .demo.command import DemoJob, DemoSampling, run_demo
 
     sampling = DemoSampling(max_tokens, 0.0 if greedy else temperature, seed)
     sys.exit(run_demo(DemoJob(prompts, sampling, svg)))

@@ -10,7 +10,7 @@ from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from ..settings.settings import DeploymentConfig, ServeArgs
 from ..settings.several_models import AppArgs
-from .policies.engine_policy import EnginePolicy
+from .policies.autoscaling import EnginePolicy
 from .resume import ResumeLimits
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"

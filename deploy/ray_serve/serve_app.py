@@ -45,7 +45,7 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
-from .policies.engine_policy import FirstTokens
+from .policies.autoscaling import FirstTokens
 from .policies.prefix_routing import PrefixRouting
 from .resume import OtherModel, with_heartbeats
 from .runtime import serve_host

@@ -18,9 +18,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from ...cluster.checked_settings import unknown_key
 from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
-from .deployment_settings import DeploymentConfig
 from .limits import RequestLimits
-from .pool_settings import PoolConfig
+from .ray_settings import DeploymentConfig, PoolConfig
 from .sharing import SharingSettings
 from .tenants import (
     TenantConfig,

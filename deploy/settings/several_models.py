@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.errors import ConfigError
-from .deployment_settings import DeploymentConfig
+from .ray_settings import DeploymentConfig
 from .settings import ServeArgs, ServerConfig, build_serve_args, merge_settings
 
 MODELS = "models"

@@ -1,16 +1,80 @@
-"""What `draftline tenant` does to a store: create, rotate, revoke, set. Plain keys leave once."""
+"""What `draftline tenant` changes in a store, and the audit log, which never holds a key."""
 
 from __future__ import annotations
 
+import json
+import os
+import pwd
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from ...core.errors import ConfigError
 from ..settings.tenants import key_digest
-from .audit import AuditEntry, audit_entry
 from .store import Record, TenantStore, checked_tenants
+
+# Of a digest: enough to tell keys apart, and of no use for finding one.
+PREFIX_LEN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One change.
+
+    time     UTC, ISO 8601
+    user     of the system, by the process's own id
+    action   create, rotate, revoke or set
+    added    first digits of the digests of new keys
+    removed  the same of keys that work no more
+    changed  names of settings that were given another value
+    """
+
+    time: str
+    user: str
+    host: str
+    action: str
+    tenant: str
+    added: Sequence[str] = ()
+    removed: Sequence[str] = ()
+    changed: Sequence[str] = ()
+
+    def as_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+def audit_entry(
+    action: str,
+    tenant: str,
+    *,
+    added: Sequence[str] = (),
+    removed: Sequence[str] = (),
+    changed: Sequence[str] = (),
+) -> AuditEntry:
+    """The entry of a change that is made now by this process; `added`, `removed`: digests."""
+    return AuditEntry(
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        user=_user(),
+        host=socket.gethostname(),
+        action=action,
+        tenant=tenant,
+        added=[digest[:PREFIX_LEN] for digest in added],
+        removed=[digest[:PREFIX_LEN] for digest in removed],
+        changed=list(changed),
+    )
+
+
+def _user() -> str:
+    # Not of the environment, which anybody may set.
+    uid = os.getuid()
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return f"({uid})"
+
 
 # Shown before a key, so that one that leaks is known for what it is.
 KEY_PREFIX = "dl-"

@@ -20,8 +20,7 @@ from ....core.arrays import Float64, Int32
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.bench.job import BenchJob
 from ....deploy.cli.bench.run import measured_runs
-from ....deploy.cli.bench.suite import ENGINE_SETTINGS
-from ....deploy.cli.bench.suite_rows import GUESS_LEN, TREE_NODES
+from ....deploy.cli.bench.suites import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES
 from ....deploy.cli.corpus.model import CorpusModel, Limits
 from ....deploy.cli.demo.build_store import NAMESPACE, cut
 from ....deploy.engine.async_engine import AsyncEngine

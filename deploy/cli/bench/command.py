@@ -58,7 +58,7 @@ def bench(
     """
     from .job import BenchJob
     from .run import run_bench
-    from .suite import with_suite
+    from .suites import with_suite
 
     job = BenchJob(model=model, **ctx.obj[BenchJob])
     settings = _engine_settings(ctx, job, config, speculative_config)
@@ -117,8 +117,7 @@ def lossless(
     MODEL is the name that it knows. Exits 1 and lists the differences if anything differs.
     """
     from .job import LosslessJob
-    from .lossless_run import run_lossless
-    from .shadow_run import run_shadow
+    from .lossless_run import run_lossless, run_shadow
 
     job = LosslessJob(model=model, **ctx.obj[LosslessJob])
     settings = _engine_settings(ctx, job, config, speculative_config)

@@ -22,7 +22,7 @@ from ....retrieval_store.corpus.selection import resolve_selection
 from ....retrieval_store.store import SegmentStore
 from ...ray_serve.runtime import quiet_libraries
 from ..progress import progress
-from .job import CorpusJob
+from .command import CorpusJob
 from .model import Limits, open_corpus_model
 
 BINS = 60

@@ -16,8 +16,7 @@ from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
 from draftline.deploy.cli.bench import lossless_run
 from draftline.deploy.cli.bench import run as bench_run
-from draftline.deploy.cli.bench.head_rows import bundled_heads
-from draftline.deploy.cli.bench.model_rows import RULES
+from draftline.deploy.cli.bench.suites import RULES, bundled_heads
 from draftline.measure.clients.http_endpoint import HttpEndpoint
 from draftline.measure.clients.setting import TARGET_ONLY, Setting
 from draftline.measure.runs.distribution import ChiSquare, check_first_token

@@ -14,11 +14,19 @@ import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.demo import command
-from draftline.deploy.cli.demo.client import DemoClient, DemoRun, DemoSampling, Piece
-from draftline.deploy.cli.demo.command import DemoJob, compare_all, run_demo
-from draftline.deploy.cli.demo.comparison import Comparison
+from draftline.deploy.cli.demo.command import (
+    WIDTH,
+    Comparison,
+    DemoClient,
+    DemoJob,
+    DemoRun,
+    DemoSampling,
+    Piece,
+    Screen,
+    compare_all,
+    run_demo,
+)
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
-from draftline.deploy.cli.demo.screen import WIDTH, Screen
 from rich.console import Console
 
 SAMPLED = DemoSampling(max_tokens=4, temperature=0.8, seed=3)

@@ -17,7 +17,7 @@ from draftline.cluster.config import EngineConfig
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli import flags as flag_module
 from draftline.deploy.cli import generate as generate_module
-from draftline.deploy.cli.bench import lossless_run, shadow_run
+from draftline.deploy.cli.bench import lossless_run
 from draftline.deploy.cli.bench import run as bench_run
 from draftline.deploy.cli.bench.job import BENCH, LOSSLESS, BenchJob, LosslessJob
 from draftline.deploy.cli.flags import FlagGroup, flag_options
@@ -78,7 +78,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(generate_module, "run_generate", engine)
     monkeypatch.setattr(bench_run, "run_bench", measured)
     monkeypatch.setattr(lossless_run, "run_lossless", measured)
-    monkeypatch.setattr(shadow_run, "run_shadow", shadow)
+    monkeypatch.setattr(lossless_run, "run_shadow", shadow)
     return seen
 
 

@@ -10,7 +10,7 @@ import yaml
 from draftline.cluster.config import DrafterConfig
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.serve.command import run_server
-from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.ray_settings import PoolConfig
 from draftline.deploy.settings.settings import build_serve_args
 from rich.console import Console
 
