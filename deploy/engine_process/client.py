@@ -20,11 +20,10 @@ from ..engine.stats import EngineStats
 from .connection import SILENCE_S, Connection
 from .messages import (
     Add,
-    Ask,
     Beat,
     Cancel,
-    Drain,
     Draining,
+    EngineSetup,
     Failed,
     FromEngine,
     GateMessage,
@@ -32,10 +31,11 @@ from .messages import (
     Hello,
     Judged,
     NextDelta,
-    Refused,
+    RefusedRequest,
     Reply,
     Serving,
-    Setup,
+    StartDrain,
+    StateQuestion,
     StoreFailed,
     decode_from_engine,
     packed_prompt,
@@ -55,7 +55,7 @@ class SocketEngineClient(RemoteEngineClient):
 
     model             folder or hub id of its target, for the tokenizer
     max_unread_bytes  what may wait for the reader of a stream; more ends the request
-    on_drain          called for each `Drain`; gives the number of requests that run
+    on_drain          called for each `StartDrain`; gives the number of requests that run
     lost              gets the reason when the engine's process is gone
     """
 
@@ -172,7 +172,7 @@ class SocketEngineClient(RemoteEngineClient):
     async def _ask(self, what: Literal["stats", "metrics"]) -> Reply:
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        self._connection.send(Ask(number, what))
+        self._connection.send(StateQuestion(number, what))
         try:
             return await asyncio.wait_for(reply, CONTROL_TIMEOUT_S)
         except TimeoutError:
@@ -209,9 +209,9 @@ class SocketEngineClient(RemoteEngineClient):
             case Hello():
                 self._is_healthy = True
                 _settle(self._hello, message)
-            case Drain():
+            case StartDrain():
                 self._connection.send(Draining(self._on_drain()))
-            case Setup():
+            case EngineSetup():
                 # Read before there was a loop.
                 pass
 
@@ -267,7 +267,7 @@ class EngineMetrics:
 
     def refused(self, tenant: str, reason: str) -> None:
         """Have a refusal counted."""
-        self._engine_client.tell(Refused(tenant, reason))
+        self._engine_client.tell(RefusedRequest(tenant, reason))
 
     def store_failed(self, store: str) -> None:
         """Have a failure counted."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ..api.rates.gate import Gate
-from ..api.rates.verdict import ALLOWED, Limits, Verdict
+from ..api.rates.verdict import ALLOWED, TenantLimits, Verdict
 from .client import SocketEngineClient
 from .messages import Charge, Enter, FromEngine, GateMessage, Judged, Leave, TakeTokens
 
@@ -27,24 +27,24 @@ class SocketGate:
     async def close(self) -> None:
         """Nothing."""
 
-    async def enter(self, limits: Limits, request_id: str) -> Verdict:
+    async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         """Count a request, and give it a place."""
         verdict = await self._engine_client.judged(lambda n: Enter(n, limits, request_id))
         return self._failed if verdict is None else verdict
 
-    def leave(self, limits: Limits, request_id: str) -> None:
+    def leave(self, limits: TenantLimits, request_id: str) -> None:
         """Give its place back."""
         if limits.concurrency is not None:
             self._engine_client.tell(Leave(limits, request_id))
 
-    async def take_tokens(self, limits: Limits, count: int) -> Verdict:
+    async def take_tokens(self, limits: TenantLimits, count: int) -> Verdict:
         """Count a prompt."""
         if limits.tokens is None:
             return ALLOWED
         verdict = await self._engine_client.judged(lambda n: TakeTokens(n, limits, count))
         return self._failed if verdict is None else verdict
 
-    def charge(self, limits: Limits, count: int) -> None:
+    def charge(self, limits: TenantLimits, count: int) -> None:
         """Count generated tokens."""
         if limits.tokens is not None:
             self._engine_client.tell(Charge(limits, count))
@@ -59,7 +59,7 @@ class GateSession:
     def __init__(self, gate: Gate, answer: Callable[[FromEngine], object]) -> None:
         self._gate = gate
         self._answer = answer
-        self._held: dict[str, Limits] = {}
+        self._held: dict[str, TenantLimits] = {}
         self._judging: set[asyncio.Task[None]] = set()
         self._is_closed = False
 

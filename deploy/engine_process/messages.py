@@ -27,7 +27,7 @@ from ...core.errors import (
 )
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ..api.rates.verdict import Limits, Verdict
+from ..api.rates.verdict import TenantLimits, Verdict
 from ..engine.stats import EngineStats
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Cancel(_Message, frozen=True):
     number: int
 
 
-class Ask(_Message, frozen=True):
+class StateQuestion(_Message, frozen=True):
     """Send a `Reply` to this question."""
 
     question: int
@@ -90,14 +90,14 @@ class Enter(_Message, frozen=True):
     """May a tenant's request go on? Its place is held until `Leave`, or the connection's end."""
 
     question: int
-    limits: Limits
+    limits: TenantLimits
     request_id: str
 
 
 class Leave(_Message, frozen=True):
     """A request that went on has ended."""
 
-    limits: Limits
+    limits: TenantLimits
     request_id: str
 
 
@@ -105,18 +105,18 @@ class TakeTokens(_Message, frozen=True):
     """May a prompt of so many tokens go on?"""
 
     question: int
-    limits: Limits
+    limits: TenantLimits
     count: int
 
 
 class Charge(_Message, frozen=True):
     """So many tokens were generated."""
 
-    limits: Limits
+    limits: TenantLimits
     count: int
 
 
-class Refused(_Message, frozen=True):
+class RefusedRequest(_Message, frozen=True):
     """A tenant's request was refused, for the metrics."""
 
     tenant: str
@@ -129,14 +129,14 @@ class StoreFailed(_Message, frozen=True):
     store: str
 
 
-GateMessage = Enter | Leave | TakeTokens | Charge | Refused | StoreFailed
-FromApi = Add | Cancel | Ask | Serving | Draining | Beat | GateMessage
+GateMessage = Enter | Leave | TakeTokens | Charge | RefusedRequest | StoreFailed
+FromApi = Add | Cancel | StateQuestion | Serving | Draining | Beat | GateMessage
 
 
 # From the engine's process.
 
 
-class Setup(_Message, frozen=True):
+class EngineSetup(_Message, frozen=True):
     """The first message: settings as JSON, without plain keys, and the level of the log."""
 
     settings: bytes
@@ -220,11 +220,11 @@ class Judged(_Message, frozen=True):
     verdict: Verdict
 
 
-class Drain(_Message, frozen=True):
+class StartDrain(_Message, frozen=True):
     """Refuse new requests and let those that run end; a second one: end them now."""
 
 
-FromEngine = Setup | Hello | Health | NextDelta | Failed | Reply | Judged | Drain
+FromEngine = EngineSetup | Hello | Health | NextDelta | Failed | Reply | Judged | StartDrain
 
 
 def encode_messages(messages: Sequence[FromApi | FromEngine]) -> bytes:

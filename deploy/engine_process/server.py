@@ -22,10 +22,8 @@ from .connection import SILENCE_S, Connection
 from .gates import GateSession
 from .messages import (
     Add,
-    Ask,
     Beat,
     Cancel,
-    Drain,
     Draining,
     Failed,
     FromApi,
@@ -34,9 +32,11 @@ from .messages import (
     Health,
     Hello,
     NextDelta,
-    Refused,
+    RefusedRequest,
     Reply,
     Serving,
+    StartDrain,
+    StateQuestion,
     StoreFailed,
     decode_from_api,
 )
@@ -90,7 +90,7 @@ class EngineServer:
     def drain(self) -> None:
         """Have all API processes refuse new requests and end; again: at once."""
         for session in self._sessions:
-            session.connection.send(Drain())
+            session.connection.send(StartDrain())
 
     def close(self) -> None:
         """End all connections; what is said already is sent."""
@@ -153,7 +153,7 @@ class ApiSession:
                 self._add(message)
             case Cancel():
                 self._cancel(message.number)
-            case Ask():
+            case StateQuestion():
                 self.connection.send(self._reply(message))
             case Serving():
                 _settle(self.serving, None)
@@ -166,7 +166,7 @@ class ApiSession:
 
     def _on_gate_message(self, message: GateMessage) -> None:
         match message:
-            case Refused():
+            case RefusedRequest():
                 self._server.recorder.refused(message.tenant, message.reason)
             case StoreFailed():
                 self._server.recorder.store_failed(message.store)
@@ -259,7 +259,7 @@ class ApiSession:
             del self._running[number]
         self.connection.send(NextDelta(number, event))
 
-    def _reply(self, message: Ask) -> Reply:
+    def _reply(self, message: StateQuestion) -> Reply:
         stats = [self._engine.stats()] if self._server.is_loaded else []
         if message.what == "metrics":
             return Reply(message.question, metrics=self._server.recorder.render(stats))

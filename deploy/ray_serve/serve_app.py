@@ -45,7 +45,7 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
-from .policies.autoscaling import FirstTokens
+from .policies.autoscaling import FirstTokenTimes
 from .policies.prefix_routing import PrefixRouting
 from .resume import OtherModel, with_heartbeats
 from .runtime import serve_host
@@ -151,7 +151,7 @@ class EngineReplica:
         )
         self._text_key = text_key(config)
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
-        self._first_tokens = FirstTokens(time.monotonic)
+        self._first_tokens = FirstTokenTimes(time.monotonic)
         self._heartbeat_s = REPLICA_TIMEOUT_S * HEARTBEATS
         engine_client = LocalEngineClient(self._engine)
         await engine_client.start()

@@ -8,7 +8,7 @@ import pwd
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,51 +20,31 @@ from .store import Record, TenantStore, checked_tenants
 PREFIX_LEN = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    """One change.
-
-    time     UTC, ISO 8601
-    user     of the system, by the process's own id
-    action   create, rotate, revoke or set
-    added    first digits of the digests of new keys
-    removed  the same of keys that work no more
-    changed  names of settings that were given another value
-    """
-
-    time: str
-    user: str
-    host: str
-    action: str
-    tenant: str
-    added: Sequence[str] = ()
-    removed: Sequence[str] = ()
-    changed: Sequence[str] = ()
-
-    def as_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
-
-
-def audit_entry(
+def audit_line(
     action: str,
     tenant: str,
     *,
     added: Sequence[str] = (),
     removed: Sequence[str] = (),
     changed: Sequence[str] = (),
-) -> AuditEntry:
-    """The entry of a change that is made now by this process; `added`, `removed`: digests."""
-    return AuditEntry(
-        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        user=_user(),
-        host=socket.gethostname(),
-        action=action,
-        tenant=tenant,
-        added=[digest[:PREFIX_LEN] for digest in added],
-        removed=[digest[:PREFIX_LEN] for digest in removed],
-        changed=list(changed),
-    )
+) -> str:
+    """A change that this process makes now, as one line of JSON.
+
+    action          create, rotate, revoke or set
+    added, removed  digests of keys; the line holds their first digits
+    changed         names of the settings with a new value
+    """
+    entry = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "action": action,
+        "tenant": tenant,
+        "added": [digest[:PREFIX_LEN] for digest in added],
+        "removed": [digest[:PREFIX_LEN] for digest in removed],
+        "changed": list(changed),
+    }
+    return json.dumps(entry)
 
 
 def _user() -> str:
@@ -107,11 +87,11 @@ def create_tenant(
     key = new_key() if with_key else None
     digests = [] if key is None else [key.digest]
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         if any(record.get("name") == name for record in records):
             raise ConfigError("name", f"{name!r} is there already; tenant set changes it")
         after = [*records, {"name": name, "key_sha256": digests, **settings}]
-        return _checked(after), audit_entry("create", name, added=digests, changed=sorted(settings))
+        return _checked(after), audit_line("create", name, added=digests, changed=sorted(settings))
 
     store.change(change)
     return key
@@ -121,12 +101,12 @@ def rotate_key(store: TenantStore, name: str, *, keep_old: bool) -> NewKey:
     """Give a tenant a new key; `keep_old`: its others work until they are revoked."""
     key = new_key()
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         old = _digests(_find(records, name))
         kept = old if keep_old else []
         after = _with(records, name, {"key_sha256": [*kept, key.digest]})
         removed = [] if keep_old else old
-        return _checked(after), audit_entry("rotate", name, added=[key.digest], removed=removed)
+        return _checked(after), audit_line("rotate", name, added=[key.digest], removed=removed)
 
     store.change(change)
     return key
@@ -139,7 +119,7 @@ def revoke_key(store: TenantStore, name: str, digits: str | None) -> list[str]:
     """
     removed: list[str] = []
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         old = _digests(_find(records, name))
         removed[:] = old if digits is None else [_named(old, digits)]
         if digits is None:
@@ -147,7 +127,7 @@ def revoke_key(store: TenantStore, name: str, digits: str | None) -> list[str]:
         else:
             kept = [digest for digest in old if digest not in removed]
             after = _with(records, name, {"key_sha256": kept})
-        return after, audit_entry("revoke", name, removed=removed)
+        return after, audit_line("revoke", name, removed=removed)
 
     store.change(change)
     return removed
@@ -158,10 +138,10 @@ def set_tenant(
 ) -> None:
     """Give settings of a tenant other values, and those of `unset` their defaults."""
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         _find(records, name)
         after = _with(records, name, settings, unset)
-        return _checked(after), audit_entry("set", name, changed=sorted({*settings, *unset}))
+        return _checked(after), audit_line("set", name, changed=sorted({*settings, *unset}))
 
     store.change(change)
 

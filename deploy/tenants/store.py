@@ -24,16 +24,8 @@ Record = Mapping[str, Any]
 FORBIDDEN = ("key_env", "key_file")
 
 
-class AuditEntry(Protocol):
-    """What is written down of a change: `audit.AuditEntry`."""
-
-    def as_json(self) -> str:
-        """One line, without any key."""
-        ...
-
-
-# Takes all records, gives them as they shall be, and what is to be written down of that.
-Change = Callable[[Sequence[Record]], tuple[Sequence[Record], AuditEntry]]
+# Takes all records; returns the new ones, and the line of the audit log.
+Change = Callable[[Sequence[Record]], tuple[Sequence[Record], str]]
 
 
 class TenantStore(Protocol):
@@ -150,7 +142,7 @@ class TenantFile:
                 before = self.read() if self._path.exists() else []
                 after, entry = change(before)
                 # First: nothing is changed that could not be written down.
-                self._note(entry.as_json())
+                self._note(entry)
                 self._replace({"tenants": [dict(record) for record in after]})
         except OSError as error:
             raise StoreError(f"{self.where}: cannot be written: {error.strerror}") from error

@@ -8,32 +8,34 @@ from pathlib import Path
 
 import pytest
 from draftline.benchmarks.gpu.findings import Findings, load_findings, save_findings
-from draftline.benchmarks.gpu.floors import Rates, Work
+from draftline.benchmarks.gpu.floors import DeviceRates, StepTraffic
 from draftline.benchmarks.gpu.parts import PartProcesses, SettingFacts
-from draftline.benchmarks.gpu.setting import Setting
+from draftline.benchmarks.gpu.setting import GpuSetting
 
 FACTS = SettingFacts("cpu", True, "auto", 16, 400.0, 0.0)
 
 
 def filled() -> Findings:
-    findings = Findings(rates=Rates(10.0, 20.0))
-    findings.add("a group", "one", [2.0, 3.0], Work(5, 7), wall=[4.0], note="n", order=(1, 2))
+    findings = Findings(rates=DeviceRates(10.0, 20.0))
+    findings.add(
+        "a group", "one", [2.0, 3.0], StepTraffic(5, 7), wall=[4.0], note="n", order=(1, 2)
+    )
     findings.note("a fact", {"x": 1.5, "y": None})
     findings.skip("this", "no room")
     findings.fail("that", "ValueError")
     return findings
 
 
-def measure_one(setting: Setting, findings: Findings) -> None:
-    findings.add("a group", setting.device.type, [1.0], Work(1, 1))
+def measure_one(setting: GpuSetting, findings: Findings) -> None:
+    findings.add("a group", setting.device.type, [1.0], StepTraffic(1, 1))
 
 
-def measure_and_end(setting: Setting, findings: Findings) -> None:
+def measure_and_end(setting: GpuSetting, findings: Findings) -> None:
     measure_one(setting, findings)
     os._exit(7)
 
 
-def measure_and_hang(setting: Setting, findings: Findings) -> None:
+def measure_and_hang(setting: GpuSetting, findings: Findings) -> None:
     measure_one(setting, findings)
     time.sleep(600)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.benchmarks.retrieval.refinement.stores import Choice, choices
+from draftline.benchmarks.retrieval.refinement.stores import DocumentChoice, choices
 from draftline.benchmarks.retrieval.refinement.table import rows_of
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import Score, encode_probs
@@ -42,7 +42,10 @@ def test_differences_to_random_stores_have_intervals() -> None:
     def counts(more: int) -> np.ndarray:
         return np.stack([prompts + more, steps], axis=1).astype(np.float64)
 
-    stores = [Choice("lowest", 100, 0, ()), *(Choice("random", 100, n, ()) for n in range(4))]
+    stores = [
+        DocumentChoice("lowest", 100, 0, ()),
+        *(DocumentChoice("random", 100, n, ()) for n in range(4)),
+    ]
     found = {"core": counts(0)}
     for store in stores:
         more = 5 if store.kind == "lowest" else store.draw % 2

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....core.request.output import Delta, TokenLogProb, VerifiedTree
-from ....models.text.tokenizer import TextStream
+from ....models.text.tokenizer import Detokenizer
 from ...settings.settings import ServerConfig
 
 # With so many tokens held, no more are taken from the engine until some have left.
@@ -42,7 +42,7 @@ class Pace:
         return cls(tokens=tokens, seconds=None if milliseconds is None else milliseconds / 1000)
 
     def paced(
-        self, deltas: AsyncGenerator[Delta, None], text: TextStream
+        self, deltas: AsyncGenerator[Delta, None], text: Detokenizer
     ) -> AsyncGenerator[Delta, None]:
         """The same answer on the beat. `text` is fresh and follows the prompt of `deltas`.
 
@@ -62,7 +62,7 @@ class HeldDeltas:
     behind it, where a stop text may have begun; then a portion's text comes with a later one.
     """
 
-    def __init__(self, text: TextStream) -> None:
+    def __init__(self, text: Detokenizer) -> None:
         self._stream = text
         self._num_chars = 0
         self._num_chars_left = 0

@@ -27,14 +27,14 @@ from ....core.verify.rules import LOSSY
 from ....models.text.token_bytes import TokenBytes
 from ..generation.job import CompletionOutput, Piece
 from ..tools.events import (
-    CallArguments,
+    CallArgumentsDelta,
     CallStart,
     Content,
     Event,
     ParsedAnswer,
     ParsedCall,
     Parser,
-    Reasoning,
+    ReasoningDelta,
     parse_whole,
 )
 from .json_parts import (
@@ -68,7 +68,7 @@ class Heading:
         return write_json(data)
 
 
-class ResponseFormat(Protocol):
+class AnswerFormat(Protocol):
     """One endpoint's spelling of answers; texts are JSON."""
 
     def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
@@ -385,10 +385,10 @@ class ParsedChatFormat(ChatFormat):
             match event:
                 case CallStart(index, call_id, name):
                     calls[index] = {"index": index, **_call(ParsedCall(call_id, name))}
-                case CallArguments(index, text):
+                case CallArgumentsDelta(index, text):
                     call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                     call["function"]["arguments"] += text
-                case Content() | Reasoning():
+                case Content() | ReasoningDelta():
                     answer.add([event])
         fields = self._reasoning(answer)
         if answer.content:

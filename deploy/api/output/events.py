@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from ....cluster.loop_calls import off_loop
 from ....core.request.output import Delta, VerifiedTree
-from ....models.text.tokenizer import TextStream
+from ....models.text.tokenizer import Detokenizer
 from ..engine_client import EngineClient
 from ..errors import to_api_error
 from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
-from .completions import Extra, ResponseFormat, metrics_block
+from .completions import AnswerFormat, Extra, metrics_block
 from .json_parts import BytesOf
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ INLINE_SIZE = 500
 
 
 async def whole_answer(
-    engine_client: EngineClient, job: Job, form: ResponseFormat, metrics: AnswerRecorder
+    engine_client: EngineClient, job: Job, form: AnswerFormat, metrics: AnswerRecorder
 ) -> bytes:
     """The JSON body of the finished answer. Raises what `run_job` raises."""
     answers = job.answers()
@@ -123,7 +123,7 @@ async def whole_answer(
 
 
 def _body(
-    engine_client: EngineClient, job: Job, form: ResponseFormat, answers: Sequence[CompletionOutput]
+    engine_client: EngineClient, job: Job, form: AnswerFormat, answers: Sequence[CompletionOutput]
 ) -> bytes:
     extra = metrics_block(answers)
     if job.report:
@@ -148,7 +148,7 @@ def _size(piece: Piece, job: Job) -> int:
 async def answer_events(
     engine_client: EngineClient,
     job: Job,
-    form: ResponseFormat,
+    form: AnswerFormat,
     metrics: AnswerRecorder,
     *,
     include_usage: bool,
@@ -176,7 +176,7 @@ async def answer_events(
 class _ChunkWriter:
     """Makes the chunks of one stream and keeps what its end needs to know."""
 
-    def __init__(self, engine_client: EngineClient, job: Job, form: ResponseFormat) -> None:
+    def __init__(self, engine_client: EngineClient, job: Job, form: AnswerFormat) -> None:
         self.answers = job.answers()
         self.has_begun = False
         self._form = form
@@ -213,7 +213,7 @@ class _ChunkWriter:
 
 
 def source_report(
-    token_ids: Sequence[int], sources: Sequence[str], stream: TextStream
+    token_ids: Sequence[int], sources: Sequence[str], stream: Detokenizer
 ) -> dict[str, Any]:
     """Each token with its source and the text that it made final; parallel lists."""
     return {

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ....cluster.loop_calls import off_loop
 from ....core.request.output import TokenLogProb
 from ....models.text.token_bytes import TokenBytes
-from ....models.text.tokenizer import TextStream
+from ....models.text.tokenizer import Detokenizer
 from ..generation.job import Piece
 
 BytesOf = Callable[[int], bytes]
@@ -144,7 +144,7 @@ class CompletionLogprobs:
         self._bytes_of = bytes_of
         self._prompt_ids = prompt_ids
         self._echo = echo
-        self._text = TextStream(bytes_of, prompt_ids, skip_special_tokens=skip_special_tokens)
+        self._text = Detokenizer(bytes_of, prompt_ids, skip_special_tokens=skip_special_tokens)
         # Characters that came, and those that the tokens so far have written.
         self._num_chars = 0
         self._num_written = 0
@@ -171,7 +171,7 @@ class CompletionLogprobs:
     def _add_echo(self, tokens: Sequence[TokenLogProb | None], echo: str) -> None:
         """Places of the prompt's tokens. Special ones that its text does not spell add nothing."""
         specials = self._bytes_of.special_tokens
-        answer, self._text = self._text, TextStream(self._bytes_of, skip_special_tokens=False)
+        answer, self._text = self._text, Detokenizer(self._bytes_of, skip_special_tokens=False)
         for token_id in self._prompt_ids:
             spelling = specials.get(token_id, "")
             if spelling and not echo.startswith(spelling, self._num_written):

@@ -18,7 +18,7 @@ from ..errors import ApiError, to_api_error
 from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
 from ..schema.responses import ResponsesRequest
-from ..tools.events import CallArguments, CallStart, Content, Event, Parser, Reasoning
+from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, Parser, ReasoningDelta
 from .completions import Heading, metrics_block
 from .json_parts import LazyList, write_json
 
@@ -134,7 +134,7 @@ class CallItem:
         return [{"type": kind, "arguments": self._arguments, "name": self._name}]
 
 
-class ReasoningItem:
+class ReasoningOutput:
     """What the model thought."""
 
     def __init__(self) -> None:
@@ -205,14 +205,14 @@ class ResponseWriter:
                     assert isinstance(self._open, MessageItem)
                     added.append(self._placed(self._open.add(text, tokens)))
                     tokens = ()
-                case Reasoning(text):
-                    if not isinstance(self._open, ReasoningItem):
-                        self._start(ReasoningItem(), added)
-                    assert isinstance(self._open, ReasoningItem)
+                case ReasoningDelta(text):
+                    if not isinstance(self._open, ReasoningOutput):
+                        self._start(ReasoningOutput(), added)
+                    assert isinstance(self._open, ReasoningOutput)
                     added.append(self._placed(self._open.add(text)))
                 case CallStart(_, call_id, name):
                     self._start(CallItem(call_id, name), added)
-                case CallArguments(_, text):
+                case CallArgumentsDelta(_, text):
                     assert isinstance(self._open, CallItem)
                     added.append(self._placed(self._open.add(text)))
         return added

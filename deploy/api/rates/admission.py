@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .gate import Gate
-from .verdict import Limits, Verdict
+from .verdict import TenantLimits, Verdict
 
 # Told of a refusal: the tenant and the reason.
 OnRefused = Callable[[str, str], object]
@@ -20,7 +20,7 @@ OnRefused = Callable[[str, str], object]
 class Admission:
     """One request of a tenant that has limits: what it may take, and what its answer tells."""
 
-    def __init__(self, gate: Gate, limits: Limits, on_refused: OnRefused) -> None:
+    def __init__(self, gate: Gate, limits: TenantLimits, on_refused: OnRefused) -> None:
         self._gate = gate
         self._limits = limits
         self._on_refused = on_refused
@@ -69,13 +69,15 @@ class RateLimits:
         if tenant is None or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
-        limits = Limits.of(tenant)
+        limits = TenantLimits.of(tenant)
         if not limits.are_any:
             await self._app(scope, receive, send)
             return
         await self._limited(limits, scope, receive, send)
 
-    async def _limited(self, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _limited(
+        self, limits: TenantLimits, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         # Not the client's own id, which others may have too.
         request_id = uuid.uuid4().hex
         admission = Admission(self._gate, limits, self._on_refused)

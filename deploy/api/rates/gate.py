@@ -20,7 +20,7 @@ from redis import RedisError
 from redis.asyncio import Redis
 
 from ...settings.settings import ServerConfig
-from .verdict import ALLOWED, Kind, Limits, Rate, Verdict
+from .verdict import ALLOWED, Kind, Rate, TenantLimits, Verdict
 
 WINDOW_S = 60
 # Above any count: what has been generated is charged also where nothing is left.
@@ -66,7 +66,7 @@ class Window:
         return until_next + WINDOW_S * (1 - room / self.now)
 
 
-class Rates:
+class RateCounts:
     """Counts of all tenants in one storage. What the storage raises is passed on."""
 
     def __init__(self, storage: Storage) -> None:
@@ -233,19 +233,19 @@ class Gate(Protocol):
         """Count what is left to count."""
         ...
 
-    async def enter(self, limits: Limits, request_id: str) -> Verdict:
+    async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         """A request comes: counts it, and gives it a place, which it must leave if it may go on."""
         ...
 
-    def leave(self, limits: Limits, request_id: str) -> None:
+    def leave(self, limits: TenantLimits, request_id: str) -> None:
         """It has ended."""
         ...
 
-    async def take_tokens(self, limits: Limits, count: int) -> Verdict:
+    async def take_tokens(self, limits: TenantLimits, count: int) -> Verdict:
         """A prompt of so many tokens comes."""
         ...
 
-    def charge(self, limits: Limits, count: int) -> None:
+    def charge(self, limits: TenantLimits, count: int) -> None:
         """So many tokens were generated."""
         ...
 
@@ -265,7 +265,7 @@ class CountingGate:
         self._failed = ALLOWED if is_open else Verdict(reason="unavailable")
         self._on_failure = on_failure
         self._paused_until = 0.0
-        self._counts: tuple[Rates, Places] | None = None
+        self._counts: tuple[RateCounts, Places] | None = None
         self._charges: Counter[str] = Counter()
         self._leaving: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -291,31 +291,31 @@ class CountingGate:
         if self._counts is not None and self._url is not None:
             await self._close_redis()
 
-    async def enter(self, limits: Limits, request_id: str) -> Verdict:
+    async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         """Count a request, and give it a place."""
         verdict = await self._tried(lambda: self._enter(limits, request_id))
         return self._failed if verdict is None else verdict
 
-    def leave(self, limits: Limits, request_id: str) -> None:
+    def leave(self, limits: TenantLimits, request_id: str) -> None:
         """Give its place back, soon."""
         if limits.concurrency is not None:
             leaving = asyncio.create_task(self._leave(limits.tenant, request_id))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    async def take_tokens(self, limits: Limits, count: int) -> Verdict:
+    async def take_tokens(self, limits: TenantLimits, count: int) -> Verdict:
         """Count a prompt."""
         if limits.tokens is None:
             return ALLOWED
         verdict = await self._tried(partial(self._take_tokens, limits.tenant, limits.tokens, count))
         return self._failed if verdict is None else verdict
 
-    def charge(self, limits: Limits, count: int) -> None:
+    def charge(self, limits: TenantLimits, count: int) -> None:
         """Count generated tokens, within a second."""
         if limits.tokens is not None:
             self._charges[limits.tenant] += count
 
-    async def _enter(self, limits: Limits, request_id: str) -> Verdict:
+    async def _enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         rates, places = self._parts()
         told: dict[str, Rate] = {}
         if limits.requests is not None:
@@ -365,11 +365,11 @@ class CountingGate:
             logger.error("event=rate_limit_store_failed error=%s", type(error).__name__)
             return None
 
-    def _parts(self) -> tuple[Rates, Places]:
+    def _parts(self) -> tuple[RateCounts, Places]:
         """Where things are counted, made when the first of them is."""
         if self._counts is None:
             if self._url is None:
-                self._counts = Rates(MemoryStorage()), LocalPlaces()
+                self._counts = RateCounts(MemoryStorage()), LocalPlaces()
             else:
                 # Callers try again themselves, after a pause.
                 self._client = Redis.from_url(self._url, socket_connect_timeout=TIMEOUT_S)
@@ -378,7 +378,7 @@ class CountingGate:
                     f"async+{self._url}", implementation="redispy",
                     connection_pool=pool,
                 )  # fmt: skip
-                self._counts = Rates(storage), RedisPlaces(self._client)
+                self._counts = RateCounts(storage), RedisPlaces(self._client)
         return self._counts
 
     async def _close_redis(self) -> None:

@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TenantLimits:
     """Limits of one tenant; None: there is none."""
 
     tenant: str
@@ -32,7 +32,7 @@ class Limits:
     concurrency: int | None = None
 
     @classmethod
-    def of(cls, tenant: TenantConfig) -> Limits:
+    def of(cls, tenant: TenantConfig) -> TenantLimits:
         """Those of its settings."""
         return cls(
             tenant=tenant.name,

@@ -18,7 +18,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     """Text of the model's thoughts."""
 
     text: str
@@ -34,14 +34,14 @@ class CallStart:
 
 
 @dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArgumentsDelta:
     """The next part of a call's arguments, which together are a JSON object."""
 
     index: int
     text: str
 
 
-Event = Content | Reasoning | CallStart | CallArguments
+Event = Content | ReasoningDelta | CallStart | CallArgumentsDelta
 
 
 class Parser(Protocol):
@@ -80,11 +80,11 @@ class ParsedAnswer:
             match event:
                 case Content(text):
                     content.append(text)
-                case Reasoning(text):
+                case ReasoningDelta(text):
                     reasoning.append(text)
                 case CallStart(_, call_id, name):
                     self.calls.append(ParsedCall(call_id, name))
-                case CallArguments(index, text):
+                case CallArgumentsDelta(index, text):
                     self.calls[index].arguments += text
         self.content += "".join(content)
         self.reasoning += "".join(reasoning)
@@ -138,7 +138,7 @@ class CallOutput:
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began."""
         if text and not self._is_full:
-            self._events.append(CallArguments(self.num_calls, text))
+            self._events.append(CallArgumentsDelta(self.num_calls, text))
 
     def end_call(self) -> None:
         """The call is complete."""

@@ -15,7 +15,7 @@ from ..errors import bad_request
 from ..schema.chat import AllowedToolsChoice, NamedTool, Tool, ToolFields
 from .call_parsers import MAX_SPACE, overlap
 from .call_syntax import ToolFamily
-from .events import Content, Event, Parser, Reasoning
+from .events import Content, Event, Parser, ReasoningDelta
 from .forced_calls import (
     ForcedCallParser,
     call_grammar,
@@ -165,7 +165,7 @@ class ReasoningParser:
 
     def _thought(self, text: str) -> list[Event]:
         self._has_thought = self._has_thought or bool(text)
-        return [Reasoning(text)] if text else []
+        return [ReasoningDelta(text)] if text else []
 
 
 class PlainParser:

@@ -43,7 +43,7 @@ CHAT_FRAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchTargets:
     """What is ready to be measured.
 
     what      is measured, for JSON
@@ -74,7 +74,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[Bench]:
+async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[BenchTargets]:
     """The server at the job's `base_url` for every setting."""
     assert job.base_url is not None
     for name in ("record", "replay", "cost_profile"):
@@ -92,7 +92,9 @@ async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIte
             raise ConfigError("drafters", f"{job.base_url} is no draftline server; leave it out")
         what = {"base_url": job.base_url, "model": info.model, "is_draftline": info.is_draftline}
         settings = matched_settings(info.drafters, job.drafters)
-        yield Bench(dict.fromkeys(settings, endpoint), job.plan(prompts), what, info.is_draftline)
+        yield BenchTargets(
+            dict.fromkeys(settings, endpoint), job.plan(prompts), what, info.is_draftline
+        )
 
 
 @asynccontextmanager
@@ -101,7 +103,7 @@ async def open_engines(
     settings: Mapping[str, Any],
     prompts: Sequence[BenchPrompt],
     recording: Recording | None = None,
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[BenchTargets]:
     """An engine for each setting, or one for all; with a `recording`, none loads the target."""
     config = build_serve_args(settings).engine
     rows = job.rows or matched_settings(
@@ -150,7 +152,7 @@ async def open_engines(
         compares = config.acceptance == COUPLED or not job.temperature
         by_row = {row: engines[needed] for row, needed in zip(rows, configs, strict=True)}
         own = {} if job.one_engine else by_row
-        yield Bench(endpoints, plan, what, compares, explain, profile, own)
+        yield BenchTargets(endpoints, plan, what, compares, explain, profile, own)
         # After the runs: what engines learn here about their drafters, a replay does not.
         if job.record is not None:
             target_answers = await _record(config.model, first, plan)

@@ -100,7 +100,7 @@ STEP_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class DocumentLimits:
     """Which documents stay; see `DocumentRules` and `Refinement`.
 
     journal  file of scores; None: they are not kept
@@ -148,7 +148,7 @@ class CorpusModel:
 
     @contextmanager
     def settings(
-        self, limits: Limits, *, scores: bool = False, progress: Progress = unseen
+        self, limits: DocumentLimits, *, scores: bool = False, progress: Progress = unseen
     ) -> Iterator[BuildSettings]:
         """How to build; the model is loaded and scores only if a limit or `scores` asks for it."""
         path = self.plan.info.path

@@ -23,7 +23,7 @@ from ....retrieval_store.store import SegmentStore
 from ...ray_serve.runtime import quiet_libraries
 from ..progress import progress
 from .command import CorpusJob
-from .model import Limits, open_corpus_model
+from .model import DocumentLimits, open_corpus_model
 
 BINS = 60
 
@@ -86,7 +86,7 @@ def add_corpus(
     quiet_libraries()
     model = open_corpus_model(job.model)
     documents = model.render(read_documents(job.inputs))
-    limits = Limits(
+    limits = DocumentLimits(
         rules=DocumentRules(
             min_tokens=job.min_tokens, min_compression_ratio=job.min_compression_ratio
         ),

@@ -56,7 +56,7 @@ class DemoRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DraftedText:
     """Text that one token made final, and the source that proposed the token."""
 
     text: str
@@ -82,7 +82,7 @@ class DemoClient:
         """Close the connection."""
         self._client.close()
 
-    def stream(self, prompt: str, run: DemoRun, *, speculative: bool) -> Iterator[Piece]:
+    def stream(self, prompt: str, run: DemoRun, *, speculative: bool) -> Iterator[DraftedText]:
         """Pieces of a completion as they come; fills `run`. Raises `DraftlineError`."""
         options = {"enabled": speculative, "report": True}
         body = self._body | {"prompt": prompt, "speculative": options}
@@ -97,7 +97,7 @@ class DemoClient:
                     run.seconds = time.perf_counter() - begin
                     report = event["draftline"]
                     for text, source in zip(report["texts"], report["sources"], strict=True):
-                        yield Piece(text, source)
+                        yield DraftedText(text, source)
                 else:
                     _read_metrics(event["metrics"]["speculative_decoding"], run)
 
@@ -120,7 +120,7 @@ def _read_metrics(block: dict[str, Any], run: DemoRun) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DemoComparison:
     """One prompt with drafting off and on."""
 
     name: str
@@ -138,9 +138,9 @@ class Comparison:
         return self.drafted.tokens_per_second / self.plain.tokens_per_second
 
 
-def total(results: Sequence[Comparison]) -> Comparison:
+def total(results: Sequence[DemoComparison]) -> DemoComparison:
     """All prompts as one."""
-    return Comparison(
+    return DemoComparison(
         "all",
         _sum([result.plain for result in results]),
         _sum([result.drafted for result in results]),
@@ -205,7 +205,7 @@ class Screen:
         printer.show(prompt.text.splitlines()[-1] + ending, "dim")
         return printer
 
-    def table(self, results: Sequence[Comparison], sampling: DemoSampling) -> None:
+    def table(self, results: Sequence[DemoComparison], sampling: DemoSampling) -> None:
         """Print the rates of both ways, whether their texts are equal, and how they were chosen."""
         self._console.print(_comparison_table(results))
         num_equal = sum(result.is_equal for result in results)
@@ -228,7 +228,7 @@ class StreamPrinter:
         self._lines_left = max(2, num_lines)
         self._column = 0
 
-    def show_piece(self, piece: Piece) -> None:
+    def show_piece(self, piece: DraftedText) -> None:
         """Print a token's text in the colour of its source."""
         style = "" if piece.source == TARGET_SOURCE else self._styles.get(piece.source, "")
         self.show(piece.text, style)
@@ -255,7 +255,7 @@ class StreamPrinter:
         self._lines_left -= 1
 
 
-def _comparison_table(results: Sequence[Comparison]) -> Table:
+def _comparison_table(results: Sequence[DemoComparison]) -> Table:
     whole = total(results)
     sources = sorted(whole.drafted.accepted)
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
@@ -270,7 +270,7 @@ def _comparison_table(results: Sequence[Comparison]) -> Table:
     return table
 
 
-def _row(result: Comparison, sources: Sequence[str]) -> list[str]:
+def _row(result: DemoComparison, sources: Sequence[str]) -> list[str]:
     return [
         result.name,
         f"{result.plain.tokens_per_second:.0f}",
@@ -319,7 +319,7 @@ def run_demo(job: DemoJob) -> int:
     return 0 if all(result.is_equal for result in results) else 1
 
 
-def _serve_and_compare(args: ServeArgs, screen: Screen, job: DemoJob) -> list[Comparison]:
+def _serve_and_compare(args: ServeArgs, screen: Screen, job: DemoJob) -> list[DemoComparison]:
     with ExitStack() as stack:
         with screen.phase("starting Ray, two stages and the drafters (half a minute)"):
             stack.enter_context(serve_on_ray(args))
@@ -337,7 +337,7 @@ def _serve_and_compare(args: ServeArgs, screen: Screen, job: DemoJob) -> list[Co
 
 def compare_all(
     client: DemoClient, prompts: Sequence[HeldOutPrompt], screen: Screen
-) -> list[Comparison]:
+) -> list[DemoComparison]:
     """Complete every prompt plainly, then with drafts, which is what the screen shows."""
     results = []
     for prompt in prompts:
@@ -347,10 +347,10 @@ def compare_all(
         for piece in client.stream(prompt.text, drafted, speculative=True):
             printer.show_piece(piece)
         printer.finish()
-        results.append(Comparison(prompt.name, plain, drafted))
+        results.append(DemoComparison(prompt.name, plain, drafted))
     return results
 
 
-def _drain(pieces: Iterable[Piece]) -> None:
+def _drain(pieces: Iterable[DraftedText]) -> None:
     for _ in pieces:
         pass

@@ -23,7 +23,7 @@ from ...api.http.connections import ConnectionLimits
 from ...api.http.middleware import Drain
 from ...engine_process.client import EngineMetrics, SocketEngineClient
 from ...engine_process.gates import SocketGate
-from ...engine_process.messages import Setup, decode_from_engine
+from ...engine_process.messages import EngineSetup, decode_from_engine
 from ...observe.log_format import set_up_logs
 from ...ray_serve.runtime import quiet_libraries
 from ...settings.settings import DeploymentConfig, ServeArgs, ServerConfig
@@ -55,10 +55,10 @@ def read_settings(data: bytes) -> ServeArgs:
     )
 
 
-def receive_setup(end: socket.socket) -> Setup:
+def receive_setup(end: socket.socket) -> EngineSetup:
     """Wait for the engine process's first message. Raises `EOFError`, `ProtocolError`."""
     messages = decode_from_engine(bytes(receive_frame(end)))
-    if len(messages) != 1 or not isinstance(messages[0], Setup):
+    if len(messages) != 1 or not isinstance(messages[0], EngineSetup):
         raise ProtocolError("the first message from the engine's process is no setup")
     return messages[0]
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from ....core.errors import EngineFailed
-from ...engine_process.messages import Setup
+from ...engine_process.messages import EngineSetup
 from ...engine_process.server import ApiSession, EngineServer
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ApiProcesses:
     """
 
     def __init__(
-        self, server: EngineServer, listener: socket.socket, setup: Setup, count: int
+        self, server: EngineServer, listener: socket.socket, setup: EngineSetup, count: int
     ) -> None:
         self._server = server
         self._listener = listener

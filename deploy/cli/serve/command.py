@@ -144,7 +144,7 @@ def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> 
     # Each takes a second to import, which the other ways of serving need not wait for.
     from ...api.http.metrics import ServerMetrics  # noqa: PLC0415
     from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
-    from ...engine_process.messages import Setup  # noqa: PLC0415
+    from ...engine_process.messages import EngineSetup  # noqa: PLC0415
     from .api_process import packed_settings  # noqa: PLC0415
     from .split_server import SplitServer, serve_split  # noqa: PLC0415
 
@@ -159,7 +159,7 @@ def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> 
         failure=failure,
         metrics=ServerMetrics(args.model_name),
         listener=listener,
-        setup=Setup(packed_settings(args), logging.getLogger().getEffectiveLevel()),
+        setup=EngineSetup(packed_settings(args), logging.getLogger().getEffectiveLevel()),
         count=args.server.api_processes,
         on_ready=lambda: _print_ready(args, console),
         on_drain=lambda count: _print_draining(count, args, console),

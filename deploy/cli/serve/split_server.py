@@ -18,7 +18,7 @@ from ....cluster.loop_calls import spare_collector
 from ....core.errors import EngineFailed
 from ...api.http.metrics import ServerMetrics
 from ...engine.async_engine import AsyncEngine
-from ...engine_process.messages import Setup
+from ...engine_process.messages import EngineSetup
 from ...engine_process.server import EngineServer
 from .api_processes import ApiProcesses
 
@@ -46,7 +46,7 @@ class SplitServer:
     failure: Future[str]
     metrics: ServerMetrics
     listener: socket.socket
-    setup: Setup
+    setup: EngineSetup
     count: int
     on_ready: Callable[[], None]
     on_drain: Callable[[int], None]

@@ -74,7 +74,7 @@ def _mean_ttft_s(metrics: Mapping[str, Mapping[Any, float]]) -> float:
     return weighted / total if total else 0.0
 
 
-class FirstTokens:
+class FirstTokenTimes:
     """Times to the first tokens of one replica's requests. One event loop uses it.
 
     clock  seconds; only differences count

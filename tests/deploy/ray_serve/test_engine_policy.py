@@ -13,7 +13,7 @@ from draftline.deploy.ray_serve.policies.autoscaling import (
     TTFT_S,
     WINDOW_S,
     EnginePolicy,
-    FirstTokens,
+    FirstTokenTimes,
 )
 from draftline.deploy.settings.settings import build_serve_args
 
@@ -70,7 +70,7 @@ def test_scaling_settles_where_the_time_falls_with_each_replica() -> None:
 
 def test_a_replica_tells_of_first_tokens_of_late_and_of_those_that_wait() -> None:
     now = 100.0
-    tokens = FirstTokens(lambda: now)
+    tokens = FirstTokenTimes(lambda: now)
     assert tokens.stats() == {TTFT_S: 0.0, NUM_FIRST_TOKENS: 0.0}
     with tokens.waiting() as came:
         now += 2
