@@ -340,8 +340,8 @@ class EngineConfig(Settings):
         return self.served_model_name or _folder_name(self.model) or self.model
 
     @property
-    def told_drafters(self) -> tuple[DrafterConfig, ...]:
-        """The drafters with what `acceptance` asks of them: models declare what they draw from."""
+    def effective_drafters(self) -> tuple[DrafterConfig, ...]:
+        """The drafters; under rules other than `coupled`, models declare their distribution."""
         if self.acceptance == "coupled":
             return self.drafters
         return tuple(

@@ -54,19 +54,20 @@ class AsyncEngine:
         engine_id: str = "0",
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
-        links: Callable[[Sequence[AnyDrafter]], Sequence[AnyDrafter]] | None = None,
+        drafters: Callable[[Sequence[AnyDrafter]], Sequence[AnyDrafter]] | None = None,
         engine_time: EngineTime = REAL_TIME,
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
         usage_log: str | None = None,
         progress: Progress = unseen,
     ) -> None:
-        """What is not said by `config`.
+        """Settings that are not in `config`.
 
         keeper            of stages and drafters on Ray; without one they end with this process
-        pipelines         takes what makes the pipeline of `config`, gives what makes the one used
-        links             takes the drafters of `config`, gives those that are used
-        engine_time       by which it lives, if not the machine's
+        pipelines         takes the function that makes the pipeline of `config` and returns the one
+                          that is used
+        drafters          takes the drafters of `config` and returns those that are used
+        engine_time       clocks of the engine; default: the machine's
         on_failure        called once, from any thread, with the reason when the engine cannot go on
         max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
                           8 MiB
@@ -81,7 +82,7 @@ class AsyncEngine:
         self._make_pipeline: MakePipeline = (
             make_pipeline if pipelines is None else pipelines(make_pipeline)
         )
-        self._changed_links = links
+        self._replace_drafters = drafters
         self._time = engine_time
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(
@@ -313,10 +314,10 @@ class AsyncEngine:
         return retry_after_s(stats.num_waiting, stats.num_running, rate)
 
     async def _build(self) -> Assembly:
-        links: Sequence[AnyDrafter] = await self._placement.make_links()
-        if self._changed_links is not None:
-            links = self._changed_links(links)
-        self._assembly = Assembly(self._plan, self._make_pipeline, links, self._time)
+        drafters: Sequence[AnyDrafter] = await self._placement.make_drafters()
+        if self._replace_drafters is not None:
+            drafters = self._replace_drafters(drafters)
+        self._assembly = Assembly(self._plan, self._make_pipeline, drafters, self._time)
         if self._usage is not None:
             self._assembly.core.ended.on_end = self._usage.note
         return self._assembly

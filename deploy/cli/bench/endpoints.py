@@ -174,7 +174,7 @@ def _simulated(config: EngineConfig, simulation: Simulation) -> AsyncEngine:
     return AsyncEngine(
         simulation.config(config),
         pipelines=simulation.pipelines,
-        links=partial(simulation.drafters, config.drafters),
+        drafters=partial(simulation.drafters, config.drafters),
         engine_time=simulation.time,
     )
 
