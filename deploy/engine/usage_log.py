@@ -21,7 +21,7 @@ from typing import Protocol
 from ...core.errors import ConfigError, StoreError
 from ...core.schedule.fair_share import RequestUsage
 from ...retrieval_store.redis_store.client import connect, reported, shown_url
-from ..settings.sharing import REDIS_SCHEMES
+from ..settings.settings import REDIS_SCHEMES
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ of the Ray Serve deployments and of pools of drafters under `server`, `deploymen
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +16,11 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ...cluster.checked_settings import unknown_key
+from ...cluster.checked_settings import Settings, unknown_key
 from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from .limits import RequestLimits
 from .ray_settings import DeploymentConfig, PoolConfig
-from .sharing import SharingSettings
 from .tenants import (
     TenantConfig,
     operator_keys,
@@ -31,17 +31,43 @@ from .tenants import (
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
+REDIS_SCHEMES = ("redis://", "rediss://")
 # The server's application on Ray Serve.
 APP_NAME = "draftline"
 # What drafts where nobody says what: they need no training and are not asked where they do not pay.
 DEFAULT_DRAFTERS = ({"kind": "suffix"}, {"kind": "prompt_lookup"})
 
 
-class ServerConfig(SharingSettings):
+class ServerConfig(Settings):
     """The HTTP server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    tenant_store: str | None = Field(
+        default=None,
+        description="file or redis:// URL of further tenants, as draftline tenant keeps them; "
+        "changes apply within about a second",
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        default=(),
+        description="networks of gateways that may name the tenant in x-tenant-id, such as "
+        "10.0.0.0/8; from elsewhere the header is refused",
+    )
+    rate_limit_store: str | None = Field(
+        default=None,
+        description="redis:// URL that counts rates and concurrency of tenants for several "
+        "replicas; default: in memory",
+    )
+    rate_limit_on_failure: Literal["open", "closed"] = Field(
+        default="open",
+        description="what tenants with limits get while that Redis does not answer; open: no "
+        "limits, closed: 503",
+    )
+    usage_log: str | None = Field(
+        default=None,
+        description="file (JSON lines) or redis:// URL (a stream) for a record of each request "
+        "that ends: tenant and counts, no text",
+    )
     host: str = Field(
         default="127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces"
     )
@@ -165,6 +191,23 @@ class ServerConfig(SharingSettings):
         if not isinstance(value, dict):
             return value
         return _build(RequestLimits, "limits", value)
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                raise ConfigError("trusted_proxies", f"{text!r} is no network: {error}") from error
+        return value
+
+    @field_validator("rate_limit_store")
+    @classmethod
+    def _check_redis(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(REDIS_SCHEMES):
+            raise ConfigError("rate_limit_store", "must be a redis:// or rediss:// URL")
+        return value
 
     @field_validator("tenants", mode="before")
     @classmethod

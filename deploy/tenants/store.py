@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import yaml
 
 from ...core.errors import ConfigError, StoreError
-from ..settings.settings import ServerConfig
-from ..settings.sharing import REDIS_SCHEMES
+from ..settings.settings import REDIS_SCHEMES, ServerConfig
 from ..settings.tenants import TenantConfig, read_tenants, require_distinct
 
 # As plain values; a key is its digest, in `key_sha256`.
