@@ -67,6 +67,7 @@ WARM_UP, WARM_UP_TOKENS = 2, 64
 MAX_ANSWER = 256
 PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
 CONTROL = Setting("plain again", ())
+FIXED = [Setting(f"{count} nodes always", None) for count in FIXED_NODES]
 # Labels of the ratios of a row.
 RATIOS = {"fresh": "fresh", "steady": "steady", "of best": "of_best", CONTROL.name: "control"}
 
@@ -168,7 +169,7 @@ async def _measure(
     load = Load(concurrency=cell.streams)
     plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load)
     found = [await _round(cell, plan, seconds, turn) for turn in range(rounds)]
-    names = [setting.name for setting in [PLAIN, *_fixed()]]
+    names = [setting.name for setting in [PLAIN, *FIXED]]
     median = {name: statistics.median(_rate(steady[name]) for _, steady in found) for name in names}
     best = max(names, key=lambda name: median[name])
     counts = [run.counts for run in found[-1][1][ADAPTIVE.name] if run.counts is not None]
@@ -245,30 +246,30 @@ async def _engines(cell: BudgetCell) -> AsyncIterator[Mapping[Setting, EngineEnd
         "enable_prefix_caching": False,
     }
     drafters: list[DrafterConfig] = [DRAFTERS[name] for name in names]
-    plain = AsyncEngine(EngineConfig(**common))
-    adaptive = AsyncEngine(EngineConfig(**common, drafters=drafters))
-    full = AsyncEngine(EngineConfig(**common, drafters=drafters, node_budget="full"))
-    again = AsyncEngine(EngineConfig(**common))
-    engines = [plain, adaptive, full, again]
+    configs = {
+        PLAIN: EngineConfig(**common),
+        ADAPTIVE: EngineConfig(**common, drafters=drafters),
+        CONTROL: EngineConfig(**common),
+        **{
+            setting: EngineConfig(
+                **common, drafters=drafters, node_budget="full", tree_nodes=num_nodes
+            )
+            for setting, num_nodes in zip(FIXED, FIXED_NODES, strict=True)
+        },
+    }
+    engines = {setting: AsyncEngine(config) for setting, config in configs.items()}
     try:
-        for engine in engines:
+        for engine in engines.values():
             await engine.start()
-        endpoints = [EngineEndpoint(engine, per_request=False) for engine in engines]
         # As servers do: a full collection takes a tenth of a half, and only one setting has it.
         with collector_spared():
             yield {
-                PLAIN: endpoints[0],
-                ADAPTIVE: endpoints[1],
-                CONTROL: endpoints[3],
-                **dict.fromkeys(_fixed(), endpoints[2]),
+                setting: EngineEndpoint(engine, per_request=False)
+                for setting, engine in engines.items()
             }
     finally:
-        for engine in engines:
+        for engine in engines.values():
             await engine.close()
-
-
-def _fixed() -> list[Setting]:
-    return [Setting(f"{count} nodes always", None, count) for count in FIXED_NODES]
 
 
 def _seconds(runs: Sequence[RunMetrics]) -> float:

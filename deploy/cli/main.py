@@ -26,6 +26,8 @@ from .train.command import train_app
 if TYPE_CHECKING:
     from .flags import FlagGroup
 
+DASHBOARD = Path(__file__).parents[1] / "assets" / "observability" / "grafana-dashboard.json"
+
 app = typer.Typer(
     name="draftline",
     help="Lossless speculative decoding for large language models, served on Ray.",
@@ -152,17 +154,12 @@ def demo(
 @app.command()
 def dashboard(
     *,
-    ray_llm: Annotated[
-        bool, typer.Option("--ray-llm", help="As rows below those of Ray's dashboard for LLMs.")
-    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")
     ] = None,
 ) -> None:
     """Print the Grafana dashboard as JSON."""
-    from .dashboard import dashboard_text
-
-    text = dashboard_text(ray_llm=ray_llm)
+    text = DASHBOARD.read_text(encoding="utf-8")
     if output is None:
         sys.stdout.write(text)
     else:

@@ -20,7 +20,7 @@ from ....measure.clients.endpoint import Endpoint
 from ....measure.clients.engine_endpoint import EngineEndpoint, collector_spared
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
-from ....measure.clients.setting import Setting, matched_settings, with_fixed
+from ....measure.clients.setting import Setting, matched_settings
 from ....measure.clients.simulated_endpoint import SimulatedEndpoint
 from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
@@ -82,8 +82,6 @@ async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIte
             raise ConfigError(
                 name.replace("_", "-"), "needs an engine in this process: leave out --base-url"
             )
-    if job.num_nodes:
-        raise ConfigError("fixed-nodes", "needs engines in this process: leave out --base-url")
     if job.dataset_lengths:
         raise ConfigError("dataset-lengths", "needs the model's tokenizer: leave out --base-url")
     async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
@@ -109,9 +107,6 @@ async def open_engines(
     rows = job.rows or matched_settings(
         [drafter.source for drafter in config.drafters], job.drafters
     )
-    rows = with_fixed(rows, job.num_nodes)
-    if job.one_engine and job.num_nodes:
-        raise ConfigError("fixed-nodes", "needs an engine for each setting: leave out --one-engine")
     configs = [config if job.one_engine else _with_drafters(config, row) for row in rows]
     taps: list[TappedPipeline] = []
     if recording is not None:
@@ -280,8 +275,6 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
         for drafter in map(known.__getitem__, setting.drafters or ())
     ]
     changes: dict[str, Any] = {"drafters": tuple(chosen)}
-    if setting.num_nodes is not None:
-        changes |= {"node_budget": "full", "tree_nodes": setting.num_nodes}
     if setting.is_ordered:
         changes |= {"node_budget": "ordered"}
     if setting.acceptance is not None:

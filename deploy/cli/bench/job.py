@@ -86,15 +86,6 @@ class BenchJob:
         bool, Field(description="every setting runs once before, which is not kept")
     ] = True
     drafters: Drafters = None
-    fixed_nodes: Annotated[
-        str | None,
-        Field(
-            description="numbers of nodes parted by commas: every set of drafters also runs with "
-            "trees of so many nodes in every step, whatever they cost. The table then tells how "
-            "much of the best fixed setting's speed the node budget keeps; without it, only the "
-            "target alone is fixed"
-        ),
-    ] = None
     suite: Annotated[
         Literal["spectra", "heads", "model-drafters"] | None,
         Field(
@@ -194,20 +185,6 @@ class BenchJob:
     def profiles(self) -> tuple[str, ...]:
         """The profiles of the suite's rows."""
         return (self.profile,) if self.profile else ("paper", "draftline")
-
-    @property
-    def num_nodes(self) -> list[int]:
-        """The numbers of nodes of `fixed_nodes`. Raises `ConfigError`."""
-        parts = [part.strip() for part in (self.fixed_nodes or "").split(",")]
-        try:
-            numbers = [int(part) for part in parts if part]
-        except ValueError:
-            raise ConfigError("fixed-nodes", "must be whole numbers parted by commas") from None
-        if any(number < 1 for number in numbers):
-            raise ConfigError(
-                "fixed-nodes", "must be at least 1: the target alone runs in any case"
-            )
-        return numbers
 
     @property
     def load(self) -> Load:

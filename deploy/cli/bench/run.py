@@ -17,7 +17,7 @@ from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....measure.report.intervals import tau_rows
 from ....measure.report.plots import require_matplotlib, write_plots
-from ....measure.report.summary import BenchResult, best_fixed, summarise
+from ....measure.report.summary import BenchResult, summarise
 from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
 from ....measure.runs.matched import Runs, run_matched
@@ -61,10 +61,9 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
         if setting.acceptance is None or not job.temperature
     }
     faults = tuple(differences(own, TARGET_ONLY, bench.explain)) if bench.compares else None
-    best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
     taus = tau_rows(runs, [prompt.category for prompt in bench.plan.prompts])
-    summaries = summarise(runs, TARGET_ONLY, best)
-    return BenchResult(what, summaries, faults, best, taus, measured.draft_ms)
+    summaries = summarise(runs, TARGET_ONLY)
+    return BenchResult(what, summaries, faults, taus, measured.draft_ms)
 
 
 @dataclass(frozen=True, slots=True)

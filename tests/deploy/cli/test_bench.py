@@ -79,31 +79,6 @@ def test_progress_of_a_bench(
     ]  # fmt: skip
 
 
-def test_regret_is_told_beside_fixed_numbers_of_nodes(
-    checkpoint: Path, prompts: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "b.json"
-    arguments = ["bench", str(checkpoint), "--speculative-config", '[{"kind": "prompt_lookup"}]']
-    arguments += ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "12"]
-    arguments += ["--rounds", "1", "--fixed-nodes", "2, 6", "--output", str(output)]
-    result = runner.invoke(cli.app, arguments)
-    assert result.exit_code == 0, result.output
-    data = json.loads(output.read_text())
-    settings = data["settings"]
-    fixed = ["target", "prompt_lookup, 2 always", "prompt_lookup, 6 always"]
-    assert list(settings) == ["target", "prompt_lookup", *fixed[1:]]
-    assert data["best_fixed"] == max(fixed, key=lambda name: settings[name]["output_throughput"])
-    assert data["best_fixed"] in result.output
-    assert settings[data["best_fixed"]]["of_best_fixed"] == 1.0
-
-
-@pytest.mark.parametrize("given", ["two", "0", "4,-1"])
-def test_fixed_nodes_that_cannot_be_are_named(checkpoint: Path, given: str) -> None:
-    result = runner.invoke(cli.app, ["bench", str(checkpoint), "--fixed-nodes", given])
-    assert isinstance(result.exception, ConfigError)
-    assert "fixed-nodes" in str(result.exception)
-
-
 def test_a_replay_commits_as_much_as_the_target_did(
     checkpoint: Path, prompts: Path, tmp_path: Path
 ) -> None:
