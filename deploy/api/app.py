@@ -189,7 +189,7 @@ async def _running(
 
 
 def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    """The client has left: nobody reads this, and nothing is wrong."""
+    """The response to a client that has disconnected; it is not sent."""
     return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 

@@ -187,7 +187,7 @@ class AsyncEngine:
         self._thread.cancel(request_id)
 
     def after_step(self, function: Callable[[], object]) -> None:
-        """For sinks: run `function` once all sinks have heard of the step; at once elsewhere."""
+        """For sinks: run `function` after all sinks were called for the step; elsewhere at once."""
         self._thread.after_step(function)
 
     async def stream(
@@ -357,7 +357,7 @@ class AsyncEngine:
             sink,
             options,
             constraint=constraint,
-            # Before the start nobody knows.
+            # Unknown before the start.
             num_kv_slots=None if self._assembly is None else self._assembly.scheduler.num_slots,
             with_text=with_text,
         )

@@ -1,4 +1,4 @@
-"""The way from an engine's thread to whoever reads one request's deltas on an event loop."""
+"""Queues of deltas from the engine's thread to the reader of a request on an event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from ...core.errors import DraftlineError, ReaderTooSlow
 from ...core.request.output import Delta, TokenLogProb
 
-# What may wait for the reader of a stream, where nobody says otherwise.
+# Bytes that may wait for the reader of a stream by default.
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
 # About what Python keeps for a delta, for a token of it, and for an alternative of a token.
 DELTA_BYTES = 500
@@ -121,7 +121,7 @@ class LoopMailbox:
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # First: whoever posts from now on wakes the loop again.
+        # First: posts from now on wake the loop again.
         self._is_woken = False
         try:
             while self._calls:

@@ -56,7 +56,7 @@ class Engine:
                 running.append(answer.request_id)
                 answers.append(answer)
             self._engine.take_enqueued()
-            # What was refused is told before others are waited for.
+            # Refusals are raised before the others are waited for.
             for answer in answers:
                 if answer.error is not None:
                     raise answer.error

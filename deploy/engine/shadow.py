@@ -77,7 +77,7 @@ class Shadow:
         is_float32: bool = True,
         chance: Callable[[], float] | None = None,
     ) -> None:
-        """`rate`: share of requests; `has_room`: whether nobody waits for the engine."""
+        """`rate`: share of requests; `has_room`: whether no request waits."""
         self._rate = rate
         self._add = add
         self._has_room = has_room
@@ -93,7 +93,7 @@ class Shadow:
     ) -> WatchedAnswer | None:
         """What takes the place of the request's sink, if it is chosen."""
         can_differ = options.speculative and params.structured_output is None
-        # Of a resumed answer only the rest is heard.
+        # Only the rest of a resumed answer comes through here.
         can_differ = can_differ and not options.answered
         if not can_differ or self._chance() >= self._rate:
             return None
@@ -214,7 +214,7 @@ class WatchedAnswer:
 
 
 class _PlainAnswer:
-    """The sink of a repetition; tells of its tokens, or None where it has failed."""
+    """The sink of a repetition; reports its tokens, or None if it failed."""
 
     def __init__(self, tell: Callable[[Sequence[TokenLogProb] | None], None]) -> None:
         self._tell = tell

@@ -161,7 +161,7 @@ class SocketEngineClient(RemoteEngineClient):
             self._connection.send(Cancel(number))
 
     def _check_engine(self) -> None:
-        """Raise where the engine cannot be told of a request."""
+        """Raise if no request can be sent to the engine."""
         if self._is_closed:
             raise EngineClosed("the engine was closed")
         if self._connection.is_lost:

@@ -60,7 +60,7 @@ class Add(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """End a request; nothing more is heard of it."""
+    """Cancel a request; no further message about it follows."""
 
     number: int
 

@@ -68,7 +68,7 @@ class EngineServer:
         self.is_loaded = False
 
     async def connect(self, end: socket.socket, first: FromEngine | None = None) -> ApiSession:
-        """Serve the API process at the other end of a socket; `first` is told before all else."""
+        """Serve the API process at the other end of a socket; `first` is the first message."""
         session = ApiSession(self, self._silence_s)
         session.closed.add_done_callback(lambda _: self._sessions.discard(session))
         loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class _Running:
 
 
 class ApiSession:
-    """One API process: its requests, and what it is told.
+    """One API process: its requests, and the messages to it.
 
     serving   done when it answers
     draining  done, with the number of requests that run, when it refuses new ones
@@ -138,7 +138,7 @@ class ApiSession:
         )
         self._gate = GateSession(server.gate, self.connection.send)
         self._running: dict[int, _Running] = {}
-        # What the engine's thread has committed and the loop has not been told.
+        # Committed by the engine's thread, and not yet passed to the loop.
         self._lock = threading.Lock()
         self._outbox: list[tuple[int, Delta | DraftlineError]] = []
 
@@ -204,7 +204,7 @@ class ApiSession:
                 sink,
                 with_text=False,
             )
-        except Exception as error:  # noqa: BLE001 - it supervises: its API process is told
+        except Exception as error:  # noqa: BLE001 - it supervises: its API process gets the error
             self._tell(number, as_request_failure(error, message.request_id))
         finally:
             running.adding = None

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of a request: queue, prefill, decode, and in it the parts of each step.
 
-A request's spans are made when it ends, of times that the engine tells in seconds of its own clock;
+A request's spans are made when it ends, from times of the engine's clock;
 the smallest distance between that clock and this host's, over all that came, puts them on this
 host's. A request that the client's `traceparent` or the sampler leaves out costs nothing.
 """
@@ -102,7 +102,7 @@ class RequestSpans:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the request's span. An error is told by its class: a message may quote the client."""
+        """End the request's span. An error is recorded by its class: its message may quote the client."""
         for index, metrics in self._finished.items():
             self._add_answer(index, metrics)
         finished = self._finished.values()

@@ -15,7 +15,7 @@ from .resume import ResumeLimits
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
 ROUTER = f"{__package__}.policies.request_router.PrefixRouter"
-# What an ingress has beyond its requests' time, to hear of lost replicas and to tell clients.
+# What an ingress has beyond its requests' time, to notice lost replicas and answer clients.
 INGRESS_SLACK_S = 8.0
 # Of requests that may take for ever.
 LONGEST_REQUEST_S = 3600.0

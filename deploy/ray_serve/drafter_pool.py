@@ -24,8 +24,8 @@ from .deployment_plan import HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S
 from .policies.autoscaling import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 
 POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
-# Of a server that Ray Serve stops, engines find within a second that it is none of the pool's any
-# more. So long it is left alone, and then told to drain.
+# Engines notice within a second that a server which Ray Serve stops has left the pool. It goes on
+# for so long, and then drains.
 NOTICE_S = 2.0
 # Each engine asks each server every second where it is: no news.
 QUIET = {"log_level": "WARNING", "enable_access_log": False}

@@ -56,7 +56,7 @@ class RayEngineClient(RemoteEngineClient):
 
     silence_s  a stream without a sign of life for so long has lost its replica
     limits     of going on at another
-    counts     hears of requests that did or could not
+    counts     counts requests that were resumed, or could not be
     """
 
     def __init__(

@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 # Ray gives a node 30 seconds to come up, which a busy machine may need more than once.
 START_ATTEMPTS = 3
-# Beyond the time of the requests: what it takes to end the rest and to hear of it.
+# Beyond the time of the requests: what it takes to end the rest, and to know that it ended.
 DRAIN_SLACK_S = 10.0
 # A request that ran out of time ends in the application; the proxy's own end is for what hangs.
 PROXY_SLACK_S = 30.0
@@ -198,7 +198,7 @@ def http_options(config: ServerConfig) -> dict[str, Any]:
 def serve_host() -> str | None:
     """The address that the running Ray Serve's proxies listen on; None: there is none."""
     import ray  # noqa: PLC0415
-    from ray.serve.context import _get_global_client  # noqa: PLC0415 - told in no other way
+    from ray.serve.context import _get_global_client  # noqa: PLC0415 - there is no public way
 
     if not ray.is_initialized():
         return None

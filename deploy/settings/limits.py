@@ -15,8 +15,8 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 class RequestLimits(Settings):
     """Limits of one request. What exceeds one is refused with 400, before any work is done on it.
 
-    The defaults leave room for every use we know of, and bound what a request can cost everybody
-    else: the event loop's time, memory, and the engine's time between two steps.
+    The defaults leave room for every use we know of, and bound what a request can cost the
+    others: the event loop's time, memory, and the engine's time between two steps.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

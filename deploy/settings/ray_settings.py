@@ -137,7 +137,7 @@ class PoolConfig(Settings):
 
     @property
     def engine(self) -> EngineConfig:
-        """What a drafter is told of the engines that it drafts for."""
+        """The settings of an engine that a drafter of the pool is built with."""
         # Its process may use what it reserves, and nothing else.
         gpus = min(self.gpus_per_drafter, 1.0)
         return EngineConfig(model=self.target, backend="ray", gpus_per_drafter=gpus)

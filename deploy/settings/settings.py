@@ -34,7 +34,7 @@ ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
 REDIS_SCHEMES = ("redis://", "rediss://")
 # The server's application on Ray Serve.
 APP_NAME = "draftline"
-# What drafts where nobody says what: they need no training and are not asked where they do not pay.
+# The default drafters need no training, and are not asked where they do not pay.
 DEFAULT_DRAFTERS = ({"kind": "suffix"}, {"kind": "prompt_lookup"})
 
 
@@ -105,7 +105,7 @@ class ServerConfig(Settings):
     min_priority: int = Field(
         default=0,
         description="lowest priority value for the operator's requests, and for all requests "
-        "without keys; lower values go first, so 0 lets nobody go before others",
+        "without keys; lower values go first, so 0 lets no request go before others",
     )
     tool_call_parser: ToolParserName = Field(
         default="auto",
@@ -222,7 +222,7 @@ class ServerConfig(Settings):
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers are told apart; without keys everybody is served."""
+        """Whether callers need keys; without them every request is served."""
         named = self.tenants or self.tenant_store or self.trusted_proxies
         return bool(self.api_key_sha256 or named)
 

@@ -112,7 +112,7 @@ def _with_parsers(server: ServerConfig, model: ServerConfig) -> ServerConfig:
 
 
 def _require_distinct(models: Sequence[ServeArgs]) -> None:
-    """Raise `ConfigError` where two models could not be told apart."""
+    """Raise `ConfigError` where two models have one name, or one file of traces."""
     names: dict[str, int] = {}
     traces: dict[str, int] = {}
     for index, model in enumerate(models):

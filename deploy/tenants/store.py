@@ -97,7 +97,7 @@ def check_tenant_store(config: ServerConfig) -> None:
 
 
 AUDIT_SUFFIX = ".audit.jsonl"
-# Digests are no keys, but nobody else needs them.
+# Digests are no keys, but others do not need them.
 MODE = 0o600
 
 

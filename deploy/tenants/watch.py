@@ -40,7 +40,7 @@ class TenantWatch:
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
         self._complained_at = 0.0
-        # Whether the store could be read once: until then nobody knows who its tenants are.
+        # Whether the store could be read once: until then its tenants are unknown.
         self.is_known = False
 
     async def start(self) -> None:

@@ -33,7 +33,7 @@ class Job:
     wants_ids    whether the answer names its tokens and those of the prompt
     wants_usage  whether every part of a stream counts the tokens so far
     pace         of the deltas; None: they leave as they come
-    charge       told how many tokens were generated, as they come; None: nobody counts them
+    charge       called with the number of newly generated tokens; None: they are not counted
     shows_trees  whether a report holds the trees of steps
     spans        of a request that is traced, whose deltas have trees then
     """

@@ -58,7 +58,7 @@ class Pace:
 class HeldDeltas:
     """Deltas of one answer that have come and not left; they leave in other portions.
 
-    `text` tells which characters belong to the tokens of a portion. The engine's own text may lag
+    `text` maps the tokens of a portion to their characters. The engine's own text may lag
     behind it, where a stop text may have begun; then a portion's text comes with a later one.
     """
 

@@ -218,11 +218,11 @@ class Callers:
 
 
 class ApiKeys:
-    """Finds the caller of each request; refuses those that are nobody's.
+    """Finds the caller of each request; refuses requests without a valid key.
 
     callers     who there is
     is_open     whether all are served as the operator, since there are no keys
-    open_paths  whose answers are for everybody
+    open_paths  paths that need no key
     """
 
     def __init__(

@@ -164,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pool.leave(self)
         self._disarm()
         self._end_write_timer()
-        # uvicorn tells the request that came last, behind which another one may run.
+        # uvicorn reports the last request; an earlier one may still run.
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -294,7 +294,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer, hear no more of the client, and close."""
+        """Answer, ignore further input, and close."""
         self._is_refused = True
         self._pool.leave(self)
         running = self._running

@@ -64,7 +64,7 @@ class BodyLimits:
     """Bounds how long a body may take to come, and refuses one that is announced as too large.
 
     max_bytes  more than this in `Content-Length`: 413, without reading any
-    timeout_s  from a body's first reading to its end; then whoever reads it gets `ApiError` 408
+    timeout_s  most time to read a body; then reading it raises `ApiError` 408
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:

@@ -76,7 +76,7 @@ class AnswerFormat(Protocol):
         ...
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream: the next piece of choice `index`; empty: nothing can be told yet."""
+        """An event of a stream: the next piece of choice `index`; empty if it has no text yet."""
         ...
 
     def last_chunk(
@@ -190,7 +190,7 @@ class ChatFormat:
         return message, piece.finish_reason
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream; the first one tells the role."""
+        """An event of a stream; the first one has the role."""
         if piece.is_plain and not extra:
             return self._template.chunk(index, piece)
         return self._full_chunk(index, piece, extra)

@@ -256,21 +256,22 @@ class ResponseWriter:
         )
         return response.model_dump(exclude_unset=True, warnings=False)
 
-    def _start(self, item: OutputItem, told: list[Data]) -> None:
+    def _start(self, item: OutputItem, events: list[Data]) -> None:
         if self._open is not None:
-            self._end("completed", told)
+            self._end("completed", events)
         self._open = item
         body = item.body("in_progress")
-        told.append(
+        events.append(
             self._event({"type": "response.output_item.added", **self._place, "item": body})
         )
-        told += map(self._placed, item.begin())
+        events += map(self._placed, item.begin())
 
-    def _end(self, status: Status, told: list[Data]) -> None:
+    def _end(self, status: Status, events: list[Data]) -> None:
         assert self._open is not None
-        told += map(self._placed, self._open.end())
+        events += map(self._placed, self._open.end())
         body = self._open.body(status)
-        told.append(self._event({"type": "response.output_item.done", **self._place, "item": body}))
+        done = {"type": "response.output_item.done", **self._place, "item": body}
+        events.append(self._event(done))
         self._ended.append(body)
         self._open = None
 

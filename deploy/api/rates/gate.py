@@ -218,12 +218,12 @@ PAUSE_S = 1.0
 START_TIMEOUT_S = 2.0
 # How often what was generated is counted, and places are renewed.
 PERIOD_S = 1.0
-# Until one of a tenant's own requests ends, nobody knows how long.
+# How long until one of the tenant's own requests ends is unknown.
 PLACE_WAIT_S = 1.0
 
 
 class Gate(Protocol):
-    """Limits of tenants, shared by whoever shares the gate. Raises nothing."""
+    """Limits of tenants over all users of the gate. Raises nothing."""
 
     async def start(self) -> None:
         """Get ready; called on the loop that uses it."""
@@ -317,22 +317,22 @@ class CountingGate:
 
     async def _enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         rates, places = self._parts()
-        told: dict[str, Rate] = {}
+        standing: dict[str, Rate] = {}
         if limits.requests is not None:
-            is_taken, told["requests"] = await rates.take(
+            is_taken, standing["requests"] = await rates.take(
                 "requests", limits.tenant, limits.requests, 1
             )
             if not is_taken:
-                return _refused("requests", told)
+                return _refused("requests", standing)
         most = limits.concurrency
         if most is not None and not await places.take(limits.tenant, most, request_id):
-            return Verdict(reason="concurrency", rates=told, limit=most, wait_s=PLACE_WAIT_S)
-        return Verdict(rates=told)
+            return Verdict(reason="concurrency", rates=standing, limit=most, wait_s=PLACE_WAIT_S)
+        return Verdict(rates=standing)
 
     async def _take_tokens(self, tenant: str, limit: int, count: int) -> Verdict:
         is_taken, rate = await self._parts()[0].take("tokens", tenant, limit, count)
-        told = {"tokens": rate}
-        return Verdict(rates=told) if is_taken else _refused("tokens", told)
+        standing = {"tokens": rate}
+        return Verdict(rates=standing) if is_taken else _refused("tokens", standing)
 
     async def _leave(self, tenant: str, request_id: str) -> None:
         places = self._parts()[1]

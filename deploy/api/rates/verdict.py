@@ -1,4 +1,4 @@
-"""What a gate is asked about a tenant, what it answers, and how clients are told."""
+"""Limits of a tenant, the gate's verdict on a request, and its error and headers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Verdict:
         return not self.reason
 
     def error(self) -> ApiError:
-        """What the client of a refused request is told."""
+        """The error of a refused request."""
         if self.reason == "unavailable":
             return ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -105,12 +105,12 @@ class Verdict:
 
     def headers(self) -> dict[str, str]:
         """`x-ratelimit-*`, by OpenAI's names and forms."""
-        told = {}
+        headers = {}
         for kind, rate in self.rates.items():
-            told[f"x-ratelimit-limit-{kind}"] = str(rate.limit)
-            told[f"x-ratelimit-remaining-{kind}"] = str(rate.remaining)
-            told[f"x-ratelimit-reset-{kind}"] = duration(rate.reset_s)
-        return told
+            headers[f"x-ratelimit-limit-{kind}"] = str(rate.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(rate.remaining)
+            headers[f"x-ratelimit-reset-{kind}"] = duration(rate.reset_s)
+        return headers
 
 
 ALLOWED = Verdict()

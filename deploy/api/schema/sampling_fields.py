@@ -163,7 +163,7 @@ class SamplingFields(RequestModel):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the answer tells of the prompt, so that it needs no token of its own."""
+        """Whether the answer is about the prompt, so that no token need be generated."""
         return self.prompt_logprobs is not None
 
     @property

@@ -1,7 +1,7 @@
 """Calls of tools in the text that a model writes freely, by the family of its chat template.
 
-A call is told when it is whole: what turns out to be none, or is cut off, is content, and no text
-is lost. A call names one of the tools that were offered.
+A call is reported when it is complete. Text that is no call, or is cut off, is content, so no text
+is lost. A call names one of the offered tools.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ PLAIN_JSON = CallSyntax(
 
 
 def explain_tools(syntax: CallSyntax, tools: Sequence[Mapping[str, Any]], *, must: bool) -> str:
-    """What a model is told of tools that its chat template does not know."""
+    """The system text that describes tools where the chat template does not."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     example = syntax.spell([("NAME", '{"ARGUMENT": VALUE}')])
     when = "Answer by calling" if must else "Where it helps, answer by calling"

@@ -45,7 +45,7 @@ Event = Content | ReasoningDelta | CallStart | CallArgumentsDelta
 
 
 class Parser(Protocol):
-    """Reads one answer; how its text is cut into pieces changes nothing but the pieces told."""
+    """Reads one answer; how its text is cut into pieces does not change what they hold together."""
 
     def push(self, text: str) -> list[Event]:
         """What the next piece of text makes certain."""

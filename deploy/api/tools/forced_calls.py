@@ -1,6 +1,6 @@
 """Calls that an answer must make: the grammar that its text follows, and what reads them.
 
-Since the text follows a grammar, arguments can be told as they come.
+Since the text follows a grammar, arguments can be streamed.
 """
 
 from __future__ import annotations

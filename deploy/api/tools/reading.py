@@ -25,7 +25,7 @@ from .forced_calls import (
 
 @dataclass(frozen=True, slots=True)
 class ChosenTools:
-    """The tools that the model is told of, and of these the ones it may call.
+    """The tools in the prompt, and those of them that the model may call.
 
     must      it has to call one
     is_named  it has to call exactly this one, once
@@ -187,7 +187,7 @@ class AnswerReading:
     form         the structured output that the request asks for
     max_calls    most calls of the answer; None: as many as the model makes
     special_ids  the model's special tokens
-    prompt       the rendered chat, whose end tells whether reasoning has begun
+    prompt       the rendered chat, whose end shows whether reasoning has begun
     """
 
     chosen: ChosenTools

@@ -67,7 +67,7 @@ class BenchJob:
         Field(description="answers are as long as the dataset's own, --max-tokens at most"),
     ] = False
     dataset_times: Annotated[
-        bool, Field(description="requests come at the times that the dataset tells")
+        bool, Field(description="requests come at the times in the dataset")
     ] = False
     max_tokens: Annotated[int, Field(ge=1, description="tokens of each answer")] = 128
     temperature: Annotated[float, Field(ge=0, description="of the sampling; 0: greedy")] = 0.0

@@ -46,7 +46,7 @@ def run_lossless(job: LosslessJob, settings: Mapping[str, Any], console: Console
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What is checked, in which settings, the target alone first; `what` tells it in JSON."""
+    """The endpoint to check and the settings, the target alone first; `what` describes it in JSON."""
 
     endpoint: DrawingEndpoint
     ways: Sequence[Setting]

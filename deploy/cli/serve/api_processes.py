@@ -1,4 +1,4 @@
-"""Keeps the processes of the HTTP API: starts them, starts anew those that die, ends them."""
+"""Starts the processes of the HTTP API, restarts those that die, and ends them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class ApiProcesses:
         )
         try:
             await session.closed
-            # One that was silent may be stopped, and hear of nothing.
+            # A silent process may be stopped, and not react to signals.
             with suppress(TimeoutError):
                 return await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
             process.kill()

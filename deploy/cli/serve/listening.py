@@ -34,7 +34,7 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         # Two sockets that both have it on, and do not listen yet, get the same address: one of two
-        # servers that load at the same time would hear of the other when it is ready.
+        # servers that load at the same time would fail only when the other is ready.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()

@@ -39,7 +39,7 @@ class Shutdown:
 
     timeout_s  how long running requests may take
     end_rest   ends those that take longer, with an error
-    on_drain   told how many requests are waited for, if any
+    on_drain   called with the number of running requests, if any
     failure    gets the reason where the engine cannot go on; nothing is waited for then
     """
 

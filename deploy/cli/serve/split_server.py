@@ -1,7 +1,7 @@
 """Serves with the engine in this process and the HTTP API in processes of its own.
 
 This process is the one that is signalled, that says what happens, and whose exit code counts. Its
-end, whatever it is, ends the API processes: they hear the end of their connection.
+end, whatever it is, ends the API processes: they notice the end of their connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .api_processes import ApiProcesses
 
 # Beyond the time of the requests: what it takes to end the rest, to tell their clients, and to end.
 DRAIN_SLACK_S = 8.0
-# When the engine cannot go on, its requests have their errors and need only be told.
+# When the engine has failed, its requests have their errors, which need only be sent.
 FAILED_DRAIN_S = 8.0
 
 
@@ -38,7 +38,7 @@ class SplitServer:
     setup       the first message to each of them
     count       of API processes
     on_ready    called when all answer
-    on_drain    told how many requests are waited for, if any
+    on_drain    called with the number of running requests, if any
     drain_s     how long they may take
     """
 

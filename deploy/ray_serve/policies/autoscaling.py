@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-# What a replica tells the autoscaler: seconds to first tokens, and how many requests that is of.
+# Metrics of a replica for the autoscaler: seconds to first tokens, and of how many requests.
 TTFT_S, NUM_FIRST_TOKENS = "ttft_s", "num_first_tokens"
 # Ray Serve's own default.
 TARGET_ONGOING_REQUESTS = 2.0
@@ -18,7 +18,7 @@ TARGET_ONGOING_REQUESTS = 2.0
 IDLE_SHARE = 0.5
 # A step never more than doubles them: what was added needs time to show.
 MAX_GROWTH = 2.0
-# First tokens of late, which a replica tells of.
+# Period of the first tokens that a replica reports.
 WINDOW_S = 10.0
 
 
@@ -114,7 +114,7 @@ class FirstTokenTimes:
         return {TTFT_S: mean, NUM_FIRST_TOKENS: float(len(times))}
 
 
-# What a server tells the autoscaler.
+# Metrics of a server for the autoscaler.
 OPEN_REQUESTS, BUSY, WAITING = "open_requests", "busy", "waiting"
 
 
@@ -147,7 +147,7 @@ class PoolPolicy:
         """The number of servers, not rounded, and nothing to remember."""
         metrics = state.aggregated_metrics or {}
         if not metrics.get(OPEN_REQUESTS):
-            # No server has told yet.
+            # No server has reported yet.
             return state.target_num_replicas, {}
         # A message that waits would be worked on, were there another server.
         work = _total(metrics, BUSY) + _total(metrics, WAITING)
