@@ -102,7 +102,7 @@ class RequestSpans:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the request's span. An error is recorded by its class: its message may quote the client."""
+        """End the request's span. Of an error it has the class: the message may quote the client."""
         for index, metrics in self._finished.items():
             self._add_answer(index, metrics)
         finished = self._finished.values()

@@ -46,7 +46,7 @@ def run_lossless(job: LosslessJob, settings: Mapping[str, Any], console: Console
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The endpoint to check and the settings, the target alone first; `what` describes it in JSON."""
+    """The endpoint and its settings, the target alone first; `what` describes it in JSON."""
 
     endpoint: DrawingEndpoint
     ways: Sequence[Setting]
