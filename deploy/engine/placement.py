@@ -38,7 +38,7 @@ RESTART_TIMEOUT_S = 65.0
 
 
 class Placement:
-    """Starts what an engine's settings ask for, and ends it at `close`."""
+    """Starts the stages and drafters of an engine's settings; `close` ends them."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Placement:
         progress: Progress = unseen,
     ) -> None:
         """`keeper` lends stages and drafters that outlive this engine; without one none do.
-        `progress` shows how far the weights of stages in this process are.
+        `progress` shows the loading of weights in this process.
         """
         self._config = config
         self._keeper = keeper
         self._progress = progress
-        # Shown to the drafter servers that are started here, and known to nobody else.
+        # Shown to the drafter servers that are started here, and known to no other process.
         self._token = new_token()
         self._bundles = _bundles(config) if config.backend == "ray" else None
         self._actors: list[Any] = []
@@ -91,7 +91,7 @@ class Placement:
         for index, drafter in enumerate(self._config.effective_drafters):
             if drafter.transport == "inproc":
                 with _naming(index):
-                    # Those of the last stage are loaded there.
+                    # A head of the last stage is loaded there.
                     built = (
                         StageDrafts(drafter.source)
                         if is_in_last_stage(drafter)
@@ -252,7 +252,7 @@ async def _start(index: int, address: AddressProvider) -> None:
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Turn what keeps a drafter from starting into a `ConfigError` that names it."""
+    """Turn an error at a drafter's start into a `ConfigError` that names the drafter."""
     field = f"drafters[{index}]"
     try:
         yield
@@ -265,8 +265,8 @@ def _naming(index: int) -> Iterator[None]:
 def stages_have_gpu(config: EngineConfig) -> bool | None:
     """Whether a GPU is where the stages will run; None: as torch sees it here.
 
-    Actors may run on other machines than this one, so Ray is asked where it runs. `cuda` is taken
-    at its word there, because a cluster may still grow.
+    Actors may run on other machines, so Ray is asked. `cuda` is not checked there, because
+    a cluster may still grow.
     """
     if config.backend == "local":
         return None

@@ -12,7 +12,7 @@ from .messages import Charge, Enter, FromEngine, GateMessage, Judged, Leave, Tak
 
 
 class SocketGate:
-    """The API's side: asks the engine's process.
+    """The API's side; sends questions to the engine's process.
 
     is_open  whether requests go on where that does not answer; else they are refused
     """
@@ -28,7 +28,7 @@ class SocketGate:
         """Nothing."""
 
     async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
-        """Count a request, and give it a place."""
+        """Count a request, and take a place for it."""
         verdict = await self._engine_client.judged(lambda n: Enter(n, limits, request_id))
         return self._failed if verdict is None else verdict
 
@@ -51,7 +51,7 @@ class SocketGate:
 
 
 class GateSession:
-    """The engine's side of one API process: its questions, and the places that it holds.
+    """The engine's side of one API process: answers its questions, and frees its places.
 
     answer  sends a message to that process
     """
@@ -76,7 +76,7 @@ class GateSession:
                 self._gate.charge(message.limits, message.count)
 
     def close(self) -> None:
-        """The process is gone: its requests are over."""
+        """Free the places of the requests of a process that is gone."""
         self._is_closed = True
         for request_id in list(self._held):
             self._leave(request_id)

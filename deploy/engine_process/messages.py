@@ -1,8 +1,8 @@
-"""What the engine's process and the API's processes tell one another, as msgpack.
+"""Messages between the engine's process and the API's processes, as msgpack.
 
-A frame is a list of messages, with its length before it: all that one side has to say since its
-last frame. Decoding makes these values and nothing else, every field checked against its
-annotation. No message shows in a log: prompts and answers are in them.
+A frame is its length and a list of messages: all that one side has sent since its last frame.
+Decoding makes these values and nothing else, and checks every field against its annotation.
+Messages are never logged: they hold prompts and answers.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Serving(_Message, frozen=True):
 
 
 class Draining(_Message, frozen=True):
-    """New requests are refused; so many run still."""
+    """New requests are refused; `num_running` still run."""
 
     num_running: int
 
@@ -87,7 +87,7 @@ class Beat(_Message, frozen=True):
 
 
 class Enter(_Message, frozen=True):
-    """May a tenant's request go on? Its place is held until `Leave`, or the connection's end."""
+    """Ask to admit a tenant's request. Its place is held until `Leave` or the connection's end."""
 
     question: int
     limits: TenantLimits
@@ -95,14 +95,14 @@ class Enter(_Message, frozen=True):
 
 
 class Leave(_Message, frozen=True):
-    """A request that went on has ended."""
+    """An admitted request has ended."""
 
     limits: TenantLimits
     request_id: str
 
 
 class TakeTokens(_Message, frozen=True):
-    """May a prompt of so many tokens go on?"""
+    """Ask to admit a prompt of so many tokens."""
 
     question: int
     limits: TenantLimits
@@ -124,7 +124,7 @@ class RefusedRequest(_Message, frozen=True):
 
 
 class StoreFailed(_Message, frozen=True):
-    """A store could not be asked, for the metrics."""
+    """A store could not be reached, for the metrics."""
 
     store: str
 
@@ -144,7 +144,7 @@ class EngineSetup(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True):
-    """The engine is loaded. Most tokens of a request, prompt and answer."""
+    """The engine is loaded; `max_model_len` of its requests."""
 
     max_model_len: int
 
@@ -156,7 +156,7 @@ class Health(_Message, frozen=True):
 
 
 class NextDelta(_Message, frozen=True):
-    """What one step adds to a request. It has text where there are stop texts."""
+    """The delta of a step. It has text only if the request has stop texts."""
 
     number: int
     delta: Delta
@@ -206,7 +206,7 @@ ERRORS: dict[str, type[DraftlineError]] = {
 
 
 class Reply(_Message, frozen=True):
-    """The answer to a question: the one of both that was asked for."""
+    """The answer to a `StateQuestion`; one of the two fields is set."""
 
     question: int
     stats: tuple[EngineStats, ...] = ()
@@ -221,7 +221,7 @@ class Judged(_Message, frozen=True):
 
 
 class StartDrain(_Message, frozen=True):
-    """Refuse new requests and let those that run end; a second one: end them now."""
+    """Refuse new requests and finish the running ones; a second one ends them now."""
 
 
 FromEngine = EngineSetup | Hello | Health | NextDelta | Failed | Reply | Judged | StartDrain
@@ -243,7 +243,7 @@ def decode_from_engine(data: bytes) -> list[FromEngine]:
 
 
 def packed_prompt(token_ids: Sequence[int]) -> bytes:
-    """`Add.prompt` of token ids. Raises `RequestError` for what no vocabulary has."""
+    """`Add.prompt` of token ids. Raises `RequestError` for ids that no vocabulary has."""
     try:
         return np.array(token_ids, dtype="<i4").tobytes()
     except (OverflowError, ValueError, TypeError):

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineServer:
-    """Serves one engine to API processes. Lives on one event loop, which is not the engine's."""
+    """Serves one engine to API processes, on one event loop that is not the engine's."""
 
     def __init__(
         self,
@@ -82,18 +82,18 @@ class EngineServer:
         return session
 
     def loaded(self) -> None:
-        """The engine can take requests: tell all."""
+        """Tell all API processes that the engine takes requests."""
         self.is_loaded = True
         for session in self._sessions:
             session.connection.send(self._hello())
 
     def drain(self) -> None:
-        """Have all API processes refuse new requests and end; again: at once."""
+        """Let all API processes refuse new requests and end; the second call ends them at once."""
         for session in self._sessions:
             session.connection.send(StartDrain())
 
     def close(self) -> None:
-        """End all connections; what is said already is sent."""
+        """End all connections after sending the queued messages."""
         for session in list(self._sessions):
             session.connection.close()
 
@@ -102,15 +102,15 @@ class EngineServer:
 
 
 class _Running:
-    """A request of an API process. `told_at`: when its last delta was sent, loop time."""
+    """A request of an API process. `sent_at`: when its last delta was sent, loop time."""
 
-    __slots__ = ("adding", "engine_id", "tenant", "told_at")
+    __slots__ = ("adding", "engine_id", "sent_at", "tenant")
 
     def __init__(self, engine_id: str, tenant: str) -> None:
         self.engine_id = engine_id
         self.tenant = tenant
         self.adding: asyncio.Task[None] | None = None
-        self.told_at: float | None = None
+        self.sent_at: float | None = None
 
 
 class ApiSession:
@@ -216,12 +216,12 @@ class ApiSession:
         if running.adding is None:
             self._engine.cancel(running.engine_id)
         else:
-            # Its form may be in the making still.
+            # Its grammar may still be in preparation.
             engine_id = running.engine_id
             running.adding.add_done_callback(lambda _: self._engine.cancel(engine_id))
 
     def _on_output(self, number: int, event: Delta | DraftlineError) -> None:
-        """Take an event of any thread."""
+        """Take an event from any thread."""
         with self._lock:
             self._outbox.append((number, event))
             is_first = len(self._outbox) == 1
@@ -247,8 +247,8 @@ class ApiSession:
             self.connection.send(Failed.of(number, event))
             return
         now = self._loop.time()
-        gap_s = None if running.told_at is None else now - running.told_at
-        running.told_at = now
+        gap_s = None if running.sent_at is None else now - running.sent_at
+        running.sent_at = now
         self._server.recorder.record(event, gap_s)
         if self.connection.is_full:
             self._cancel(number)

@@ -102,7 +102,7 @@ class RequestSpans:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the request's span. Of an error it has the class: the message may quote the client."""
+        """End the request's span. Of an error only its class: the message may quote the client."""
         for index, metrics in self._finished.items():
             self._add_answer(index, metrics)
         finished = self._finished.values()

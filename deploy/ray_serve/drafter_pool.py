@@ -27,7 +27,7 @@ POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
 # Engines notice within a second that a server which Ray Serve stops has left the pool. It goes on
 # for so long, and then drains.
 NOTICE_S = 2.0
-# Each engine asks each server every second where it is: no news.
+# Each engine asks each server for its address every second: not worth a log line.
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 # A server that stops goes on so long for requests that it still has.
 DRAIN_S = 10.0
@@ -83,7 +83,7 @@ class PoolServer:
 
     async def __init__(self, config: PoolConfig) -> None:
         set_up_logs(logging.WARNING, "text")
-        # Whoever only deploys it needs none of these.
+        # The process that deploys it needs none of these.
         from ...actors.drafter_actor import actor_tls  # noqa: PLC0415
         from ...actors.drafter_server import DrafterServer  # noqa: PLC0415
         from ...cluster.drafting.factory import build_drafter  # noqa: PLC0415
@@ -107,11 +107,11 @@ class PoolServer:
         self._server = server
 
     async def member(self) -> PoolMember:
-        """Where it is, and what it has to do."""
+        """Its address, token and load."""
         return PoolMember(self._key, self._address, self._token, self._server.num_open)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray Serve asks for now and then, for `PoolPolicy`."""
+        """Metrics for `PoolPolicy`; Ray Serve calls it regularly."""
         work = self._server.read_work()
         return {OPEN_REQUESTS: self._server.num_open, BUSY: work.busy, WAITING: work.waiting}
 

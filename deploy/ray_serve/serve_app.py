@@ -61,13 +61,13 @@ INGRESS_NAME = "ingress"
 KEEPER_NAME = "keeper"
 # Ray's name for what its head alone has, one of it; Serve's controller asks for as much.
 ON_THE_HEAD = {"node:__internal_head__": 0.001}
-# A request whose replica gives no sign of life for so long has lost it.
+# A request has lost its replica after so long without an item or heartbeat.
 REPLICA_TIMEOUT_S = 5.0
-# A replica's signs of life, as a share of the silence that ends a stream.
+# Heartbeats of a replica, as a share of the silence that ends a stream.
 HEARTBEATS = 0.25
 # The ingress only passes requests on: the replicas behind it say when they are full.
 INGRESS_MAX_ONGOING = 10_000
-# Requests that were ended get so long to tell their clients.
+# Time for the errors of ended requests to reach their clients.
 ENDING_TIMEOUT_S = 3.0
 
 
@@ -105,7 +105,7 @@ def _engine(app: AppArgs, model: ServeArgs) -> Application:
 
 
 def _keeper_options(args: ServeArgs) -> dict[str, Any]:
-    """The actor that keeps stages and drafters from one coordinator to the next."""
+    """The actor that owns stages and drafters and lends them to coordinators."""
     if args.engine.backend != "ray":
         return {}
     # The driver alone needs it; its workers are to import little.
@@ -116,7 +116,7 @@ def _keeper_options(args: ServeArgs) -> dict[str, Any]:
         name=KEEPER_NAME,
         actor_class=KeeperActor,
         init_args=(num_first, args.engine.standby_stages),
-        # With its node all that it keeps would end, of replicas elsewhere, too.
+        # The loss of its node would end what it owns, also of replicas elsewhere.
         actor_options={"num_cpus": 0, "resources": dict(ON_THE_HEAD)},
     )
     return {"deployment_actors": [keeper]}
@@ -190,7 +190,7 @@ class EngineReplica:
         return self._engine.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray Serve asks for now and then, for `EnginePolicy`."""
+        """Metrics for `EnginePolicy`; Ray Serve calls it regularly."""
         return self._first_tokens.stats()
 
     async def is_healthy(self) -> bool:
@@ -198,7 +198,7 @@ class EngineReplica:
         return self._engine.is_healthy()
 
     async def end_requests(self) -> None:
-        """End what runs with an error, for good."""
+        """End all requests with an error; they are not resumed."""
         await self._engine_client.close()
 
     async def check_health(self) -> None:
@@ -228,7 +228,7 @@ class Ingress:
     def __init__(self, engines: Sequence[DeploymentHandle], app: AppArgs) -> None:
         """`engines` are those of the models, in their order."""
         set_up_logs(logging.WARNING, app.server.log_format)
-        # The replicas of the engine need none of these.
+        # Engine replicas need none of these.
         from ..api.http.metrics import JointMetrics, ServerMetrics  # noqa: PLC0415
         from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415

@@ -1,8 +1,8 @@
-"""HTTP connections that are bounded before anything is known of who opened them.
+"""Limits on HTTP connections that hold before a caller is known.
 
-uvicorn's protocol over httptools reads heads of any size, waits for them for ever, takes any number
-of connections and keeps what a client does not read. `BoundedProtocol` is that protocol with limits
-on bytes, time and number; what is parsed, and how, stays uvicorn's.
+uvicorn's protocol over httptools reads headers of any size without a timeout, takes any number of
+connections, and buffers what a client does not read. `BoundedProtocol` is that protocol with limits
+on bytes, time and number. Parsing stays uvicorn's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LimitSettings(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection may take.
+    """Limits of connections.
 
     connections      open at once; one more closes the one that has been idle longest
     header_bytes     request line, headers and trailers together
@@ -123,7 +123,7 @@ class ConnectionPool:
 
 
 class _RefusedError(Exception):
-    """Ends the parser's work from within one of its callbacks."""
+    """Stops the parser from within one of its callbacks."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -1,4 +1,4 @@
-"""Whether a tenant's request may go on, by its limits. Never a crash, never a wait for long."""
+"""Admits requests of tenants by their limits. Never raises, and never waits long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_LIMIT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Counts of the minute before and of the one that runs, and seconds until each is over.
+    """Counts of the last and the current minute, and seconds until each expires.
 
     `now_left_s` counts to the end of the minute after the running one, as the library has it.
     """
@@ -41,18 +41,18 @@ class Window:
 
     @property
     def used(self) -> float:
-        """What the last 60 s hold."""
+        """Count over the last 60 s."""
         return self.before * self.before_left_s / WINDOW_S + self.now
 
     @property
     def reset_s(self) -> float:
-        """Until nothing is used."""
+        """Seconds until nothing is used."""
         if self.now:
             return self.now_left_s
         return self.before_left_s if self.before else 0.0
 
     def wait_s(self, limit: int, cost: int) -> float:
-        """Until `cost` fits, if nothing else comes; infinite where it never does."""
+        """Seconds until `cost` fits without other requests; infinite if it never does."""
         room = limit - cost
         if room < 0:
             return math.inf
@@ -84,14 +84,14 @@ class RateCounts:
         return is_taken, Rate(limit=limit, remaining=left, reset_s=window.reset_s, wait_s=wait_s)
 
     async def charge(self, kind: Kind, tenant: str, cost: int) -> None:
-        """Count what has happened already, whatever is left."""
+        """Count what has already happened, also beyond the limit."""
         await self._windows.acquire_sliding_window_entry(
             _rate_key(kind, tenant), NO_LIMIT, WINDOW_S, cost
         )
 
 
 def _rate_key(kind: Kind, tenant: str) -> str:
-    """Without the limit: a change of it forgets nothing."""
+    """The key has no limit in it: a changed limit keeps the counts."""
     return f"draftline/{kind}/{tenant}"
 
 
@@ -126,11 +126,11 @@ class Places(Protocol):
         ...
 
     def forget(self, tenant: str, request_id: str) -> None:
-        """Say no more that its holder lives; one that was given back is ignored."""
+        """Stop renewing a place; one that was given back is ignored."""
         ...
 
     async def renew(self) -> None:
-        """Say that the holders of places live; called about once a second."""
+        """Renew the leases of places; called about once a second."""
         ...
 
 
@@ -275,7 +275,7 @@ class CountingGate:
         self._task = asyncio.create_task(self._run())
         if self._url is not None:
             self._parts()
-            # The first request is not to wait for a connection. Where there is none, it will tell.
+            # So the first request need not wait for a connection. It reports a failure, too.
             with suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(START_TIMEOUT_S):
                     await self._client.ping()
@@ -353,7 +353,7 @@ class CountingGate:
             await self._tried(partial(self._parts()[0].charge, "tokens", tenant, count))
 
     async def _tried(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """What is answered in time; None where Redis fails, or did so a moment ago."""
+        """The result in time; None if Redis fails, or failed a moment ago."""
         if time.monotonic() < self._paused_until:
             return None
         try:
@@ -366,7 +366,7 @@ class CountingGate:
             return None
 
     def _parts(self) -> tuple[RateCounts, Places]:
-        """Where things are counted, made when the first of them is."""
+        """The counters, made at the first use."""
         if self._counts is None:
             if self._url is None:
                 self._counts = RateCounts(MemoryStorage()), LocalPlaces()

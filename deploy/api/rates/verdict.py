@@ -14,7 +14,7 @@ from ..errors import RETRY_AFTER_S, ApiError
 Kind = Literal["requests", "tokens"]
 Reason = Literal["", "requests", "tokens", "concurrency", "unavailable"]
 
-# What each limit is in a tenant's settings.
+# The tenant's setting of each limit.
 SETTINGS = {
     "requests": "requests_per_minute",
     "tokens": "tokens_per_minute",
@@ -49,7 +49,7 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Where a tenant stands with one limit.
+    """The state of one limit of a tenant.
 
     remaining  of it, now
     reset_s    until all of it is there again
@@ -64,10 +64,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a request goes on, and why not.
+    """Whether a request is admitted, and why not.
 
-    rates  where the tenant stands with its limits, as far as they are known
-    limit  that a refused request met
+    rates  state of the tenant's limits, as far as it is known
+    limit  that a refused request exceeded
     """
 
     reason: Reason = ""
@@ -77,7 +77,7 @@ class Verdict:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether nothing refuses it."""
+        """Whether the request is admitted."""
         return not self.reason
 
     def error(self) -> ApiError:

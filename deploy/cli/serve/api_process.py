@@ -31,8 +31,7 @@ from .local_server import Shutdown, serve_local
 
 logger = logging.getLogger(__name__)
 
-# Of those that wait for a process to take them, each takes so many at once: of a burst, the
-# processes that share the socket get equal parts.
+# Connections that a process accepts at once; few, so that processes get equal parts of a burst.
 ACCEPTS_AT_ONCE = 1
 
 
@@ -46,7 +45,7 @@ def packed_settings(args: ServeArgs) -> bytes:
 
 
 def read_settings(data: bytes) -> ServeArgs:
-    """What `packed_settings` made."""
+    """The settings from the JSON of `packed_settings`."""
     settings: dict[str, Any] = json.loads(data)
     return ServeArgs(
         engine=EngineConfig(**settings["engine"]),
@@ -64,7 +63,7 @@ def receive_setup(end: socket.socket) -> EngineSetup:
 
 
 def serve_api(end: socket.socket, listener: socket.socket, args: ServeArgs) -> None:
-    """Serve until the engine's process says to end, or is gone. Raises `EngineFailed`."""
+    """Serve until the engine's process sends the end, or is gone. Raises `EngineFailed`."""
     drain = Drain()
 
     def begin_draining() -> int:

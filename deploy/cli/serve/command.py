@@ -30,7 +30,7 @@ from .listening import bind
 # From the end of Ray to that of the process.
 EXIT_S = 10.0
 
-# One that reads well of the bundled model, too.
+# A prompt that the bundled model continues well.
 EXAMPLE = {
     "prompt": "def load_config(path):", "max_tokens": 36, "temperature": 0.5, "seed": 4
 }  # fmt: skip
@@ -46,7 +46,7 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     check_tenant_store(args.server)
     # Only digests are needed from here on; child processes must not inherit the keys.
     os.environ.pop(KEY_VARIABLE, None)
-    # Before anything is loaded, or fetched.
+    # Before the model is loaded or downloaded.
     with bind(args.server) as listener:
         bound = with_port(args, listener.getsockname()[1])
         _introduce(bound, console)
@@ -64,9 +64,8 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
 
 
 def _introduce(args: ServeArgs, console: Console) -> None:
-    """Say what is started. Raises `DraftlineError` for mistakes in the settings, which must show
-    before that."""
-    # They take seconds to import, which a port that is taken need not wait for.
+    """Print what is started. Raises `DraftlineError` first for mistakes in the settings."""
+    # Imported late: it takes seconds, and a port in use should be reported at once.
     from ....cluster.engine.assembly import plan_model  # noqa: PLC0415
     from ...api.start_notes import engine_notes, server_notes  # noqa: PLC0415
     from ...engine.placement import stages_have_gpu  # noqa: PLC0415
@@ -96,7 +95,7 @@ def base_url(args: ServeArgs) -> str:
 
 
 def curl_line(args: ServeArgs) -> str:
-    """A command that works as it is printed, but for the key: terminals are logged and shared."""
+    """A curl command that works as printed, but for the key, which is not shown."""
     body = {"model": args.model_name, **EXAMPLE}
     parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
     if args.server.has_keys:
@@ -177,7 +176,7 @@ def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) ->
                 f"{pool!r} is not under pools; or --ray-address names a cluster that has it",
             )
     console.print("starting Ray and the stages (about half a minute on a small machine)")
-    # A signal ends the start, too, wherever it stands.
+    # A signal also ends the start.
     with (
         suppress(KeyboardInterrupt),
         short_reports(),
