@@ -19,7 +19,7 @@ from ....cluster.config import EngineConfig
 from ....cluster.transport.messages import receive_frame
 from ....core.errors import DraftlineError, ProtocolError
 from ...api.app import create_app
-from ...api.http.connections import ConnectionLimits
+from ...api.http.connections import ConnectionPool
 from ...api.http.middleware import Drain
 from ...engine_process.client import EngineMetrics, SocketEngineClient
 from ...engine_process.gates import SocketGate
@@ -98,17 +98,17 @@ def serve_api(end: socket.socket, listener: socket.socket, args: ServeArgs) -> N
     serve_local(
         app,
         listener,
-        ConnectionLimits.of(_share(args.server)),
+        _pool(args.server),
         client.tell_serving,
         shutdown,
         accepts_at_once=ACCEPTS_AT_ONCE,
     )
 
 
-def _share(config: ServerConfig) -> ServerConfig:
-    """The settings with this process's part of the connections."""
-    connections = math.ceil(config.max_connections / max(config.api_processes, 1))
-    return config.model_copy(update={"max_connections": connections})
+def _pool(config: ServerConfig) -> ConnectionPool:
+    """A pool for this process's part of the connections."""
+    part = math.ceil(config.max_connections / max(config.api_processes, 1))
+    return ConnectionPool(part, config.max_body_bytes)
 
 
 def main() -> int:

@@ -112,7 +112,7 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
     # Each takes a second to import, which the other backend need not wait for.
     from ...api.app import create_app  # noqa: PLC0415
     from ...api.engine_client import LocalEngineClient  # noqa: PLC0415
-    from ...api.http.connections import ConnectionLimits  # noqa: PLC0415
+    from ...api.http.connections import ConnectionPool  # noqa: PLC0415
     from ...api.http.middleware import Drain  # noqa: PLC0415
     from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
     from .local_server import Shutdown, serve_local  # noqa: PLC0415
@@ -135,8 +135,8 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
     app = create_app(
         engine_client, args.server, args.model_name, drain=shutdown.drain, engine=args.engine
     )
-    limits = ConnectionLimits.of(args.server)
-    serve_local(app, listener, limits, lambda: _print_ready(args, console), shutdown)
+    pool = ConnectionPool(args.server.max_connections, args.server.max_body_bytes)
+    serve_local(app, listener, pool, lambda: _print_ready(args, console), shutdown)
 
 
 def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> None:

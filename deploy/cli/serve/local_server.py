@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from ....cluster.loop_calls import spare_collector
 from ....core.errors import EngineFailed
-from ...api.http.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
+from ...api.http.connections import KEEP_ALIVE_TIMEOUT_S, BoundedProtocol, ConnectionPool
 from ...api.http.middleware import Drain
 from .listening import BACKLOG, listen
 
@@ -82,14 +82,14 @@ def server_config(
         proxy_headers=False,
         backlog=accepts_at_once,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        timeout_keep_alive=math.ceil(pool.limits.keep_alive_s),
+        timeout_keep_alive=math.ceil(KEEP_ALIVE_TIMEOUT_S),
     )
 
 
 def serve_local(
     app: FastAPI,
     listener: socket.socket,
-    limits: ConnectionLimits,
+    pool: ConnectionPool,
     on_ready: Callable[[], None],
     shutdown: Shutdown,
     *,
@@ -99,8 +99,8 @@ def serve_local(
 
     Raises what the app's start raises; `EngineFailed` if the engine fails.
     """
-    allow_connections(limits.connections)
-    config = server_config(app, ConnectionPool(limits), accepts_at_once)
+    allow_connections(pool.max_connections)
+    config = server_config(app, pool, accepts_at_once)
     asyncio.run(_serve(app, listener, config, on_ready, shutdown))
 
 

@@ -205,7 +205,7 @@ def rules() -> list[Stopping]:
 
 
 @given(
-    st.integers(0, 5),
+    st.integers(0, 4),
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 64)), max_size=12),
     st.integers(0, 2**31),
 )
