@@ -121,6 +121,7 @@ REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
     ("doctor", "--stages"): "docs/operations.md (Sizing) has estimates, draftline bench measures",
     ("doctor", "--context"): "docs/operations.md (Sizing) has estimates, draftline bench measures",
     ("doctor", "--redis-env"): "draftline corpus stats --store URL says whether Redis is reached",
+    ("corpus", "--histogram"): "the quartiles are printed, and --report has them",
     ("bench", "--fixed-nodes"): "--tree-nodes N --node-budget full verifies N draft tokens always",
     ("dashboard", "--ray-llm"): "leave it out: draftline's dashboard is one of its own",
     ("bench", "--token-map"): "leave it out: heads draft all tokens of their output head",

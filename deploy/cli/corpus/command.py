@@ -28,7 +28,7 @@ class CorpusJob:
     keep, select, max_perplexity  see `Refinement`; None: no limit, its default
     min_tokens, min_compression_ratio  see `DocumentRules`
     journal                file of scores; None: beside a store that is a folder, else none
-    histogram, report      PNG and JSON file; None: none
+    report                 JSON file; None: none
     """
 
     inputs: tuple[Path, ...]
@@ -40,7 +40,6 @@ class CorpusJob:
     min_tokens: int
     min_compression_ratio: float
     journal: Path | None
-    histogram: Path | None
     report: Path | None
 
 
@@ -102,9 +101,6 @@ Journal = Annotated[
         "Default: beside a store that is a folder, STORE.scores.",
     ),
 ]
-Histogram = Annotated[
-    Path | None, typer.Option("--histogram", help="PNG file of the perplexities; scores all.")
-]
 Report = Annotated[
     Path | None, typer.Option("--report", help="JSON file of what was dropped and why.")
 ]
@@ -127,7 +123,6 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
         min_tokens: MinTokens = 64,
         min_compression_ratio: MinCompressionRatio = 0.05,
         journal: Journal = None,
-        histogram: Histogram = None,
         report: Report = None,
     ) -> None:
         from .run import add_corpus
@@ -138,7 +133,7 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
             inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
             keep=keep, select=select, max_perplexity=max_perplexity,
             min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
-            journal=journal, histogram=histogram, report=report,
+            journal=journal, report=report,
         )  # fmt: skip
         add_corpus(opened, job, console, remove=old)
 

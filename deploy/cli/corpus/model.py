@@ -148,9 +148,9 @@ class CorpusModel:
 
     @contextmanager
     def settings(
-        self, limits: DocumentLimits, *, scores: bool = False, progress: Progress = unseen
+        self, limits: DocumentLimits, *, progress: Progress = unseen
     ) -> Iterator[BuildSettings]:
-        """How to build; the model is loaded and scores only if a limit or `scores` asks for it."""
+        """How to build. The model is loaded to score documents only if a limit needs it."""
         path = self.plan.info.path
         fingerprint = Fingerprint(
             tokenizer_hash=tokenizer_hash(path),
@@ -158,7 +158,7 @@ class CorpusModel:
             vocab_size=self.plan.info.vocab_size,
         )
         settings = BuildSettings(fingerprint=fingerprint, rules=limits.rules, progress=progress)
-        if not scores and limits.keep is None and limits.max_perplexity is None:
+        if limits.keep is None and limits.max_perplexity is None:
             yield settings
             return
         journal = None if limits.journal is None else ScoreJournal(limits.journal)

@@ -1,19 +1,16 @@
-"""`draftline corpus build` and `add`: build, print, write, and draw the perplexities."""
+"""`draftline corpus build` and `add`."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from ....core.errors import ConfigError
-from ....measure.report.plots import DPI, require_matplotlib
 from ....retrieval_store.corpus.build import build_corpus
 from ....retrieval_store.corpus.document_files import read_documents
 from ....retrieval_store.corpus.document_filter import DocumentRules
@@ -25,53 +22,6 @@ from ..progress import progress
 from .command import CorpusJob
 from .model import DocumentLimits, open_corpus_model
 
-BINS = 60
-
-
-def write_histogram(report: CorpusReport, path: Path) -> None:
-    """PNG: documents by perplexity, those that were kept in front of all that were scored.
-
-    Needs matplotlib, and a report of which something was scored.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - plots are optional
-
-    scored = _finite(report.scored)
-    kept = _finite(report.kept_scored)
-    low, high = min(scored), max(scored)
-    edges = np.geomspace(low, max(high, low * 1.01), BINS + 1).tolist()
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.hist(scored, bins=edges, color="lightgrey", label=f"scored: {len(scored):,}")
-    axes.hist(kept, bins=edges, color="tab:blue", label=f"kept: {len(kept):,}")
-    axes.axvline(float(np.median(scored)), color="dimgrey", linestyle=":", linewidth=1)
-    axes.annotate(
-        f"median {np.median(scored):.2f}", (float(np.median(scored)), 1),
-        xycoords=("data", "axes fraction"), xytext=(4, -12), textcoords="offset points",
-        color="dimgrey",
-    )  # fmt: skip
-    axes.set_xscale("log")
-    _plain_ticks(axes)
-    axes.set_xlabel("perplexity of the document under the target")
-    axes.set_ylabel("documents")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
-
-
-def _plain_ticks(axes: object) -> None:
-    from matplotlib.axes import Axes  # noqa: PLC0415
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415
-
-    assert isinstance(axes, Axes)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _finite(values: tuple[float, ...]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
-
 
 def add_corpus(
     store: SegmentStore, job: CorpusJob, console: Console, *, remove: Sequence[str] = ()
@@ -79,8 +29,6 @@ def add_corpus(
     """Add a job's documents to a store and `remove` segments at once. Raises `DraftlineError`."""
     if not job.inputs:
         raise ConfigError("input", "name files or folders: draftline corpus build FILES --store S")
-    if job.histogram is not None:
-        require_matplotlib("histogram")
     # Before the model is loaded.
     resolve_selection(job.select, job.keep)
     quiet_libraries()
@@ -95,8 +43,7 @@ def add_corpus(
         max_perplexity=job.max_perplexity,
         journal=job.journal or _journal_beside(store),
     )
-    scores = job.histogram is not None
-    with model.settings(limits, scores=scores, progress=progress) as settings:
+    with model.settings(limits, progress=progress) as settings:
         report = build_corpus(
             store, job.namespace, documents, model.tokenize, settings, remove=remove
         )
@@ -137,6 +84,3 @@ def _write(report: CorpusReport, job: CorpusJob, console: Console) -> None:
         job.report.parent.mkdir(parents=True, exist_ok=True)
         job.report.write_text(json.dumps(report.fields(), indent=1) + "\n", encoding="utf-8")
         console.print(f"wrote {job.report}")
-    if job.histogram is not None:
-        write_histogram(report, job.histogram)
-        console.print(f"wrote {job.histogram}")
