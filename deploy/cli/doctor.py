@@ -102,7 +102,7 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
 
 
 def _small_model(drafter: str, model: str) -> Iterator[Finding]:
-    """What a drafter of kind model would do, and which `vocabulary` it would take."""
+    """How a small model would draft, and with which `vocabulary`."""
     from ...drafters.model.options import ModelOptions  # noqa: PLC0415
     from ...drafters.model.vocabulary.choice import read_overlap  # noqa: PLC0415
     from ...models.load.model_info import read_model_info  # noqa: PLC0415
@@ -119,7 +119,7 @@ def _small_model(drafter: str, model: str) -> Iterator[Finding]:
 
 
 def _reading(folder: Path, model: str, *, can_draft: bool) -> Finding:
-    """What its config.json leaves open, and what a few answers of the target say to that."""
+    """What its config.json leaves open, and which reading fits a few answers of the target."""
     from .probe_head import probe_head  # noqa: PLC0415
 
     if not can_draft:

@@ -200,7 +200,7 @@ def doctor(
 
 
 def _hide_keys() -> None:
-    """Start again with the keys of the command line in the environment."""
+    """Restart this process with the keys of the command line in the environment."""
     from ..settings.exposure import KEY_VARIABLE, without_keys
 
     arguments, keys = without_keys(sys.orig_argv)
@@ -211,7 +211,7 @@ def _hide_keys() -> None:
 
 
 def _refuse_removed(arguments: Sequence[str]) -> None:
-    """Raise `ConfigError` for a command or a flag that left, with what to use in its place."""
+    """Raise `ConfigError` for a removed command or flag, with what to use instead."""
     # Options of all commands stand before it; none of them takes a value.
     words = [one for one in arguments if not one.startswith("-")]
     command = words[0] if words else ""

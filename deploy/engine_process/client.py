@@ -167,7 +167,7 @@ class SocketEngineClient(RemoteEngineClient):
         if self._connection.is_lost:
             raise EngineFailed(LOST)
         if self._connection.is_silent or self._connection.is_full:
-            raise StageLost("the engine's process gives no sign of life")
+            raise StageLost("the engine's process does not answer")
 
     async def _ask(self, what: Literal["stats", "metrics"]) -> Reply:
         number = next(self._numbers)
@@ -238,7 +238,7 @@ class SocketEngineClient(RemoteEngineClient):
         if self._streams:
             logger.error("event=engine_process_silent seconds=%g", self._silence_s)
         # The engine may be paused: these messages reach it when it continues.
-        self.end_requests(StageLost("the engine's process gives no sign of life"))
+        self.end_requests(StageLost("the engine's process does not answer"))
 
     def _on_lost(self) -> None:
         if not self._hello.done():

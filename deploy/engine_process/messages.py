@@ -83,7 +83,7 @@ class Draining(_Message, frozen=True):
 
 
 class Beat(_Message, frozen=True):
-    """A sign of life."""
+    """A heartbeat."""
 
 
 class Enter(_Message, frozen=True):
@@ -150,7 +150,7 @@ class Hello(_Message, frozen=True):
 
 
 class Health(_Message, frozen=True):
-    """A sign of life, and whether a request sent now would be served."""
+    """A heartbeat, and whether a request sent now would be served."""
 
     is_healthy: bool
 

@@ -1,4 +1,4 @@
-"""What one request may hold: limits that operators can change, and fixed ones."""
+"""Limits of one request: those that operators can change, and fixed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a server of several models: a list under `models`, and beside it what they share."""
+"""Settings of a server of several models: a list under `models`, and shared ones beside it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .ray_settings import DeploymentConfig
 from .settings import ServeArgs, ServerConfig, build_serve_args, merge_settings
 
 MODELS = "models"
-# What one model may set of `server`; the rest is of the server that all have in common.
+# Fields of `server` that a model may set; the others are shared.
 MODEL_SERVER_FIELDS = ("tool_call_parser", "reasoning_parser")
-# What it may not set of `deployment`: there is one ingress.
+# Fields of `deployment` that a model may not set: there is one ingress.
 INGRESS_FIELDS = ("num_ingress_replicas", "ingress_cpus")
 # Ray Serve takes any name, but marks parts of its own names by some characters.
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -47,7 +47,7 @@ class AppArgs:
 def build_app_args(settings: Mapping[str, Any]) -> AppArgs:
     """Validated settings of one model, as `build_serve_args` takes them, or of several.
 
-    What stands beside `models` is every model's, where that says nothing else. Raises `ConfigError`
+    Settings beside `models` are defaults of each model. Raises `ConfigError`
     naming the field.
     """
     if MODELS not in settings:

@@ -93,7 +93,7 @@ class TenantConfig(Settings):
     def _check_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None:
             return None
-        # The help of `draftline serve` must not wait for what the stores are compiled with.
+        # The help of `draftline serve` must not wait for numba.
         from ...retrieval_store.search.lookup import SHARED  # noqa: PLC0415
         from ...retrieval_store.store import check_namespace  # noqa: PLC0415
 

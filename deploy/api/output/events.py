@@ -1,4 +1,4 @@
-"""How answers leave: as one body, or as events while they grow."""
+"""Sends answers: as one body, or as events of a stream."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response (ASGI)."""
         assert scope["type"] == "http", scope["type"]
-        # A client that is gone needs no answer.
+        # The client has disconnected.
         with suppress(ClientDisconnect):
             async with aclosing(self._events):
                 await until_disconnect(receive, self._send_all(send))
@@ -155,7 +155,7 @@ async def answer_events(
 ) -> AsyncGenerator[str, None]:
     """The texts of a stream's events, `[DONE]` last.
 
-    What goes wrong before the first event is raised; later it is sent as an event of its own.
+    An error before the first event is raised; a later one is sent as an event.
     """
     writer = _ChunkWriter(engine_client, job, form)
     try:
@@ -174,7 +174,7 @@ async def answer_events(
 
 
 class _ChunkWriter:
-    """Makes the chunks of one stream and keeps what its end needs to know."""
+    """Makes the chunks of one stream, and keeps the counts for its end."""
 
     def __init__(self, engine_client: EngineClient, job: Job, form: AnswerFormat) -> None:
         self.answers = job.answers()
@@ -190,7 +190,7 @@ class _ChunkWriter:
         ]
 
     async def chunks(self, index: int, delta: Delta) -> list[str]:
-        """The chunk of a delta, or nothing where it has nothing to say."""
+        """The chunk of a delta; empty if there is nothing to send."""
         piece = self.answers[index].add(delta)
         says = piece.text or piece.finish_reason or piece.log_probs or piece.token_ids
         if not (piece.is_first or says or self._report):

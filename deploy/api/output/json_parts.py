@@ -1,4 +1,4 @@
-"""What bodies are made of: JSON written in slices, chunks of a template, log-probabilities."""
+"""Parts of bodies: JSON written in slices, chunks of a template, log-probabilities."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class CompletionLogprobs:
         self._places: list[int] = []
 
     def add(self, tokens: Sequence[TokenLogProb | None], text: str, *, is_last: bool) -> Logprobs:
-        """The entries that are decided with a part of the text and the tokens that came with it.
+        """The entries that become certain with a part of the text and its tokens.
 
         None stands for the first token of a prompt that is echoed.
         """
@@ -185,7 +185,7 @@ class CompletionLogprobs:
         """Where a token begins, which is the next one."""
         data = self._bytes_of(token_id)
         if data and not is_continuation(data[0]):
-            # Bytes before it that await others stay without them.
+            # Incomplete bytes before it stay incomplete.
             self._num_written += len(self._text.flush())
         place = self._num_written
         self._num_written += len(self._text.push(token_id))
@@ -202,7 +202,7 @@ class CompletionLogprobs:
 
 
 def is_continuation(byte: int) -> bool:
-    """Whether a byte of UTF-8 goes on with a character."""
+    """Whether a byte of UTF-8 continues a character."""
     return byte & 0xC0 == 0x80
 
 

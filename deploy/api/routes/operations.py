@@ -1,4 +1,4 @@
-"""What operators ask of a server: its health, load, metrics and settings, and the page at `/ui`."""
+"""Routes for operators: health, load, metrics, settings, and the page at `/ui`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _add_health_routes(
     @app.head("/livez", include_in_schema=False)
     @app.get("/livez")
     async def alive() -> dict[str, str]:
-        """200 while the server runs: what cannot serve now may come back by itself."""
+        """200 while the process runs, also while the engine recovers."""
         return {"status": "ok"}
 
     @app.get("/metrics")
@@ -182,7 +182,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def _without_password(text: str) -> str:
-    """The text; an address loses the user and the password that stand in it."""
+    """The text, without users and passwords in addresses."""
     if "://" not in text or "@" not in text:
         return text
     try:

@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API, and what each asks of the engine.
+"""Request bodies of the OpenAI API, and their sampling parameters and options.
 
 Field names, types and defaults follow OpenAI's API; further ones (`extra_body` of the openai
 client) have vLLM's names, but for `speculative`.
@@ -29,7 +29,7 @@ PROMPT_SCHEMA = {"anyOf": [_TEXT, _TOKENS, *_LISTS]}
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False

@@ -1,4 +1,4 @@
-"""What all bodies share: JSON read in turns, strict fields, errors that name them, schemas."""
+"""The base of all bodies: JSON read in turns, strict fields, errors that name them, schemas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def allow_null(schema: dict[str, Any]) -> None:
 def add_known(
     schema: dict[str, Any], refused: Mapping[str, Refused], ignored: Iterable[str]
 ) -> None:
-    """Add the fields that are taken with neutral values only, and those that nothing reads."""
+    """Add the fields that are accepted with neutral values only, and the ignored ones."""
     properties = schema.setdefault("properties", {})
     for name, field in refused.items():
         values = [None, *field.neutral]

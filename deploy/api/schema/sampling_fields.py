@@ -1,4 +1,4 @@
-"""The fields of a request that decide which text is chosen, and where it ends.
+"""The sampling fields of a request, and those that limit its answer.
 
 A structured answer has two spellings: OpenAI's `response_format` and vLLM's own field.
 """

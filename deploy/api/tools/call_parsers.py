@@ -171,7 +171,7 @@ class CallParser(ABC):
         self._state: Callable[[], bool] = self._text
 
     def push(self, text: str) -> list[Event]:
-        """What the next piece of text makes certain."""
+        """Events that become certain with the next piece of text."""
         if self._state == self._object:
             self._pieces.append(text)
             self._scanner.feed(text)
@@ -184,7 +184,7 @@ class CallParser(ABC):
         return self._out.take()
 
     def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+        """The rest, after the end of the answer."""
         self._at_end = True
         if self._pieces:
             self._join()

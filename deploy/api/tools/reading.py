@@ -1,4 +1,4 @@
-"""What form an answer to a chat must have, and what reads it: reasoning, calls, content."""
+"""The grammar of an answer to a chat, and its parser: reasoning, calls, content."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ReasoningParser:
         self._state: Callable[[], list[Event] | None] = self._begin
 
     def push(self, text: str) -> list[Event]:
-        """What the next piece of text makes certain."""
+        """Events that become certain with the next piece of text."""
         self._buffer += text
         events: list[Event] = []
         while (more := self._state()) is not None:
@@ -113,7 +113,7 @@ class ReasoningParser:
         return events
 
     def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+        """The rest, after the end of the answer."""
         rest, self._buffer = self._buffer, ""
         if self._state == self._thinking:
             return [*self._thought(rest.rstrip()), *self._then.finish()]

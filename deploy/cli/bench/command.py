@@ -74,7 +74,7 @@ def _engine_settings(
     config: Path | None,
     speculative_config: str | None,
 ) -> dict[str, Any]:
-    """Of the engine in this process; none with --base-url.
+    """Settings of the engine in this process; empty with --base-url.
 
     Raises `ConfigError` where there are both.
     """
@@ -90,7 +90,7 @@ def _engine_settings(
 
 
 def _check_belongings(job: BenchJob) -> None:
-    """Raises `ConfigError` for what says something of nothing that is asked for."""
+    """Raise `ConfigError` for a flag that needs another flag."""
     for field, suite in (("profile", "spectra"), ("heads", "heads")):
         if getattr(job, field) is not None and job.suite != suite:
             raise ConfigError(field.replace("_", "-"), f"belongs to a suite: --suite {suite}")

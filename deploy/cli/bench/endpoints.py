@@ -44,13 +44,13 @@ CHAT_FRAME = 64
 
 @dataclass(frozen=True, slots=True)
 class BenchTargets:
-    """What is ready to be measured.
+    """The opened endpoints of a benchmark.
 
-    what      is measured, for JSON
-    compares  whether seeds make answers comparable
-    explain   judges answers that differ
-    profile   whose times are those of the engines
-    engines   of settings that have one for themselves
+    what      describes them in JSON
+    compares  whether answers to one seed must be equal
+    explain   judges differing answers
+    profile   of simulated times
+    engines   of settings with an engine of their own
     """
 
     endpoints: Mapping[Setting, Endpoint]
@@ -148,7 +148,7 @@ async def open_engines(
         by_row = {row: engines[needed] for row, needed in zip(rows, configs, strict=True)}
         own = {} if job.one_engine else by_row
         yield BenchTargets(endpoints, plan, what, compares, explain, profile, own)
-        # After the runs: what engines learn here about their drafters, a replay does not.
+        # After the runs, so that what engines learn from it does not change the runs.
         if job.record is not None:
             target_answers = await _record(config.model, first, plan)
             target_answers.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
@@ -203,7 +203,7 @@ def _check_fits(config: EngineConfig, recording: Recording) -> None:
 
 
 async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
-    """What the target alone answers, one prompt after the other."""
+    """Record the target's own answers, one prompt after the other."""
     answers = []
     with progress("recording", total=len(plan.prompts), unit="prompts") as work:
         for index, prompt in enumerate(plan.prompts):
@@ -222,7 +222,7 @@ async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
 
 
 def _shown(config: EngineConfig) -> dict[str, Any]:
-    """The settings as a report may tell them."""
+    """The settings for a report, without secrets."""
     fields = config.model_dump(mode="json")
     for drafter in fields["drafters"]:
         if drafter.get("store") is not None:
@@ -233,7 +233,7 @@ def _shown(config: EngineConfig) -> dict[str, Any]:
 async def _ask_all(
     endpoints: Mapping[Setting, Endpoint], plan: Plan, taps: Sequence[TappedPipeline]
 ) -> Said:
-    """Run every setting once, for what the target says to its drafters."""
+    """Run every setting once, and collect what the target tells drafters."""
     said: Said = {}
     for tap in taps:
         tap.said = said
@@ -264,10 +264,9 @@ def _replaying(recording: Recording) -> Callable[[MakePipeline], MakePipeline]:
 
 
 def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
-    """The engine with this setting's drafters, in its order, and nodes only, so that no other takes
-    its time.
+    """The engine's settings with this setting's drafters only, in its order.
 
-    Those that it would start processes for run in this one: several engines would start too many.
+    Drafters with processes of their own run in this one: several engines would start too many.
     """
     known = {drafter.source: drafter for drafter in config.drafters}
     chosen = [

@@ -1,4 +1,4 @@
-"""What is asked of `draftline bench` and `draftline lossless`: fields described here are flags."""
+"""Arguments of `draftline bench` and `draftline lossless`; fields with a description are flags."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Drafters = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchJob:
-    """What is asked of `draftline bench`.
+    """Arguments of `draftline bench`.
 
     `model` is the server's name for it; `rows` are a suite's settings, in place of `drafters`.
     """
@@ -177,7 +177,7 @@ class BenchJob:
 
     @property
     def asks_plainly(self) -> bool:
-        """Whether every prompt is a text that gets one answer, at no time of its own."""
+        """Whether every prompt is one text with one answer, and without a time."""
         is_timed = self.dataset_times or self.dataset_lengths
         return self.turns == 1 and not self.chat and not is_timed
 
@@ -229,7 +229,7 @@ class BenchJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LosslessJob:
-    """What is asked of `draftline lossless`. `model` is the server's name for it."""
+    """Arguments of `draftline lossless`. `model` is the server's name for it."""
 
     model: str | None = None
     base_url: Annotated[

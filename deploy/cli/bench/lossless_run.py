@@ -102,7 +102,7 @@ async def _open_server(
 async def _open_engine(
     job: LosslessJob, settings: Mapping[str, Any], prompts: Sequence[BenchPrompt]
 ) -> AsyncIterator[_Checked]:
-    # Where drafts that do not pay are left out, a check may have none, and prove nothing.
+    # With drafts that do not pay left out, a check might have no drafts and prove nothing.
     config = build_serve_args({"node_budget": "full", **settings}).engine
     drafters = [drafter.source for drafter in config.drafters]
     ways = matched_settings(drafters, job.drafters)

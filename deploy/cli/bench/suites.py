@@ -21,8 +21,8 @@ from .job import BenchJob
 PAPER, DRAFTLINE = "paper", "draftline"
 # As many nodes as the paper's G = 15 guesses of N - 1 = 4 tokens.
 TREE_NODES, PAPER_GUESS_LEN = 60, 4
-# In draftline's profile what copies text copies up to as many tokens as suffix decoding does by
-# default, so that no row is better for longer guesses alone. The window is the paper's.
+# In draftline's profile all copying drafters copy as many tokens as suffix decoding by default, so
+# that no row is better for longer guesses alone. The window is the paper's.
 GUESS_LEN, WINDOW = 16, 15
 
 
@@ -77,7 +77,7 @@ def rows_of(profile: str) -> Iterator[Setting]:
 
 
 def drafters_of(profile: str, stores: Stores) -> Iterator[DrafterConfig]:
-    """All drafters that rows name, but for those without a store."""
+    """All drafters of the rows, without those that lack a store."""
     made = {PAPER: _paper, DRAFTLINE: _own}[profile](stores)
     for kind, name, options in made:
         yield DrafterConfig(kind=kind, name=f"{profile}-{name}", max_nodes=TREE_NODES, **options)
@@ -125,7 +125,7 @@ class HeadRows:
     """The drafters and the settings of the suite, by what there is for the target.
 
     heads        folders of trained heads, by the names of their rows, in the order of the table
-    merged       names of those that are in the row of everything
+    merged       names of the heads in the row of everything
     small_model  folder or name of a small model of the target's tokenizer
     store        retrieval store
     """
@@ -136,7 +136,7 @@ class HeadRows:
     store: str | None = None
 
     def drafters(self) -> Iterator[DrafterConfig]:
-        """All that settings name."""
+        """All drafters of the settings."""
         for name, folder in self.heads.items():
             own = {"model": folder, "num_tokens": DEPTH}
             yield _drafter("head", f"{name}-{CHAIN}", tree="chain", **own)
@@ -214,7 +214,7 @@ class ModelRows:
     is_timed: bool
 
     def drafters(self) -> Iterator[DrafterConfig]:
-        """All that settings name."""
+        """All drafters of the settings."""
         yield self._model("same-chain", self.same)
         yield self._model("same-tree", self.same, **_DYNAMIC)
         for vocabulary in ("tli", "slem"):
@@ -258,7 +258,7 @@ _DYNAMIC: Mapping[str, Any] = {"tree": "dynamic", "top_k": MODEL_TOP_K}
 _STATIC: Mapping[str, Any] = {"tree": "sequoia", "tree_size": "full"}
 
 
-# Every node is verified: what a row drafts then depends on no clock.
+# Every draft token is verified, so that drafts do not depend on a clock.
 ENGINE_SETTINGS: dict[str, Any] = {"tree_nodes": TREE_NODES, "node_budget": "full"}
 
 
@@ -267,7 +267,7 @@ MODEL_DRAFTERS = "model-drafters"
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Every drafter that a setting names, and the settings; the target alone comes first.
+    """The drafters and settings of a suite; the target alone comes first.
 
     left_out  rows that have no store
     """

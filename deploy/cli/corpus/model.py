@@ -1,6 +1,6 @@
-"""What a retrieval store needs of the model it is built for: tokens, judgement, and chats as text.
+"""The model of a retrieval store: it tokenizes and scores documents, and renders chats.
 
-Of a chat, in its template's text, the answers alone are judged.
+Of a chat only the answers are scored.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _render(chat: Chat, tokenizer: Any) -> Document | Unreadable:
 
 
 def _answers(tokenizer: Any, turns: list[dict[str, str]], text: str) -> tuple[Span, ...] | None:
-    """Where the assistant's words stand; None if one of its turns is not there as it was given."""
+    """Places of the assistant's texts; None if the template changes one of them."""
     spans: list[Span] = []
     for index, turn in enumerate(turns):
         if turn["role"] != "assistant":
@@ -86,7 +86,7 @@ def _answers(tokenizer: Any, turns: list[dict[str, str]], text: str) -> tuple[Sp
 
 
 def _shared(first: str, second: str) -> int:
-    """Characters that both begin with."""
+    """The number of equal first characters."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -101,7 +101,7 @@ STEP_ROWS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLimits:
-    """Which documents stay; see `DocumentRules` and `Refinement`.
+    """Limits on the kept documents; see `DocumentRules` and `Refinement`.
 
     journal  file of scores; None: they are not kept
     """

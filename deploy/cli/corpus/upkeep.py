@@ -116,7 +116,7 @@ def accept_loss(*, store: Store) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """A tokenizer's fingerprint, and what makes text of its tokens."""
+    """A tokenizer's fingerprint and its decoding function."""
 
     tokenizer_hash: str
     decode: Callable[[list[int]], object]

@@ -247,7 +247,7 @@ def _as_written(texts: Sequence[DistilledText], model: str) -> list[DistilledTex
 
 
 def _draw(run_dir: Path, output: Path, title: str, console: Console) -> None:
-    """Curves beside the head. A run is not lost for want of them."""
+    """Curves beside the head. A failure does not end the run."""
     try:
         require_matplotlib("curves")
     except ConfigError as error:
