@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 
 from ....deploy.cli.bench.job import BenchJob
-from ....deploy.cli.corpus.model import CorpusModel, open_corpus_model
+from ....deploy.cli.corpus.build import CorpusModel, open_corpus_model
 from ....deploy.ray_serve.runtime import quiet_libraries
 from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording

@@ -21,7 +21,7 @@ from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.bench.job import BenchJob
 from ....deploy.cli.bench.run import measured_runs
 from ....deploy.cli.bench.suites import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES
-from ....deploy.cli.corpus.model import CorpusModel, DocumentLimits
+from ....deploy.cli.corpus.build import CorpusModel, DocumentLimits
 from ....deploy.cli.demo.build_store import NAMESPACE, cut
 from ....deploy.engine.async_engine import AsyncEngine
 from ....measure.clients.setting import TARGET_ONLY, Setting

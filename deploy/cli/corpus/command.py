@@ -125,7 +125,7 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
         journal: Journal = None,
         report: Report = None,
     ) -> None:
-        from .run import add_corpus
+        from .build import add_corpus
 
         opened = _open(store)
         old = opened.manifest().segment_ids(namespace) if replaces else []

@@ -125,7 +125,7 @@ class _Decoder:
     def of(cls, model: str) -> Self:
         from ....models.text.fingerprint import tokenizer_hash
         from ...ray_serve.runtime import quiet_libraries
-        from .model import open_corpus_model
+        from .build import open_corpus_model
 
         quiet_libraries()
         opened = open_corpus_model(model)

@@ -20,7 +20,7 @@ from ....retrieval_store.corpus.documents import Document
 from ....retrieval_store.corpus.selection import LOWEST
 from ....retrieval_store.directory_store.store import DirectoryStore
 from ....training.corpus import SourceFile, training_files
-from ..corpus.model import DocumentLimits, open_corpus_model
+from ..corpus.build import DocumentLimits, open_corpus_model
 from ..progress import progress
 
 NAMESPACE = "shared"

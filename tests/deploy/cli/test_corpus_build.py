@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.deploy.cli import main as cli
+from draftline.deploy.cli.corpus.build import open_corpus_model
 from draftline.deploy.cli.corpus.command import Selection
-from draftline.deploy.cli.corpus.model import open_corpus_model
 from draftline.retrieval_store.corpus.documents import Document, Span
 from draftline.retrieval_store.corpus.selection import SELECTIONS
 from draftline.retrieval_store.directory_store.store import DirectoryStore
