@@ -42,6 +42,8 @@ REMOVED_SETTINGS: Mapping[str, str] = {
     "downscale_delay_s": "leave it out: a pool stops servers that were not needed for 120 s",
     **dict.fromkeys(
         (
+            "max_answers",
+            "max_messages",
             "max_json_values",
             "max_json_depth",
             "max_content_parts",
