@@ -340,7 +340,7 @@ class EngineConfig(Settings):
         return self.served_model_name or _folder_name(self.model) or self.model
 
     @property
-    def effective_drafters(self) -> tuple[DrafterConfig, ...]:
+    def drafters_with_defaults(self) -> tuple[DrafterConfig, ...]:
         """The drafters; under rules other than `coupled`, models declare their distribution."""
         if self.acceptance == "coupled":
             return self.drafters

@@ -88,7 +88,7 @@ class Placement:
         drafters: list[AnyDrafter] = []
         starts = []
         self._features = features_of_target(self._config)
-        for index, drafter in enumerate(self._config.effective_drafters):
+        for index, drafter in enumerate(self._config.drafters_with_defaults):
             if drafter.transport == "inproc":
                 with _naming(index):
                     # A head of the last stage is loaded there.
