@@ -220,7 +220,7 @@ def test_the_suite_of_spectra(checkpoint: Path, prompts: Path, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert "left out, for want of a store: paper: REST" in result.output
     content = json.loads(output.read_text())
-    rows = {"ANPD", "Lookahead", "CORE", "CORE without forward"}
+    rows = {"ANPD", "Lookahead", "CORE"}
     wanted = {f"{profile}: {row}" for profile in ("paper", "draftline") for row in rows}
     assert wanted | {"target"} <= content["settings"].keys()
     assert "paper: RETRIEVAL" not in content["settings"]
