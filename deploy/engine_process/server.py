@@ -205,7 +205,7 @@ class ApiSession:
                 with_text=False,
             )
         except Exception as error:  # noqa: BLE001 - it supervises: its API process gets the error
-            self._tell(number, as_request_failure(error, message.request_id))
+            self._send(number, as_request_failure(error, message.request_id))
         finally:
             running.adding = None
 
@@ -231,14 +231,14 @@ class ApiSession:
     def _hand_over(self) -> None:
         with self._lock:
             events, self._outbox = self._outbox, []
-        call_on_loop(self._loop, self._tell_all, events)
+        call_on_loop(self._loop, self._send_all, events)
 
-    def _tell_all(self, events: list[tuple[int, Delta | DraftlineError]]) -> None:
+    def _send_all(self, events: list[tuple[int, Delta | DraftlineError]]) -> None:
         for number, event in events:
-            self._tell(number, event)
+            self._send(number, event)
         self.connection.flush()
 
-    def _tell(self, number: int, event: Delta | DraftlineError) -> None:
+    def _send(self, number: int, event: Delta | DraftlineError) -> None:
         running = self._running.get(number)
         if running is None:
             return
