@@ -84,12 +84,12 @@ class DeploymentConfig(Settings):
         return self
 
 
-# What says where a drafter's servers are.
+# Fields that place a drafter's servers.
 PLACES = ("address", "drafter_pool", "servers")
 
 
 class PoolConfig(Settings):
-    """One drafter, and how many servers of it there are; bounds and delays are Ray Serve's own."""
+    """A drafter, and the number of its servers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -182,7 +182,7 @@ class ServerConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _read_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
-        # Plain keys end here: nothing that shows, sends or stores these settings has them.
+        # Plain keys are dropped here, before the settings are shown, sent or stored.
         return {**values, **operator_keys(values)}
 
     @field_validator("limits", mode="before")
@@ -229,7 +229,7 @@ class ServerConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeArgs:
-    """Everything that a served model is started with; `pools` by their applications' names."""
+    """All settings of a served model; `pools` by their applications' names."""
 
     engine: EngineConfig
     server: ServerConfig

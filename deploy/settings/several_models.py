@@ -23,7 +23,7 @@ ENGINE_NAME = "engine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppArgs:
-    """Everything that an application is started with.
+    """All settings of an application.
 
     server      the HTTP server's settings
     deployment  the ingress's
@@ -85,7 +85,7 @@ def _model(shared: Mapping[str, Any], index: int, entry: object) -> ServeArgs:
 
 
 def _require_own(field: str, entry: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where a model has settings that are all models'."""
+    """Raise `ConfigError` if a model has settings that are shared by all models."""
     if "pools" in entry:
         raise ConfigError(f"{field}.pools", "are applications of their own: deploy/pool.yaml")
     server = [name for name in _section(field, entry, "server") if name not in MODEL_SERVER_FIELDS]

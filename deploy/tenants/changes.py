@@ -16,7 +16,7 @@ from ...core.errors import ConfigError
 from ..settings.tenants import key_digest
 from .store import Record, TenantStore, checked_tenants
 
-# Of a digest: enough to tell keys apart, and of no use for finding one.
+# Digits of a digest in the log: enough to distinguish keys, too few to find one.
 PREFIX_LEN = 12
 
 
@@ -48,7 +48,7 @@ def audit_line(
 
 
 def _user() -> str:
-    # Not of the environment, which anybody may set.
+    # Not from the environment, which the user may set.
     uid = os.getuid()
     try:
         return f"{pwd.getpwuid(uid).pw_name} ({uid})"
@@ -56,7 +56,7 @@ def _user() -> str:
         return f"({uid})"
 
 
-# Shown before a key, so that one that leaks is known for what it is.
+# Prefix of a key, by which a leaked one is recognised.
 KEY_PREFIX = "dl-"
 KEY_BYTES = 32
 # Of a digest, to name a key by.
@@ -65,13 +65,13 @@ MIN_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made; `text` is it, shown once and kept nowhere."""
+    """A new key; its `text` is shown once and never stored."""
 
     text: str
 
     @property
     def digest(self) -> str:
-        """What is kept of it."""
+        """Its digest, which is stored."""
         return key_digest(self.text)
 
 
@@ -113,7 +113,7 @@ def rotate_key(store: TenantStore, name: str, *, keep_old: bool) -> NewKey:
 
 
 def revoke_key(store: TenantStore, name: str, digits: str | None) -> list[str]:
-    """End a key, named by the first digits of its digest, or the tenant with all of its keys.
+    """Revoke a key, named by the first digits of its digest, or the tenant with all of its keys.
 
     Returns the digests of the keys that work no more.
     """

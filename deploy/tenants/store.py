@@ -19,7 +19,7 @@ from ..settings.tenants import TenantConfig, read_tenants, require_distinct
 
 # As plain values; a key is its digest, in `key_sha256`.
 Record = Mapping[str, Any]
-# What a store never holds: it would be read where the server runs, or be a key itself.
+# Fields that a store never holds: files and variables of the server, and plain keys.
 FORBIDDEN = ("key_env", "key_file")
 
 
@@ -53,7 +53,7 @@ class TenantStore(Protocol):
 
 def open_tenant_store(url: str) -> TenantStore:
     """The store at a path or a Redis URL; it need not be there yet. Raises `ConfigError`."""
-    # Each is needed by few.
+    # Imported only where it is used.
     if url.startswith(REDIS_SCHEMES):
         from .redis_store import RedisTenants  # noqa: PLC0415
 
@@ -128,7 +128,7 @@ class TenantFile:
         except OSError as error:
             raise self._unreadable(error) from error
         except (UnicodeDecodeError, yaml.YAMLError) as error:
-            # What a parser says may quote the file.
+            # The parser's message may quote the file.
             mark = getattr(error, "problem_mark", None)
             place = f" line {mark.line + 1}" if mark else ""
             raise StoreError(f"{self.where}{place}: is neither YAML nor JSON") from error
@@ -140,7 +140,7 @@ class TenantFile:
             with self._locked():
                 before = self.read() if self._path.exists() else []
                 after, entry = change(before)
-                # First: nothing is changed that could not be written down.
+                # First, so that no change goes unlogged.
                 self._note(entry)
                 self._replace({"tenants": [dict(record) for record in after]})
         except OSError as error:
@@ -165,7 +165,7 @@ class TenantFile:
         is_json = self._path.suffix == ".json"
         text = json.dumps(data, indent=2) if is_json else yaml.safe_dump(data, sort_keys=False)
         mode = self._path.stat().st_mode & 0o777 if self._path.exists() else MODE
-        # A link stays one, and what it names is replaced.
+        # A link stays a link; its target is replaced.
         target = self._path.resolve()
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:

@@ -1,4 +1,4 @@
-"""What a model's text turns out to be: content, reasoning, or calls of tools."""
+"""Events of an answer: content, reasoning, and tool calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Text of the model's thoughts."""
+    """Text of the model's reasoning."""
 
     text: str
 
@@ -48,11 +48,11 @@ class Parser(Protocol):
     """Reads one answer; how its text is cut into pieces does not change what they hold together."""
 
     def push(self, text: str) -> list[Event]:
-        """What the next piece of text makes certain."""
+        """Events that become certain with the next piece of text."""
         ...
 
     def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+        """The rest, after the end of the answer."""
         ...
 
 
@@ -74,7 +74,7 @@ class ParsedAnswer:
     calls: list[ParsedCall] = field(default_factory=list)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Append what is new."""
+        """Append events."""
         content, reasoning = [], []
         for event in events:
             match event:
@@ -93,7 +93,7 @@ class ParsedAnswer:
 def parse_whole(parser: Parser, text: str) -> ParsedAnswer:
     """The parts of a finished answer; `parser` must be new."""
     answer = ParsedAnswer()
-    # Parsers copy what they have not decided about yet.
+    # Parsers copy their undecided text, so long texts go in pieces.
     for start in range(0, len(text), PIECE_CHARS):
         answer.add(parser.push(text[start : start + PIECE_CHARS]))
     answer.add(parser.finish())

@@ -43,7 +43,7 @@ class ChosenTools:
 
 
 def choose_tools(fields: ToolFields) -> ChosenTools:
-    """What `tools` and `tool_choice` say together. Raises `ApiError` 400 naming the field."""
+    """The tools by `tools` and `tool_choice`. Raises `ApiError` 400 naming the field."""
     tools, choice = tuple(fields.tools or ()), fields.tool_choice
     by_name = {tool.function.name: tool for tool in tools}
     if len(by_name) < len(tools):
@@ -81,7 +81,7 @@ THINK_CLOSE = "</think>"
 
 
 def ends_inside(prompt: str) -> bool:
-    """Whether a prompt leaves its last `<think>` open, for the answer to go on in it."""
+    """Whether a prompt ends inside of `<think>`, so that the answer continues it."""
     return prompt.rstrip().endswith(THINK_OPEN)
 
 
@@ -225,13 +225,13 @@ class AnswerReading:
         return _grammar(with_start(rules, body, thinking), "response_format")
 
     def new_parser(self) -> Callable[[], Parser] | None:
-        """Makes what reads one answer; None: its text is its content."""
+        """A factory of the answer's parser; None: the text is the content."""
         after = self._call_parser()
         if not self._thinks:
             return after
         starts_inside = ends_inside(self.prompt)
         if self.reasoning == "deepseek_r1" and not ends_behind(self.prompt):
-            # These models begin with their thoughts, whether or not they say so.
+            # These models always begin with reasoning, also without `<think>`.
             starts_inside = starts_inside or not self._is_formed
         then = after or PlainParser
         return lambda: ReasoningParser(then(), inside=starts_inside)
@@ -279,7 +279,7 @@ def with_start(rules: str, body: str, thinking: str) -> str:
 
 
 def thinking_rules(special_ids: Mapping[str, int], *, has_begun: bool) -> str:
-    """The rule `thinking`: what a model thinks before its answer, if it does.
+    """The rule `thinking`: optional reasoning before the answer.
 
     has_begun  the prompt ends inside of it already
     """
@@ -294,7 +294,7 @@ def thinking_rules(special_ids: Mapping[str, int], *, has_begun: bool) -> str:
 
 
 def form_rules(output: StructuredOutput) -> str | None:
-    """The rule `form` for a structured output; None where it cannot be put behind reasoning.
+    """The rule `form` for a structured output; None if it cannot follow reasoning.
 
     Raises `RequestError`.
     """

@@ -187,7 +187,7 @@ def _profile(job: BenchJob, recording: Recording | None) -> CostProfile:
     if job.request_rate is not None or job.dataset_times:
         raise ConfigError(
             "cost-profile",
-            "skips the time in which nobody works, so that nothing can come at its own times: "
+            "skips idle time, so requests cannot come at times of their own: "
             "leave out --request-rate, --dataset-times; --concurrency says how many come at once",
         )
     return read_cost_profile(job.cost_profile)

@@ -1,7 +1,7 @@
 """Serves with the engine in this process and the HTTP API in processes of its own.
 
-This process is the one that is signalled, that says what happens, and whose exit code counts. Its
-end, whatever it is, ends the API processes: they notice the end of their connection.
+This process takes the signals, prints, and has the exit code. Its end also ends the API
+processes, which notice the end of their connection.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FAILED_DRAIN_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitServer:
-    """What `serve_split` runs.
+    """Arguments of `serve_split`.
 
     engine      not started
-    failure     gets the reason where the engine cannot go on
+    failure     done with the reason when the engine fails
     listener    bound; the API processes listen on it
     setup       the first message to each of them
     count       of API processes

@@ -194,7 +194,7 @@ def test_a_trace_of_chats_is_asked_as_it_was(tmp_path: Path) -> None:
         (["--host-slowdown", "9"], "host-slowdown: belongs to simulated times"),
         (
             ["--cost-profile", "8b-h100", "--request-rate", "2"],
-            "cost-profile: skips the time in which nobody works",
+            "cost-profile: skips idle time",
         ),
         (["--cost-profile", "8b-h100", "--small-model", "x"], "has no 'x'; has: model, model-0.5b"),
         (["--cost-profile", "8b-h100", "--one-engine"], "cost-profile: needs engines of its own"),
