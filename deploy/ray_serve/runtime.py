@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 from ...core.errors import DraftlineError
-from ..api.http.connections import KEEP_ALIVE_TIMEOUT_S
 from ..settings.settings import APP_NAME, ServeArgs, ServerConfig
 from .deployment_plan import placement_bundles
 
@@ -185,10 +184,13 @@ def http_options(config: ServerConfig) -> dict[str, Any]:
     Their time for a request is longer than ours, which ends a stream with an error and not within
     an event.
     """
+    # It imports uvicorn, which commands without Ray Serve need not wait for.
+    from ..api.http.connections import KEEP_ALIVE_TIMEOUT_S  # noqa: PLC0415
+
     options = {
         "host": config.host,
         "port": config.port,
-        "keep_alive_timeout_s": KEEP_ALIVE_TIMEOUT_S,
+        "keep_alive_timeout_s": math.ceil(KEEP_ALIVE_TIMEOUT_S),
     }
     if config.request_timeout_s is None:
         return options
