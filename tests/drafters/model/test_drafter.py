@@ -296,8 +296,6 @@ def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
         ("branch", -1),
         ("confidence_threshold", "high"),
         ("stop", "never"),
-        ("schedule", [[1, 2, 3]]),
-        ("schedule", [[0, 2]]),
         ("num_blocks", 0),
         ("block_size", 2.5),
         ("prefill_chunk", 0),
