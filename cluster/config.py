@@ -195,9 +195,6 @@ class EngineConfig(Settings):
         description="auto: float32 stages on CPUs run draftline's C++ kernels, built once in "
         "the background if g++ is installed; off: torch's kernels",
     )
-    compile_cache: str = Field(
-        "~/.cache/draftline/compile", description="folder for the built C++ kernels"
-    )
     batch_invariant: Literal["auto", "off", "on"] = Field(
         "auto",
         description="on: a request is computed alike, bit by bit, whatever shares its steps, or"
@@ -238,11 +235,6 @@ class EngineConfig(Settings):
     )
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = Field(
         512, description="most tokens of a step: draft tokens first, then prompt chunks"
-    )
-    prefill_share: Annotated[float, Field(ge=0.05, le=1)] = Field(
-        0.35,
-        description="largest share of a step's time for prompts of more than two steps while "
-        "answers are generated; 1: no limit",
     )
     multi_step_ms: Annotated[float, Field(ge=0, le=1000)] = Field(
         20.0,
@@ -348,8 +340,8 @@ class EngineConfig(Settings):
         return self.served_model_name or _folder_name(self.model) or self.model
 
     @property
-    def told_drafters(self) -> tuple[DrafterConfig, ...]:
-        """The drafters with what `acceptance` asks of them: models declare what they draw from."""
+    def drafters_with_defaults(self) -> tuple[DrafterConfig, ...]:
+        """The drafters; under rules other than `coupled`, models declare their distribution."""
         if self.acceptance == "coupled":
             return self.drafters
         return tuple(

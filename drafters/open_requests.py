@@ -162,7 +162,7 @@ NO_TOKENS = np.empty(0, dtype=np.int32)
 PATH_OF = attrgetter("assumed")
 
 
-class Growing(Tracked, Protocol):
+class _Growing(Tracked, Protocol):
     """The state of a request whose text is appended to in arrays."""
 
     def reserve(self, count: int) -> None:
@@ -170,7 +170,7 @@ class Growing(Tracked, Protocol):
         ...
 
 
-G = TypeVar("G", bound=Growing)
+G = TypeVar("G", bound=_Growing)
 
 
 class AssumedTokens(NamedTuple):

@@ -72,7 +72,7 @@ def main(
         _refuse(str(error))
     transformers_logging.disable_progress_bar()
     facts = SettingFacts(str(where), tiny, attention, block_size, seconds, time.monotonic())
-    run = Run(facts, output or (TINY_RESULTS if tiny else RESULTS))
+    run = GpuRun(facts, output or (TINY_RESULTS if tiny else RESULTS))
     if together:
         run.together(wanted)
     else:
@@ -83,7 +83,7 @@ def main(
         raise typer.Exit(1)
 
 
-class Run:
+class GpuRun:
     """One measurement of a device, which is kept in `path` as it goes."""
 
     def __init__(self, facts: SettingFacts, path: Path) -> None:

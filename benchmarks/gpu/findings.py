@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .floors import Rates, Work
+from .floors import DeviceRates, StepTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Figure:
     name: str
     seconds: float
     least: float
-    work: Work
+    work: StepTraffic
     floor_s: float
     bound: str
     wall_s: float | None = None
@@ -78,7 +78,7 @@ class Findings:
     failed   what went wrong: names by what was said
     """
 
-    rates: Rates | None = None
+    rates: DeviceRates | None = None
     figures: list[Figure] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, list[str]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Findings:
     on_change: Callable[[], None] = lambda: None
 
     def add(
-        self, group: str, name: str, seconds: Sequence[float], work: Work, *,
+        self, group: str, name: str, seconds: Sequence[float], work: StepTraffic, *,
         wall: Sequence[float] = (), note: str = "", order: tuple[int, ...] = (),
     ) -> Figure:  # fmt: skip
         """Note a measurement."""
@@ -182,13 +182,13 @@ def save_findings(path: Path, findings: Findings) -> None:
 def load_findings(path: Path, findings: Findings) -> None:
     """Put what the file holds in `findings`."""
     content = json.loads(path.read_text())
-    findings.rates = None if content["rates"] is None else Rates(**content["rates"])
+    findings.rates = None if content["rates"] is None else DeviceRates(**content["rates"])
     findings.figures = [_figure(fields) for fields in content["figures"]]
     findings.facts, findings.skipped = content["facts"], content["skipped"]
     findings.failed = content["failed"]
 
 
 def _figure(fields: dict[str, object]) -> Figure:
-    work = Work(**fields.pop("work"))  # pyright: ignore[reportCallIssue, reportArgumentType]
+    work = StepTraffic(**fields.pop("work"))  # pyright: ignore[reportCallIssue, reportArgumentType]
     order = tuple(fields.pop("order"))  # pyright: ignore[reportArgumentType]
     return Figure(**fields, work=work, order=order)  # pyright: ignore[reportArgumentType]

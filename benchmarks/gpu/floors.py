@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepTraffic:
     """Bytes read and written in device memory, and floating-point operations of matrix products."""
 
     num_bytes: int
@@ -23,17 +23,17 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DeviceRates:
     """What a device does in a second at best: bytes, and floating-point operations."""
 
     num_bytes: float
     flops: float
 
-    def floor_s(self, work: Work) -> float:
+    def floor_s(self, work: StepTraffic) -> float:
         """Seconds that the work takes at least."""
         return max(work.num_bytes / self.num_bytes, work.flops / self.flops)
 
-    def bound(self, work: Work) -> str:
+    def bound(self, work: StepTraffic) -> str:
         """What the floor is made of: `bytes` or `flops`."""
         is_memory = work.num_bytes / self.num_bytes >= work.flops / self.flops
         return "bytes" if is_memory else "flops"
@@ -87,7 +87,7 @@ class StageShape:
         return self.num_layers * self.heads.kv_bytes
 
 
-def step_work(shape: StageShape, batch: int, rows_each: int, context_len: int) -> Work:
+def step_work(shape: StageShape, batch: int, rows_each: int, context_len: int) -> StepTraffic:
     """A step of `batch` requests with `rows_each` rows behind `context_len` cached tokens each."""
     rows, itemsize = batch * rows_each, shape.heads.itemsize
     # Rows of the embedding, or hidden states of the stage before; and those for the next stage.
@@ -99,30 +99,30 @@ def step_work(shape: StageShape, batch: int, rows_each: int, context_len: int) -
     )
     products = 2 * rows * shape.matrix_params
     seen = shape.num_layers * _attention_flops(shape.heads, rows, context_len)
-    return Work(num_bytes, products + seen)
+    return StepTraffic(num_bytes, products + seen)
 
 
-def attention_work(heads: HeadShape, batch: int, rows_each: int, context_len: int) -> Work:
+def attention_work(heads: HeadShape, batch: int, rows_each: int, context_len: int) -> StepTraffic:
     """One layer's attention: queries and results, and each request's keys and values once."""
     rows = batch * rows_each
     lines = 2 * rows * heads.num_heads * heads.head_dim * heads.itemsize
     cached = heads.kv_bytes * (batch * context_len + rows)
-    return Work(lines + cached, _attention_flops(heads, rows, context_len))
+    return StepTraffic(lines + cached, _attention_flops(heads, rows, context_len))
 
 
-def sampling_work(rows: int, vocab_size: int, itemsize: int = 4) -> Work:
+def sampling_work(rows: int, vocab_size: int, itemsize: int = 4) -> StepTraffic:
     """Choosing a token for each row: its logits are read once."""
-    return Work(rows * vocab_size * itemsize, 0)
+    return StepTraffic(rows * vocab_size * itemsize, 0)
 
 
-def copy_work(num_bytes: int) -> Work:
+def copy_work(num_bytes: int) -> StepTraffic:
     """A copy of so many bytes, which are read and written."""
-    return Work(2 * num_bytes, 0)
+    return StepTraffic(2 * num_bytes, 0)
 
 
-def product_work(size: int, itemsize: int = 2) -> Work:
+def product_work(size: int, itemsize: int = 2) -> StepTraffic:
     """The product of two square matrices."""
-    return Work(3 * size * size * itemsize, 2 * size**3)
+    return StepTraffic(3 * size * size * itemsize, 2 * size**3)
 
 
 def _attention_flops(heads: HeadShape, rows: int, context_len: int) -> int:

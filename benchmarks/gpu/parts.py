@@ -27,9 +27,9 @@ from .measure.rates import measure_rates
 from .measure.sampling import measure_sampling
 from .measure.steps import measure_part, measure_whole
 from .plan import FULL_PLAN, TINY_PLAN
-from .setting import Setting
+from .setting import GpuSetting
 
-Part = Callable[[Setting, Findings], None]
+Part = Callable[[GpuSetting, Findings], None]
 # Measures one part, somewhere, and adds what it finds.
 RunPart = Callable[[str, Part, Findings], None]
 RATES = "rates"
@@ -55,7 +55,7 @@ def measure_all(
             after_each(name)
 
 
-def run_here(setting: Setting) -> RunPart:
+def run_here(setting: GpuSetting) -> RunPart:
     """Measures parts in this process."""
 
     def run(name: str, part: Part, findings: Findings) -> None:
@@ -65,17 +65,17 @@ def run_here(setting: Setting) -> RunPart:
     return run
 
 
-def measure_demo(setting: Setting, findings: Findings) -> None:
+def measure_demo(setting: GpuSetting, findings: Findings) -> None:
     """The bundled model end to end, where the packages that the engine needs are installed."""
     _measure_if_possible("demo", setting, findings)
 
 
-def measure_heads(setting: Setting, findings: Findings) -> None:
+def measure_heads(setting: GpuSetting, findings: Findings) -> None:
     """Drafts of heads, where the packages that drafters need are installed."""
     _measure_if_possible("heads", setting, findings)
 
 
-def _measure_if_possible(name: str, setting: Setting, findings: Findings) -> None:
+def _measure_if_possible(name: str, setting: GpuSetting, findings: Findings) -> None:
     try:
         module = import_module(f".measure.{name}", __package__)
     except ModuleNotFoundError as error:
@@ -103,7 +103,7 @@ TINY_REPEATS = Repeats(warm=1, least=3, most=5, seconds=0.05)
 
 @dataclass(frozen=True, slots=True)
 class SettingFacts:
-    """What makes a `Setting` in any process; `start` by `time.monotonic`, which all share."""
+    """What makes a `GpuSetting` in any process; `start` by `time.monotonic`, which all share."""
 
     device: str
     is_tiny: bool
@@ -112,14 +112,14 @@ class SettingFacts:
     seconds: float
     start: float
 
-    def setting(self) -> Setting:
+    def setting(self) -> GpuSetting:
         """Where and how everything is measured, from the same start."""
         device = torch.device(self.device)
         if device.type == "cuda" and device.index is not None:
             # Streams, events and launches of Triton are those of the current device.
             torch.cuda.set_device(device)
         torch.manual_seed(0)
-        return Setting(
+        return GpuSetting(
             plan=TINY_PLAN if self.is_tiny else FULL_PLAN,
             clock=Clock(device, TINY_REPEATS if self.is_tiny else Repeats()),
             budget=TimeBudget(self.seconds, start=self.start),

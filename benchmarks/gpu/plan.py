@@ -45,7 +45,7 @@ class StepCase:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlan:
+class GpuModelPlan:
     """A stage of random weights, and its steps, the important ones first."""
 
     name: str
@@ -74,15 +74,15 @@ class ModelPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GpuPlan:
     """All of it. `whole` is the model that goals are about, `part` a stage of a larger one.
 
     one_token, tree   the steps of the goals; `one_token` is also that of host and idle time
     attention_goal    the case whose attention has a goal
     """
 
-    whole: ModelPlan
-    part: ModelPlan
+    whole: GpuModelPlan
+    part: GpuModelPlan
     one_token: StepCase
     tree: StepCase
     attention: tuple[StepCase, ...]
@@ -130,12 +130,12 @@ TINY = LLAMA_8B | {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024,
 }  # fmt: skip
-FULL_PLAN = Plan(
-    whole=ModelPlan(
+FULL_PLAN = GpuPlan(
+    whole=GpuModelPlan(
         "Llama-3-8B", LLAMA_8B, LayerSpan(0, 32, 32),
         _cases((1, 4, 16, 64), (0, 8, 16, 32, 64, 128), (1024, 8192, 32768)),
     ),
-    part=ModelPlan(
+    part=GpuModelPlan(
         "70B, layers 20-39 of 80", LLAMA_70B, LayerSpan(20, 40, 80),
         _cases((1, 16), (0, 64), (1024, 8192)),
     ),
@@ -153,11 +153,13 @@ FULL_PLAN = Plan(
     demo_prompts=4,
     demo_tokens=128,
 )  # fmt: skip
-TINY_PLAN = Plan(
-    whole=ModelPlan(
+TINY_PLAN = GpuPlan(
+    whole=GpuModelPlan(
         "tiny", TINY, LayerSpan(0, 4, 4), _cases((1, 4), (0, 8, 64), (64, 256)),
     ),
-    part=ModelPlan("tiny, layers 1-2 of 4", TINY, LayerSpan(1, 3, 4), _cases((1, 4), (0,), (64,))),
+    part=GpuModelPlan(
+        "tiny, layers 1-2 of 4", TINY, LayerSpan(1, 3, 4), _cases((1, 4), (0,), (64,)),
+    ),
     one_token=StepCase(1, 0, 64),
     tree=StepCase(1, 64, 64),
     attention=_cases((2,), (0, 8), (256,)),

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from ...measure.report.plots import DPI, MARKERS
 from .findings import Figure, Findings, byte_rate, flop_rate
-from .floors import Rates
+from .floors import DeviceRates
 from .measure import attention as measure_attention
 from .measure import sampling as measure_sampling
-from .plan import Plan
+from .plan import GpuPlan
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Goal:
         return asdict(self)
 
 
-def goals(plan: Plan, findings: Findings) -> list[Goal]:
+def goals(plan: GpuPlan, findings: Findings) -> list[Goal]:
     """All of them, in the order of the table."""
     return [
         *_step_goals(plan, findings),
@@ -85,7 +85,7 @@ def goals(plan: Plan, findings: Findings) -> list[Goal]:
     ]
 
 
-def _step_goals(plan: Plan, findings: Findings) -> Iterator[Goal]:
+def _step_goals(plan: GpuPlan, findings: Findings) -> Iterator[Goal]:
     token = findings.find(plan.whole.name, plan.one_token.name)
     tree = findings.find(plan.whole.name, plan.tree.name)
     to_floor = token.to_floor if token else None
@@ -95,7 +95,7 @@ def _step_goals(plan: Plan, findings: Findings) -> Iterator[Goal]:
     yield _most(what, ratio, MOST_TREE_TO_TOKEN, "x one token")
 
 
-def _kernel_goals(plan: Plan, findings: Findings) -> Iterator[Goal]:
+def _kernel_goals(plan: GpuPlan, findings: Findings) -> Iterator[Goal]:
     case = plan.attention_goal
     attention = findings.find(measure_attention.GROUP, case.name)
     share = 1 / attention.to_floor if attention else None
@@ -113,7 +113,7 @@ def _kernel_goals(plan: Plan, findings: Findings) -> Iterator[Goal]:
     yield _most(what, found, 1e6 * MOST_SAMPLING_S, "us", digits=0)
 
 
-def _idle_goal(plan: Plan, findings: Findings) -> Goal:
+def _idle_goal(plan: GpuPlan, findings: Findings) -> Goal:
     host = findings.facts.get(f"host, {plan.whole.name}", {})
     share = host.get("between_share")
     return Goal(
@@ -167,12 +167,12 @@ def write_roofline(findings: Findings, title: str, path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
-def _ridge(rates: Rates) -> float:
+def _ridge(rates: DeviceRates) -> float:
     """Where both roofs meet."""
     return rates.flops / rates.num_bytes
 
 
-def _roof_name(rates: Rates) -> str:
+def _roof_name(rates: DeviceRates) -> str:
     return f"{byte_rate(rates.num_bytes)}, {flop_rate(rates.flops)} measured"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .instruments.clock import Clock, TimeBudget
-from .plan import Plan, StepCase
+from .plan import GpuPlan, StepCase
 
 DTYPE = torch.bfloat16
 # Of the memory that is free: the rest is for activations and logits.
@@ -15,10 +15,10 @@ CACHE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GpuSetting:
     """What all parts share."""
 
-    plan: Plan
+    plan: GpuPlan
     clock: Clock
     budget: TimeBudget
     attention: str

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...deploy.cli.bench.head_rows import MERGED, UNTRAINED
+from ...deploy.cli.bench.suites import MERGED, UNTRAINED
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table

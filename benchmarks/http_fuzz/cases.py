@@ -222,7 +222,7 @@ MOST_OPTIONAL_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class FuzzRequest:
     """A body to post.
 
     leave_after    events of a stream after which the client goes; None: it stays to the end
@@ -236,7 +236,7 @@ class Request:
     leave_s: float | None = None
 
 
-Case = Request | Garbage
+Case = FuzzRequest | Garbage
 
 
 def make_cases(document: Mapping[str, Any], count: int, seed_value: int) -> list[Case]:
@@ -263,7 +263,7 @@ def make_cases(document: Mapping[str, Any], count: int, seed_value: int) -> list
     return list(made)
 
 
-def _requests(document: Mapping[str, Any]) -> st.SearchStrategy[Request]:
+def _requests(document: Mapping[str, Any]) -> st.SearchStrategy[FuzzRequest]:
     key = id(document)
     if key not in _MADE:
         _MADE[key] = st.one_of(
@@ -275,11 +275,11 @@ def _requests(document: Mapping[str, Any]) -> st.SearchStrategy[Request]:
     return _MADE[key]
 
 
-_MADE: dict[int, st.SearchStrategy[Request]] = {}
+_MADE: dict[int, st.SearchStrategy[FuzzRequest]] = {}
 
 
 @st.composite
-def _posts(draw: st.DrawFn, document: Mapping[str, Any], path: str) -> Request:
+def _posts(draw: st.DrawFn, document: Mapping[str, Any], path: str) -> FuzzRequest:
     """Bodies with some of the path's fields; many with one or two that hold something else."""
     hints = COMMON | RESPONSES if path == "/v1/responses" else COMMON
     fields, required = Schemas(document, hints).fields(path, document)
@@ -299,7 +299,7 @@ def _posts(draw: st.DrawFn, document: Mapping[str, Any], path: str) -> Request:
     leaves = draw(st.sampled_from([None, None, None, None, "events", "seconds"]))
     if leaves == "events":
         body["stream"] = True
-    return Request(
+    return FuzzRequest(
         kind=f"{kind}, leaves" if leaves else kind,
         path=path,
         body=_encoded(body),
@@ -309,7 +309,7 @@ def _posts(draw: st.DrawFn, document: Mapping[str, Any], path: str) -> Request:
 
 
 @st.composite
-def _grammars(draw: st.DrawFn) -> Request:
+def _grammars(draw: st.DrawFn) -> FuzzRequest:
     """Longer answers in forms that are costly to keep to."""
     path = draw(st.sampled_from(PATHS[:2]))
     most = draw(st.sampled_from([4, 30, 60]))
@@ -327,14 +327,14 @@ def _grammars(draw: st.DrawFn) -> Request:
         if draw(st.booleans()):
             del body["structured_outputs"]
             body |= {"tools": draw(tools), "tool_choice": draw(tool_choices)}
-    return Request(kind="grammar", path=path, body=_encoded(body))
+    return FuzzRequest(kind="grammar", path=path, body=_encoded(body))
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body).encode()
 
 
-def _texts() -> st.SearchStrategy[Request]:
+def _texts() -> st.SearchStrategy[FuzzRequest]:
     """Bodies that are no JSON, or too deep, long or odd for most readers of it."""
     odd = [
         b"", b"null", b"[]", b"1", b'"' + MARKER.encode() + b'"', b"{", b'{"prompt":', b"\xff\xfe",
@@ -350,7 +350,7 @@ def _texts() -> st.SearchStrategy[Request]:
         json.dumps({"prompt": [MARKER * 300] * 256, "max_tokens": 1}).encode(),
     ]  # fmt: skip
     return st.builds(
-        lambda path, body: Request(kind="text", path=path, body=body),
+        lambda path, body: FuzzRequest(kind="text", path=path, body=body),
         st.sampled_from(PATHS),
         st.sampled_from(odd) | st.binary(max_size=200),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
-from .cases import Case, Garbage, Request
+from .cases import Case, FuzzRequest, Garbage
 
 # What the server says with a 503 that is no fault: it is full, or on its way out.
 FULL = ("all of them busy", "shutting down")
@@ -25,7 +25,7 @@ LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FuzzOutcome:
     """What came of a case.
 
     status  of the answer; 0: none, since the client left
@@ -40,7 +40,7 @@ class Outcome:
     ended: float
 
 
-async def send(client: httpx.AsyncClient, case: Case) -> Outcome:
+async def send(client: httpx.AsyncClient, case: Case) -> FuzzOutcome:
     """Send one case and look at the answer."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -58,10 +58,10 @@ async def send(client: httpx.AsyncClient, case: Case) -> Outcome:
         except TimeoutError:
             # The client has left, as it wanted to.
             pass
-    return Outcome(case=case, status=status, fault=fault, begun=begun, ended=loop.time())
+    return FuzzOutcome(case=case, status=status, fault=fault, begun=begun, ended=loop.time())
 
 
-async def _post(client: httpx.AsyncClient, case: Request) -> tuple[int, str]:
+async def _post(client: httpx.AsyncClient, case: FuzzRequest) -> tuple[int, str]:
     headers = {"content-type": "application/json"}
     async with client.stream("POST", case.path, content=case.body, headers=headers) as response:
         status = response.status_code

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 
-from .cases import Case, Garbage, Request, make_cases
-from .clients import ANSWER_TIMEOUT_S, Outcome, SteadyStreams, send, steady_bodies, text_of
-from .server import KEY_HEADER, HealthWatch, Holdings, Server, holdings, served
+from .cases import Case, Garbage, make_cases
+from .clients import ANSWER_TIMEOUT_S, FuzzOutcome, SteadyStreams, send, steady_bodies, text_of
+from .server import KEY_HEADER, FuzzedServer, HealthWatch, ServerHoldings, holdings, served
 from .values import MARKER
 
 SEED = 15
@@ -57,8 +57,8 @@ class FuzzReport:
     health_cases: tuple[str, ...]
     slowest_case_s: float
     slowest_case: str
-    before: Holdings
-    after: Holdings
+    before: ServerHoldings
+    after: ServerHoldings
 
 
 def fuzz(num_cases: int, folder: Path, *, seed: int = SEED, workers: int = WORKERS) -> FuzzReport:
@@ -74,7 +74,9 @@ def fuzz(num_cases: int, folder: Path, *, seed: int = SEED, workers: int = WORKE
         return asyncio.run(_run(server, warm_up, cases, workers))
 
 
-async def _run(server: Server, warm_up: list[Case], cases: list[Case], workers: int) -> FuzzReport:
+async def _run(
+    server: FuzzedServer, warm_up: list[Case], cases: list[Case], workers: int
+) -> FuzzReport:
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(
         base_url=server.url, headers=KEY_HEADER, timeout=ANSWER_TIMEOUT_S, limits=limits
@@ -115,12 +117,12 @@ async def _run(server: Server, warm_up: list[Case], cases: list[Case], workers: 
 
 async def _until_done(
     steady: SteadyStreams, client: httpx.AsyncClient, cases: list[Case], workers: int
-) -> list[Outcome]:
+) -> list[FuzzOutcome]:
     """All cases, beside the steady streams."""
     stop = asyncio.Event()
     streams = asyncio.create_task(steady.run(client, stop))
     waiting = iter(cases)
-    outcomes: list[Outcome] = []
+    outcomes: list[FuzzOutcome] = []
 
     async def work() -> None:
         for case in waiting:
@@ -132,7 +134,7 @@ async def _until_done(
     return outcomes
 
 
-async def _settled(server: Server, before: Holdings | None) -> Holdings:
+async def _settled(server: FuzzedServer, before: ServerHoldings | None) -> ServerHoldings:
     """What the server holds once it is at rest, or after a while of waiting for that."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
@@ -143,7 +145,7 @@ async def _settled(server: Server, before: Holdings | None) -> Holdings:
         await asyncio.sleep(0.1)
 
 
-def left_behind(before: Holdings, after: Holdings) -> list[str]:
+def left_behind(before: ServerHoldings, after: ServerHoldings) -> list[str]:
     """What a server at rest holds that it did not hold before."""
     most = {
         "fds": before.fds + SLACK_FDS,
@@ -174,11 +176,8 @@ def shown(case: Case) -> str:
     return f"{case.kind} {case.path} {case.body[:SHOWN_CHARS]!r} of {len(case.body)} bytes"
 
 
-def _during(outcomes: Iterable[Outcome], begun: float, ended: float) -> Iterable[str]:
+def _during(outcomes: Iterable[FuzzOutcome], begun: float, ended: float) -> Iterable[str]:
     """The cases that were under way between two times."""
     for outcome in outcomes:
         if outcome.begun < ended and outcome.ended > begun:
             yield shown(outcome.case)
-
-
-__all__ = ["FuzzReport", "Request", "fuzz"]

@@ -44,7 +44,7 @@ class HealthWatch:
     faults  answers that were not 200
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: FuzzedServer) -> None:
         address = urlsplit(server.url)
         self._pid = server.pid
         self._host, self._port = address.hostname or "", address.port
@@ -106,7 +106,6 @@ SETTINGS: dict[str, Any] = {
     "kv_cache_tokens": 2048,
     "server": {
         "max_connections": 48,
-        "body_timeout_s": 3.0,
         "drain_timeout_s": 2.0,
     },
 }
@@ -117,7 +116,7 @@ KEY_HEADER = {"authorization": f"Bearer {MARKER}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class FuzzedServer:
     """A server's address, without `/v1`; its process; and the file that it prints to."""
 
     url: str
@@ -126,7 +125,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class ServerHoldings:
     """What a server holds, of the system and of its own; and drafted tokens accepted so far."""
 
     fds: int
@@ -139,7 +138,7 @@ class Holdings:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Server]:
+def served(folder: Path) -> Iterator[FuzzedServer]:
     """A server of the demo model; ended at the end."""
     config, log = folder / "fuzz.settings.json", folder / "fuzz.log"
     config.write_text(json.dumps(SETTINGS))
@@ -150,7 +149,7 @@ def served(folder: Path) -> Iterator[Server]:
         subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env) as process,
     ):
         try:
-            yield Server(_address(process, log), process.pid, log)
+            yield FuzzedServer(_address(process, log), process.pid, log)
         finally:
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
@@ -167,14 +166,14 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     raise RuntimeError(f"the server did not start: {log.read_text()}")
 
 
-def holdings(server: Server) -> Holdings:
+def holdings(server: FuzzedServer) -> ServerHoldings:
     """What the server holds now: the engine's process and those of the API together."""
     processes = _processes(server.pid)
     headers = {"connection": "close", **KEY_HEADER}
     with httpx.Client(base_url=server.url, headers=headers) as client:
         load = client.get("/load").raise_for_status().json()
         metrics = client.get("/metrics").raise_for_status().text
-    return Holdings(
+    return ServerHoldings(
         fds=sum(len(list((process / "fd").iterdir())) for process in processes),
         threads=sum(map(_num_threads, processes)),
         processes=len(_children(processes[0])),

@@ -87,7 +87,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixCell:
     """One engine of the matrix: how many answers were compared, and where they parted."""
 
     backend: str
@@ -106,7 +106,7 @@ class Report:
     """All cells."""
 
     seconds: float = 0.0
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[MatrixCell] = field(default_factory=list)
 
     @property
     def faults(self) -> list[Parting]:
@@ -207,7 +207,7 @@ def _run_cell(
     greedy: list[Tokens],
     references: dict[int, list[Tokens]],
     judge: Judge,
-) -> Cell:
+) -> MatrixCell:
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=matrix.tokens)
     outputs = [
         output
@@ -222,7 +222,7 @@ def _run_cell(
         compared += len(answers)
         tokens += sum(map(len, answers))
     steps = sum(output.metrics.num_steps for output in outputs)
-    return Cell(
+    return MatrixCell(
         backend=case.config.backend,
         stages=case.config.pipeline_parallel_size,
         mix=case.mix,

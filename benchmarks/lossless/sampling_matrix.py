@@ -87,7 +87,7 @@ COLUMNS = tuple(mix for mix, names in MIXES.items() if names and set(names) <= s
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SamplingCell:
     """One set of parameters with one mix of drafters: tokens compared, drafted ones among them."""
 
     parameter: str
@@ -108,7 +108,7 @@ class Cell:
 class Sheet:
     """All cells."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[SamplingCell, ...]
 
     @property
     def faults(self) -> list[str]:
@@ -179,7 +179,7 @@ def _compare(
     outputs: Sequence[RequestOutput],
     judge: Judge,
     params: SamplingParams,
-) -> Cell:
+) -> SamplingCell:
     partings = judge.partings(
         [out.prompt_token_ids for out in plain],
         [out.token_ids for out in plain],
@@ -193,7 +193,7 @@ def _compare(
             faults.append(
                 f"prompt {index}: the tokens are equal, texts or log-probabilities differ"
             )
-    return Cell(
+    return SamplingCell(
         parameter=parameter,
         mix=mix,
         tokens=sum(len(out.token_ids) for out in outputs),

@@ -39,7 +39,7 @@ NUM_DRAWS = 16
 
 
 @dataclass(slots=True)
-class Row:
+class AcceptanceRow:
     """Expected acceptance by temperature, of a row of the suite."""
 
     name: str
@@ -157,11 +157,11 @@ def main(
     torch.set_num_threads(1)
     console = Console(width=110, highlight=False)
     pair = Pair()
-    rows: dict[str, Row] = {}
+    rows: dict[str, AcceptanceRow] = {}
     for temperature in map(float, temperatures.split(",")):
         texts = list(said(num_prompts, max_tokens, temperature))
         for name, value in expected(pair, texts, temperature).items():
-            rows.setdefault(name, Row(name)).expected[f"{temperature:g}"] = value
+            rows.setdefault(name, AcceptanceRow(name)).expected[f"{temperature:g}"] = value
             console.print(f"T {temperature:g}  {name}: {value:.3f}")
     content = {
         "machine": machine().fields(), "num_prompts": num_prompts, "max_tokens": max_tokens,

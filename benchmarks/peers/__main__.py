@@ -24,11 +24,11 @@ import torch
 import typer
 from rich.console import Console
 
-from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError, DraftlineError
 from ...kernels.cpu.build import load_cpu_ops
 from ...measure.records.record import machine
 from ...models.load.bundled import demo_path
+from ...models.stage.options import StageOptions
 from .catalogue import Peers, chosen, known_servers, shown
 from .gguf_file import write_checkpoint
 from .plan import BUNDLED, PromptSets, digest, make_starts, read_sets
@@ -137,7 +137,7 @@ def _prepare(peers: Peers, specs: Mapping[str, ServerSpec | None], console: Cons
             write_checkpoint(demo_path(name), peers.models / f"{name}.gguf")
     if any(name.startswith("draftline") for name in specs):
         try:
-            load_cpu_ops(Path(EngineConfig().compile_cache).expanduser())
+            load_cpu_ops(Path(StageOptions().compile_cache).expanduser())
         except DraftlineError as error:
             console.print(f"draftline runs without its own operators: {error}")
 

@@ -64,7 +64,7 @@ PromptSets = Mapping[str, Sequence[BenchPrompt]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PeerCell:
     """Prompts of the set `label`, asked so many at once."""
 
     label: str
@@ -77,7 +77,7 @@ class Start:
     """What one start of a server is asked, `warm_up` first: no prompt twice."""
 
     warm_up: tuple[BenchPrompt, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[PeerCell, ...]
 
 
 def make_starts(sets: PromptSets, streams: Sequence[int], least: int, seed: int) -> list[Start]:
@@ -88,7 +88,7 @@ def make_starts(sets: PromptSets, streams: Sequence[int], least: int, seed: int)
     `seed`, that of a round, has its own order: neighbours in a file are alike, and rounds should
     not measure the same few prompts. Raises `ConfigError` for a set that is too small at all.
     """
-    starts: list[list[Cell]] = []
+    starts: list[list[PeerCell]] = []
     warm_ups: dict[int, tuple[BenchPrompt, ...]] = {}
     for label, prompts in sets.items():
         order = list(prompts)
@@ -100,7 +100,7 @@ def make_starts(sets: PromptSets, streams: Sequence[int], least: int, seed: int)
             sizes = [max(least, count) for count in group]
             ends = list(accumulate(sizes, initial=WARM_UP))
             starts[number] += [
-                Cell(label, count, tuple(order[begin:end]))
+                PeerCell(label, count, tuple(order[begin:end]))
                 for count, begin, end in zip(group, ends[:-1], ends[1:], strict=True)
             ]
     return [Start(warm_ups[number], tuple(cells)) for number, cells in enumerate(starts)]

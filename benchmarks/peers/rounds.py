@@ -21,7 +21,7 @@ from ...measure.records.record import Record
 from ...measure.records.run_metrics import run_metrics
 from ...measure.records.spec_counts import total
 from ...measure.runs.matched import Plan
-from .plan import WARM_UP, Cell, Start, estimated_seconds
+from .plan import WARM_UP, PeerCell, Start, estimated_seconds
 from .report import Comparison, PeerRun, family
 from .servers import DRAFTER, TARGET, RunningServer, ServerSpec, cpu_seconds, running
 from .transformers_peer import TransformersPeer
@@ -72,7 +72,7 @@ class Answered:
     cpu_s: float | None
 
 
-def _run(cell: Cell, turn: int, name: str, answered: Answered) -> PeerRun:
+def _run(cell: PeerCell, turn: int, name: str, answered: Answered) -> PeerRun:
     metrics = run_metrics(answered.records, answered.seconds)
     return PeerRun(
         round=turn,
@@ -113,7 +113,7 @@ def tau(records: Sequence[Record]) -> float:
 
 
 def measure_transformers(
-    peer: TransformersPeer, cell: Cell, tokens: int, turn: int, name: str
+    peer: TransformersPeer, cell: PeerCell, tokens: int, turn: int, name: str
 ) -> PeerRun:
     """One round of plain `generate` on a cell's prompts, as many at a time as it has streams.
 

@@ -160,7 +160,7 @@ HOW_TO = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class StoreTimes:
     """One store.
 
     build_us           microseconds a token to build, in memory
@@ -208,7 +208,7 @@ def lookup_figures(runs: list[list[float]]) -> dict[str, float]:
     return {"p50_us": p50, "p99_us": p99, "best_p50_us": best_p50, "best_p99_us": best_p99}
 
 
-def measure(name: str, documents: list[Int32], contexts: Int32, folder: Path) -> Measured:
+def measure(name: str, documents: list[Int32], contexts: Int32, folder: Path) -> StoreTimes:
     """Build a store of one segment in `folder`, load it and ask it."""
     tokens = sum(map(len, documents))
     before = restart_peak()
@@ -225,13 +225,13 @@ def measure(name: str, documents: list[Int32], contexts: Int32, folder: Path) ->
     load_s = time.perf_counter() - begin
     lookup_micros(lookup, contexts)
     runs = [lookup_micros(lookup, contexts) for _ in range(3)]
-    return Measured(
+    return StoreTimes(
         name=name, tokens=tokens, build_us=1e6 * build_s / tokens, peak_bytes=peak / tokens,
         bytes_per_token=size / tokens, load_s=load_s, **lookup_figures(runs),
     )  # fmt: skip
 
 
-def measure_arctic(python: Path, documents: list[Int32], contexts: Int32) -> Measured:
+def measure_arctic(python: Path, documents: list[Int32], contexts: Int32) -> StoreTimes:
     """The same of arctic-inference's suffix tree, in a process of its own."""
     tokens = sum(map(len, documents))
     with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +241,7 @@ def measure_arctic(python: Path, documents: list[Int32], contexts: Int32) -> Mea
             np.save(name, array)
         command = [str(python), str(WORKER), *names, str(MAX_NODES)]
         answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return Measured(
+    return StoreTimes(
         name="arctic-inference", tokens=tokens, build_us=1e6 * answer["seconds"] / tokens,
         peak_bytes=None, bytes_per_token=answer["bytes"] / tokens, load_s=None,
         **lookup_figures(answer["micros"]),
@@ -280,8 +280,8 @@ def _first(documents: list[Int32], tokens: int) -> list[Int32]:
     return found
 
 
-def _table(rows: Sequence[Measured]) -> Table:
-    columns: dict[str, Callable[[Measured], object]] = {
+def _table(rows: Sequence[StoreTimes]) -> Table:
+    columns: dict[str, Callable[[StoreTimes], object]] = {
         "store": lambda one: one.name,
         "tokens": lambda one: f"{one.tokens:,}",
         "build µs/token": lambda one: f"{one.build_us:.2f}",

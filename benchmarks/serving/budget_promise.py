@@ -67,6 +67,7 @@ WARM_UP, WARM_UP_TOKENS = 2, 64
 MAX_ANSWER = 256
 PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
 CONTROL = Setting("plain again", ())
+FIXED = [Setting(f"{count} nodes always", None) for count in FIXED_NODES]
 # Labels of the ratios of a row.
 RATIOS = {"fresh": "fresh", "steady": "steady", "of best": "of_best", CONTROL.name: "control"}
 
@@ -75,7 +76,7 @@ Runs = Mapping[str, Sequence[RunMetrics]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BudgetCell:
     """What is measured together."""
 
     drafters: str
@@ -85,7 +86,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BudgetRow:
     """Ratios of one cell, one a round; `best` is the best fixed setting, of the medians.
 
     control       of the second engine without drafters, in both halves of each round
@@ -93,7 +94,7 @@ class Row:
     half_seconds  that plain decoding of the second half took, median
     """
 
-    cell: Cell
+    cell: BudgetCell
     fresh: tuple[float, ...]
     steady: tuple[float, ...]
     of_best: tuple[float, ...]
@@ -124,7 +125,7 @@ def main(
     console = Console(width=110, highlight=False)
     kinds = dict(_kind(text) for text in ["bundled", *(prompts or [])])
     cells = [
-        Cell(*parts)
+        BudgetCell(*parts)
         for parts in product(
             drafters.split(","),
             kinds,
@@ -132,7 +133,7 @@ def main(
             map(int, streams.split(",")),
         )
     ]
-    rows: list[Row] = []
+    rows: list[BudgetRow] = []
     for cell in cells:
         row = asyncio.run(_measure(cell, kinds[cell.prompts], tokens, seconds, rounds))
         rows.append(row)
@@ -163,16 +164,16 @@ def _kind(text: str) -> tuple[str, list[BenchPrompt]]:
 
 
 async def _measure(
-    cell: Cell, prompts: Sequence[BenchPrompt], tokens: int, seconds: float, rounds: int
-) -> Row:
+    cell: BudgetCell, prompts: Sequence[BenchPrompt], tokens: int, seconds: float, rounds: int
+) -> BudgetRow:
     load = Load(concurrency=cell.streams)
     plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load)
     found = [await _round(cell, plan, seconds, turn) for turn in range(rounds)]
-    names = [setting.name for setting in [PLAIN, *_fixed()]]
+    names = [setting.name for setting in [PLAIN, *FIXED]]
     median = {name: statistics.median(_rate(steady[name]) for _, steady in found) for name in names}
     best = max(names, key=lambda name: median[name])
     counts = [run.counts for run in found[-1][1][ADAPTIVE.name] if run.counts is not None]
-    return Row(
+    return BudgetRow(
         cell,
         tuple(_ratio(fresh, PLAIN.name) for fresh, _ in found),
         tuple(_ratio(steady, PLAIN.name) for _, steady in found),
@@ -185,7 +186,7 @@ async def _measure(
     )
 
 
-async def _round(cell: Cell, plan: Plan, seconds: float, turn: int) -> tuple[Runs, Runs]:
+async def _round(cell: BudgetCell, plan: Plan, seconds: float, turn: int) -> tuple[Runs, Runs]:
     """The first half, of those that are compared, and the second, of all."""
     async with _engines(cell) as endpoints:
         # What any first step pays, with or without drafters.
@@ -235,7 +236,7 @@ async def _run(endpoint: EngineEndpoint, plan: Plan, setting: Setting) -> RunMet
 
 
 @asynccontextmanager
-async def _engines(cell: Cell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]]:
+async def _engines(cell: BudgetCell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]]:
     names = cell.drafters.split("+")
     common: dict[str, Any] = {
         "model": "demo",
@@ -245,30 +246,30 @@ async def _engines(cell: Cell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]
         "enable_prefix_caching": False,
     }
     drafters: list[DrafterConfig] = [DRAFTERS[name] for name in names]
-    plain = AsyncEngine(EngineConfig(**common))
-    adaptive = AsyncEngine(EngineConfig(**common, drafters=drafters))
-    full = AsyncEngine(EngineConfig(**common, drafters=drafters, node_budget="full"))
-    again = AsyncEngine(EngineConfig(**common))
-    engines = [plain, adaptive, full, again]
+    configs = {
+        PLAIN: EngineConfig(**common),
+        ADAPTIVE: EngineConfig(**common, drafters=drafters),
+        CONTROL: EngineConfig(**common),
+        **{
+            setting: EngineConfig(
+                **common, drafters=drafters, node_budget="full", tree_nodes=num_nodes
+            )
+            for setting, num_nodes in zip(FIXED, FIXED_NODES, strict=True)
+        },
+    }
+    engines = {setting: AsyncEngine(config) for setting, config in configs.items()}
     try:
-        for engine in engines:
+        for engine in engines.values():
             await engine.start()
-        endpoints = [EngineEndpoint(engine, per_request=False) for engine in engines]
         # As servers do: a full collection takes a tenth of a half, and only one setting has it.
         with collector_spared():
             yield {
-                PLAIN: endpoints[0],
-                ADAPTIVE: endpoints[1],
-                CONTROL: endpoints[3],
-                **dict.fromkeys(_fixed(), endpoints[2]),
+                setting: EngineEndpoint(engine, per_request=False)
+                for setting, engine in engines.items()
             }
     finally:
-        for engine in engines:
+        for engine in engines.values():
             await engine.close()
-
-
-def _fixed() -> list[Setting]:
-    return [Setting(f"{count} nodes always", None, count) for count in FIXED_NODES]
 
 
 def _seconds(runs: Sequence[RunMetrics]) -> float:
@@ -284,7 +285,7 @@ def _ratio(runs: Runs, base: str, of: str = ADAPTIVE.name) -> float:
     return round(_rate(runs[of]) / _rate(runs[base]), 3)
 
 
-def _means(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
+def _means(rows: Sequence[BudgetRow]) -> Iterator[dict[str, str]]:
     """Of each set of drafters, greedy and sampled: geometric means over cells and rounds, with
     95 % intervals from their scatter."""
     for drafters in dict.fromkeys(row.cell.drafters for row in rows):
@@ -309,7 +310,7 @@ def _mean(ratios: Sequence[float]) -> str:
     return f"{middle:.3f} ({low:.3f} - {high:.3f})"
 
 
-def _line(row: Row) -> str:
+def _line(row: BudgetRow) -> str:
     cell = row.cell
     parts = [
         f"{label} {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"

@@ -75,7 +75,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FaultRun:
     """The server, its process, and what is asked of it."""
 
     url: str
@@ -123,12 +123,14 @@ def main(
 
     chosen = [case.partition(":") for case in cases.split(",")]
     with served(settings) as server:
-        run = Run(server.url, server.pid, streams, tokens, pause_s)
+        run = FaultRun(server.url, server.pid, streams, tokens, pause_s)
         asyncio.run(_run_all(run, [(victim, name) for victim, _, name in chosen], note))
     Console().print(_table(results))
 
 
-async def _run_all(run: Run, cases: list[tuple[str, str]], note: Callable[[Case], None]) -> None:
+async def _run_all(
+    run: FaultRun, cases: list[tuple[str, str]], note: Callable[[Case], None]
+) -> None:
     prompts = [prompt.text for prompt in held_out_prompts(run.num_streams)]
     async with httpx.AsyncClient(base_url=run.url, timeout=STREAM_TIMEOUT_S) as client:
         plain = await asyncio.gather(*(_text(client, prompt, run.tokens) for prompt in prompts))
@@ -139,7 +141,7 @@ async def _run_all(run: Run, cases: list[tuple[str, str]], note: Callable[[Case]
 
 
 async def _run(
-    client: httpx.AsyncClient, victim: str, name: str, expected: dict[str, str], run: Run
+    client: httpx.AsyncClient, victim: str, name: str, expected: dict[str, str], run: FaultRun
 ) -> Case:
     fault: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     started = [asyncio.Event() for _ in expected]

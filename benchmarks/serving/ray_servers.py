@@ -240,7 +240,7 @@ POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RayServer:
     """A server's address, without `/v1`, and its first process.
 
     left  once it was told to stop, and its first process has ended: those that had not
@@ -256,7 +256,7 @@ def served(
     settings: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     ray_address: str | None = None,
-) -> Iterator[Server]:
+) -> Iterator[RayServer]:
     """A server with these settings at a free port; nothing of it is left at the end.
 
     ray_address  of a cluster that runs; None: the server starts one, which ends with it
@@ -272,7 +272,7 @@ def served(
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
             server = None
             try:
-                server = Server(_address(process), process.pid)
+                server = RayServer(_address(process), process.pid)
                 yield server
             finally:
                 left = _stop(process)

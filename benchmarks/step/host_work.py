@@ -143,7 +143,7 @@ class CountingDrafters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class HostLoad:
     """`requests` requests at once, each with trees of `nodes` nodes."""
 
     requests: int
@@ -151,17 +151,17 @@ class Load:
 
 
 HOST = (
-    Load(requests=1, nodes=60),
-    Load(requests=8, nodes=16),
-    Load(requests=64, nodes=16),
-    Load(requests=256, nodes=4),
+    HostLoad(requests=1, nodes=60),
+    HostLoad(requests=8, nodes=16),
+    HostLoad(requests=64, nodes=16),
+    HostLoad(requests=256, nodes=4),
 )
 
 
 class Bench:
     """An engine over that stage with a load that decodes."""
 
-    def __init__(self, load: Load, tokens: int) -> None:
+    def __init__(self, load: HostLoad, tokens: int) -> None:
         self.pipeline = CountingStage()
         slots = PROMPT_LEN + tokens + load.nodes + 2 * BLOCK_SIZE
         pool = BlockPool((load.requests + 1) * -(-slots // BLOCK_SIZE), BLOCK_SIZE)
@@ -216,7 +216,7 @@ class DraftTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class HostRun:
     """What one call of this command measured."""
 
     label: str
@@ -225,7 +225,7 @@ class Run:
     drafters: Sequence[DraftTime]
 
 
-async def step_times(load: Load) -> list[float]:
+async def step_times(load: HostLoad) -> list[float]:
     """Seconds of the thread from one step to the next while all requests of a load decode."""
     bench, seconds = Bench(load, TOKENS), []
     core = bench.core
@@ -249,7 +249,7 @@ def measure_host(rounds: int) -> list[HostTime]:
     return list(map(_host_time, HOST, zip(*found, strict=True)))
 
 
-def _host_time(load: Load, rounds: Sequence[Sequence[float]]) -> HostTime:
+def _host_time(load: HostLoad, rounds: Sequence[Sequence[float]]) -> HostTime:
     p10_ms, p50_ms = (1e3 * np.quantile(np.concatenate(rounds), [0.1, 0.5])).tolist()
     return HostTime(
         load=f"{load.requests} x {load.nodes}",
@@ -366,7 +366,7 @@ def main(
     """Measure the host's work."""
     runs: list[dict[str, Any]] = json.loads(before.read_text())["runs"] if before else []
     load_kernels()
-    run = Run(
+    run = HostRun(
         label=label,
         machine=machine().line(),
         host=measure_host(rounds),

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ...measure.records.record import machine
 from .formats import formats
-from .run import Findings, fuzz
+from .run import WireFindings, fuzz
 
 RESULTS = Path(__file__).parents[1] / "results" / "wire_fuzz.json"
 
@@ -54,7 +54,7 @@ def main(
         raise typer.Exit(1)
 
 
-def table(found: list[Findings]) -> Table:
+def table(found: list[WireFindings]) -> Table:
     """A line for each format."""
     made = Table(
         "format", "messages", "read", "refused", "faults", "most KiB", "slowest ms", box=None

@@ -41,11 +41,11 @@ from ...core.step.builder import load_kernels
 from ...core.steps import LogProbOutput, StepInput, StepOutput
 from ...deploy.engine_process.messages import (
     Add,
-    Ask,
     Beat,
     Cancel,
     Failed,
     NextDelta,
+    StateQuestion,
     decode_from_api,
     decode_from_engine,
     encode_messages,
@@ -54,7 +54,7 @@ from ...retrieval_store.delta.fingerprint import Fingerprint
 from ...retrieval_store.learning.wire import decode_learn, encode_learn
 from ...retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
 from ...retrieval_store.wire import decode_reply, decode_request, encode_reply, encode_request
-from ..step.host_work import Bench, Load
+from ..step.host_work import Bench, HostLoad
 
 NUM_TOKENS = 10
 KINDS = (
@@ -70,7 +70,7 @@ KINDS = (
 async def recorded_steps() -> list[StepInput]:
     """All steps of five requests: two greedy ones beside the first of other kinds."""
     load_kernels()
-    bench = Bench(Load(requests=2, nodes=6), NUM_TOKENS)
+    bench = Bench(HostLoad(requests=2, nodes=6), NUM_TOKENS)
     steps: list[StepInput] = []
     submit = bench.pipeline.submit
 
@@ -268,7 +268,7 @@ def _engine_process() -> list[Format]:
                 Beat(),
                 Add(1, "request", b"\1\0\0\0\2\0\0\0", params, RequestOptions()),
                 Cancel(1),
-                Ask(2, "stats"),
+                StateQuestion(2, "stats"),
             ]
         )
     ]

@@ -99,7 +99,7 @@ REFUSALS = (DraftlineError, DecodeError)
 
 
 @dataclass(slots=True)
-class Findings:
+class WireFindings:
     """What mutated messages of one format did.
 
     refused      an error of draftline's own, or of protobuf's parser
@@ -126,9 +126,9 @@ class Findings:
             self.faults.append(f"{what}: {data[:KEPT_BYTES].hex()}")
 
 
-def fuzz(fmt: Format, count: int, seed: int) -> Findings:
+def fuzz(fmt: Format, count: int, seed: int) -> WireFindings:
     """Read so many mutated messages of a format; the same seed makes the same ones."""
-    found = Findings(fmt.name, count)
+    found = WireFindings(fmt.name, count)
     for message in fmt.messages:
         # One of them tells of a drafter's own error.
         with suppress(DrafterError):
@@ -145,7 +145,7 @@ def fuzz(fmt: Format, count: int, seed: int) -> Findings:
     return found
 
 
-def _read(fmt: Format, data: bytes, found: Findings) -> None:
+def _read(fmt: Format, data: bytes, found: WireFindings) -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     start = time.perf_counter()

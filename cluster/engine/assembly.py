@@ -44,6 +44,8 @@ from .trace_file import MAX_TRACE_BYTES, TraceFile
 # Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
 DRAFTERS_START_S = 60.0
 CPU_CACHE_TOKENS = 16384
+# Largest share of a step's time for prompts of more than two steps while answers are generated.
+PREFILL_SHARE = 0.35
 # How long CUDA graphs are captured at a start; steps of a missing size use the next larger one.
 GRAPH_CAPTURE_S = 60.0
 
@@ -158,7 +160,7 @@ class Assembly:
         self.scheduler = Scheduler(
             self._pool,
             _scheduler_limits(config, self.pipeline.max_in_flight),
-            PrefillShare(config.prefill_share, self._step_s, self.pipeline.num_stages),
+            PrefillShare(PREFILL_SHARE, self._step_s, self.pipeline.num_stages),
         )
         self.core = EngineCore(
             self.pipeline,
@@ -264,7 +266,6 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         max_rows=max_rows,
         max_requests=config.max_num_seqs,
         compile=config.compile,
-        compile_cache=config.compile_cache,
         batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,
     )

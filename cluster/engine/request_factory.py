@@ -25,7 +25,7 @@ from ...core.request.stop import SilentStream, StopRule, stop_token_ids
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint, GrammarFactory
 from ...models.text.token_bytes import TokenBytes
-from ...models.text.tokenizer import TextStream, bad_word_ids
+from ...models.text.tokenizer import Detokenizer, bad_word_ids
 
 Prompt = str | Sequence[int]
 _SILENT = SilentStream()
@@ -106,10 +106,10 @@ class RequestFactory:
         keys.upto(prompt_ids, len(prompt_ids) - 1)
         return keys
 
-    def text_stream(self, prompt_ids: Int32, params: SamplingParams) -> TextStream:
+    def text_stream(self, prompt_ids: Int32, params: SamplingParams) -> Detokenizer:
         """Makes the text of an answer to this prompt."""
         skips = params.skip_special_tokens
-        return TextStream(self.bytes_of, prompt_ids, skip_special_tokens=skips)
+        return Detokenizer(self.bytes_of, prompt_ids, skip_special_tokens=skips)
 
     def _special_stops(self, params: SamplingParams) -> Mapping[int, str]:
         """Stop texts that are special tokens, which the text of the answer leaves out, by id."""

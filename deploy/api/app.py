@@ -29,6 +29,7 @@ from .errors import ApiError, to_api_error
 from .http.callers import OPEN_PATHS, ApiKeys, Callers
 from .http.metrics import AnsweringPage, MetricsPage, ServerMetrics
 from .http.middleware import (
+    BODY_TIMEOUT_S,
     REQUEST_ID_HEADER,
     AllowedOrigins,
     BodyLimits,
@@ -70,11 +71,11 @@ def create_app(
 ) -> FastAPI:
     """The API of one model. The app's start starts `engine_client`, its end closes it.
 
-    engine   its settings, of which `/v1/models` and `/server_info` tell
+    engine   its settings, which `/v1/models` and `/server_info` report
     metrics  where requests are counted; by default, in this app
     tracer   makes spans of requests; by default, as the settings say
 
-    The rest is as of `create_models_app`.
+    The other arguments are those of `create_models_app`.
     """
     metrics = metrics or ServerMetrics(model_name)
     source = ModelSource(
@@ -104,7 +105,7 @@ def create_models_app(
 
     metrics       the page of all models
     drain         counts requests, and refuses new ones once it has begun
-    behind_proxy  what stands before the app answers with request ids already
+    behind_proxy  a proxy before the app adds request ids
     gate          where limits of tenants are counted; by default, as the settings say
     """
     drain = drain or Drain()
@@ -130,7 +131,7 @@ def create_models_app(
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=BODY_TIMEOUT_S)
     app.add_middleware(RateLimits, gate=gate, paths=BODIES.keys(), on_refused=metrics.refused)
     _add_middleware(app, config, drain, callers)
     # A refused request has an id, too.
@@ -140,7 +141,7 @@ def create_models_app(
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain, callers: Callers) -> None:
-    """What stands before bodies are read; the last one added is the outermost."""
+    """Add the middleware; the last one added is the outermost."""
     app.add_middleware(RefuseWhileDraining, drain=drain)
     app.add_middleware(
         ApiKeys,
@@ -158,7 +159,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain, callers: C
 
 
 def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> TenantWatch | None:
-    """What follows the store of tenants, where there is one."""
+    """The watch over the store of tenants, if there is one."""
     if config.tenant_store is None:
         return None
     failed = partial(metrics.store_failed, "tenants")
@@ -172,7 +173,7 @@ async def _running(
     watch: TenantWatch | None,
     tracer: RequestTracer | None,
 ) -> AsyncIterator[None]:
-    """From the app's start to its end."""
+    """Start what the app needs, and stop it at the end."""
     async with AsyncExitStack() as stack:
         for engine_client in engine_clients:
             await engine_client.start()
@@ -188,7 +189,7 @@ async def _running(
 
 
 def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    """The client has left: nobody reads this, and nothing is wrong."""
+    """The response to a client that has disconnected; it is not sent."""
     return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 

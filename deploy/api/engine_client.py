@@ -1,4 +1,4 @@
-"""What the HTTP API needs of an engine: one in this process, or the half that all others share."""
+"""The engine as the HTTP API sees it: in this process, or the base of remote ones."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ ERROR_TYPES = {
 
 
 class ApiError(Exception):
-    """What a client is told: an HTTP status, a message, and the field at fault (`param`)."""
+    """The error that a client receives: HTTP status, message, and the wrong field (`param`)."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ def bad_request(param: str | None, message: str) -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """What a client is told about `error`; unforeseen ones are logged and kept inside."""
+    """The API error for `error`. Unexpected errors are logged, and their text is not sent."""
     match error:
         case ApiError():
             return error

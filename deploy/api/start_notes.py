@@ -1,5 +1,4 @@
-"""What is said when a server starts, one line each: what was chosen for the user, and what the
-settings ask for and do not get."""
+"""Notes that a server prints when it starts: what it chose, and settings without effect."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def log_notes(model_name: str, notes: Iterable[str]) -> None:
     """Log notes where there is no terminal to print them on."""
-    # They are no warnings, and whoever reads the log wants them at any level.
+    # They are no warnings, but are logged at any level.
     logger.setLevel(logging.INFO)
     for note in notes:
         logger.info("event=start_note model=%s %s", model_name, note)

@@ -12,7 +12,7 @@ from ...core.request.answer_text import AnswerText
 from ...core.request.sampling_params import SamplingParams
 from ...models.text.chat_template import ChatOptions, ChatTemplate
 from ...models.text.token_bytes import TokenBytes
-from ...models.text.tokenizer import TextStream
+from ...models.text.tokenizer import Detokenizer
 
 T = TypeVar("T")
 
@@ -74,10 +74,10 @@ class TextCodec:
         """Makes the text of an answer whose tokens come without."""
         return AnswerText(params, self.text_stream(prompt, params))
 
-    def text_stream(self, prompt: Sequence[int], params: SamplingParams) -> TextStream:
+    def text_stream(self, prompt: Sequence[int], params: SamplingParams) -> Detokenizer:
         """Makes text of the tokens that follow a prompt."""
         skips = params.skip_special_tokens
-        return TextStream(self.bytes_of, prompt, skip_special_tokens=skips)
+        return Detokenizer(self.bytes_of, prompt, skip_special_tokens=skips)
 
     async def token_strs(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each token. Raises `RequestError` for unknown ids."""

@@ -95,11 +95,11 @@ def _hop_s(group: Any, place: int, num_rows: int, rounds: int) -> float:
 def read_gpus() -> tuple[Gpu, ...]:
     """What `nvidia-smi` says; none where it is missing or fails."""
     try:
-        told = subprocess.run(SMI, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(SMI, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    lines = [[part.strip() for part in line.rsplit(",", 2)] for line in told.splitlines()]
-    # A GPU that is cut into instances tells no number.
+    lines = [[part.strip() for part in line.rsplit(",", 2)] for line in output.splitlines()]
+    # A GPU that is divided into instances has no number here.
     return tuple(
         Gpu(name, int(total) * 2.0**20, int(used) * 2.0**20)
         for name, total, used in lines
@@ -151,7 +151,7 @@ def cluster_findings() -> Iterator[Finding]:
 
 
 def node_finding(address: str, host: str, gpus: Sequence[Gpu], num_given: int) -> Finding:
-    """Of a node that answers, whose GPUs are told, and how many of them Ray may give."""
+    """GPUs of a node that answers, and how many of them Ray manages."""
     text = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB)" for gpu in gpus) or "no GPU"
     used = sum(gpu.used for gpu in gpus if gpu.used > USED_SHARE * gpu.memory)
     if num_given < len(gpus):

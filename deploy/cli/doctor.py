@@ -20,6 +20,7 @@ from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import CPU_CACHE_TOKENS
 from ...core.errors import CheckpointError, ConfigError
 from ...models.load.bundled import BUNDLED_NAMES, demo_path
+from ...models.stage.options import StageOptions
 from ..ray_serve.runtime import quiet_libraries
 from ..settings.settings import ServerConfig
 
@@ -101,7 +102,7 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
 
 
 def _small_model(drafter: str, model: str) -> Iterator[Finding]:
-    """What a drafter of kind model would do, and which `vocabulary` it would take."""
+    """How a small model would draft, and with which `vocabulary`."""
     from ...drafters.model.options import ModelOptions  # noqa: PLC0415
     from ...drafters.model.vocabulary.choice import read_overlap  # noqa: PLC0415
     from ...models.load.model_info import read_model_info  # noqa: PLC0415
@@ -118,7 +119,7 @@ def _small_model(drafter: str, model: str) -> Iterator[Finding]:
 
 
 def _reading(folder: Path, model: str, *, can_draft: bool) -> Finding:
-    """What its config.json leaves open, and what a few answers of the target say to that."""
+    """What its config.json leaves open, and which reading fits a few answers of the target."""
     from .probe_head import probe_head  # noqa: PLC0415
 
     if not can_draft:
@@ -253,7 +254,7 @@ def _own_operators(*, has_gpu: bool) -> Finding:
     subject = "compile: auto"
     if has_gpu:
         return Finding(subject, "has no effect on a GPU: own C++ operators are of CPUs")
-    folder = Path(EngineConfig().compile_cache).expanduser()
+    folder = Path(StageOptions().compile_cache).expanduser()
     kind = f"own C++ operators of {vectors().lanes} lanes for float32 stages"
     if library_path(folder).exists():
         return Finding(subject, f"picks {kind}, built in {folder}")

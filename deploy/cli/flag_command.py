@@ -72,7 +72,7 @@ class FlagCommand(TyperCommand):
         return [*super().get_params(ctx), *(option for option, _ in self._flags)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does. What was removed is refused by what to use in its place."""
+        """As Typer does. Removed flags and values are refused with what to use instead."""
         for argument, following in zip_longest(args, args[1:]):
             flag, _, value = argument.partition("=")
             name = flag.removeprefix("--").replace("-", "_")

@@ -18,7 +18,6 @@ from ...core.errors import ConfigError, DraftlineError, EngineFailed
 from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
 from .corpus.command import corpus_app
-from .corpus.learning import learning_app
 from .corpus.upkeep import upkeep_app
 from .flag_command import ConfigFile, FlagCommand, Model, Speculative
 from .tenant.command import tenant_app
@@ -26,6 +25,8 @@ from .train.command import train_app
 
 if TYPE_CHECKING:
     from .flags import FlagGroup
+
+DASHBOARD = Path(__file__).parents[1] / "assets" / "observability" / "grafana-dashboard.json"
 
 app = typer.Typer(
     name="draftline",
@@ -35,8 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for part in (learning_app, upkeep_app):
-    corpus_app.add_typer(part)
+corpus_app.add_typer(upkeep_app)
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(train_app, name="train")
 app.add_typer(tenant_app, name="tenant")
@@ -145,8 +145,7 @@ def demo(
     svg: Annotated[Path | None, typer.Option(help="Write a picture of the output here.")] = None,
 ) -> None:
     """Serve the bundled model, show speculation at work, compare, and shut down."""
-    from .demo.client import DemoSampling
-    from .demo.command import DemoJob, run_demo
+    from .demo.command import DemoJob, DemoSampling, run_demo
 
     sampling = DemoSampling(max_tokens, 0.0 if greedy else temperature, seed)
     sys.exit(run_demo(DemoJob(prompts, sampling, svg)))
@@ -155,17 +154,12 @@ def demo(
 @app.command()
 def dashboard(
     *,
-    ray_llm: Annotated[
-        bool, typer.Option("--ray-llm", help="As rows below those of Ray's dashboard for LLMs.")
-    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")
     ] = None,
 ) -> None:
     """Print the Grafana dashboard as JSON."""
-    from .dashboard import dashboard_text
-
-    text = dashboard_text(ray_llm=ray_llm)
+    text = DASHBOARD.read_text(encoding="utf-8")
     if output is None:
         sys.stdout.write(text)
     else:
@@ -206,7 +200,7 @@ def doctor(
 
 
 def _hide_keys() -> None:
-    """Start again with the keys of the command line in the environment."""
+    """Restart this process with the keys of the command line in the environment."""
     from ..settings.exposure import KEY_VARIABLE, without_keys
 
     arguments, keys = without_keys(sys.orig_argv)
@@ -217,7 +211,7 @@ def _hide_keys() -> None:
 
 
 def _refuse_removed(arguments: Sequence[str]) -> None:
-    """Raise `ConfigError` for a command or a flag that left, with what to use in its place."""
+    """Raise `ConfigError` for a removed command or flag, with what to use instead."""
     # Options of all commands stand before it; none of them takes a value.
     words = [one for one in arguments if not one.startswith("-")]
     command = words[0] if words else ""

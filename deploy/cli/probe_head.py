@@ -1,4 +1,4 @@
-"""A few answers of a target that tell how a head is read whose config.json leaves it open."""
+"""Finds how to read a head whose config.json leaves it open, from a few answers of the target."""
 
 # ruff: noqa: PLC0415 - the command line's help must not wait for torch
 
@@ -23,8 +23,8 @@ MAX_NODES = 8
 
 
 def probe_head(folder: Path, model: str) -> dict[str, float]:
-    """By reading, how many tokens of a draft are right on average, the best first; empty where
-    the config.json of a head leaves nothing open.
+    """Mean accepted tokens of a draft by reading, the best first; empty if the config.json leaves
+    nothing open.
 
     Loads the target. Raises `CheckpointError` or `ConfigError`.
     """

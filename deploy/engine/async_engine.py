@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...actors.kept_actors import KeeperClient
 
 
-# To look at so many ids takes well under a millisecond, as long as handing the work over.
+# Checking so many ids takes well under a millisecond, as long as passing the work to a thread.
 LIGHT_TOKENS = 2_000
 
 
@@ -54,24 +54,25 @@ class AsyncEngine:
         engine_id: str = "0",
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
-        links: Callable[[Sequence[AnyDrafter]], Sequence[AnyDrafter]] | None = None,
+        drafters: Callable[[Sequence[AnyDrafter]], Sequence[AnyDrafter]] | None = None,
         engine_time: EngineTime = REAL_TIME,
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
         usage_log: str | None = None,
         progress: Progress = unseen,
     ) -> None:
-        """What is not said by `config`.
+        """Settings that are not in `config`.
 
         keeper            of stages and drafters on Ray; without one they end with this process
-        pipelines         takes what makes the pipeline of `config`, gives what makes the one used
-        links             takes the drafters of `config`, gives those that are used
-        engine_time       by which it lives, if not the machine's
+        pipelines         takes the function that makes the pipeline of `config` and returns the one
+                          that is used
+        drafters          takes the drafters of `config` and returns those that are used
+        engine_time       clocks of the engine; default: the machine's
         on_failure        called once, from any thread, with the reason when the engine cannot go on
-        max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
-                          8 MiB
+        max_unread_bytes  most bytes that wait for the reader of a stream; more ends the request;
+                          None: 8 MiB
         usage_log         file or redis:// URL for a record of each request that ends
-        progress          shows how far the weights of stages in this process are
+        progress          shows the loading of weights in this process
         """
         self.config = config
         self.engine_id = engine_id
@@ -81,7 +82,7 @@ class AsyncEngine:
         self._make_pipeline: MakePipeline = (
             make_pipeline if pipelines is None else pipelines(make_pipeline)
         )
-        self._changed_links = links
+        self._replace_drafters = drafters
         self._time = engine_time
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(
@@ -136,7 +137,7 @@ class AsyncEngine:
         *,
         with_text: bool = True,
     ) -> None:
-        """Queue a request between two steps, without waiting for that.
+        """Queue a request between two steps; does not wait for the step.
 
         `sink` gets its deltas, and the error that ends it, in any thread. `with_text`: as of
         `RequestFactory.build`. Raises `RequestError`, `EngineClosed`, `EngineFailed`.
@@ -175,18 +176,18 @@ class AsyncEngine:
         return tuple(request.prompt_ids.tolist())
 
     def take_enqueued(self) -> None:
-        """Wait until all that was enqueued is queued, or its sink has the error; blocks.
+        """Wait until every enqueued request is queued, or its sink has the error; blocks.
 
         Raises `EngineFailed`, `EngineClosed`.
         """
         self._thread.take_enqueued()
 
     def cancel(self, request_id: str) -> None:
-        """End a request that was added, soon; an unknown id is ignored."""
+        """Cancel a request before the next step; an unknown id is ignored."""
         self._thread.cancel(request_id)
 
     def after_step(self, function: Callable[[], object]) -> None:
-        """For sinks: run `function` once all sinks have heard of the step; at once elsewhere."""
+        """For sinks: run `function` after all sinks were called for the step; elsewhere at once."""
         self._thread.after_step(function)
 
     async def stream(
@@ -216,7 +217,7 @@ class AsyncEngine:
         request_id: str | None = None,
         with_text: bool = True,
     ) -> AsyncGenerator[list[Delta], None]:
-        """As `stream`, all deltas at once that wait to be read."""
+        """As `stream`, but all waiting deltas at once."""
         request_id = request_id or f"request-{uuid.uuid4().hex}"
         params, options = params or SamplingParams(), options or RequestOptions()
         deltas = DeltaQueue(
@@ -235,7 +236,7 @@ class AsyncEngine:
                 if batch[-1].finish_reason is not None:
                     return
         finally:
-            # Whoever leaves while the request is still being added leaves it to be cancelled then.
+            # A reader that leaves while the request is being added: it is cancelled then.
             adding.add_done_callback(lambda task: self._cancel(request_id, task))
 
     async def generate(
@@ -308,21 +309,21 @@ class AsyncEngine:
         return self.config.max_num_seqs + self.config.max_queued_requests
 
     def retry_after_s(self) -> int:
-        """Seconds until a full queue has probably room."""
+        """Estimated seconds until a full queue has room."""
         stats, rate = self.stats(), self._rate.per_second(time.monotonic())
         return retry_after_s(stats.num_waiting, stats.num_running, rate)
 
     async def _build(self) -> Assembly:
-        links: Sequence[AnyDrafter] = await self._placement.make_links()
-        if self._changed_links is not None:
-            links = self._changed_links(links)
-        self._assembly = Assembly(self._plan, self._make_pipeline, links, self._time)
+        drafters: Sequence[AnyDrafter] = await self._placement.make_drafters()
+        if self._replace_drafters is not None:
+            drafters = self._replace_drafters(drafters)
+        self._assembly = Assembly(self._plan, self._make_pipeline, drafters, self._time)
         if self._usage is not None:
             self._assembly.core.ended.on_end = self._usage.note
         return self._assembly
 
     def _check(self, params: SamplingParams, options: RequestOptions) -> None:
-        """Raises `RequestError` for what this engine's settings do not offer."""
+        """Raise `RequestError` for parameters that this engine's settings exclude."""
         if self.config.acceptance != COUPLED and params.structured_output is not None:
             raise RequestError(
                 "structured_output",
@@ -356,13 +357,13 @@ class AsyncEngine:
             sink,
             options,
             constraint=constraint,
-            # Before the start nobody knows.
+            # Unknown before the start.
             num_kv_slots=None if self._assembly is None else self._assembly.scheduler.num_slots,
             with_text=with_text,
         )
 
     def _counted(self, sink: Sink) -> Sink:
-        """The sink, with what the engine counts of its requests' ends."""
+        """The sink, with counting of the request's end."""
 
         def on_output(event: Delta | DraftlineError) -> None:
             if isinstance(event, CapacityError):
@@ -379,7 +380,7 @@ class AsyncEngine:
 
 
 def is_light(prompt: Prompt, params: SamplingParams, answered: Sequence[int] = ()) -> bool:
-    """Whether a request takes so little time to prepare that a loop may do it."""
+    """Whether a request is prepared so quickly that the event loop may do it."""
     listed = (
         params.allowed_token_ids, params.banned_token_ids, params.logit_bias, params.bad_words,
         params.stop_token_ids,

@@ -1,4 +1,4 @@
-"""The way from an engine's thread to whoever reads one request's deltas on an event loop."""
+"""Queues of deltas from the engine's thread to the reader of a request on an event loop."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from weakref import WeakKeyDictionary
 from ...core.errors import DraftlineError, ReaderTooSlow
 from ...core.request.output import Delta, TokenLogProb
 
-# What may wait for the reader of a stream, where nobody says otherwise.
+# Bytes that may wait for the reader of a stream by default.
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
-# About what Python keeps for a delta, for a token of it, and for an alternative of a token.
+# Approximate bytes of a delta, of a token in it, and of an alternative of a token.
 DELTA_BYTES = 500
 TOKEN_BYTES = 100
 ALTERNATIVE_BYTES = 100
-# Of a tree, whose places and names many share.
+# Of a tree; deltas share its positions and names.
 NODE_BYTES = 100
 
 _mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox] = WeakKeyDictionary()
 
 
 class DeltaQueue:
-    """Events of one request, made in any thread and read on one event loop.
+    """Events of one request, put from any thread and read on one event loop.
 
-    The engine never waits for a reader. Once more than `max_bytes` (as of `delta_bytes`) wait, what
-    waits is dropped, `on_full` is called on the loop, and the reader gets `ReaderTooSlow`.
+    The engine never waits for a reader. If more than `max_bytes` (by `delta_bytes`) wait, they are
+    dropped, `on_full` is called on the loop, and the reader gets `ReaderTooSlow`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DeltaQueue:
         return self._taken(await self._events.get())
 
     async def next_all(self) -> list[Delta]:
-        """All deltas that are there, at least one. Raises the error that ended the request."""
+        """All waiting deltas, at least one. Raises the error that ended the request."""
         deltas = [await self.next()]
         while not self._events.empty():
             event = self._events.get_nowait()
@@ -69,7 +69,7 @@ class DeltaQueue:
             return
         if not isinstance(event, DraftlineError):
             self._num_bytes += delta_bytes(event)
-            # One delta alone always passes: it is no sign of a slow reader.
+            # A single delta always passes: the reader need not be slow.
             if self._num_bytes > self._max_bytes and not self._events.empty():
                 self._is_full = True
                 while not self._events.empty():
@@ -90,8 +90,8 @@ class DeltaQueue:
 class LoopMailbox:
     """Calls for one event loop, from any thread, in order.
 
-    A step of the engine tells every request of its tokens. To wake the loop for each would take
-    longer than all else that telling takes, and would let go of the interpreter each time.
+    A step of the engine calls the sink of every request. Waking the loop for each would take longer
+    than the calls themselves, and would release the interpreter lock each time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -101,14 +101,14 @@ class LoopMailbox:
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
-        """The one of this loop; called on the loop itself."""
+        """The mailbox of the running loop."""
         mailbox = _mailboxes.get(loop)
         if mailbox is None:
             mailbox = _mailboxes[loop] = cls(loop)
         return mailbox
 
     def post(self, call: Callable[[Any], None], event: object) -> None:
-        """Call on the loop, with this event."""
+        """Call a function on the loop with this event."""
         # A server that shuts down closes its loop before the engine's last output.
         if self._loop.is_closed():
             return
@@ -121,20 +121,20 @@ class LoopMailbox:
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # First: whoever posts from now on wakes the loop again.
+        # First: posts from now on wake the loop again.
         self._is_woken = False
         try:
             while self._calls:
                 call, event = self._calls.popleft()
                 call(event)
         finally:
-            # One that fails keeps nothing from the others.
+            # An error of one must not stop the others.
             if self._calls:
                 self._wake()
 
 
 def delta_bytes(delta: Delta) -> int:
-    """About how much memory a delta takes."""
+    """Approximate bytes of a delta."""
     size = DELTA_BYTES + len(delta.text) + TOKEN_BYTES * len(delta.token_ids)
     if delta.trees:
         size += NODE_BYTES * sum(len(tree.token_ids) for tree in delta.trees)

@@ -43,7 +43,7 @@ class Engine:
         `StageLost`, `EngineClosed`.
         """
         if isinstance(prompts, str):
-            # It would be taken for a list of its letters.
+            # A text is a sequence, too: of its letters.
             raise RequestError("prompts", "must be a list of prompts; write [prompt]")
         options = options or RequestOptions()
         answers = []
@@ -56,7 +56,7 @@ class Engine:
                 running.append(answer.request_id)
                 answers.append(answer)
             self._engine.take_enqueued()
-            # What was refused is told before others are waited for.
+            # Refusals are raised before the others are waited for.
             for answer in answers:
                 if answer.error is not None:
                     raise answer.error
@@ -105,7 +105,7 @@ def _of_each(
 
 @contextmanager
 def _cancelling(engine: AsyncEngine) -> Iterator[list[str]]:
-    """Requests named in the list are cancelled if the block ends by an error."""
+    """Cancel the requests in the list if the block raises."""
     running: list[str] = []
     try:
         yield running

@@ -38,7 +38,7 @@ RESTART_TIMEOUT_S = 65.0
 
 
 class Placement:
-    """Starts what an engine's settings ask for, and ends it at `close`."""
+    """Starts the stages and drafters of an engine's settings; `close` ends them."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class Placement:
         progress: Progress = unseen,
     ) -> None:
         """`keeper` lends stages and drafters that outlive this engine; without one none do.
-        `progress` shows how far the weights of stages in this process are.
+        `progress` shows the loading of weights in this process.
         """
         self._config = config
         self._keeper = keeper
         self._progress = progress
-        # Shown to the drafter servers that are started here, and known to nobody else.
+        # Shown to the drafter servers that are started here, and known to no other process.
         self._token = new_token()
         self._bundles = _bundles(config) if config.backend == "ray" else None
         self._actors: list[Any] = []
         self._stops: list[Callable[[], None]] = []
-        # Read when links are made.
+        # Set by `make_drafters`.
         self._features: FeatureLayers | None = None
 
     def make_pipeline(self, specs: Sequence[StageSpec]) -> Pipeline:
@@ -80,39 +80,39 @@ class Placement:
             transport=self._config.stage_transport,
         )
 
-    async def make_links(self) -> list[AnyDrafter]:
-        """Every drafter, or the way to it, in order; what runs beside the engine is started.
+    async def make_drafters(self) -> list[AnyDrafter]:
+        """Every drafter in order, or a client of it; starts drafter servers.
 
         Raises `ConfigError` that names the drafter if one cannot start, wherever it runs.
         """
-        links: list[AnyDrafter] = []
+        drafters: list[AnyDrafter] = []
         starts = []
         self._features = features_of_target(self._config)
-        for index, drafter in enumerate(self._config.told_drafters):
+        for index, drafter in enumerate(self._config.drafters_with_defaults):
             if drafter.transport == "inproc":
                 with _naming(index):
-                    # Those of the last stage are loaded there.
+                    # A head of the last stage is loaded there.
                     built = (
                         StageDrafts(drafter.source)
                         if is_in_last_stage(drafter)
                         else build_drafter(drafter, self._config)
                     )
-                links.append(LocalDrafter(built, **self._told(drafter)))
+                drafters.append(LocalDrafter(built, **self._client_options(drafter)))
             elif drafter.address is not None:
                 with _naming(index):
-                    links.append(self._link_to_others(drafter))
+                    drafters.append(self._running_servers(drafter))
             elif drafter.drafter_pool is not None:
                 with _naming(index):
-                    links.append(self._link_to_pool(drafter, drafter.drafter_pool))
+                    drafters.append(self._ray_serve_pool(drafter, drafter.drafter_pool))
             else:
                 spawned = [await self._spawn(drafter) for _ in range(drafter.servers)]
-                links.append(self._pooled(drafter, [link for link, _ in spawned]))
+                drafters.append(self._pooled(drafter, [client for client, _ in spawned]))
                 starts.extend(_start(index, address) for _, address in spawned)
         # Side by side, since each imports its libraries and loads its model or store.
         for result in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
-        return links
+        return drafters
 
     def close(self) -> None:
         """End drafter processes and actors; a second call does nothing."""
@@ -124,8 +124,10 @@ class Placement:
             self._keeper.close()
 
     async def _spawn(self, drafter: DrafterConfig) -> tuple[GrpcLink, AddressProvider]:
-        """A link to a drafter server, and where to find it: it starts when asked, also after it
-        died; one that does not answer is replaced.
+        """A client of a drafter server, and a function that returns the server's address.
+
+        The function starts the server, also after it died. A server that does not answer is
+        replaced.
         """
         tls = None
         if self._config.backend == "ray":
@@ -134,66 +136,66 @@ class Placement:
             tls = actor_tls(drafter)
         server = await self._start_server(drafter)
         options = GrpcOptions(address_timeout_s=RESTART_TIMEOUT_S, tls=tls, token=server.token)
-        link = GrpcLink(
+        client = GrpcLink(
             drafter.source,
             server.address,
             options,
             replace=server.replace,
-            **self._told(drafter),
+            **self._client_options(drafter),
         )
-        return link, server.address
+        return client, server.address
 
-    def _link_to_others(self, drafter: DrafterConfig) -> AnyDrafter:
-        """The way to servers that run already. Raises `ConfigError` for its credentials."""
+    def _running_servers(self, drafter: DrafterConfig) -> AnyDrafter:
+        """Clients of servers that run already. Raises `ConfigError` for their credentials."""
         options = _options_of_other(drafter)
-        links = [
-            GrpcLink(drafter.source, address, options, **self._told(drafter))
+        clients = [
+            GrpcLink(drafter.source, address, options, **self._client_options(drafter))
             for address in drafter.addresses
         ]
-        return self._pooled(drafter, links)
+        return self._pooled(drafter, clients)
 
-    def _link_to_pool(self, drafter: DrafterConfig, application: str) -> DrafterPool:
-        """The way to the servers of a Ray Serve application. Raises `ConfigError`."""
+    def _ray_serve_pool(self, drafter: DrafterConfig, application: str) -> DrafterPool:
+        """A pool over the servers of a Ray Serve application. Raises `ConfigError`."""
         # Ray takes seconds to import, which other engines need not wait for.
         from ...actors.pool_members import PoolMember, ServeMembers, join_cluster  # noqa: PLC0415
 
         options = _options_of_other(drafter)
 
-        def link_to(member: PoolMember) -> GrpcLink:
+        def client_of(member: PoolMember) -> GrpcLink:
             return GrpcLink(
                 drafter.source,
                 member.address,
                 replace(options, token=member.token),
-                **self._told(drafter),
+                **self._client_options(drafter),
             )
 
         join_cluster()
-        return self._pool(drafter, {}, ServeMembers(application, link_to))
+        return self._pool(drafter, {}, ServeMembers(application, client_of))
 
-    def _pooled(self, drafter: DrafterConfig, links: Sequence[GrpcLink]) -> AnyDrafter:
-        """The only link, or a pool of several."""
-        if len(links) == 1:
-            return links[0]
-        return self._pool(drafter, {str(number): link for number, link in enumerate(links)})
+    def _pooled(self, drafter: DrafterConfig, clients: Sequence[GrpcLink]) -> AnyDrafter:
+        """The only client, or a pool of several."""
+        if len(clients) == 1:
+            return clients[0]
+        return self._pool(drafter, {str(number): one for number, one in enumerate(clients)})
 
     def _pool(
         self,
         drafter: DrafterConfig,
-        links: dict[str, DrafterLink],
+        clients: dict[str, DrafterLink],
         finder: MemberFinder | None = None,
     ) -> DrafterPool:
-        told = self._told(drafter)
+        options = self._client_options(drafter)
         return DrafterPool(
             drafter.source,
-            told["max_nodes"],
-            told["keeps_answers"],
-            links,
+            options["max_nodes"],
+            options["keeps_answers"],
+            clients,
             finder,
-            reads_features=told["features"] is not None,
+            reads_features=options["features"] is not None,
         )
 
-    def _told(self, drafter: DrafterConfig) -> dict[str, Any]:
-        """What a link is told of its drafter, wherever that runs."""
+    def _client_options(self, drafter: DrafterConfig) -> dict[str, Any]:
+        """Arguments of a drafter's client that do not depend on where the drafter runs."""
         return {
             "max_nodes": drafter.max_nodes,
             "keeps_answers": keeps_answers(drafter),
@@ -250,7 +252,7 @@ async def _start(index: int, address: AddressProvider) -> None:
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Turn what keeps a drafter from starting into a `ConfigError` that names it."""
+    """Turn an error at a drafter's start into a `ConfigError` that names the drafter."""
     field = f"drafters[{index}]"
     try:
         yield
@@ -263,8 +265,8 @@ def _naming(index: int) -> Iterator[None]:
 def stages_have_gpu(config: EngineConfig) -> bool | None:
     """Whether a GPU is where the stages will run; None: as torch sees it here.
 
-    Actors may run on other machines than this one, so Ray is asked where it runs. `cuda` is taken
-    at its word there, because a cluster may still grow.
+    Actors may run on other machines, so Ray is asked. `cuda` is not checked there, because
+    a cluster may still grow.
     """
     if config.backend == "local":
         return None

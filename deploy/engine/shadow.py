@@ -1,8 +1,9 @@
 """Repeats a share of live requests without drafts, at the lowest priority, and compares.
 
 Under `coupled` speculation changes no token, so every difference has a cause: scores that nearly
-tie and round differently in steps of another shape, or a fault. The repetition shares no KV with
-anybody but its like, so a damaged prefix cache is a difference, too. No text is kept or logged.
+tie and round differently in steps of another shape, or a fault. Repetitions share
+KV with each other only, so a damaged prefix cache shows as a difference, too. No text is kept or
+logged.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ NUM_TOP = 8
 # Scores of two step shapes differ by less: of float32, and of 16 bits or fewer.
 NEAR_TIE, NEAR_TIE_16_BITS = 1e-3, 0.15
 CACHE_SALT = "lossless shadow"
-# Whose work it is: no tenant asked for it.
+# The tenant of repetitions, which no tenant asked for.
 SHARED = RequestOptions().tenant
-# What changes logits, so that log-probabilities, which are the target's own, are not what counts.
+# Parameters that change logits, so that the target's log-probabilities decide nothing.
 _UNCHANGED = LogitsParams()
 _CHANGING = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -51,7 +52,7 @@ _CHANGING = (
 
 @dataclass(slots=True)
 class ShadowCounts:
-    """Repeated requests by what came of them."""
+    """Repeated requests by outcome."""
 
     same: int = 0
     near_tie: int = 0
@@ -77,7 +78,7 @@ class Shadow:
         is_float32: bool = True,
         chance: Callable[[], float] | None = None,
     ) -> None:
-        """`rate`: share of requests; `has_room`: whether nobody waits for the engine."""
+        """`rate`: share of requests; `has_room`: whether no request waits."""
         self._rate = rate
         self._add = add
         self._has_room = has_room
@@ -91,16 +92,16 @@ class Shadow:
     def watch(
         self, params: SamplingParams, options: RequestOptions, sink: Sink
     ) -> WatchedAnswer | None:
-        """What takes the place of the request's sink, if it is chosen."""
+        """The sink to use for the request: a watching one if the request is chosen."""
         can_differ = options.speculative and params.structured_output is None
-        # Of a resumed answer only the rest is heard.
+        # Only the rest of a resumed answer comes through here.
         can_differ = can_differ and not options.answered
         if not can_differ or self._chance() >= self._rate:
             return None
         return WatchedAnswer(sink, params, options, self._repeat)
 
     def close(self) -> None:
-        """Repeat nothing more."""
+        """Stop repeating."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _repeat(self, watched: WatchedAnswer) -> None:
@@ -117,7 +118,7 @@ class Shadow:
     def _start(self, watched: WatchedAnswer) -> None:
         request, served = watched.request, watched.tokens
         assert request is not None
-        # Up to the same length, whatever text ended the answer.
+        # To the same length; stop texts do not count.
         params = replace(
             watched.params, seed=request.seed, max_tokens=len(served), stop=(), logprobs=NUM_TOP,
             min_tokens=min(watched.params.min_tokens, len(served)), prompt_logprobs=None,
@@ -144,7 +145,7 @@ class Shadow:
         pairs = zip(served, expected, strict=False)
         place = next((i for i, (a, b) in enumerate(pairs) if a != b.token_id), None)
         if place is None:
-            # One that ended earlier was cut elsewhere, and is no tie.
+            # A repetition that ended earlier is no near-tie.
             self._end("same" if len(expected) == len(served) else "differs")
             return
         gap = self._gap(watched.params, request, place, served[place], expected[place])
@@ -168,7 +169,7 @@ class Shadow:
         if is_changed or params.bad_words:
             return None
         known = dict(expected.top)
-        # One that is not among the best is no better than the last of them.
+        # A token that is not listed scores at most as much as the last listed one.
         rival = known.get(served, min(known.values(), default=0.0))
         ids = np.array([expected.token_id, served], dtype=np.int64)
         scores = np.array([expected.log_prob, rival])
@@ -205,7 +206,7 @@ class WatchedAnswer:
         self._sink, self._repeat = sink, repeat
 
     def on_output(self, event: Delta | DraftlineError) -> None:
-        """Pass on; at a proper end, have it repeated."""
+        """Pass the event on; at a regular end, repeat the request."""
         self._sink(event)
         if isinstance(event, Delta):
             self.tokens += event.token_ids
@@ -214,7 +215,7 @@ class WatchedAnswer:
 
 
 class _PlainAnswer:
-    """The sink of a repetition; tells of its tokens, or None where it has failed."""
+    """The sink of a repetition; reports its tokens, or None if it failed."""
 
     def __init__(self, tell: Callable[[Sequence[TokenLogProb] | None], None]) -> None:
         self._tell = tell

@@ -16,7 +16,7 @@ from .shadow import ShadowCounts
 # Shorter than this, a full queue is asked again and again; longer, clients give up.
 MIN_RETRY_S = 1
 MAX_RETRY_S = 60
-# Where nothing has ended yet: whatever runs takes long.
+# Before any request has ended: what runs takes long.
 UNKNOWN_RETRY_S = 5
 # Requests that the rate is measured over.
 WINDOW = 32
@@ -26,7 +26,7 @@ WINDOW = 32
 class EngineStats:
     """What an engine does now, and totals since its start. `kv_usage` is 0 to 1.
 
-    engine_id            tells the engines behind one server apart; a restarted one has another
+    engine_id            of this engine among those of a server; a restart changes it
     num_prefix_queries   prompt tokens that were looked for in the prefix cache
     num_prefix_hits      of these, how many were there
     wasted_by_source     nodes of ended requests that were verified and not committed

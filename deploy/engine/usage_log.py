@@ -1,7 +1,7 @@
 """A record of each request that ends, in a file or a Redis stream, written off the engine's thread.
 
-A record says whose a request was and what it took, and holds no text. Where it cannot be written it
-is counted and dropped: nothing waits for it.
+A record has a request's tenant and counts, and no text. A record that cannot be written is counted
+and dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Protocol
 from ...core.errors import ConfigError, StoreError
 from ...core.schedule.fair_share import RequestUsage
 from ...retrieval_store.redis_store.client import connect, reported, shown_url
-from ..settings.sharing import REDIS_SCHEMES
+from ..settings.settings import REDIS_SCHEMES
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class UsageLog:
         self._thread.start()
 
     def note(self, usage: RequestUsage) -> None:
-        """Have a record written soon."""
+        """Queue a record."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "model": self._model, **asdict(usage)}
         record["queue_s"] = round(usage.queue_s, 4)
@@ -75,7 +75,7 @@ class UsageLog:
             self._drop(1, "too many records wait")
 
     def close(self) -> None:
-        """Write what waits, as far as that takes no longer than a few seconds."""
+        """Write the waiting records, for a few seconds at most."""
         try:
             self._waiting.put(None, timeout=TIMEOUT_S)
         except queue.Full:

@@ -20,11 +20,10 @@ from ..engine.stats import EngineStats
 from .connection import SILENCE_S, Connection
 from .messages import (
     Add,
-    Ask,
     Beat,
     Cancel,
-    Drain,
     Draining,
+    EngineSetup,
     Failed,
     FromEngine,
     GateMessage,
@@ -32,10 +31,11 @@ from .messages import (
     Hello,
     Judged,
     NextDelta,
-    Refused,
+    RefusedRequest,
     Reply,
     Serving,
-    Setup,
+    StartDrain,
+    StateQuestion,
     StoreFailed,
     decode_from_engine,
     packed_prompt,
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# An engine's process that does not answer for so long is stopped or gone.
+# An engine's process that does not answer for this long is stopped or gone.
 CONTROL_TIMEOUT_S = 5.0
 LOST = "its process is gone"
 
@@ -54,9 +54,9 @@ class SocketEngineClient(RemoteEngineClient):
     """An engine at the other end of a socket. `start` connects; one event loop uses it.
 
     model             folder or hub id of its target, for the tokenizer
-    max_unread_bytes  what may wait for the reader of a stream; more ends the request
-    on_drain          called for each `Drain`; gives the number of requests that run
-    lost              gets the reason when the engine's process is gone
+    max_unread_bytes  most bytes that wait for the reader of a stream; more ends the request
+    on_drain          called for each `StartDrain`; returns the number of running requests
+    lost              future of the reason when the engine's process is gone
     """
 
     def __init__(
@@ -146,33 +146,33 @@ class SocketEngineClient(RemoteEngineClient):
         return reply.metrics
 
     async def is_healthy(self) -> bool:
-        """Whether the engine serves, as it said last."""
+        """Whether the engine serves, by its last message."""
         return self._is_healthy and not (self._connection.is_lost or self._connection.is_silent)
 
     def tell_serving(self) -> None:
-        """Say that requests are answered from now on."""
+        """Report that this process answers requests."""
         self._connection.send(Serving())
 
     def end_requests(self, error: DraftlineError) -> None:
-        """End what runs with an error, and tell the engine."""
+        """End all requests with an error, and cancel them in the engine."""
         streams, self._streams = self._streams, {}
         for number, deltas in streams.items():
             deltas.put(error)
             self._connection.send(Cancel(number))
 
     def _check_engine(self) -> None:
-        """Raise where the engine cannot be told of a request."""
+        """Raise if no request can be sent to the engine."""
         if self._is_closed:
             raise EngineClosed("the engine was closed")
         if self._connection.is_lost:
             raise EngineFailed(LOST)
         if self._connection.is_silent or self._connection.is_full:
-            raise StageLost("the engine's process gives no sign of life")
+            raise StageLost("the engine's process does not answer")
 
     async def _ask(self, what: Literal["stats", "metrics"]) -> Reply:
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        self._connection.send(Ask(number, what))
+        self._connection.send(StateQuestion(number, what))
         try:
             return await asyncio.wait_for(reply, CONTROL_TIMEOUT_S)
         except TimeoutError:
@@ -181,7 +181,7 @@ class SocketEngineClient(RemoteEngineClient):
             del self._replies[number]
 
     async def judged(self, ask: Callable[[int], GateMessage]) -> Verdict | None:
-        """The verdict on what `ask` makes of a number; None where the engine does not answer."""
+        """The verdict on the message that `ask` makes for a number; None without an answer."""
         number = next(self._numbers)
         verdict = self._verdicts[number] = asyncio.get_running_loop().create_future()
         self._connection.send(ask(number))
@@ -193,7 +193,7 @@ class SocketEngineClient(RemoteEngineClient):
             del self._verdicts[number]
 
     def tell(self, message: GateMessage) -> None:
-        """Say something that has no answer."""
+        """Send a message without an answer."""
         self._connection.send(message)
 
     def _on_message(self, message: FromEngine) -> None:
@@ -209,10 +209,10 @@ class SocketEngineClient(RemoteEngineClient):
             case Hello():
                 self._is_healthy = True
                 _settle(self._hello, message)
-            case Drain():
+            case StartDrain():
                 self._connection.send(Draining(self._on_drain()))
-            case Setup():
-                # Read before there was a loop.
+            case EngineSetup():
+                # Read before the loop ran.
                 pass
 
     def _on_answer(self, message: Reply | Judged) -> None:
@@ -237,8 +237,8 @@ class SocketEngineClient(RemoteEngineClient):
     def _on_silence(self) -> None:
         if self._streams:
             logger.error("event=engine_process_silent seconds=%g", self._silence_s)
-        # It may go on, when it is let: only then can it be told that they have ended.
-        self.end_requests(StageLost("the engine's process gives no sign of life"))
+        # The engine may be paused: these messages reach it when it continues.
+        self.end_requests(StageLost("the engine's process does not answer"))
 
     def _on_lost(self) -> None:
         if not self._hello.done():
@@ -263,14 +263,14 @@ class EngineMetrics:
         self._engine_client = engine_client
 
     def record(self, delta: Delta, gap_s: float | None) -> None:
-        """Counted where the delta came from."""
+        """Nothing: the engine's process counts deltas."""
 
     def refused(self, tenant: str, reason: str) -> None:
-        """Have a refusal counted."""
-        self._engine_client.tell(Refused(tenant, reason))
+        """Send a refusal to be counted."""
+        self._engine_client.tell(RefusedRequest(tenant, reason))
 
     def store_failed(self, store: str) -> None:
-        """Have a failure counted."""
+        """Send a failure to be counted."""
         self._engine_client.tell(StoreFailed(store))
 
     async def text(self, engine_clients: Sequence[EngineClient]) -> bytes:  # noqa: ARG002 - the interface

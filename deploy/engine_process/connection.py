@@ -1,7 +1,7 @@
 """One side of the socket between the engine's process and an API process.
 
 A pair of connected sockets (`socket.socketpair`), one of which the child inherits: there is no
-address that anybody else could connect to.
+address that others could connect to.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .messages import FromApi, FromEngine, encode_messages
 
 logger = logging.getLogger(__name__)
 
-# How often a side that has nothing to say gives a sign of life.
+# An idle side sends a heartbeat this often.
 BEAT_S = 1.0
-# A side that gave none for so long is taken for dead. Longer than any one thing that either does
-# between two looks at its socket, on a machine with much else to do.
+# A side that was silent for this long counts as dead. Longer than anything that a side does between
+# two reads of its socket, on a busy machine.
 SILENCE_S = 10.0
-# The same of one that has said nothing yet: it imports its libraries, perhaps from a slow disk.
+# The same before its first message, while it imports its libraries, perhaps from a slow disk.
 START_SILENCE_S = 120.0
 # Bytes that may wait for the other side to read them, beyond what the system keeps.
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
@@ -33,13 +33,13 @@ LARGE_FRAME_BYTES = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """Sends and receives messages on one event loop; what is said in one turn goes as one frame.
+    """Sends and receives messages on one event loop; the messages of one turn are one frame.
 
     on_message  called for each message, in order
     on_lost     called once: when the other side is gone, does not keep to the protocol, or this
                 side closed
     on_silence  called each second once the other side has been silent for `silence_s`
-    beat        gives the message that says no more than that this side lives
+    beat        returns the heartbeat message
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the other side gives no sign of life."""
+        """Whether the other side has been silent too long."""
         limit_s = self.silence_s if self._has_heard else max(self.silence_s, START_SILENCE_S)
         return self._loop.time() - self._heard_at > limit_s
 
     @property
     def is_full(self) -> bool:
-        """Whether the other side leaves so much unread that only small things should be sent."""
+        """Whether so much is unread by the other side that only small messages should be sent."""
         transport = self._transport
         return transport is not None and transport.get_write_buffer_size() > MAX_UNSENT_BYTES
 
@@ -87,14 +87,14 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what was said so far."""
+        """Send the queued messages."""
         messages, self._unsent = self._unsent, []
         if messages and self._transport is not None and not self.is_lost:
             self._transport.write(encode_frame(encode_messages(messages)))
             self.num_frames_sent += 1
 
     def close(self) -> None:
-        """Say what is left to say, and end the connection."""
+        """Send the queued messages, and end the connection."""
         self.flush()
         if self._transport is not None:
             self._transport.close()

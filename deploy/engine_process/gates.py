@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ..api.rates.gate import Gate
-from ..api.rates.verdict import ALLOWED, Limits, Verdict
+from ..api.rates.verdict import ALLOWED, TenantLimits, Verdict
 from .client import SocketEngineClient
 from .messages import Charge, Enter, FromEngine, GateMessage, Judged, Leave, TakeTokens
 
 
 class SocketGate:
-    """The API's side: asks the engine's process.
+    """The API's side; sends questions to the engine's process.
 
     is_open  whether requests go on where that does not answer; else they are refused
     """
@@ -27,31 +27,31 @@ class SocketGate:
     async def close(self) -> None:
         """Nothing."""
 
-    async def enter(self, limits: Limits, request_id: str) -> Verdict:
-        """Count a request, and give it a place."""
+    async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
+        """Count a request, and take a place for it."""
         verdict = await self._engine_client.judged(lambda n: Enter(n, limits, request_id))
         return self._failed if verdict is None else verdict
 
-    def leave(self, limits: Limits, request_id: str) -> None:
+    def leave(self, limits: TenantLimits, request_id: str) -> None:
         """Give its place back."""
         if limits.concurrency is not None:
             self._engine_client.tell(Leave(limits, request_id))
 
-    async def take_tokens(self, limits: Limits, count: int) -> Verdict:
+    async def take_tokens(self, limits: TenantLimits, count: int) -> Verdict:
         """Count a prompt."""
         if limits.tokens is None:
             return ALLOWED
         verdict = await self._engine_client.judged(lambda n: TakeTokens(n, limits, count))
         return self._failed if verdict is None else verdict
 
-    def charge(self, limits: Limits, count: int) -> None:
+    def charge(self, limits: TenantLimits, count: int) -> None:
         """Count generated tokens."""
         if limits.tokens is not None:
             self._engine_client.tell(Charge(limits, count))
 
 
 class GateSession:
-    """The engine's side of one API process: its questions, and the places that it holds.
+    """The engine's side of one API process: answers its questions, and frees its places.
 
     answer  sends a message to that process
     """
@@ -59,7 +59,7 @@ class GateSession:
     def __init__(self, gate: Gate, answer: Callable[[FromEngine], object]) -> None:
         self._gate = gate
         self._answer = answer
-        self._held: dict[str, Limits] = {}
+        self._held: dict[str, TenantLimits] = {}
         self._judging: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -76,7 +76,7 @@ class GateSession:
                 self._gate.charge(message.limits, message.count)
 
     def close(self) -> None:
-        """The process is gone: its requests are over."""
+        """Free the places of the requests of a process that is gone."""
         self._is_closed = True
         for request_id in list(self._held):
             self._leave(request_id)

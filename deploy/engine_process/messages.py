@@ -1,8 +1,8 @@
-"""What the engine's process and the API's processes tell one another, as msgpack.
+"""Messages between the engine's process and the API's processes, as msgpack.
 
-A frame is a list of messages, with its length before it: all that one side has to say since its
-last frame. Decoding makes these values and nothing else, every field checked against its
-annotation. No message shows in a log: prompts and answers are in them.
+A frame is its length and a list of messages: all that one side has sent since its last frame.
+Decoding makes these values and nothing else, and checks every field against its annotation.
+Messages are never logged: they hold prompts and answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...core.errors import (
 )
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ..api.rates.verdict import Limits, Verdict
+from ..api.rates.verdict import TenantLimits, Verdict
 from ..engine.stats import EngineStats
 
 T = TypeVar("T")
@@ -60,12 +60,12 @@ class Add(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """End a request; nothing more is heard of it."""
+    """Cancel a request; no further message about it follows."""
 
     number: int
 
 
-class Ask(_Message, frozen=True):
+class StateQuestion(_Message, frozen=True):
     """Send a `Reply` to this question."""
 
     question: int
@@ -77,46 +77,46 @@ class Serving(_Message, frozen=True):
 
 
 class Draining(_Message, frozen=True):
-    """New requests are refused; so many run still."""
+    """New requests are refused; `num_running` still run."""
 
     num_running: int
 
 
 class Beat(_Message, frozen=True):
-    """A sign of life."""
+    """A heartbeat."""
 
 
 class Enter(_Message, frozen=True):
-    """May a tenant's request go on? Its place is held until `Leave`, or the connection's end."""
+    """Ask to admit a tenant's request. Its place is held until `Leave` or the connection's end."""
 
     question: int
-    limits: Limits
+    limits: TenantLimits
     request_id: str
 
 
 class Leave(_Message, frozen=True):
-    """A request that went on has ended."""
+    """An admitted request has ended."""
 
-    limits: Limits
+    limits: TenantLimits
     request_id: str
 
 
 class TakeTokens(_Message, frozen=True):
-    """May a prompt of so many tokens go on?"""
+    """Ask to admit a prompt of so many tokens."""
 
     question: int
-    limits: Limits
+    limits: TenantLimits
     count: int
 
 
 class Charge(_Message, frozen=True):
     """So many tokens were generated."""
 
-    limits: Limits
+    limits: TenantLimits
     count: int
 
 
-class Refused(_Message, frozen=True):
+class RefusedRequest(_Message, frozen=True):
     """A tenant's request was refused, for the metrics."""
 
     tenant: str
@@ -124,19 +124,19 @@ class Refused(_Message, frozen=True):
 
 
 class StoreFailed(_Message, frozen=True):
-    """A store could not be asked, for the metrics."""
+    """A store could not be reached, for the metrics."""
 
     store: str
 
 
-GateMessage = Enter | Leave | TakeTokens | Charge | Refused | StoreFailed
-FromApi = Add | Cancel | Ask | Serving | Draining | Beat | GateMessage
+GateMessage = Enter | Leave | TakeTokens | Charge | RefusedRequest | StoreFailed
+FromApi = Add | Cancel | StateQuestion | Serving | Draining | Beat | GateMessage
 
 
 # From the engine's process.
 
 
-class Setup(_Message, frozen=True):
+class EngineSetup(_Message, frozen=True):
     """The first message: settings as JSON, without plain keys, and the level of the log."""
 
     settings: bytes
@@ -144,19 +144,19 @@ class Setup(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True):
-    """The engine is loaded. Most tokens of a request, prompt and answer."""
+    """The engine is loaded; `max_model_len` of its requests."""
 
     max_model_len: int
 
 
 class Health(_Message, frozen=True):
-    """A sign of life, and whether a request sent now would be served."""
+    """A heartbeat, and whether a request sent now would be served."""
 
     is_healthy: bool
 
 
 class NextDelta(_Message, frozen=True):
-    """What one step adds to a request. It has text where there are stop texts."""
+    """The delta of a step. It has text only if the request has stop texts."""
 
     number: int
     delta: Delta
@@ -206,7 +206,7 @@ ERRORS: dict[str, type[DraftlineError]] = {
 
 
 class Reply(_Message, frozen=True):
-    """The answer to a question: the one of both that was asked for."""
+    """The answer to a `StateQuestion`; one of the two fields is set."""
 
     question: int
     stats: tuple[EngineStats, ...] = ()
@@ -220,11 +220,11 @@ class Judged(_Message, frozen=True):
     verdict: Verdict
 
 
-class Drain(_Message, frozen=True):
-    """Refuse new requests and let those that run end; a second one: end them now."""
+class StartDrain(_Message, frozen=True):
+    """Refuse new requests and finish the running ones; a second one ends them now."""
 
 
-FromEngine = Setup | Hello | Health | NextDelta | Failed | Reply | Judged | Drain
+FromEngine = EngineSetup | Hello | Health | NextDelta | Failed | Reply | Judged | StartDrain
 
 
 def encode_messages(messages: Sequence[FromApi | FromEngine]) -> bytes:
@@ -243,7 +243,7 @@ def decode_from_engine(data: bytes) -> list[FromEngine]:
 
 
 def packed_prompt(token_ids: Sequence[int]) -> bytes:
-    """`Add.prompt` of token ids. Raises `RequestError` for what no vocabulary has."""
+    """`Add.prompt` of token ids. Raises `RequestError` for ids that no vocabulary has."""
     try:
         return np.array(token_ids, dtype="<i4").tobytes()
     except (OverflowError, ValueError, TypeError):

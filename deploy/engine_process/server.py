@@ -22,10 +22,8 @@ from .connection import SILENCE_S, Connection
 from .gates import GateSession
 from .messages import (
     Add,
-    Ask,
     Beat,
     Cancel,
-    Drain,
     Draining,
     Failed,
     FromApi,
@@ -34,9 +32,11 @@ from .messages import (
     Health,
     Hello,
     NextDelta,
-    Refused,
+    RefusedRequest,
     Reply,
     Serving,
+    StartDrain,
+    StateQuestion,
     StoreFailed,
     decode_from_api,
 )
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineServer:
-    """Serves one engine to API processes. Lives on one event loop, which is not the engine's."""
+    """Serves one engine to API processes, on one event loop that is not the engine's."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class EngineServer:
         self.is_loaded = False
 
     async def connect(self, end: socket.socket, first: FromEngine | None = None) -> ApiSession:
-        """Serve the API process at the other end of a socket; `first` is told before all else."""
+        """Serve the API process at the other end of a socket; `first` is the first message."""
         session = ApiSession(self, self._silence_s)
         session.closed.add_done_callback(lambda _: self._sessions.discard(session))
         loop = asyncio.get_running_loop()
@@ -82,18 +82,18 @@ class EngineServer:
         return session
 
     def loaded(self) -> None:
-        """The engine can take requests: tell all."""
+        """Tell all API processes that the engine takes requests."""
         self.is_loaded = True
         for session in self._sessions:
             session.connection.send(self._hello())
 
     def drain(self) -> None:
-        """Have all API processes refuse new requests and end; again: at once."""
+        """Let all API processes refuse new requests and end; the second call ends them at once."""
         for session in self._sessions:
-            session.connection.send(Drain())
+            session.connection.send(StartDrain())
 
     def close(self) -> None:
-        """End all connections; what is said already is sent."""
+        """End all connections after sending the queued messages."""
         for session in list(self._sessions):
             session.connection.close()
 
@@ -102,19 +102,19 @@ class EngineServer:
 
 
 class _Running:
-    """A request of an API process. `told_at`: when its last delta was sent, loop time."""
+    """A request of an API process. `sent_at`: when its last delta was sent, loop time."""
 
-    __slots__ = ("adding", "engine_id", "tenant", "told_at")
+    __slots__ = ("adding", "engine_id", "sent_at", "tenant")
 
     def __init__(self, engine_id: str, tenant: str) -> None:
         self.engine_id = engine_id
         self.tenant = tenant
         self.adding: asyncio.Task[None] | None = None
-        self.told_at: float | None = None
+        self.sent_at: float | None = None
 
 
 class ApiSession:
-    """One API process: its requests, and what it is told.
+    """One API process: its requests, and the messages to it.
 
     serving   done when it answers
     draining  done, with the number of requests that run, when it refuses new ones
@@ -138,7 +138,7 @@ class ApiSession:
         )
         self._gate = GateSession(server.gate, self.connection.send)
         self._running: dict[int, _Running] = {}
-        # What the engine's thread has committed and the loop has not been told.
+        # Committed by the engine's thread, and not yet passed to the loop.
         self._lock = threading.Lock()
         self._outbox: list[tuple[int, Delta | DraftlineError]] = []
 
@@ -153,7 +153,7 @@ class ApiSession:
                 self._add(message)
             case Cancel():
                 self._cancel(message.number)
-            case Ask():
+            case StateQuestion():
                 self.connection.send(self._reply(message))
             case Serving():
                 _settle(self.serving, None)
@@ -166,7 +166,7 @@ class ApiSession:
 
     def _on_gate_message(self, message: GateMessage) -> None:
         match message:
-            case Refused():
+            case RefusedRequest():
                 self._server.recorder.refused(message.tenant, message.reason)
             case StoreFailed():
                 self._server.recorder.store_failed(message.store)
@@ -204,8 +204,8 @@ class ApiSession:
                 sink,
                 with_text=False,
             )
-        except Exception as error:  # noqa: BLE001 - it supervises: its API process is told
-            self._tell(number, as_request_failure(error, message.request_id))
+        except Exception as error:  # noqa: BLE001 - it supervises: its API process gets the error
+            self._send(number, as_request_failure(error, message.request_id))
         finally:
             running.adding = None
 
@@ -216,12 +216,12 @@ class ApiSession:
         if running.adding is None:
             self._engine.cancel(running.engine_id)
         else:
-            # Its form may be in the making still.
+            # Its grammar may still be in preparation.
             engine_id = running.engine_id
             running.adding.add_done_callback(lambda _: self._engine.cancel(engine_id))
 
     def _on_output(self, number: int, event: Delta | DraftlineError) -> None:
-        """Take an event of any thread."""
+        """Take an event from any thread."""
         with self._lock:
             self._outbox.append((number, event))
             is_first = len(self._outbox) == 1
@@ -231,14 +231,14 @@ class ApiSession:
     def _hand_over(self) -> None:
         with self._lock:
             events, self._outbox = self._outbox, []
-        call_on_loop(self._loop, self._tell_all, events)
+        call_on_loop(self._loop, self._send_all, events)
 
-    def _tell_all(self, events: list[tuple[int, Delta | DraftlineError]]) -> None:
+    def _send_all(self, events: list[tuple[int, Delta | DraftlineError]]) -> None:
         for number, event in events:
-            self._tell(number, event)
+            self._send(number, event)
         self.connection.flush()
 
-    def _tell(self, number: int, event: Delta | DraftlineError) -> None:
+    def _send(self, number: int, event: Delta | DraftlineError) -> None:
         running = self._running.get(number)
         if running is None:
             return
@@ -247,8 +247,8 @@ class ApiSession:
             self.connection.send(Failed.of(number, event))
             return
         now = self._loop.time()
-        gap_s = None if running.told_at is None else now - running.told_at
-        running.told_at = now
+        gap_s = None if running.sent_at is None else now - running.sent_at
+        running.sent_at = now
         self._server.recorder.record(event, gap_s)
         if self.connection.is_full:
             self._cancel(number)
@@ -259,7 +259,7 @@ class ApiSession:
             del self._running[number]
         self.connection.send(NextDelta(number, event))
 
-    def _reply(self, message: Ask) -> Reply:
+    def _reply(self, message: StateQuestion) -> Reply:
         stats = [self._engine.stats()] if self._server.is_loaded else []
         if message.what == "metrics":
             return Reply(message.question, metrics=self._server.recorder.render(stats))

@@ -1,4 +1,4 @@
-"""What a server tells those who run it, beside its metrics: log lines and spans, without any text.
+"""Log lines and spans of a server, without any text of requests.
 
 Start with `request_log.py`; `spans.py` makes the spans of a request.
 """

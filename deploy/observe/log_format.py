@@ -1,7 +1,7 @@
 """Log lines as JSON, one object a line.
 
-draftline logs `key=value` pairs; each becomes a field. Tracebacks, whose messages may quote a
-request, are told as the error's class and place.
+draftline logs `key=value` pairs; each becomes a field. Of a traceback only the
+error's class and place are logged, because its message may quote a request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 class JsonLines(logging.Formatter):
-    """Makes a JSON object of a record: time, level, logger, its pairs, and what else it says."""
+    """Formats a record as a JSON object: time, level, logger, its pairs, and other text."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
@@ -51,7 +51,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logs(level: int, form: LogFormat) -> None:
-    """Log to stderr in this form, where a process has not set that up; else, change the form."""
+    """Log to stderr in this format; if logging is set up already, only change the format."""
     # In replicas, Ray Serve makes `sys.stderr` its own logger, which drops all but errors. Of the
     # real one Ray makes the process's log file.
     logging.basicConfig(level=level, format=TEXT_FORMAT, stream=sys.__stderr__)
@@ -59,7 +59,7 @@ def set_up_logs(level: int, form: LogFormat) -> None:
 
 
 def use_form(form: LogFormat) -> None:
-    """Write in this form from now on."""
+    """Use this format from now on."""
     if form == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines())

@@ -1,4 +1,4 @@
-"""Sends spans to an OpenTelemetry collector, where the settings name one."""
+"""Sends spans to the OpenTelemetry collector of the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
 
 def require_exporter(config: ServerConfig) -> None:
-    """Raise `ConfigError` where spans are wanted and what sends them is not installed."""
+    """Raise `ConfigError` if a collector is set and the exporter is not installed."""
     if config.otlp_traces_endpoint is None:
         return
     try:
@@ -29,7 +29,7 @@ def require_exporter(config: ServerConfig) -> None:
 
 
 def request_tracer(config: ServerConfig, model_name: str, version: str) -> RequestTracer | None:
-    """What makes and sends the spans of requests; None where the settings name no collector.
+    """A tracer of requests; None if the settings name no collector.
 
     Raises `ConfigError` as `require_exporter` does.
     """

@@ -14,7 +14,7 @@ from .log_format import request_id
 
 # Below the package's own logger, so that it has a level of its own.
 logger = logging.getLogger("draftline.requests")
-# What a client calls that is no route of this server may be any text.
+# A path that is no route may be any text.
 OTHER_PATH = "other"
 CLIENT_LEFT = 499
 
@@ -38,7 +38,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # A gateway's header where what stands before the app answers with ids.
+        # The header of a gateway, if a proxy before the app adds ids.
         own = scope.get("state", {}).get("request_id") or _printable(
             Headers(scope=scope).get("x-request-id", "")
         )

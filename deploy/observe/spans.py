@@ -1,8 +1,8 @@
 """OpenTelemetry spans of a request: queue, prefill, decode, and in it the parts of each step.
 
-A request's spans are made when it ends, of times that the engine tells in seconds of its own clock;
-the smallest distance between that clock and this host's, over all that came, puts them on this
-host's. A request that the client's `traceparent` or the sampler leaves out costs nothing.
+A request's spans are made when it ends, from times of the engine's clock. The smallest observed
+distance between that clock and this host's converts them. A request that is not sampled costs
+nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HeaderGetter(Getter[Headers]):
 
 
 class RequestTracer:
-    """Begins the spans of requests.
+    """Starts the spans of requests.
 
     now_ns  this host's clock, nanoseconds since 1970
     close   sends what has not been sent
@@ -102,7 +102,7 @@ class RequestSpans:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the request's span. An error is told by its class: a message may quote the client."""
+        """End the request's span. Of an error only its class: the message may quote the client."""
         for index, metrics in self._finished.items():
             self._add_answer(index, metrics)
         finished = self._finished.values()

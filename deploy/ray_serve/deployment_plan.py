@@ -1,4 +1,4 @@
-"""What the engine deployment asks of Ray Serve, and when a replica is replaced; without Ray."""
+"""Options of the deployments, and when a replica is replaced; does not import Ray."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from ..settings.settings import DeploymentConfig, ServeArgs
 from ..settings.several_models import AppArgs
-from .policies.engine_policy import EnginePolicy
+from .policies.autoscaling import EnginePolicy
 from .resume import ResumeLimits
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
 ROUTER = f"{__package__}.policies.request_router.PrefixRouter"
-# What an ingress has beyond its requests' time, to hear of lost replicas and to tell clients.
+# What an ingress has beyond its requests' time, to notice lost replicas and answer clients.
 INGRESS_SLACK_S = 8.0
-# Of requests that may take for ever.
+# Assumed longest time of requests without a limit.
 LONGEST_REQUEST_S = 3600.0
-# What a replica is taken to hold whose cache is as large as its GPU has room for.
+# Assumed KV tokens of a replica whose cache is as large as its GPU has room for.
 DEFAULT_CACHED_TOKENS = 500_000
-# What one more request at a replica weighs, in prompt tokens to be computed.
+# A running request at a replica costs as much as so many prompt tokens.
 ROUTER_LOAD_TOKENS = 64
-# Ray Serve replaces what does not answer three health checks.
+# Ray Serve replaces a replica that does not answer three health checks.
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 5.0
 # A request may lose so many replicas after its first: one that kills them must not kill all. And
 # so long it may be without any; then it ends with 503.
@@ -31,7 +31,7 @@ RESUME_TRIES, RESUME_TIMEOUT_S = 3, 120.0
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
-    """The settings with the device decided: what is reserved is what stages will ask for."""
+    """The settings with a definite device, so that reservations are those of the stages."""
     if args.engine.device != "auto":
         return args
     device = "cuda" if has_gpus else "cpu"
@@ -56,9 +56,8 @@ def engine_options(args: ServeArgs) -> dict[str, Any]:
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
         "graceful_shutdown_timeout_s": drain_s(args),
         "max_surge_percent": config.max_surge_percent,
+        "request_router_config": router_config(args),
     }
-    if config.request_router == "prefix":
-        options |= {"request_router_config": router_config(args)}
     if config.autoscaling_config is None:
         return options | {"num_replicas": config.num_replicas}
     return options | {"autoscaling_config": autoscaling(config, config.autoscaling_config)}
@@ -107,9 +106,9 @@ def router_config(args: ServeArgs) -> dict[str, Any]:
 
 
 def ingress_options(app: AppArgs) -> dict[str, Any]:
-    """The same of the ingress.
+    """Options of the ingress.
 
-    A stream that it has cannot go on elsewhere, so it stops once its requests have ended; where all
+    Its streams cannot move to another ingress, so it stops after its requests have ended. If all
     engines stop, that is soon after them.
     """
     config, longest_s = app.deployment, app.server.request_timeout_s
@@ -124,19 +123,19 @@ def ingress_options(app: AppArgs) -> dict[str, Any]:
 
 
 def drain_s(args: ServeArgs) -> float:
-    """How long requests may take whose engine replica stops."""
+    """Time for the running requests of an engine replica that stops."""
     given = args.deployment.graceful_shutdown_timeout_s
     return args.server.drain_timeout_s if given is None else given
 
 
 def resume_limits(config: DeploymentConfig) -> ResumeLimits:
-    """What is tried for a request that has lost its replica."""
+    """Limits of resuming a request that has lost its replica."""
     tries = RESUME_TRIES if config.resume == "on" else 0
     return ResumeLimits(max_tries=tries, timeout_s=RESUME_TIMEOUT_S)
 
 
 def text_key(engine: EngineConfig) -> str:
-    """What two engines have in common that give the same tokens."""
+    """Equal for engines that generate the same tokens."""
     parts = (
         engine.model, engine.dtype, engine.quantization, engine.kv_cache_dtype, engine.acceptance,
     )  # fmt: skip
@@ -157,17 +156,12 @@ def require_shared_rates(args: AppArgs) -> None:
             )
 
 
-def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:
-    """Whether stages and drafters belong to an actor that outlives their coordinator."""
-    return engine.backend == "ray" and config.keep_actors
-
-
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
 
 
 def priority_warning(niceness: int) -> str | None:
-    """What to say of a replica that runs behind all else of its machine; None: it does not."""
+    """A warning if the replica has a lower priority than other processes; None: it has not."""
     if niceness <= 0:
         return None
     return (
@@ -177,9 +171,9 @@ def priority_warning(niceness: int) -> str | None:
 
 
 class ReplicaHealth:
-    """Gives an engine that replaces lost stages the time to do so.
+    """Keeps a replica whose engine replaces lost stages.
 
-    recovery_timeout_s  how long it may take
+    recovery_timeout_s  longest time of that
     clock               seconds; only differences count
     """
 

@@ -3,7 +3,7 @@
 `serve run deploy/pool.yaml` deploys one beside an application that drafts with it, and `draftline
 serve` those under `pools` of its settings. Drafts do not pass Ray Serve: each server has a port of
 its own, which engines learn of by the application's name (`actors/pool_members.py`), and Ray Serve
-starts, watches and scales the servers (`policies/pool_policy.py`).
+starts, watches and scales the servers (`policies/autoscaling.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ from ray.serve import Application
 
 from ...actors.pool_members import SERVER_NAME, PoolMember
 from ..observe.log_format import set_up_logs
-from ..settings.pool_settings import PoolConfig
+from ..settings.ray_settings import PoolConfig
 from .deployment_plan import HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S
-from .policies.pool_policy import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
+from .policies.autoscaling import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 
 POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
-# Of a server that Ray Serve stops, engines find within a second that it is none of the pool's any
-# more. So long it is left alone, and then told to drain.
+# Engines notice within a second that a server which Ray Serve stops has left the pool. It goes on
+# for so long, and then drains.
 NOTICE_S = 2.0
-# Each engine asks each server every second where it is: no news.
+# Each engine asks each server for its address every second: not worth a log line.
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 # A server that stops goes on so long for requests that it still has.
 DRAIN_S = 10.0
+# Share of the time that a server should work; waiting messages count as work.
+TARGET_UTILIZATION = 0.7
+# Open requests and work are means over so long.
+LOOK_BACK_S = 30.0
+# Servers start, or stop, after they were needed, or not needed, for so long.
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 120.0
 # Beyond the time of its requests: what it takes to end the rest.
 STOP_SLACK_S = 5.0
 
@@ -48,7 +54,7 @@ def pool_options(config: PoolConfig) -> dict[str, Any]:
     """Options of the deployment, by Ray Serve's names."""
     targets = {
         "target_open_requests": config.target_open_requests,
-        "target_utilization": config.target_utilization,
+        "target_utilization": TARGET_UTILIZATION,
     }
     return {
         "ray_actor_options": {
@@ -58,9 +64,9 @@ def pool_options(config: PoolConfig) -> dict[str, Any]:
         "autoscaling_config": {
             "min_replicas": config.min_replicas,
             "max_replicas": config.max_replicas,
-            "look_back_period_s": config.look_back_period_s,
-            "upscale_delay_s": config.upscale_delay_s,
-            "downscale_delay_s": config.downscale_delay_s,
+            "look_back_period_s": LOOK_BACK_S,
+            "upscale_delay_s": UPSCALE_DELAY_S,
+            "downscale_delay_s": DOWNSCALE_DELAY_S,
             "policy": {"policy_function": POLICY, "policy_kwargs": targets},
         },
         "logging_config": QUIET,
@@ -77,7 +83,7 @@ class PoolServer:
 
     async def __init__(self, config: PoolConfig) -> None:
         set_up_logs(logging.WARNING, "text")
-        # Whoever only deploys it needs none of these.
+        # The process that deploys it needs none of these.
         from ...actors.drafter_actor import actor_tls  # noqa: PLC0415
         from ...actors.drafter_server import DrafterServer  # noqa: PLC0415
         from ...cluster.drafting.factory import build_drafter  # noqa: PLC0415
@@ -101,11 +107,11 @@ class PoolServer:
         self._server = server
 
     async def member(self) -> PoolMember:
-        """Where it is, and what it has to do."""
+        """Its address, token and load."""
         return PoolMember(self._key, self._address, self._token, self._server.num_open)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray Serve asks for now and then, for `PoolPolicy`."""
+        """Metrics for `PoolPolicy`; Ray Serve calls it regularly."""
         work = self._server.read_work()
         return {OPEN_REQUESTS: self._server.num_open, BUSY: work.busy, WAITING: work.waiting}
 

@@ -43,20 +43,20 @@ from .resume import (
 
 logger = logging.getLogger(__name__)
 
-# A replica that does not answer for so long is busy loading or gone.
+# A replica that does not answer for this long is loading, or gone.
 CONTROL_TIMEOUT_S = 5.0
-# Whoever asks for the health of the server wants to know it soon.
+# A health check needs a quick answer.
 HEALTH_TIMEOUT_S = 1.0
 SEED_BITS = 62
 
 
 class RayEngineClient(RemoteEngineClient):
-    """The replicas of one engine deployment. Where that of a request is lost, another goes on
-    behind what was told.
+    """The replicas of one engine deployment. A request that loses its replica continues at
+    another one.
 
-    silence_s  a stream without a sign of life for so long has lost its replica
-    limits     of going on at another
-    counts     hears of requests that did or could not
+    silence_s  a stream without a heartbeat for this long has lost its replica
+    limits     of resuming
+    counts     counts requests that were resumed, or could not be
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RayEngineClient(RemoteEngineClient):
         request_id: str,
     ) -> AsyncGenerator[Sequence[Delta], None]:
         if params.seed is None:
-            # Drawn here, it is the same for every replica.
+            # The seed is drawn here, so it is the same for every replica.
             params = replace(params, seed=secrets.randbits(SEED_BITS))
         begin = partial(self._begin, tuple(prompt), request_id)
         return resumed(begin, params, options, self._limits, _Noted(self._counts, request_id))
@@ -105,7 +105,7 @@ class RayEngineClient(RemoteEngineClient):
         params: SamplingParams,
         options: RequestOptions,
     ) -> AsyncGenerator[list[Delta], None]:
-        """The deltas of one replica."""
+        """Deltas from one replica."""
         if self._is_ending:
             raise ServerEnds("all replicas of the server end")
         with _own_call():
@@ -134,7 +134,7 @@ class RayEngineClient(RemoteEngineClient):
         return someone or any(everyone)
 
     async def end_requests(self) -> None:
-        """Close every replica's engine: what it runs ends with an error, and goes on nowhere."""
+        """Close every replica's engine: its requests end with an error and are not resumed."""
         self._is_ending = True
         await self._ask_all("end_requests")
 
@@ -157,7 +157,7 @@ class RayEngineClient(RemoteEngineClient):
 
 
 class _Noted:
-    """Counts what became of one request, and logs it."""
+    """Counts and logs the outcome of one request."""
 
     def __init__(self, counts: ResumeCounts, request_id: str) -> None:
         self._counts = counts

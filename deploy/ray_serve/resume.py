@@ -1,8 +1,8 @@
-"""A request that goes on at another replica where its own is lost, and how that shows; without Ray.
+"""Continues a request at another replica after its replica was lost; does not import Ray.
 
-Noise and rules depend on positions alone, so a replica that is given the prompt, the seed and the
-tokens told so far commits the tokens that the lost one would have (`RequestOptions.answered`).
-Whoever reads the deltas sees one stream. A stream without items has signs of life in it.
+Noise and rules depend on positions alone. A replica that gets the prompt, the seed and the tokens
+sent so far (`RequestOptions.answered`) commits the tokens that the lost one would have committed,
+so the reader sees one stream. A stream without items carries heartbeats.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ...core.errors import (
 from ...core.request.output import TARGET_SOURCE, Delta, RequestMetrics
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 
-# Seconds before the next try, doubled from one to the next.
+# Seconds before the next try; the pause doubles with each try.
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
-# What may be no request's fault, and passes: another replica, or this one soon, takes the request.
+# Errors that need not be the request's fault: another replica, or this one soon, may take it.
 RESUMABLE = (StageLost, EngineFailed, EngineClosed, CapacityError)
 
-# Begins a request at some replica; what it gives is as of `EngineReplica.stream`.
+# Starts a request at some replica; returns what `EngineReplica.stream` returns.
 Begin = Callable[[SamplingParams, RequestOptions], AsyncGenerator[Sequence[Delta], None]]
 
 
 class ReplicaDied(StageLost):
-    """The replica of a request died, or gives no sign of life: the request may be the cause."""
+    """The replica of a request died or is silent; the request may be the cause."""
 
 
 class NoReplica(StageLost):
@@ -44,34 +44,34 @@ class NoReplica(StageLost):
 
 
 class OtherModel(StageLost):
-    """A replica, of an update that is under way, cannot go on with what another model began."""
+    """A replica of a running update cannot continue the answer of another model."""
 
 
 class ServerEnds(EngineClosed):
-    """There will be no replica any more."""
+    """The server stops, so no replica will come."""
 
 
-# What says nothing of the request: it may be sent elsewhere.
+# Errors that do not come from the request: it may be sent elsewhere.
 PASSING = (CapacityError, NoReplica, ServerEnds)
 
 
 class ResumeCounts(Protocol):
-    """Hears what became of requests whose replica was lost."""
+    """Counts requests that lost their replica, by what became of them."""
 
     def record_resumed(self, cause: str) -> None:
-        """One went on elsewhere."""
+        """A request was resumed at another replica."""
         ...
 
     def record_lost(self, cause: str) -> None:
-        """One ended with an error."""
+        """A request ended with an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeLimits:
-    """What is tried for one request.
+    """Limits of resuming one request.
 
-    max_tries  replicas that may die with it, beyond the first; 0: what is lost ends with an error
+    max_tries  replicas that may die with it, beyond the first; 0: it is never resumed
     timeout_s  longest time from a loss to the next token
     """
 
@@ -88,18 +88,18 @@ async def resumed(
 ) -> AsyncGenerator[Sequence[Delta], None]:
     """One request's deltas, from as many replicas as it takes; `params` have a seed.
 
-    Raises what `begin` raises, where that cannot be resumed, or no more.
+    Raises what `begin` raises if the request cannot be resumed, or not again.
     """
-    told = ToldAnswer(params, options)
+    sent = SentAnswer(params, options)
     losses = Losses(limits, asyncio.get_running_loop().time)
     while True:
         try:
-            async with aclosing(_one_try(begin, told, losses, counts)) as batches:
+            async with aclosing(_one_try(begin, sent, losses, counts)) as batches:
                 async for deltas in batches:
                     yield deltas
             return
         except RESUMABLE as error:
-            if not losses.may_go_on(error, has_begun=bool(told.token_ids)):
+            if not losses.may_go_on(error, has_begun=bool(sent.token_ids)):
                 if losses.cause is not None:
                     counts.record_lost(losses.cause)
                 raise losses.error(error) from error
@@ -107,15 +107,15 @@ async def resumed(
 
 
 async def _one_try(
-    begin: Begin, told: ToldAnswer, losses: Losses, counts: ResumeCounts
+    begin: Begin, sent: SentAnswer, losses: Losses, counts: ResumeCounts
 ) -> AsyncGenerator[Sequence[Delta], None]:
-    """What one replica has to add, to the answer's end."""
-    async with aclosing(begin(*told.rest())) as batches:
+    """The deltas of one replica, up to the end of the answer."""
+    async with aclosing(begin(*sent.rest())) as batches:
         while True:
             deltas = await _next(batches, losses.deadline)
             if (cause := losses.end()) is not None:
                 counts.record_resumed(cause)
-            yield [told.add(delta) for delta in deltas]
+            yield [sent.add(delta) for delta in deltas]
             if deltas[-1].finish_reason is not None:
                 return
 
@@ -147,14 +147,14 @@ class Losses:
         self._clock = clock
         self._num_died = self._num_tries = 0
         self._first: DraftlineError | None = None
-        # Why the request has no replica now, and until when it may have none.
+        # Why the request has no replica now, and when it must have one again.
         self.cause: str | None = None
         self.deadline: float | None = None
 
     def may_go_on(self, error: DraftlineError, *, has_begun: bool) -> bool:
-        """Whether another replica is to be tried after `error`.
+        """Whether to try another replica after `error`.
 
-        What was refused before it began anywhere is refused: its sender may try elsewhere.
+        A request that was refused before it started anywhere is not tried again.
         """
         is_new = not has_begun and self.cause is None
         if is_new and isinstance(error, PASSING):
@@ -170,19 +170,19 @@ class Losses:
         return is_in_time and self._num_died <= self._limits.max_tries
 
     def backoff_s(self) -> float:
-        """Seconds until the next try, no longer than there is time."""
+        """Seconds until the next try, at most until the deadline."""
         assert self.deadline is not None, "nothing is lost"
         self._num_tries += 1
         backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._num_tries - 1), MAX_BACKOFF_S)
         return max(0.0, min(backoff_s, self.deadline - self._clock()))
 
     def end(self) -> str | None:
-        """The request goes on. Why it had no replica, if it had none."""
+        """The request has a replica again; returns why it had none, or None."""
         cause, self.cause, self.deadline = self.cause, None, None
         return cause
 
     def error(self, last: DraftlineError) -> DraftlineError:
-        """What the request ends with: the loss, rather than what came of trying again."""
+        """The error that the request ends with: the loss rather than the last try's error."""
         if self._first is not None and isinstance(last, PASSING):
             return self._first
         return last
@@ -203,32 +203,32 @@ def cause_of(error: DraftlineError) -> str:
 
 
 @dataclass(slots=True)
-class ToldAnswer:
-    """What the reader of a request's deltas has been told, and what is to follow."""
+class SentAnswer:
+    """The part of an answer that its reader has, and the request for the rest."""
 
     params: SamplingParams
     options: RequestOptions
     token_ids: list[int] = field(default_factory=list)
     _began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     _first_token_at: float = 0.0
-    # Sources of each delta, of the replica that runs it and of those that are lost.
+    # Sources of each delta: of the current replica, and of the lost ones.
     _sources: list[tuple[str, ...]] = field(default_factory=list)
     _lost_sources: list[tuple[str, ...]] = field(default_factory=list)
     _num_begun: int = 0
 
     def rest(self) -> tuple[SamplingParams, RequestOptions]:
-        """What a replica is to be asked for."""
+        """Parameters and options of the request for the rest."""
         self._lost_sources += self._sources
         self._sources = []
         self._num_begun += 1
         if not self.token_ids:
             return self.params, self.options
-        # Those of the prompt came with the first token.
+        # Log-probabilities of the prompt came with the first token.
         params = replace(self.params, prompt_logprobs=None)
         return params, replace(self.options, answered=tuple(self.token_ids))
 
     def add(self, delta: Delta) -> Delta:
-        """Tell of a delta: itself, with metrics of the whole request where it is the last."""
+        """Add a delta; returns it, the last one with metrics of the whole request."""
         if delta.token_ids and not self.token_ids:
             self._first_token_at = asyncio.get_running_loop().time()
         self.token_ids += delta.token_ids
@@ -238,10 +238,10 @@ class ToldAnswer:
         return delta._replace(metrics=self._whole(delta.metrics))
 
     def _whole(self, last: RequestMetrics) -> RequestMetrics:
-        """The last replica's metrics with what the lost ones did, as far as they told.
+        """The last replica's metrics, with the accepted draft tokens of the lost ones.
 
-        Nodes that lost replicas verified in vain are not known. Times are on the last one's clock;
-        where another told the first token, all before it counts as its prompt's.
+        Draft tokens that lost replicas refused are not known. Times are on the last one's clock. If
+        another one sent the first token, all time before it counts as prefill.
         """
         now = asyncio.get_running_loop().time()
         arrival_time = last.finish_time - (now - self._began_at)
@@ -269,7 +269,7 @@ class ToldAnswer:
 
 
 def _lengths(sources: Sequence[str]) -> list[int]:
-    """Accepted nodes of the verification steps that one delta tells of."""
+    """Accepted draft tokens of each verification step of one delta."""
     if sources and sources[0] == TARGET_SOURCE:
         # Without drafts each token had a pass of its own.
         return [0] * len(sources)
@@ -282,7 +282,7 @@ T = TypeVar("T")
 async def with_heartbeats(
     items: AsyncGenerator[T, None], period_s: float
 ) -> AsyncGenerator[T | None, None]:
-    """The items, and None whenever no item came for `period_s`. Closing it closes `items`."""
+    """The items, and None (a heartbeat) after each `period_s` without one. Closes `items`."""
     waiting: asyncio.Future[T] | None = None
     async with aclosing(items):
         try:
@@ -309,9 +309,8 @@ async def without_heartbeats(
 ) -> AsyncGenerator[T, None]:
     """The items of `with_heartbeats`. Raises `ReplicaDied` after a silence of `silence_s`.
 
-    Before the first sign of life the stream may wait for its turn, with nobody to say so: then
-    `is_served` is asked, after each such silence, whether requests are served at all. Where they
-    are not, raises `NoReplica`.
+    Before its first item or heartbeat the stream may wait in a queue. So after each silence then,
+    `is_served` is asked whether requests are served at all; if not, raises `NoReplica`.
     """
     has_begun = False
     while True:

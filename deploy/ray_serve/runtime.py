@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 # Ray gives a node 30 seconds to come up, which a busy machine may need more than once.
 START_ATTEMPTS = 3
-# Beyond the time of the requests: what it takes to end the rest and to hear of it.
+# Beyond the time of the requests: what it takes to end the rest, and to know that it ended.
 DRAIN_SLACK_S = 10.0
 # A request that ran out of time ends in the application; the proxy's own end is for what hangs.
 PROXY_SLACK_S = 30.0
@@ -184,10 +184,13 @@ def http_options(config: ServerConfig) -> dict[str, Any]:
     Their time for a request is longer than ours, which ends a stream with an error and not within
     an event.
     """
+    # It imports uvicorn, which commands without Ray Serve need not wait for.
+    from ..api.http.connections import KEEP_ALIVE_TIMEOUT_S  # noqa: PLC0415
+
     options = {
         "host": config.host,
         "port": config.port,
-        "keep_alive_timeout_s": math.ceil(config.keep_alive_timeout_s),
+        "keep_alive_timeout_s": math.ceil(KEEP_ALIVE_TIMEOUT_S),
     }
     if config.request_timeout_s is None:
         return options
@@ -197,7 +200,7 @@ def http_options(config: ServerConfig) -> dict[str, Any]:
 def serve_host() -> str | None:
     """The address that the running Ray Serve's proxies listen on; None: there is none."""
     import ray  # noqa: PLC0415
-    from ray.serve.context import _get_global_client  # noqa: PLC0415 - told in no other way
+    from ray.serve.context import _get_global_client  # noqa: PLC0415 - there is no public way
 
     if not ray.is_initialized():
         return None

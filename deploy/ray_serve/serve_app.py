@@ -33,12 +33,11 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..observe.log_format import LogFormat, set_up_logs
 from ..settings.exposure import require_keys
-from ..settings.settings import DeploymentConfig, ServeArgs
+from ..settings.settings import ServeArgs
 from ..settings.several_models import AppArgs, build_app_args
 from .deployment_plan import (
     ReplicaHealth,
     engine_options,
-    has_keeper,
     ingress_options,
     priority_warning,
     require_shared_rates,
@@ -46,7 +45,7 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
-from .policies.engine_policy import FirstTokens
+from .policies.autoscaling import FirstTokenTimes
 from .policies.prefix_routing import PrefixRouting
 from .resume import OtherModel, with_heartbeats
 from .runtime import serve_host
@@ -62,13 +61,13 @@ INGRESS_NAME = "ingress"
 KEEPER_NAME = "keeper"
 # Ray's name for what its head alone has, one of it; Serve's controller asks for as much.
 ON_THE_HEAD = {"node:__internal_head__": 0.001}
-# A request whose replica gives no sign of life for so long has lost it.
+# A request has lost its replica after so long without an item or heartbeat.
 REPLICA_TIMEOUT_S = 5.0
-# A replica's signs of life, as a share of the silence that ends a stream.
+# Heartbeats of a replica, as a share of the silence that ends a stream.
 HEARTBEATS = 0.25
 # The ingress only passes requests on: the replicas behind it say when they are full.
 INGRESS_MAX_ONGOING = 10_000
-# Requests that were ended get so long to tell their clients.
+# Time for the errors of ended requests to reach their clients.
 ENDING_TIMEOUT_S = 3.0
 
 
@@ -100,15 +99,14 @@ def _engine(app: AppArgs, model: ServeArgs) -> Application:
     options = engine_options(model) | _keeper_options(model)
     return EngineReplica.options(name=app.engine_name(model), **options).bind(
         model.engine,
-        model.deployment,
         model.server.usage_log,
         model.server.log_format,
     )
 
 
 def _keeper_options(args: ServeArgs) -> dict[str, Any]:
-    """The actor that keeps stages and drafters from one coordinator to the next."""
-    if not has_keeper(args.engine, args.deployment):
+    """The actor that owns stages and drafters and lends them to coordinators."""
+    if args.engine.backend != "ray":
         return {}
     # The driver alone needs it; its workers are to import little.
     from ...actors.keeper_actor import KeeperActor  # noqa: PLC0415
@@ -118,7 +116,7 @@ def _keeper_options(args: ServeArgs) -> dict[str, Any]:
         name=KEEPER_NAME,
         actor_class=KeeperActor,
         init_args=(num_first, args.engine.standby_stages),
-        # With its node all that it keeps would end, of replicas elsewhere, too.
+        # The loss of its node would end what it owns, also of replicas elsewhere.
         actor_options={"num_cpus": 0, "resources": dict(ON_THE_HEAD)},
     )
     return {"deployment_actors": [keeper]}
@@ -131,7 +129,6 @@ class EngineReplica:
     async def __init__(
         self,
         config: EngineConfig,
-        deployment: DeploymentConfig,
         usage_log: str | None = None,
         log_format: LogFormat = "text",
     ) -> None:
@@ -145,7 +142,7 @@ class EngineReplica:
         if warning := priority_warning(os.nice(0)):
             logger.warning(warning)
         replica_id = serve.get_replica_context().replica_id.unique_id
-        keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
+        keeper = _find_keeper(replica_id) if config.backend == "ray" else None
         self._engine = AsyncEngine(
             config,
             engine_id=replica_id,
@@ -154,7 +151,7 @@ class EngineReplica:
         )
         self._text_key = text_key(config)
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
-        self._first_tokens = FirstTokens(time.monotonic)
+        self._first_tokens = FirstTokenTimes(time.monotonic)
         self._heartbeat_s = REPLICA_TIMEOUT_S * HEARTBEATS
         engine_client = LocalEngineClient(self._engine)
         await engine_client.start()
@@ -193,7 +190,7 @@ class EngineReplica:
         return self._engine.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray Serve asks for now and then, for `EnginePolicy`."""
+        """Metrics for `EnginePolicy`; Ray Serve calls it regularly."""
         return self._first_tokens.stats()
 
     async def is_healthy(self) -> bool:
@@ -201,7 +198,7 @@ class EngineReplica:
         return self._engine.is_healthy()
 
     async def end_requests(self) -> None:
-        """End what runs with an error, for good."""
+        """End all requests with an error; they are not resumed."""
         await self._engine_client.close()
 
     async def check_health(self) -> None:
@@ -231,7 +228,7 @@ class Ingress:
     def __init__(self, engines: Sequence[DeploymentHandle], app: AppArgs) -> None:
         """`engines` are those of the models, in their order."""
         set_up_logs(logging.WARNING, app.server.log_format)
-        # The replicas of the engine need none of these.
+        # Engine replicas need none of these.
         from ..api.http.metrics import JointMetrics, ServerMetrics  # noqa: PLC0415
         from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415

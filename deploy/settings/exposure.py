@@ -1,4 +1,4 @@
-"""Checks that nobody reaches a server or reads its keys by mistake."""
+"""Checks that a server is not open to others, and its keys not readable, by mistake."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def require_keys(config: ServerConfig, host: str) -> None:
         "server.host",
         f"{host!r} is reached from other machines, and no API key is set: set {KEY_VARIABLE}, "
         "server.api_key_file or server.tenants, or say --allow-unauthenticated "
-        "(server.allow_unauthenticated) to serve everybody",
+        "(server.allow_unauthenticated) to serve without keys",
     )
 
 

@@ -1,4 +1,4 @@
-"""What one request may hold: limits that operators can change, and fixed ones."""
+"""Limits of one request: those that operators can change, and fixed ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 class RequestLimits(Settings):
     """Limits of one request. What exceeds one is refused with 400, before any work is done on it.
 
-    The defaults leave room for every use we know of, and bound what a request can cost everybody
-    else: the event loop's time, memory, and the engine's time between two steps.
+    The defaults leave room for every use we know of, and bound what a request can cost the
+    others: the event loop's time, memory, and the engine's time between two steps.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -25,13 +25,15 @@ class RequestLimits(Settings):
         super().__init__(**values)
 
     max_prompts: AtLeastOne = Field(default=256, description="prompts of a completion")
-    max_answers: AtLeastOne = Field(default=256, description="answers: n times the prompts")
     max_prompt_chars: AtLeastOne = Field(
         default=1_000_000, description="characters of all prompts, or of all messages, together"
     )
-    max_messages: AtLeastOne = Field(default=4096, description="messages of a chat")
 
     # Fixed: far beyond every use we know of.
+    # Answers: n times the prompts.
+    max_answers: ClassVar[int] = 256
+    # Messages of a chat.
+    max_messages: ClassVar[int] = 4096
     # Numbers, texts, lists and objects of a body together.
     max_json_values: ClassVar[int] = 250_000
     # Lists and objects within each other in one field.

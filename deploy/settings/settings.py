@@ -6,6 +6,7 @@ of the Ray Serve deployments and of pools of drafters under `server`, `deploymen
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +16,11 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ...cluster.checked_settings import unknown_key
+from ...cluster.checked_settings import Settings, unknown_key
 from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
-from .deployment_settings import DeploymentConfig
 from .limits import RequestLimits
-from .pool_settings import PoolConfig
-from .sharing import SharingSettings
+from .ray_settings import DeploymentConfig, PoolConfig
 from .tenants import (
     TenantConfig,
     operator_keys,
@@ -32,17 +31,43 @@ from .tenants import (
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
+REDIS_SCHEMES = ("redis://", "rediss://")
 # The server's application on Ray Serve.
 APP_NAME = "draftline"
-# What drafts where nobody says what: they need no training and are not asked where they do not pay.
+# The default drafters need no training, and are not asked where they do not pay.
 DEFAULT_DRAFTERS = ({"kind": "suffix"}, {"kind": "prompt_lookup"})
 
 
-class ServerConfig(SharingSettings):
+class ServerConfig(Settings):
     """The HTTP server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    tenant_store: str | None = Field(
+        default=None,
+        description="file or redis:// URL of further tenants, as draftline tenant keeps them; "
+        "changes apply within about a second",
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        default=(),
+        description="networks of gateways that may name the tenant in x-tenant-id, such as "
+        "10.0.0.0/8; from elsewhere the header is refused",
+    )
+    rate_limit_store: str | None = Field(
+        default=None,
+        description="redis:// URL that counts rates and concurrency of tenants for several "
+        "replicas; default: in memory",
+    )
+    rate_limit_on_failure: Literal["open", "closed"] = Field(
+        default="open",
+        description="what tenants with limits get while that Redis does not answer; open: no "
+        "limits, closed: 503",
+    )
+    usage_log: str | None = Field(
+        default=None,
+        description="file (JSON lines) or redis:// URL (a stream) for a record of each request "
+        "that ends: tenant and counts, no text",
+    )
     host: str = Field(
         default="127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces"
     )
@@ -80,7 +105,7 @@ class ServerConfig(SharingSettings):
     min_priority: int = Field(
         default=0,
         description="lowest priority value for the operator's requests, and for all requests "
-        "without keys; lower values go first, so 0 lets nobody go before others",
+        "without keys; lower values go first, so 0 lets no request go before others",
     )
     tool_call_parser: ToolParserName = Field(
         default="auto",
@@ -119,12 +144,6 @@ class ServerConfig(SharingSettings):
         default=1024,
         description="open connections; a further one closes the longest idle one, or gets 503",
     )
-    body_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0, description="time for a body to arrive; then 408"
-    )
-    keep_alive_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=75.0, description="idle time of a connection between two requests"
-    )
     stream_interval_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="each event of a stream but the last has exactly so many tokens, whatever "
@@ -159,26 +178,12 @@ class ServerConfig(SharingSettings):
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="web sites whose pages may call the API; *: all; empty: no CORS"
     )
-    cors_allow_headers: tuple[str, ...] = Field(
-        default=("authorization", "content-type", "user-agent", "openai-*", "x-stainless-*"),
-        description="headers that they may send, by default those of OpenAI's client; a name "
-        "that ends in * covers all with that beginning",
-    )
-    cors_allow_credentials: bool = Field(
-        default=False, description="whether browsers send cookies; not with origin *"
-    )
 
     @model_validator(mode="before")
     @classmethod
     def _read_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
-        # Plain keys end here: nothing that shows, sends or stores these settings has them.
+        # Plain keys are dropped here, before the settings are shown, sent or stored.
         return {**values, **operator_keys(values)}
-
-    @model_validator(mode="after")
-    def _check_origins(self) -> Self:
-        if self.cors_allow_credentials and "*" in self.cors_allow_origins:
-            raise ConfigError("cors_allow_credentials", "needs origins that are named, not *")
-        return self
 
     @field_validator("limits", mode="before")
     @classmethod
@@ -186,6 +191,23 @@ class ServerConfig(SharingSettings):
         if not isinstance(value, dict):
             return value
         return _build(RequestLimits, "limits", value)
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                raise ConfigError("trusted_proxies", f"{text!r} is no network: {error}") from error
+        return value
+
+    @field_validator("rate_limit_store")
+    @classmethod
+    def _check_redis(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(REDIS_SCHEMES):
+            raise ConfigError("rate_limit_store", "must be a redis:// or rediss:// URL")
+        return value
 
     @field_validator("tenants", mode="before")
     @classmethod
@@ -200,14 +222,14 @@ class ServerConfig(SharingSettings):
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers are told apart; without keys everybody is served."""
+        """Whether callers need keys; without them every request is served."""
         named = self.tenants or self.tenant_store or self.trusted_proxies
         return bool(self.api_key_sha256 or named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeArgs:
-    """Everything that a served model is started with; `pools` by their applications' names."""
+    """All settings of a served model; `pools` by their applications' names."""
 
     engine: EngineConfig
     server: ServerConfig

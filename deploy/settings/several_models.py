@@ -1,4 +1,4 @@
-"""Settings of a server of several models: a list under `models`, and beside it what they share."""
+"""Settings of a server of several models: a list under `models`, and shared ones beside it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.errors import ConfigError
-from .deployment_settings import DeploymentConfig
+from .ray_settings import DeploymentConfig
 from .settings import ServeArgs, ServerConfig, build_serve_args, merge_settings
 
 MODELS = "models"
-# What one model may set of `server`; the rest is of the server that all have in common.
+# Fields of `server` that a model may set; the others are shared.
 MODEL_SERVER_FIELDS = ("tool_call_parser", "reasoning_parser")
-# What it may not set of `deployment`: there is one ingress.
+# Fields of `deployment` that a model may not set: there is one ingress.
 INGRESS_FIELDS = ("num_ingress_replicas", "ingress_cpus")
 # Ray Serve takes any name, but marks parts of its own names by some characters.
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -23,7 +23,7 @@ ENGINE_NAME = "engine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppArgs:
-    """Everything that an application is started with.
+    """All settings of an application.
 
     server      the HTTP server's settings
     deployment  the ingress's
@@ -47,7 +47,7 @@ class AppArgs:
 def build_app_args(settings: Mapping[str, Any]) -> AppArgs:
     """Validated settings of one model, as `build_serve_args` takes them, or of several.
 
-    What stands beside `models` is every model's, where that says nothing else. Raises `ConfigError`
+    Settings beside `models` are defaults of each model. Raises `ConfigError`
     naming the field.
     """
     if MODELS not in settings:
@@ -85,7 +85,7 @@ def _model(shared: Mapping[str, Any], index: int, entry: object) -> ServeArgs:
 
 
 def _require_own(field: str, entry: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where a model has settings that are all models'."""
+    """Raise `ConfigError` if a model has settings that are shared by all models."""
     if "pools" in entry:
         raise ConfigError(f"{field}.pools", "are applications of their own: deploy/pool.yaml")
     server = [name for name in _section(field, entry, "server") if name not in MODEL_SERVER_FIELDS]
@@ -112,7 +112,7 @@ def _with_parsers(server: ServerConfig, model: ServerConfig) -> ServerConfig:
 
 
 def _require_distinct(models: Sequence[ServeArgs]) -> None:
-    """Raise `ConfigError` where two models could not be told apart."""
+    """Raise `ConfigError` where two models have one name, or one file of traces."""
     names: dict[str, int] = {}
     traces: dict[str, int] = {}
     for index, model in enumerate(models):

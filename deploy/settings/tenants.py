@@ -93,7 +93,7 @@ class TenantConfig(Settings):
     def _check_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None:
             return None
-        # The help of `draftline serve` must not wait for what the stores are compiled with.
+        # The help of `draftline serve` must not wait for numba.
         from ...retrieval_store.search.lookup import SHARED  # noqa: PLC0415
         from ...retrieval_store.store import check_namespace  # noqa: PLC0415
 
@@ -139,8 +139,7 @@ def operator_keys(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def require_known_by(tenants: tuple[TenantConfig, ...], *, names_suffice: bool) -> None:
-    """Raise `ConfigError` unless each can be told from others: by a key, or by its name alone where
-    a gateway may name it."""
+    """Raise `ConfigError` unless each has a key, or a gateway may name it."""
     for index, tenant in enumerate(tenants):
         if not (tenant.key_sha256 or names_suffice):
             raise ConfigError(

@@ -1,18 +1,62 @@
-"""What `draftline tenant` does to a store: create, rotate, revoke, set. Plain keys leave once."""
+"""What `draftline tenant` changes in a store, and the audit log, which never holds a key."""
 
 from __future__ import annotations
 
+import json
+import os
+import pwd
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from ...core.errors import ConfigError
 from ..settings.tenants import key_digest
-from .audit import AuditEntry, audit_entry
 from .store import Record, TenantStore, checked_tenants
 
-# Shown before a key, so that one that leaks is known for what it is.
+# Digits of a digest in the log: enough to distinguish keys, too few to find one.
+PREFIX_LEN = 12
+
+
+def audit_line(
+    action: str,
+    tenant: str,
+    *,
+    added: Sequence[str] = (),
+    removed: Sequence[str] = (),
+    changed: Sequence[str] = (),
+) -> str:
+    """A change that this process makes now, as one line of JSON.
+
+    action          create, rotate, revoke or set
+    added, removed  digests of keys; the line holds their first digits
+    changed         names of the settings with a new value
+    """
+    entry = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "action": action,
+        "tenant": tenant,
+        "added": [digest[:PREFIX_LEN] for digest in added],
+        "removed": [digest[:PREFIX_LEN] for digest in removed],
+        "changed": list(changed),
+    }
+    return json.dumps(entry)
+
+
+def _user() -> str:
+    # Not from the environment, which the user may set.
+    uid = os.getuid()
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return f"({uid})"
+
+
+# Prefix of a key, by which a leaked one is recognised.
 KEY_PREFIX = "dl-"
 KEY_BYTES = 32
 # Of a digest, to name a key by.
@@ -21,13 +65,13 @@ MIN_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made; `text` is it, shown once and kept nowhere."""
+    """A new key; its `text` is shown once and never stored."""
 
     text: str
 
     @property
     def digest(self) -> str:
-        """What is kept of it."""
+        """Its digest, which is stored."""
         return key_digest(self.text)
 
 
@@ -43,11 +87,11 @@ def create_tenant(
     key = new_key() if with_key else None
     digests = [] if key is None else [key.digest]
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         if any(record.get("name") == name for record in records):
             raise ConfigError("name", f"{name!r} is there already; tenant set changes it")
         after = [*records, {"name": name, "key_sha256": digests, **settings}]
-        return _checked(after), audit_entry("create", name, added=digests, changed=sorted(settings))
+        return _checked(after), audit_line("create", name, added=digests, changed=sorted(settings))
 
     store.change(change)
     return key
@@ -57,25 +101,25 @@ def rotate_key(store: TenantStore, name: str, *, keep_old: bool) -> NewKey:
     """Give a tenant a new key; `keep_old`: its others work until they are revoked."""
     key = new_key()
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         old = _digests(_find(records, name))
         kept = old if keep_old else []
         after = _with(records, name, {"key_sha256": [*kept, key.digest]})
         removed = [] if keep_old else old
-        return _checked(after), audit_entry("rotate", name, added=[key.digest], removed=removed)
+        return _checked(after), audit_line("rotate", name, added=[key.digest], removed=removed)
 
     store.change(change)
     return key
 
 
 def revoke_key(store: TenantStore, name: str, digits: str | None) -> list[str]:
-    """End a key, named by the first digits of its digest, or the tenant with all of its keys.
+    """Revoke a key, named by the first digits of its digest, or the tenant with all of its keys.
 
     Returns the digests of the keys that work no more.
     """
     removed: list[str] = []
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         old = _digests(_find(records, name))
         removed[:] = old if digits is None else [_named(old, digits)]
         if digits is None:
@@ -83,7 +127,7 @@ def revoke_key(store: TenantStore, name: str, digits: str | None) -> list[str]:
         else:
             kept = [digest for digest in old if digest not in removed]
             after = _with(records, name, {"key_sha256": kept})
-        return after, audit_entry("revoke", name, removed=removed)
+        return after, audit_line("revoke", name, removed=removed)
 
     store.change(change)
     return removed
@@ -94,10 +138,10 @@ def set_tenant(
 ) -> None:
     """Give settings of a tenant other values, and those of `unset` their defaults."""
 
-    def change(records: Sequence[Record]) -> tuple[Sequence[Record], AuditEntry]:
+    def change(records: Sequence[Record]) -> tuple[Sequence[Record], str]:
         _find(records, name)
         after = _with(records, name, settings, unset)
-        return _checked(after), audit_entry("set", name, changed=sorted({*settings, *unset}))
+        return _checked(after), audit_line("set", name, changed=sorted({*settings, *unset}))
 
     store.change(change)
 

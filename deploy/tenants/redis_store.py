@@ -56,7 +56,7 @@ class RedisTenants:
                 for record in after:
                     pipe.hset(TENANTS, str(record["name"]), json.dumps(dict(record)))
                 pipe.incr(VERSION)
-                pipe.xadd(AUDIT, {"entry": entry.as_json()})
+                pipe.xadd(AUDIT, {"entry": entry})
                 try:
                     pipe.execute()
                 except redis.WatchError:

@@ -1,31 +1,30 @@
-"""A list of tenants outside a server's settings: a file, or keys in Redis."""
+"""Stores of tenants: their interface, and a file. Redis: `redis_store.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
+
 from ...core.errors import ConfigError, StoreError
-from ..settings.settings import ServerConfig
-from ..settings.sharing import REDIS_SCHEMES
+from ..settings.settings import REDIS_SCHEMES, ServerConfig
 from ..settings.tenants import TenantConfig, read_tenants, require_distinct
 
 # As plain values; a key is its digest, in `key_sha256`.
 Record = Mapping[str, Any]
-# What a store never holds: it would be read where the server runs, or be a key itself.
+# Fields that a store never holds: files and variables of the server, and plain keys.
 FORBIDDEN = ("key_env", "key_file")
 
 
-class AuditEntry(Protocol):
-    """What is written down of a change: `audit.AuditEntry`."""
-
-    def as_json(self) -> str:
-        """One line, without any key."""
-        ...
-
-
-# Takes all records, gives them as they shall be, and what is to be written down of that.
-Change = Callable[[Sequence[Record]], tuple[Sequence[Record], AuditEntry]]
+# Takes all records; returns the new ones, and the line of the audit log.
+Change = Callable[[Sequence[Record]], tuple[Sequence[Record], str]]
 
 
 class TenantStore(Protocol):
@@ -54,15 +53,13 @@ class TenantStore(Protocol):
 
 def open_tenant_store(url: str) -> TenantStore:
     """The store at a path or a Redis URL; it need not be there yet. Raises `ConfigError`."""
-    # Each is needed by few.
+    # Imported only where it is used.
     if url.startswith(REDIS_SCHEMES):
         from .redis_store import RedisTenants  # noqa: PLC0415
 
         return RedisTenants(url)
     if "://" in url:
         raise ConfigError("tenant_store", "must be the path of a file or a redis:// URL")
-    from .file_store import TenantFile  # noqa: PLC0415
-
     return TenantFile(url)
 
 
@@ -97,3 +94,97 @@ def check_tenant_store(config: ServerConfig) -> None:
             "server.tenant_store", f"{error}; draftline tenant create makes one"
         ) from error
     require_distinct(config.api_key_sha256, (*config.tenants, *tenants))
+
+
+AUDIT_SUFFIX = ".audit.jsonl"
+# Digests are no keys, but others do not need them.
+MODE = 0o600
+
+
+class TenantFile:
+    """One file with a mapping `tenants`, a list; replaced as a whole, never written in place."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    @property
+    def where(self) -> str:
+        """The file."""
+        return str(self._path)
+
+    def version(self) -> tuple[int, ...]:
+        """Device, inode, time and size. Raises `StoreError` where there is no file."""
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+    def read(self) -> Sequence[Record]:
+        """All records. Raises `StoreError`."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            data = yaml.safe_load(text)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            # The parser's message may quote the file.
+            mark = getattr(error, "problem_mark", None)
+            place = f" line {mark.line + 1}" if mark else ""
+            raise StoreError(f"{self.where}{place}: is neither YAML nor JSON") from error
+        return _records(data, self.where)
+
+    def change(self, change: Change) -> None:
+        """Apply a change and note it. Raises `StoreError` and what `change` raises."""
+        try:
+            with self._locked():
+                before = self.read() if self._path.exists() else []
+                after, entry = change(before)
+                # First, so that no change goes unlogged.
+                self._note(entry)
+                self._replace({"tenants": [dict(record) for record in after]})
+        except OSError as error:
+            raise StoreError(f"{self.where}: cannot be written: {error.strerror}") from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with Path(f"{self._path}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _note(self, line: str) -> None:
+        path = f"{self._path}{AUDIT_SUFFIX}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+            log.flush()
+            os.fsync(log.fileno())
+
+    def _replace(self, data: dict[str, Any]) -> None:
+        """The file with this content, whole or not at all, with its owner's mode."""
+        is_json = self._path.suffix == ".json"
+        text = json.dumps(data, indent=2) if is_json else yaml.safe_dump(data, sort_keys=False)
+        mode = self._path.stat().st_mode & 0o777 if self._path.exists() else MODE
+        # A link stays a link; its target is replaced.
+        target = self._path.resolve()
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(f"{text}\n" if is_json else text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(mode)
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def _unreadable(self, error: OSError) -> StoreError:
+        return StoreError(f"{self.where}: cannot be read: {error.strerror}")
+
+
+def _records(data: object, where: str) -> Sequence[Record]:
+    tenants = data.get("tenants") if isinstance(data, Mapping) else None
+    if not isinstance(tenants, list) or not all(isinstance(one, dict) for one in tenants):
+        raise StoreError(f"{where}: must hold tenants: a list of tenants, each with a name")
+    return tenants

@@ -1,4 +1,4 @@
-"""Keeps a server's view of a tenant store up to date, and the last good one where it fails."""
+"""Follows a tenant store; while it fails, the last good state stays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .store import TenantStore, checked_tenants
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-# The same complaint again.
+# Period of a repeated warning.
 LOG_PERIOD_S = 60.0
 
 
 class TenantWatch:
-    """Looks for changes of a store once a second. One event loop uses it; reading does not hold it.
+    """Polls a store once a second. One event loop uses it; reading does not block it.
 
     on_tenants  gets the tenants after each change; what it raises (`ConfigError`) is taken as the
                 store's fault, and the state before stays
@@ -40,23 +40,23 @@ class TenantWatch:
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
         self._complained_at = 0.0
-        # Whether the store could be read once: until then nobody knows who its tenants are.
+        # Whether the store could be read once: until then its tenants are unknown.
         self.is_known = False
 
     async def start(self) -> None:
-        """Look once, then go on looking."""
+        """Poll once, then regularly."""
         await self.look()
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
 
     async def look(self) -> None:
-        """Take what has changed, if anything has."""
+        """Poll once."""
         try:
             found = await asyncio.to_thread(self._read)
             if found is None:

@@ -51,7 +51,13 @@ class HeadOptions:
     """
 
     # No settings: nobody chooses them better.
-    FIXED: ClassVar[tuple[str, ...]] = ("max_tokens",)
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "tree_size",
+        "tree_acceptance",
+        "draws",
+        "weighs_confidence",
+        "max_tokens",
+    )
 
     tree: str = AUTO
     tree_size: str = FASTEST

@@ -54,13 +54,12 @@ class ModelOptions:
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
     stop                  when a draft ends before that (`drafters/model/stopping/`): constant,
-                          heuristic, confidence, svip, schedule or goodput
+                          heuristic, confidence, svip or goodput
     distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
                           most probable tokens, which is declared, as acceptance rules other than
                           `coupled` need it
     confidence_threshold  for `confidence`: the chain ends after a token less probable than this;
                           the threshold is learned from there
-    schedule              for `schedule`: lists of [most requests, tokens], with rising requests
     num_blocks            KV blocks of all requests; without a free one a request gets no proposal
     block_size            tokens of a KV block
     prefix_cache          requests of one namespace and cache salt share the KV of equal prefixes
@@ -74,7 +73,15 @@ class ModelOptions:
     """
 
     # No settings: nobody chooses them better.
-    FIXED: ClassVar[tuple[str, ...]] = ("block_size", "prefill_chunk")
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "draws",
+        "branch",
+        "confidence_threshold",
+        "block_size",
+        "prefix_cache",
+        "prefill_chunk",
+        "compile",
+    )
 
     vocabulary: str = VOCABULARY_AUTO
     tree: str = "chain"
@@ -86,7 +93,6 @@ class ModelOptions:
     distribution_size: int = 0
     stop: str = "constant"
     confidence_threshold: float = 0.4
-    schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
     block_size: int = 16
     prefix_cache: bool = True
@@ -147,6 +153,4 @@ class ModelOptions:
 
     def stop_rule(self, costs: DraftCosts) -> Callable[[], Stopping]:
         """A factory of the rule that ends one request's chains. Raises `ConfigError`."""
-        return stop_rule(
-            self.stop, self.num_tokens, self.confidence_threshold, self.schedule, costs
-        )
+        return stop_rule(self.stop, self.num_tokens, self.confidence_threshold, costs)

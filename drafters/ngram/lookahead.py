@@ -35,7 +35,7 @@ class LookaheadOptions:
     """
 
     # No settings: nobody chooses them better.
-    FIXED: ClassVar[tuple[str, ...]] = ("max_keys",)
+    FIXED: ClassVar[tuple[str, ...]] = ("max_keys", "pool_from_prompt")
 
     ngram: int = 5
     window: int = 7

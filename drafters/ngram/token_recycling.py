@@ -150,7 +150,7 @@ class TokenRecyclingOptions:
     """
 
     # No settings: nobody chooses them better.
-    FIXED: ClassVar[tuple[str, ...]] = ("max_tables", "max_vocab")
+    FIXED: ClassVar[tuple[str, ...]] = ("share", "max_tables", "max_vocab")
 
     num_top_next_tokens: int = 8
     tree: str = ""

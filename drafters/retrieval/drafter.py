@@ -43,7 +43,13 @@ class RetrievalOptions:
     """
 
     # No settings: nobody chooses them better.
-    FIXED: ClassVar[tuple[str, ...]] = ("oversample",)
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "context_len",
+        "min_match_len",
+        "rule",
+        "coupled",
+        "oversample",
+    )
 
     context_len: int = 16
     max_nodes: int = 24

@@ -241,7 +241,7 @@ class SpectraDrafter(BatchedDrafter[_Request]):
         index = np.arange(total) - (num_rows.cumsum() - num_rows).repeat(num_rows)
         positions = np.array(ends, dtype=np.int64).repeat(num_rows)
         draws = uniform(seeds.repeat(num_rows), positions, index)
-        return (draws < self._options.refine_threshold) == (self._options.explore_when == "lt")
+        return draws < self._options.refine_threshold
 
     def _state(self, request: DraftRequest) -> _Request:
         return _Request(self._options, request)

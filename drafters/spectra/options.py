@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ..ngram.candidate_pool import require_probe_fits
 from ..option_checks import require_fraction, require_switches, require_whole
@@ -24,9 +23,8 @@ class SpectraOptions:
     guess_len         most tokens of the backward guess; 0 is N-1, as in the paper
     capacity          continuations kept for each token
     max_keys          most keys of each dictionary, of one request
-    refine_threshold  r_th, compared with a random number for each prediction of the pool
-    explore_when      "lt" or "gt": explore if the random number is below or above r_th; the paper's
-                      text and listing disagree, "lt" accepted more in our greedy measurements
+    refine_threshold  r_th: a prediction of the pool explores if a random number is below it, as in
+                      the paper's text; its listing explores above it
     explore_top_k     when exploring: the best of so many predictions that begins no n-gram yet; the
                       paper's are the whole vocabulary
     seed_from_prompt  learn the prompt's n-grams
@@ -39,10 +37,19 @@ class SpectraOptions:
 
     # No settings: nobody chooses them better.
     FIXED: ClassVar[tuple[str, ...]] = (
+        "max_guesses",
+        "forward_first",
         "capacity",
         "max_keys",
         "refine_threshold",
+        "explore_top_k",
+        "seed_from_prompt",
+        "learn_committed",
+        "sub_ngrams",
+        "keep_prefixes",
         "all_offsets",
+        "forward",
+        "backward",
     )
     ngram: int = 5
     window: int = 3
@@ -52,7 +59,6 @@ class SpectraOptions:
     capacity: int = 15
     max_keys: int = 65536
     refine_threshold: float = 0.1
-    explore_when: str = "lt"
     explore_top_k: int = 8
     seed_from_prompt: bool = True
     learn_committed: bool = True
@@ -74,8 +80,6 @@ class SpectraOptions:
         require_switches(self, "keep_prefixes", "forward_first", "forward", "backward", "pool")
         if self.pool:
             require_probe_fits(self.ngram, self.window)
-        if self.explore_when not in ("lt", "gt"):
-            raise ConfigError("explore_when", f"must be 'lt' or 'gt', not {self.explore_when!r}")
 
 
 # As in the paper's listing, where only the pool feeds the dictionaries.

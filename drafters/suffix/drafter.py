@@ -48,7 +48,12 @@ class SuffixOptions:
     """
 
     # No settings: nobody chooses them better.
-    FIXED: ClassVar[tuple[str, ...]] = ("max_spec_offset", "window", "max_namespaces")
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "max_spec_offset",
+        "tree",
+        "window",
+        "max_namespaces",
+    )
 
     max_match_len: int = 64
     num_tokens: int = 16

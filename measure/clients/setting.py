@@ -16,33 +16,14 @@ class Setting:
     """The options that may differ between runs of the same requests.
 
     drafters   the allowed drafters; empty is plain decoding, None leaves the choice to the server
-    num_nodes  every drafter drafts trees of this many nodes in every step; None: the engine decides
-    is_ordered trees are filled in the order of drafters (`node_budget: ordered`) acceptance its
-    acceptance rule, if not the engine's
+    is_ordered trees are filled in the order of drafters (`node_budget: ordered`)
+    acceptance its acceptance rule, if not the engine's
     """
 
     name: str
     drafters: tuple[str, ...] | None
-    num_nodes: int | None = None
     is_ordered: bool = False
     acceptance: str | None = None
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the engine makes no choice at run time: plain decoding, or a fixed number of
-        nodes."""
-        return self.drafters == () or self.num_nodes is not None
-
-
-def with_fixed(settings: Sequence[Setting], num_nodes: Sequence[int]) -> list[Setting]:
-    """The settings, and each set of drafters also with each of these fixed numbers of nodes."""
-    fixed = [
-        Setting(f"{setting.name}, {count} always", setting.drafters, count)
-        for setting in settings
-        if not setting.is_fixed
-        for count in num_nodes
-    ]
-    return [*settings, *fixed]
 
 
 def matched_settings(known: Sequence[str], chosen: str | None) -> list[Setting]:

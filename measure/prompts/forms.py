@@ -20,7 +20,7 @@ USERS, ANSWERERS = ("human", "user"), ("gpt", "chatgpt", "assistant", "bard", "b
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class DatasetFormat:
     """How a dataset's rows are read.
 
     keys   that a row must have, and that distinguish this format from later ones
@@ -91,19 +91,19 @@ def _sharegpt(name: str, row: Row) -> BenchPrompt | None:
 
 
 # Formats are tried in this order.
-FORMS: Mapping[str, Form] = {
-    "sharegpt": Form(("conversations",), _sharegpt),
-    "mt-bench": Form(("turns",), _turns),
-    "spec-bench": Form(("turns",), _turns),
-    "mbpp": Form(("test_list", "code"), _mbpp),
-    "gsm8k": Form(("question", "answer"), _gsm8k),
-    "cnn-dm": Form(("article", "highlights"), _cnn_dm),
-    "humaneval": Form(("prompt",), _prompt),
+FORMS: Mapping[str, DatasetFormat] = {
+    "sharegpt": DatasetFormat(("conversations",), _sharegpt),
+    "mt-bench": DatasetFormat(("turns",), _turns),
+    "spec-bench": DatasetFormat(("turns",), _turns),
+    "mbpp": DatasetFormat(("test_list", "code"), _mbpp),
+    "gsm8k": DatasetFormat(("question", "answer"), _gsm8k),
+    "cnn-dm": DatasetFormat(("article", "highlights"), _cnn_dm),
+    "humaneval": DatasetFormat(("prompt",), _prompt),
 }
 KNOWN = "`turns` (Spec-Bench, MT-Bench), `prompt` (HumanEval), or the keys of another dataset"
 
 
-def form_of(row: Row) -> Form | None:
+def form_of(row: Row) -> DatasetFormat | None:
     """The format of a row with these keys; None: unknown."""
     return next((form for form in FORMS.values() if row.keys() >= set(form.keys)), None)
 

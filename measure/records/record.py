@@ -20,7 +20,7 @@ Said = str | tuple[Mapping[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineRecord:
     """The processor and the relevant versions."""
 
     processor: str
@@ -41,9 +41,9 @@ class Machine:
         return asdict(self)
 
 
-def machine() -> Machine:
+def machine() -> MachineRecord:
     """This machine."""
-    return Machine(
+    return MachineRecord(
         processor=_processor(),
         cores=os.cpu_count() or 1,
         python=platform.python_version(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,7 +19,6 @@ class Summary:
 
     rates     output tokens a second, one a round
     speedups  ratio to the reference's rate of the same round, one a round
-    of_best   ratio to the rate of the best fixed setting, of the same round
     whole     the figures over the requests of all rounds
     same      answers that equal the reference's, of all of them
     processor_speedups  the reference's processor time a token over this one's, one a round; empty
@@ -29,7 +28,6 @@ class Summary:
     name: str
     rates: tuple[float, ...]
     speedups: tuple[float, ...]
-    of_best: tuple[float, ...]
     whole: RunMetrics
     same: int
     rounds: tuple[RunMetrics, ...]
@@ -45,18 +43,12 @@ class Summary:
         """Median over rounds of the ratio to the reference's rate."""
         return statistics.median(self.speedups)
 
-    @property
-    def kept(self) -> float:
-        """Median over rounds of the ratio to the best fixed setting; 1 minus it is the regret."""
-        return statistics.median(self.of_best)
-
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
     """The setup and results of a benchmark of matched runs.
 
     setup        machine, prompts and load, for JSON
-    best_fixed   the fixed setting that was fastest, by the median of its rounds
     differences  None where answers were not compared
     taus         of the settings with step counts
     draft_ms     milliseconds of a draft, by setting and drafter, if known
@@ -65,7 +57,6 @@ class BenchResult:
     setup: dict[str, Any]
     summaries: tuple[Summary, ...]
     differences: tuple[Difference, ...] | None
-    best_fixed: str = ""
     taus: tuple[TauRow, ...] = ()
     draft_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -78,18 +69,15 @@ class BenchResult:
         """Setup, figures and differences by name, for JSON; times are in seconds."""
         return {
             **self.setup,
-            "best_fixed": self.best_fixed,
             "settings": {
                 summary.name: {
                     "output_throughput": summary.rate,
                     "speedup": summary.speedup,
-                    "of_best_fixed": summary.kept,
                     "tau": summary.whole.counts.tau if summary.whole.counts else None,
                     "same_answers": summary.same,
                     "rates": summary.rates,
                     "speedups": summary.speedups,
                     "processor_speedups": summary.processor_speedups,
-                    "of_best_fixed_by_round": summary.of_best,
                     "serve": summary.whole.serve_fields(),
                     "all_rounds": asdict(summary.whole),
                     "rounds": [asdict(metrics) for metrics in summary.rounds],
@@ -102,18 +90,9 @@ class BenchResult:
         }
 
 
-def best_fixed(runs: Runs, fixed: Collection[str]) -> str:
-    """The fastest of the settings `fixed` over the whole run, by the median of its rounds."""
-    return max(fixed, key=lambda name: statistics.median(_rates(runs[name])))
-
-
-def summarise(runs: Runs, reference: str, best: str | None = None) -> tuple[Summary, ...]:
-    """One summary for each setting, in the order of `runs`; speedups are over `reference`.
-
-    best  the best fixed setting; by default the reference
-    """
+def summarise(runs: Runs, reference: str) -> tuple[Summary, ...]:
+    """One summary for each setting, in the order of `runs`; speedups are over `reference`."""
     plain = _rates(runs[reference])
-    best_rates = _rates(runs[best or reference])
     answers = _answers(runs[reference][0])
     summaries = []
     for name, rounds in runs.items():
@@ -124,7 +103,6 @@ def summarise(runs: Runs, reference: str, best: str | None = None) -> tuple[Summ
                 name=name,
                 rates=tuple(rates),
                 speedups=tuple(rate / base for rate, base in zip(rates, plain, strict=True)),
-                of_best=tuple(rate / base for rate, base in zip(rates, best_rates, strict=True)),
                 whole=run_metrics(records, sum(run.metrics.seconds for run in rounds)),
                 same=sum(
                     a == b for run in rounds for a, b in zip(answers, _answers(run), strict=True)

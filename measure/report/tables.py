@@ -26,8 +26,6 @@ def print_result(result: BenchResult, console: Console) -> None:
     console.width = max(console.width, MIN_WIDTH)
     summaries = result.summaries
     console.print(_speed(summaries))
-    if result.best_fixed:
-        console.print(f"best fixed setting in hindsight: {result.best_fixed}")
     console.print(_latencies(summaries))
     drafted = [
         summary for summary in summaries if summary.whole.counts and summary.whole.counts.drafted
@@ -51,7 +49,7 @@ def _table(title: str, *columns: str) -> Table:
 def _speed(summaries: Iterable[Summary]) -> Table:
     table = _table(
         "Speed: medians over rounds (least - most)",
-        "setting", "output tok/s", "", "speedup", "", "of best fixed", "", "tau", "Mac-TP",
+        "setting", "output tok/s", "", "speedup", "", "tau", "Mac-TP",
         "Mic-TP", "same answers",
     )  # fmt: skip
     for summary in summaries:
@@ -62,8 +60,6 @@ def _speed(summaries: Iterable[Summary]) -> Table:
             f"({min(summary.rates):.1f} - {max(summary.rates):.1f})",
             f"{summary.speedup:.2f}x",
             f"({min(summary.speedups):.2f} - {max(summary.speedups):.2f})",
-            f"{summary.kept:.2f}",
-            f"({min(summary.of_best):.2f} - {max(summary.of_best):.2f})",
             f"{whole.counts.tau:.2f}" if whole.counts else NONE,
             f"{whole.mac_tp:.1f}" if whole.mac_tp else NONE,
             f"{whole.mic_tp:.1f}",

@@ -12,7 +12,7 @@ from ...core.arrays import UInt32
 from ...core.errors import RequestError
 from ...core.request.allowed_tokens import GrammarMasks, StructuredOutput
 from ...core.tree.tree import NO_TREE, TokenTree
-from .grammar_messages import Setup
+from .grammar_messages import GrammarSetup
 from .grammar_process import Form, GrammarProcess
 
 # Memory of the process that handles all grammars of an engine.
@@ -48,9 +48,9 @@ class GrammarFactory:
         """End the process; constraints fail from now on."""
         self.process.close()
 
-    def _setup(self) -> Setup:
+    def _setup(self) -> GrammarSetup:
         tokenizer = getattr(self._tokenizer, "backend_tokenizer").to_str()  # noqa: B009
-        return Setup(tokenizer, self._vocab_size, self._eos_token_ids, MEMORY_BYTES)
+        return GrammarSetup(tokenizer, self._vocab_size, self._eos_token_ids, MEMORY_BYTES)
 
 
 class GrammarConstraint:

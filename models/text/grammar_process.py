@@ -20,7 +20,7 @@ import numpy as np
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
 from ...core.request.allowed_tokens import GrammarMasks, StructuredOutput
 from ...core.tree.tree import TokenTree
-from .grammar_messages import Close, Follow, Followed, Setup, Started
+from .grammar_messages import Close, Follow, Followed, GrammarSetup, Started
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class GrammarProcess:
 
     def __init__(
         self,
-        setup: Callable[[], Setup],
+        setup: Callable[[], GrammarSetup],
         *,
         timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,

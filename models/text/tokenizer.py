@@ -28,7 +28,7 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
-class TextStream:
+class Detokenizer:
     """Turns tokens into text one by one; a character is given out by the token that completes it.
 
     The texts of `push` and `flush`, joined, equal the text of all tokens decoded at once (after the

@@ -51,7 +51,7 @@ class Score(NamedTuple):
         return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
 
 
-class Piece(NamedTuple):
+class TokenWindow(NamedTuple):
     """Tokens `start` to `stop` of a document; those from `first` on are scored."""
 
     start: int
@@ -87,15 +87,15 @@ class Windows:
         """Document tokens in a window."""
         return self.window - self.num_bos
 
-    def pieces(self, num_tokens: int) -> Iterator[Piece]:
+    def pieces(self, num_tokens: int) -> Iterator[TokenWindow]:
         """The windows of a document; every token that has one before it is scored in one of them.
 
         BOS counts as a token before the document's first.
         """
-        yield Piece(0, min(self.size, num_tokens), 1 - self.num_bos)
+        yield TokenWindow(0, min(self.size, num_tokens), 1 - self.num_bos)
         start = self.size - self.overlap
         while start + self.overlap < num_tokens:
-            yield Piece(start, min(start + self.size, num_tokens), start + self.overlap)
+            yield TokenWindow(start, min(start + self.size, num_tokens), start + self.overlap)
             start += self.size - self.overlap
 
     def with_bos(self, tokens: Int32) -> Int32:

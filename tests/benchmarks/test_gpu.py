@@ -11,12 +11,12 @@ import torch
 from draftline.benchmarks.gpu import parts
 from draftline.benchmarks.gpu.__main__ import NEEDED, main, plot_if_possible
 from draftline.benchmarks.gpu.findings import Findings
-from draftline.benchmarks.gpu.floors import Rates, Work
+from draftline.benchmarks.gpu.floors import DeviceRates, StepTraffic
 from draftline.benchmarks.gpu.instruments.clock import Clock, Repeats, TimeBudget, covered
 from draftline.benchmarks.gpu.measure.sampling import KINDS, figure_name
 from draftline.benchmarks.gpu.plan import TINY_PLAN
 from draftline.benchmarks.gpu.report import goals
-from draftline.benchmarks.gpu.setting import Setting
+from draftline.benchmarks.gpu.setting import GpuSetting
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -77,7 +77,7 @@ def test_a_budget_is_used_up_in_shares() -> None:
 
 def test_without_time_only_the_rates_are_measured() -> None:
     findings, heard = Findings(), []
-    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    setting = GpuSetting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
     run = parts.run_here(setting)
     parts.measure_all(list(parts.PARTS), setting.budget, findings, run, heard.append)
     assert heard == ["rates"]
@@ -131,7 +131,7 @@ def test_without_the_engines_packages_a_part_alone_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, f"draftline.benchmarks.gpu.measure.{name}", None)
     findings = Findings()
-    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    setting = GpuSetting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
     parts.PARTS[name](setting, findings)
     [(why, what)] = findings.skipped.items()
     assert what == [name]
@@ -141,8 +141,8 @@ def test_without_the_engines_packages_a_part_alone_is_missing(
 def measured(*, is_good: bool) -> Findings:
     """One second is the floor of everything that has one."""
     slow = 1.0 if is_good else 1.5
-    findings = Findings(rates=Rates(1.0, 1.0))
-    second = Work(1, 0)
+    findings = Findings(rates=DeviceRates(1.0, 1.0))
+    second = StepTraffic(1, 0)
     plan = TINY_PLAN
     findings.add(plan.whole.name, plan.one_token.name, [9.0, 1.2 * slow, 0.1], second)
     findings.add(plan.whole.name, plan.tree.name, [1.5 * slow * slow], second)

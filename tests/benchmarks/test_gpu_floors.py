@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 from draftline.benchmarks.gpu.floors import (
+    DeviceRates,
     HeadShape,
-    Rates,
     StageShape,
-    Work,
+    StepTraffic,
     attention_work,
     copy_work,
     product_work,
     sampling_work,
     step_work,
 )
-from draftline.benchmarks.gpu.plan import FULL_PLAN, TINY_PLAN, ModelPlan, StepCase
+from draftline.benchmarks.gpu.plan import FULL_PLAN, TINY_PLAN, GpuModelPlan, StepCase
 from transformers import AutoModelForCausalLM
 
 # Two query heads share a key; a key and a value of 4 numbers of 2 bytes are 16 bytes a head.
@@ -58,7 +58,7 @@ def test_a_stage_in_the_middle() -> None:
     assert middle.read_params == 3 * LAYER + 6 * 8
     # One row: hidden states come in and go out.
     work = step_work(middle, batch=1, rows_each=1, context_len=0)
-    assert work == Work(2 * (1872 + 48) + 2 * 16 + 96, 2 * 1872)
+    assert work == StepTraffic(2 * (1872 + 48) + 2 * 16 + 96, 2 * 1872)
 
 
 def test_attention_of_one_layer() -> None:
@@ -69,18 +69,18 @@ def test_attention_of_one_layer() -> None:
 
 
 def test_the_others() -> None:
-    assert sampling_work(64, 128_000) == Work(32_768_000, 0)
-    assert copy_work(100) == Work(200, 0)
-    assert product_work(10) == Work(600, 2000)
+    assert sampling_work(64, 128_000) == StepTraffic(32_768_000, 0)
+    assert copy_work(100) == StepTraffic(200, 0)
+    assert product_work(10) == StepTraffic(600, 2000)
     assert product_work(10).intensity == pytest.approx(10 / 3)
 
 
 def test_the_floor_is_the_longer_of_both() -> None:
-    rates = Rates(num_bytes=100, flops=1000)
-    assert rates.floor_s(Work(500, 1000)) == 5
-    assert rates.bound(Work(500, 1000)) == "bytes"
-    assert rates.floor_s(Work(100, 9000)) == 9
-    assert rates.bound(Work(100, 9000)) == "flops"
+    rates = DeviceRates(num_bytes=100, flops=1000)
+    assert rates.floor_s(StepTraffic(500, 1000)) == 5
+    assert rates.bound(StepTraffic(500, 1000)) == "bytes"
+    assert rates.floor_s(StepTraffic(100, 9000)) == 9
+    assert rates.bound(StepTraffic(100, 9000)) == "flops"
 
 
 def test_the_8b_shape_is_that_model() -> None:
@@ -91,12 +91,12 @@ def test_the_8b_shape_is_that_model() -> None:
     assert shape.kv_bytes == 128 * 1024
     # At batch 1 on 4.3 TB/s: 15.0 GB of weights and 0.13 GB of cache in 3.5 ms.
     work = step_work(shape, 1, 1, 1024)
-    floor = Rates(num_bytes=4.3e12, flops=790e12).floor_s(work)
+    floor = DeviceRates(num_bytes=4.3e12, flops=790e12).floor_s(work)
     assert floor == pytest.approx(3.52e-3, rel=0.01)
 
 
 @pytest.mark.parametrize("plan", [TINY_PLAN.whole, TINY_PLAN.part])
-def test_shapes_count_the_parameters_of_the_model(plan: ModelPlan) -> None:
+def test_shapes_count_the_parameters_of_the_model(plan: GpuModelPlan) -> None:
     model = AutoModelForCausalLM.from_config(plan.config())
     read = [*model.model.layers[plan.span.first : plan.span.last].parameters()]
     if plan.span.is_last:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.benchmarks.gpu.findings import Findings
-from draftline.benchmarks.gpu.floors import Rates
+from draftline.benchmarks.gpu.floors import DeviceRates
 from draftline.benchmarks.gpu.instruments.clock import Clock, Repeats, TimeBudget
 from draftline.benchmarks.gpu.instruments.stages import (
     decode_step,
@@ -20,7 +20,7 @@ from draftline.benchmarks.gpu.measure.attention import relative_error
 from draftline.benchmarks.gpu.measure.sampling import KINDS, sampling_rows
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.report import goals
-from draftline.benchmarks.gpu.setting import Setting
+from draftline.benchmarks.gpu.setting import GpuSetting
 from draftline.core.steps import SamplingRows, StepOutput
 from draftline.core.tree.tree_loops import unpack
 from draftline.models import sampling as sampling_backend
@@ -100,8 +100,8 @@ def test_modules_are_fused_where_triton_runs(
 
 def test_a_sampler_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_sampling, "choose_sampler", lambda _: Chooser())
-    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
-    findings = Findings(rates=Rates(1.0, 1.0))
+    setting = GpuSetting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    findings = Findings(rates=DeviceRates(1.0, 1.0))
     measure_sampling.measure_sampling(setting, findings)
     groups = {figure.group for figure in findings.figures}
     assert groups == {"sampling", "sampling by torch"}
@@ -121,8 +121,8 @@ def test_a_product_that_is_wrong_is_told(
     name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure_products, name, wrong)
-    findings = Findings(rates=Rates(1.0, 1.0))
-    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    findings = Findings(rates=DeviceRates(1.0, 1.0))
+    setting = GpuSetting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
     measure_products.measure_products(setting, findings)
     assert {what for names in findings.failed.values() for what in names} == {
         f"{measure_products.GROUP}, {rows} rows" for rows in (1, measure_products.FEW_ROWS, 65)
@@ -133,8 +133,8 @@ def test_a_product_that_is_wrong_is_told(
 
 def test_a_kind_that_cannot_be_sampled_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_sampling, "choose_sampler", lambda _: Refuser())
-    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
-    findings = Findings(rates=Rates(1.0, 1.0))
+    setting = GpuSetting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    findings = Findings(rates=DeviceRates(1.0, 1.0))
     measure_sampling.measure_sampling(setting, findings)
     sampled = {figure.name for figure in findings.figures if figure.group == "sampling"}
     assert len(sampled) == len(KINDS) - 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from draftline.benchmarks.peers import rounds
-from draftline.benchmarks.peers.plan import Cell, Start
+from draftline.benchmarks.peers.plan import PeerCell, Start
 from draftline.benchmarks.peers.plot import PART, RESULTS, read_lines, write_docs, write_picture
 from draftline.benchmarks.peers.report import (
     OUR_DEFAULT,
@@ -150,7 +150,7 @@ def test_only_the_same_comparison_is_resumed(tmp_path: Path) -> None:
 
 
 def start(*streams: int) -> Start:
-    return Start((), tuple(Cell("code", count, ()) for count in streams))
+    return Start((), tuple(PeerCell("code", count, ()) for count in streams))
 
 
 def test_what_was_measured_is_not_measured_again_and_each_turn_is_kept(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from draftline.benchmarks.trees.suite_tables import (
-    HALVES,
     RESULTS,
     main,
     read_rows,
@@ -33,19 +32,9 @@ def row(
     }
 
 
-def content(*rows: dict[str, Any], **accepted: dict[str, int]) -> str:
-    """A result file; `accepted` by row and drafter."""
-    settings = {
-        row["name"]: {
-            "speedup": 3.0,
-            "processor_speedups": [1.25, 1.0, 2.0],
-            "all_rounds": {"counts": {"committed": 200, "accepted": {}}},
-        }
-        for row in rows
-    }
-    for name, counts in accepted.items():
-        settings[name]["all_rounds"]["counts"]["accepted"] = counts
-    return json.dumps({"taus": rows, "settings": settings})
+def content(*rows: dict[str, Any]) -> str:
+    """A result file."""
+    return json.dumps({"taus": rows})
 
 
 def test_rows_are_told_apart_by_their_intervals(
@@ -56,7 +45,6 @@ def test_rows_are_told_apart_by_their_intervals(
         row("paper: ANPD", 2.0, (0.5, 1.5), qa=2.5),
         row("paper: CORE", 1.75, (-0.4, -0.1), qa=1.5),
         row("draftline: CORE", 1.875, (-0.1, 0.3), qa=1.25),
-        row("between: CORE of the paper", 1.75, (-0.1, 0.3), qa=1.5),
     ]
     (tmp_path / "suite-spec-bench-t0.json").write_text(content(*rows))
     main(folder=tmp_path)
@@ -65,31 +53,7 @@ def test_rows_are_told_apart_by_their_intervals(
     assert "| CORE | 1.75 (1.25-2.00) - |" in lines
     assert "| CORE | 1.88 (1.38-2.12) ~ |" in lines
     assert "| paper: CORE | 1.50 |" in lines
-    assert not any("target" in line or "between" in line for line in lines)
-
-
-def test_what_each_half_knows_and_what_changes_bring(tmp_path: Path) -> None:
-    first, second = ("paper: CORE's halves, forward first", "paper: CORE's halves, backward first")
-    forward, backward = HALVES["forward"], HALVES["backward"]
-    rows = [row(name, 1.5, None) for name in (first, second)]
-    rows += [
-        row(f"between: {name}", 1.5, (0.25, 0.75)) for name in ("window of 3", "REST of the paper")
-    ]
-    accepted = {
-        first: {forward: 80, backward: 10},
-        second: {backward: 60, forward: 30},
-    }
-    (tmp_path / "suite-bundled-t0.json").write_text(content(*rows, **accepted))
-    lines = tables(read_rows(tmp_path)).splitlines()
-    assert lines[-4:] == [
-        "| forward knows | 40% |",
-        "| forward alone knows | 15% |",
-        "| backward knows | 30% |",
-        "| backward alone knows | 5% |",
-    ]
-    assert "| window of 3 | 1.50 (1.00-1.75) + | 1.25x |" in lines
-    # It follows a row of another drafter.
-    assert "| REST of the paper | 1.50 (1.00-1.75) | 1.25x |" in lines
+    assert not any("target" in line for line in lines)
 
 
 def test_rows_of_the_page_are_those_of_the_results() -> None:

@@ -8,9 +8,8 @@ from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import build_drafter
 from draftline.cluster.removed_settings import REMOVED_SETTINGS
 from draftline.core.errors import ConfigError
-from draftline.deploy.settings.deployment_settings import DeploymentConfig
 from draftline.deploy.settings.limits import RequestLimits
-from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.ray_settings import DeploymentConfig, PoolConfig
 from draftline.deploy.settings.settings import ServerConfig
 
 
@@ -41,6 +40,9 @@ def test_a_name_that_left_is_refused(kind: type[Settings], name: str) -> None:
         ({"kind": "suffix", "window": 9}, "window: was removed; leave it out: the latest"),
         ({"kind": "suffix", "max_spec_offset": 1}, "max_spec_offset: was removed; use max_spec_f"),
         ({"kind": "model", "prefill_chunk": 9}, "prefill_chunk: was removed; leave it out"),
+        ({"kind": "spectra", "forward": False}, "forward: was removed; leave it out: both dict"),
+        ({"kind": "head", "tree_size": "full"}, "tree_size: was removed; leave it out: a head's"),
+        ({"kind": "model", "stop": "schedule"}, "stop: 'schedule' was removed; use goodput"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
     ],
 )

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftline.benchmarks.http_fuzz.cases import PATHS, Request, make_cases
+from draftline.benchmarks.http_fuzz.cases import PATHS, FuzzRequest, make_cases
 from draftline.benchmarks.http_fuzz.clients import error_fault, raw_fault, stream_fault
 from draftline.benchmarks.http_fuzz.run import OWN_PROCESSES, SLACK_FDS, left_behind, logged
-from draftline.benchmarks.http_fuzz.server import Holdings
+from draftline.benchmarks.http_fuzz.server import ServerHoldings
 from draftline.benchmarks.http_fuzz.values import MARKER
 from draftline.deploy.api.app import create_app
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine
 
-AT_REST = Holdings(
+AT_REST = ServerHoldings(
     fds=10, threads=12, processes=1, running=0, waiting=0, kv_usage=0.0, accepted_tokens=0.0
 )
 
@@ -90,6 +90,6 @@ def test_cases_are_all_different_and_the_same_each_time() -> None:
     document = create_app(FakeEngine(), ServerConfig(), "demo").openapi()
     cases = make_cases(document, 150, 7)
     assert len(cases) == len(set(cases)) == 150
-    assert {case.path for case in cases if isinstance(case, Request)} == set(PATHS)
+    assert {case.path for case in cases if isinstance(case, FuzzRequest)} == set(PATHS)
     assert make_cases(document, 150, 7) == cases
     assert make_cases(document, 150, 8) != cases

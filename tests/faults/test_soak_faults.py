@@ -25,7 +25,7 @@ from draftline.benchmarks.serving.soak.faults import (
     Targets,
     make_faults,
 )
-from draftline.benchmarks.serving.soak.owned_servers import Disk, Network
+from draftline.benchmarks.serving.soak.owned_servers import Disk, NetworkProxies
 
 DELAY_S = 0.2
 
@@ -46,7 +46,10 @@ def echo() -> socket.socket:
 
 def test_a_slow_network_carries_all_later(echo: socket.socket) -> None:
     port = echo.getsockname()[1]
-    with Network(port) as network, socket.create_connection(("127.0.0.1", network.port)) as end:
+    with (
+        NetworkProxies(port) as network,
+        socket.create_connection(("127.0.0.1", network.port)) as end,
+    ):
         end.sendall(b"one")
         assert end.recv(16) == b"one"
         network.delay_s = DELAY_S
@@ -61,7 +64,10 @@ def test_a_slow_network_carries_all_later(echo: socket.socket) -> None:
 def test_nobody_listens_behind_a_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with Network(port) as network, socket.create_connection(("127.0.0.1", network.port)) as end:
+    with (
+        NetworkProxies(port) as network,
+        socket.create_connection(("127.0.0.1", network.port)) as end,
+    ):
         assert end.recv(16) == b""
 
 
@@ -92,7 +98,7 @@ class Sleeper:
 
 
 async def done_of(
-    tmp_path: Path, victim: str, action: Action, owned: Sleeper, network: Network
+    tmp_path: Path, victim: str, action: Action, owned: Sleeper, network: NetworkProxies
 ) -> tuple[int | None, float]:
     disk = Disk(tmp_path)
     targets = Targets(roots=tuple, owned={REDIS: [owned]}, disk=disk, networks=[network])
@@ -114,12 +120,12 @@ async def done_of(
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
-    with Network(1) as network:
+def network() -> Iterator[NetworkProxies]:
+    with NetworkProxies(1) as network:
         yield network
 
 
-async def test_faults_meet_their_victims(tmp_path: Path, network: Network) -> None:
+async def test_faults_meet_their_victims(tmp_path: Path, network: NetworkProxies) -> None:
     owned = Sleeper()
     assert await done_of(tmp_path, REDIS, "kill", owned, network) == (os.getpid(), 0.0)
     assert owned.calls == ["lose", "start"]
@@ -128,7 +134,7 @@ async def test_faults_meet_their_victims(tmp_path: Path, network: Network) -> No
     assert network.delay_s == 0.0
 
 
-async def test_faults_tell_that_they_met_nobody(tmp_path: Path, network: Network) -> None:
+async def test_faults_tell_that_they_met_nobody(tmp_path: Path, network: NetworkProxies) -> None:
     owned = Sleeper()
     owned.pid = None
     assert await done_of(tmp_path, REDIS, "kill", owned, network) == (None, 0.0)

@@ -7,27 +7,27 @@ from dataclasses import replace
 
 import pytest
 from draftline.benchmarks.serving.ray_servers import Process
-from draftline.benchmarks.serving.soak.clients import Answer, Choice, End, is_clear
+from draftline.benchmarks.serving.soak.clients import Choice, End, SoakAnswer, is_clear
 from draftline.benchmarks.serving.soak.faults import Done, Fault
 from draftline.benchmarks.serving.soak.judge import judge, outcomes_of
-from draftline.benchmarks.serving.soak.run import Setting, soak
-from draftline.benchmarks.serving.soak.setup import Ask
+from draftline.benchmarks.serving.soak.run import SoakSetting, soak
+from draftline.benchmarks.serving.soak.setup import SoakPrompt
 from draftline.benchmarks.serving.soak.watch import process_leaks
 from draftline.deploy.api.errors import bad_request
 
-ASK = Ask("amber", "greedy", "/v1/completions", {"stream": True}, 0.0, None)
+ASK = SoakPrompt("amber", "greedy", "/v1/completions", {"stream": True}, 0.0, None)
 TOKENS = (3, 1, 4, 1, 5)
 
 
 def answer(
     end: End = "whole", tokens: tuple[int, ...] = TOKENS, finish: str | None = "length"
-) -> Answer:
+) -> SoakAnswer:
     text = "".join(map(str, tokens))
     choice = Choice(text, list(tokens), finish_reason=finish)
-    return Answer(0.0, end, "cmpl-1", {0: choice}, "503: gone", 10.0)
+    return SoakAnswer(0.0, end, "cmpl-1", {0: choice}, "503: gone", 10.0)
 
 
-def problems(given: Answer, *faults: Done, resumed: bool = False) -> list[str]:
+def problems(given: SoakAnswer, *faults: Done, resumed: bool = False) -> list[str]:
     ids = {"cmpl-1"} if resumed else set()
     return list(judge(outcomes_of([ASK], [given], [answer()], faults, ids)).problems)
 
@@ -36,7 +36,7 @@ def problems(given: Answer, *faults: Done, resumed: bool = False) -> list[str]:
     "given",
     [answer(), answer("left", TOKENS[:2], None)],
 )
-def test_right_ends_pass(given: Answer) -> None:
+def test_right_ends_pass(given: SoakAnswer) -> None:
     assert not problems(given)
     assert not problems(given, resumed=True)
 
@@ -55,7 +55,7 @@ def test_right_ends_pass(given: Answer) -> None:
         (answer("error", TOKENS[:2], None), "0 of 1 interrupted streams"),
     ],
 )
-def test_wrong_ends_are_found(given: Answer, found: str) -> None:
+def test_wrong_ends_are_found(given: SoakAnswer, found: str) -> None:
     assert any(found in problem for problem in problems(given))
 
 
@@ -89,7 +89,7 @@ def test_errors_of_the_api_are_clear() -> None:
 @pytest.mark.timeout(1800)
 def test_a_short_soak_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
-    found = soak(Setting(minutes=1.75, requests=90, fault_s=15.0, stages=1))
+    found = soak(SoakSetting(minutes=1.75, requests=90, fault_s=15.0, stages=1))
     assert not found.problems
     assert found.verdict.interrupted > 0
     assert {done.fault.victim for done in found.served.faults if done.pid} >= {"coordinator"}

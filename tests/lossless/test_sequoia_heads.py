@@ -37,7 +37,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pytest.param("demo-griffin", {}, 1, marks=pytest.mark.full),
         ("demo-griffin", {"placement": "actor"}, 2),
         pytest.param("demo-dflash", {"placement": "actor"}, 1, marks=pytest.mark.full),
-        ("demo-dflash", {"tree_size": "full"}, 2),
+        ("demo-dflash", {}, 2),
     ],
 )
 def test_trees_of_measured_shapes_change_no_token(

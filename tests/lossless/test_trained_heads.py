@@ -8,7 +8,7 @@ import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
-from draftline.deploy.cli.train.head_config import head_config
+from draftline.deploy.cli.train.fit import head_config
 from draftline.deploy.cli.train.job import HeadJob, head_plan, head_recipe
 from draftline.models.load.bundled import demo_path
 from draftline.training.heads.distilled_texts import DistilledText
@@ -53,7 +53,7 @@ def test_trained_drafts_are_accepted_and_change_nothing(
     config = head_config(target, kind, job, texts)
     head = train_head(config, target, texts, head_plan(job, recipe), tmp_path / "run")
     export_head(head, job.output, {"architectures": [recipe.architecture]}, {})
-    options = {"weighs_confidence": True, "min_confidence": 0.05} if kind == "dspark" else {}
+    options = {"min_confidence": 0.05} if kind == "dspark" else {}
     drafter = DrafterConfig(kind="head", model=str(job.output), top_k=3, **options)
     engine_config = EngineConfig(
         model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages

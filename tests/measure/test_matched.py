@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.measure.clients.load import Load, run_load
-from draftline.measure.clients.setting import Setting, matched_settings, with_fixed
+from draftline.measure.clients.setting import Setting, matched_settings
 from draftline.measure.prompts.bench_prompt import BenchPrompt
 from draftline.measure.records.record import Record
 from draftline.measure.report.summary import BenchResult, summarise
@@ -44,16 +44,6 @@ def test_chosen_settings() -> None:
     assert [one.drafters for one in chosen] == [(), ("model", "spectra"), KNOWN]
     with pytest.raises(ConfigError, match="'medusa' is not there; known: spectra, model"):
         matched_settings(KNOWN, "spectra+medusa")
-
-
-def test_fixed_numbers_of_nodes_are_settings_of_their_own() -> None:
-    settings = with_fixed(matched_settings(("spectra",), None), [4, 16])
-    assert [(one.name, one.num_nodes, one.is_fixed) for one in settings] == [
-        ("target", None, True),
-        ("spectra", None, False),
-        ("spectra, 4 always", 4, True),
-        ("spectra, 16 always", 16, True),
-    ]
 
 
 async def test_settings_take_turns_on_the_same_requests() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from draftline.measure.records.run_metrics import run_metrics
 from draftline.measure.report.intervals import Interval, TauRow
 from draftline.measure.report.plots import write_plots
-from draftline.measure.report.summary import BenchResult, best_fixed, summarise
+from draftline.measure.report.summary import BenchResult, summarise
 from draftline.measure.report.tables import print_result
 from draftline.measure.runs.equality import Difference
 from draftline.measure.runs.matched import Run
@@ -59,25 +59,12 @@ def test_processor_time_is_told_where_it_was_measured() -> None:
 def test_the_tables_tell_the_figures() -> None:
     text = printed(BenchResult({}, summarise(RUNS, "target"), ()))
     row = next(line for line in text.splitlines() if line.startswith("all "))
-    # Tokens a second, speedup, share of the best fixed setting, tau, Mac-TP, Mic-TP: 15 tokens of
-    # requests that took 9 s.
-    figures = "2.0 (1.2 - 2.5) 2.50x (2.00 - 2.50) 2.50 (2.00 - 2.50) 2.00 2.0 1.7 3 of 3"
+    # Tokens a second, speedup, tau, Mac-TP, Mic-TP: 15 tokens of requests that took 9 s.
+    figures = "2.0 (1.2 - 2.5) 2.50x (2.00 - 2.50) 2.00 2.0 1.7 3 of 3"
     assert " ".join(row.split()) == f"all {figures}"
     assert "1000.0 / 1000.0 / 1000.0" in text
     assert "spectra 6 / 18" in text
     assert "all answers are the same under every setting" in text
-
-
-def test_the_best_fixed_setting_is_the_one_of_the_best_median() -> None:
-    assert best_fixed(RUNS, ["target", "all"]) == "all"
-    target, drafted = summarise(RUNS, "target", "all")
-    assert drafted.of_best == (1.0, 1.0, 1.0)
-    assert target.of_best == (0.5, 0.4, 0.4)
-    assert target.kept == 0.4
-    result = BenchResult({}, (target, drafted), (), "all")
-    assert "best fixed setting in hindsight: all" in printed(result)
-    assert result.fields()["best_fixed"] == "all"
-    assert result.fields()["settings"]["target"]["of_best_fixed"] == 0.4
 
 
 def test_a_wrong_answer_is_told_loudly() -> None:

@@ -17,7 +17,7 @@ from ..findings import Figure, Findings, free_memory
 from ..floors import HeadShape, attention_work
 from ..instruments.stages import TILES, decode_step, random_kv, tree_mask
 from ..plan import StepCase
-from ..setting import DTYPE, Setting
+from ..setting import DTYPE, GpuSetting
 
 GROUP = "attention of a layer"
 TORCH_GROUP = "torch SDPA, keys in a row"
@@ -25,7 +25,7 @@ TORCH_GROUP = "torch SDPA, keys in a row"
 TOLERANCE = 0.02
 
 
-def measure_attention(setting: Setting, findings: Findings) -> None:
+def measure_attention(setting: GpuSetting, findings: Findings) -> None:
     """Every case of the plan by the stage's backend and by torch."""
     heads = setting.plan.whole.shape().heads
     for case in setting.plan.attention:
@@ -43,7 +43,7 @@ def measure_attention(setting: Setting, findings: Findings) -> None:
 class _Measurement:
     """One case; its tensors are freed with it."""
 
-    def __init__(self, setting: Setting, findings: Findings, case: StepCase) -> None:
+    def __init__(self, setting: GpuSetting, findings: Findings, case: StepCase) -> None:
         self._setting, self._findings, self._case = setting, findings, case
         self._heads = setting.plan.whole.shape().heads
         self._work = attention_work(self._heads, case.batch, case.rows_each, case.context_len)
@@ -84,7 +84,7 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 
 def _torch_attention(
-    step: StepInput, kv: PagedKv, query: Tensor, case: StepCase, setting: Setting
+    step: StepInput, kv: PagedKv, query: Tensor, case: StepCase, setting: GpuSetting
 ) -> Callable[[], Tensor]:
     """Reads keys [batch, kv_heads, columns, head_dim]; gives rows as `attend` does."""
     heads, rows = setting.plan.whole.shape().heads, case.rows_each

@@ -16,14 +16,14 @@ from ....drafters.model.drafter import load_model_drafter
 from ....drafters.ngram.prompt_lookup import PromptLookupDrafter
 from ....drafters.spectra.drafter import SpectraDrafter
 from ..findings import Findings
-from ..setting import Setting
+from ..setting import GpuSetting
 
 WARM_TOKENS = 16
 KV_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DemoTimes:
     """All prompts one after another."""
 
     seconds: float
@@ -41,7 +41,7 @@ class Run:
         return sum(len(output.token_ids) - 1 for output in self.outputs) / max(steps, 1)
 
 
-def measure_demo(setting: Setting, findings: Findings) -> None:
+def measure_demo(setting: GpuSetting, findings: Findings) -> None:
     """Greedy, in float32: a text that differs is a fault, not rounding."""
     plan = plan_model(
         EngineConfig(
@@ -71,7 +71,7 @@ def measure_demo(setting: Setting, findings: Findings) -> None:
 
 def _decode(
     engine: EngineThread, plan: ModelPlan, prompts: list[str], tokens: int, *, speculative: bool
-) -> Run:
+) -> DemoTimes:
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     options = RequestOptions(speculative=speculative)
     requests = plan.request_factory()
@@ -81,10 +81,10 @@ def _decode(
         answer = OutputCollector(f"{'drafted' if speculative else 'plain'}-{number}-{tokens}")
         engine.add(*requests.build(answer.request_id, prompt, params, answer.on_output, options))
         outputs.append(answer.wait())
-    return Run(time.perf_counter() - start, tuple(outputs))
+    return DemoTimes(time.perf_counter() - start, tuple(outputs))
 
 
-def _note(findings: Findings, plain: Run, drafted: Run) -> None:
+def _note(findings: Findings, plain: DemoTimes, drafted: DemoTimes) -> None:
     pairs = list(zip(plain.outputs, drafted.outputs, strict=True))
     same = sum(one.token_ids == other.token_ids for one, other in pairs)
     found = {

@@ -29,10 +29,10 @@ from ....models.heads.spec_former import SpecFormer, SpecFormerConfig
 from ....models.load.partition import LayerSpan
 from ....models.sampling import uses_fused_modules
 from ..findings import Findings
-from ..floors import Work
+from ..floors import StepTraffic
 from ..instruments.stages import SPREAD, random_slice
-from ..plan import ModelPlan
-from ..setting import DTYPE, Setting
+from ..plan import GpuModelPlan
+from ..setting import DTYPE, GpuSetting
 
 M = TypeVar("M", bound=nn.Module)
 GROUP = "drafts of heads"
@@ -61,7 +61,7 @@ class HeadCase:
     num_rows: int
 
 
-def measure_heads(setting: Setting, findings: Findings) -> None:
+def measure_heads(setting: GpuSetting, findings: Findings) -> None:
     """A draft of one request, behind the context of the plan's step of one token: reading the new
     rows, and growing the tree."""
     plan = setting.plan.whole
@@ -75,7 +75,7 @@ def measure_heads(setting: Setting, findings: Findings) -> None:
 
 
 def _measure(
-    make: Callable[[], HeadCase], plan: ModelPlan, setting: Setting, findings: Findings
+    make: Callable[[], HeadCase], plan: GpuModelPlan, setting: GpuSetting, findings: Findings
 ) -> None:
     case, vocab_size = make(), plan.options["vocab_size"]
     network, hidden = case.network, plan.options["hidden_size"]
@@ -108,14 +108,14 @@ def _measure(
     read(0, context)
     times = setting.clock.waited(draft)
     what = f"{case.name}, {case.passes} passes, context {context}"
-    work = Work(
+    work = StepTraffic(
         case.passes * case.weight_bytes, 2 * case.num_rows * case.weight_bytes // DTYPE.itemsize
     )
     a_pass = 1e3 * statistics.median(times) / case.passes
     findings.add(GROUP, what, times, work, note=f"{num_nodes} nodes, {a_pass:.2f} ms a pass")
 
 
-def _shared_parts(plan: ModelPlan, setting: Setting) -> SharedParts:
+def _shared_parts(plan: GpuModelPlan, setting: GpuSetting) -> SharedParts:
     """Embeddings, norm and output head of the plan's model."""
     count = plan.config().num_hidden_layers
     fused = uses_fused_modules(setting.device, setting.attention)
@@ -130,7 +130,7 @@ def _shared_parts(plan: ModelPlan, setting: Setting) -> SharedParts:
     return SharedParts(first.embed, last.norm, last.head, None)
 
 
-def _griffin(plan: ModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
+def _griffin(plan: GpuModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
     sizes = plan.options
     config = FeatureHeadConfig(
         fusion="guided", fusion_size=2 * sizes["hidden_size"], splits_output=True,
@@ -146,7 +146,7 @@ def _griffin(plan: ModelPlan, shared: SharedParts, device: torch.device) -> Head
     )
 
 
-def _specformer(plan: ModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
+def _specformer(plan: GpuModelPlan, shared: SharedParts, device: torch.device) -> HeadCase:
     sizes = plan.options
     config = SpecFormerConfig(draft_length=SPECFORMER_DRAFTS, **_layer(sizes))
     head = _random(lambda: SpecFormer(config), device)

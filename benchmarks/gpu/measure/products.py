@@ -21,8 +21,8 @@ from ....kernels.int8.reference import int8_linear
 from ....models.layers.gpu_linear import GpuLinear
 from ....models.layers.int8_linear import Int8Linear
 from ..findings import Findings
-from ..floors import Work
-from ..setting import DTYPE, Setting
+from ..floors import StepTraffic
+from ..setting import DTYPE, GpuSetting
 from .attention import relative_error
 
 GROUP = "products of a layer"
@@ -45,7 +45,7 @@ class Products:
     rounded: Int8Linear
     one_order: Callable[[Tensor, Tensor], Tensor]
 
-    def measure(self, rows: int, setting: Setting, findings: Findings) -> None:
+    def measure(self, rows: int, setting: GpuSetting, findings: Findings) -> None:
         """All products of `rows` rows."""
         outputs, inputs = self.weight.shape
         x = torch.randn(rows, inputs, dtype=DTYPE, device=setting.device)
@@ -60,7 +60,7 @@ class Products:
             times = setting.clock.on_device(run)
             note = f"{statistics.median(times) / plain:.2f} x bfloat16" if plain else ""
             plain = plain or statistics.median(times)
-            work = Work(num_bytes, 2 * rows * outputs * inputs)
+            work = StepTraffic(num_bytes, 2 * rows * outputs * inputs)
             findings.add(GROUP, figure_name(rows, inputs, outputs, kind), times, work, note=note)
         wanted = {
             "of a stage": linear(x, self.weight),
@@ -74,7 +74,7 @@ class Products:
                 findings.fail(f"{GROUP}, {rows} rows", what)
 
 
-def measure_products(setting: Setting, findings: Findings) -> None:
+def measure_products(setting: GpuSetting, findings: Findings) -> None:
     """Time the product of gate and up together, for one token, a few and a tree."""
     plan = setting.plan
     sizes = plan.whole.options

@@ -7,19 +7,19 @@ import statistics
 import torch
 
 from ..findings import Findings
-from ..floors import Rates, Work, copy_work, product_work
-from ..setting import DTYPE, Setting
+from ..floors import DeviceRates, StepTraffic, copy_work, product_work
+from ..setting import DTYPE, GpuSetting
 
 
-def measure_rates(setting: Setting, findings: Findings) -> None:
+def measure_rates(setting: GpuSetting, findings: Findings) -> None:
     """Sets `findings.rates`: bytes of a large copy or of reading alone, whichever are more, and
     operations of a large bfloat16 product.
     """
     plan = setting.plan
     copying, reading, product = _copy(setting), _read(setting), _product(setting)
-    copied, read = copy_work(plan.copy_bytes), Work(plan.copy_bytes, 0)
+    copied, read = copy_work(plan.copy_bytes), StepTraffic(plan.copy_bytes, 0)
     multiplied = product_work(plan.product_size, DTYPE.itemsize)
-    findings.rates = Rates(
+    findings.rates = DeviceRates(
         num_bytes=max(
             copied.num_bytes / statistics.median(copying),
             read.num_bytes / statistics.median(reading),
@@ -32,20 +32,20 @@ def measure_rates(setting: Setting, findings: Findings) -> None:
     findings.add("rates", f"product {size} x {size}", product, multiplied)
 
 
-def _copy(setting: Setting) -> list[float]:
+def _copy(setting: GpuSetting) -> list[float]:
     size = (setting.plan.copy_bytes,)
     source = torch.randint(256, size, dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)
     return setting.clock.on_device(lambda: target.copy_(source))
 
 
-def _read(setting: Setting) -> list[float]:
+def _read(setting: GpuSetting) -> list[float]:
     """The sum of all numbers: what steps of few rows do to weights, read and hardly write."""
     source = torch.ones(setting.plan.copy_bytes // 4, device=setting.device)
     return setting.clock.on_device(source.sum)
 
 
-def _product(setting: Setting) -> list[float]:
+def _product(setting: GpuSetting) -> list[float]:
     size = (setting.plan.product_size, setting.plan.product_size)
     left, right = (torch.randn(size, dtype=DTYPE, device=setting.device) for _ in range(2))
     out = torch.empty_like(left)

@@ -13,7 +13,7 @@ from ....core.steps import SamplingRows
 from ....models.sampling import Sampler, TorchSampler, choose_sampler
 from ..findings import Findings
 from ..floors import sampling_work
-from ..setting import Setting
+from ..setting import GpuSetting
 
 GROUP = "sampling"
 TORCH_GROUP = "sampling by torch"
@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, float]] = {
 SPREAD = 3.0
 
 
-def measure_sampling(setting: Setting, findings: Findings) -> None:
+def measure_sampling(setting: GpuSetting, findings: Findings) -> None:
     """Every kind on all rows at once, as a stage does it; by torch too where that is another way.
 
     The wait for the tokens is in the wall time only.
@@ -55,7 +55,7 @@ def measure_sampling(setting: Setting, findings: Findings) -> None:
 
 def _measure(
     group: str, sampler: Sampler, kind: str, logits: Tensor,
-    *, setting: Setting, findings: Findings,
+    *, setting: GpuSetting, findings: Findings,
 ) -> None:  # fmt: skip
     rows, vocab_size = logits.shape
     sampling = sampling_rows(rows, kind)

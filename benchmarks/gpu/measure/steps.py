@@ -18,14 +18,14 @@ from ..findings import Findings, free_memory
 from ..floors import StageShape, step_work
 from ..instruments.clock import Clock, median_ms
 from ..instruments.stages import decode_step, random_slice, random_stage
-from ..plan import ModelPlan, StepCase
-from ..setting import DTYPE, Setting
+from ..plan import GpuModelPlan, StepCase
+from ..setting import DTYPE, GpuSetting
 
 AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class HostTime:
+class StepHostTime:
     """Milliseconds of one step of a stage with the head.
 
     step_ms     for who waits for its tokens
@@ -63,7 +63,7 @@ class HostTime:
         return asdict(self) | shares
 
 
-def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> HostTime:
+def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> StepHostTime:
     """Time of one step on the host; `what` names the step in findings."""
 
     def enqueue() -> object:
@@ -78,7 +78,7 @@ def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> Host
             answer()
 
     waited, busy = clock.waited(run), clock.busy(run)
-    return HostTime(
+    return StepHostTime(
         what=what,
         step_ms=median_ms(waited),
         ahead_ms=median_ms(clock.waited(run_ahead)) / AHEAD,
@@ -97,7 +97,7 @@ WHOLE_UNTIL, PART_UNTIL = 0.7, 0.85
 class LoadedStage:
     """A stage and what its cases need."""
 
-    plan: ModelPlan
+    plan: GpuModelPlan
     shape: StageShape
     stage: Stage
     num_blocks: int
@@ -116,7 +116,7 @@ class LoadedStage:
         return torch.randn(rows, self.shape.hidden_size, dtype=DTYPE, device=where)
 
 
-def measure_whole(setting: Setting, findings: Findings) -> None:
+def measure_whole(setting: GpuSetting, findings: Findings) -> None:
     """The model of the goals: their steps and the host's time, without and with CUDA graphs where
     there are any; then all other steps.
     """
@@ -132,7 +132,7 @@ def measure_whole(setting: Setting, findings: Findings) -> None:
     _measure_cases(rest, WHOLE_UNTIL, loaded, setting, findings)
 
 
-def measure_part(setting: Setting, findings: Findings) -> None:
+def measure_part(setting: GpuSetting, findings: Findings) -> None:
     """Steps of a stage in the middle of a larger model, which takes and gives hidden states."""
     plan = setting.plan.part
     if setting.budget.is_over(PART_UNTIL):
@@ -143,7 +143,7 @@ def measure_part(setting: Setting, findings: Findings) -> None:
     _measure_cases(plan.cases, PART_UNTIL, loaded, setting, findings)
 
 
-def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
+def _load(plan: GpuModelPlan, setting: GpuSetting, findings: Findings) -> LoadedStage:
     shape = plan.shape()
     fused = uses_fused_modules(setting.device, setting.attention)
     part = random_slice(plan.config(), plan.span, DTYPE, setting.device, fused=fused)
@@ -160,7 +160,7 @@ def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
 
 def _measure_cases(
     cases: tuple[StepCase, ...], until: float,
-    loaded: LoadedStage, setting: Setting, findings: Findings,
+    loaded: LoadedStage, setting: GpuSetting, findings: Findings,
 ) -> None:  # fmt: skip
     for case in cases:
         name = f"{loaded.plan.name}: {case.name}"
@@ -177,7 +177,7 @@ def _measure_cases(
 
 def _measure_goals(
     group: str, cases: tuple[StepCase, ...],
-    loaded: LoadedStage, setting: Setting, findings: Findings,
+    loaded: LoadedStage, setting: GpuSetting, findings: Findings,
 ) -> None:  # fmt: skip
     for case in cases:
         name = f"{group}: {case.name}"
@@ -195,7 +195,7 @@ def _measure_goals(
 
 
 def _measure_case(
-    group: str, case: StepCase, loaded: LoadedStage, setting: Setting, findings: Findings
+    group: str, case: StepCase, loaded: LoadedStage, setting: GpuSetting, findings: Findings
 ) -> None:
     step, hidden = loaded.step(case), loaded.hidden(case)
     work = step_work(loaded.shape, case.batch, case.rows_each, case.context_len)
@@ -205,16 +205,16 @@ def _measure_case(
     findings.add(group, case.name, times, work, note=note, order=case.order)
 
 
-def _try_graphs(loaded: LoadedStage, setting: Setting, findings: Findings) -> None:
+def _try_graphs(loaded: LoadedStage, setting: GpuSetting, findings: Findings) -> None:
     name = f"graphs of {loaded.plan.name}"
     findings.attempt(name, lambda: findings.note(name, _use_graphs(loaded, setting)))
 
 
-def _can_have_graphs(loaded: LoadedStage, setting: Setting) -> bool:
+def _can_have_graphs(loaded: LoadedStage, setting: GpuSetting) -> bool:
     return setting.device.type == "cuda" and loaded.stage.can_be_captured
 
 
-def _use_graphs(loaded: LoadedStage, setting: Setting) -> dict[str, Any] | str:
+def _use_graphs(loaded: LoadedStage, setting: GpuSetting) -> dict[str, Any] | str:
     """Run the stage's steps by CUDA graphs from now on; what was captured, or why none is."""
     if not _can_have_graphs(loaded, setting):
         return "none: they need a GPU, and attention by draftline's own kernels"

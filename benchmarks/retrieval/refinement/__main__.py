@@ -24,14 +24,14 @@ import typer
 from rich.console import Console
 
 from ....deploy.cli.bench.job import BenchJob
-from ....deploy.cli.corpus.model import CorpusModel, open_corpus_model
+from ....deploy.cli.corpus.build import CorpusModel, open_corpus_model
 from ....deploy.ray_serve.runtime import quiet_libraries
 from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....retrieval_store.corpus.documents import TokenizedDocument
 from ....retrieval_store.corpus.refine import Score
 from .stores import (
-    Choice,
+    DocumentChoice,
     choices,
     contexts_of,
     corpus,
@@ -119,7 +119,7 @@ def _measured(
     job: BenchJob,
     folder: Path,
     model: CorpusModel,
-    chosen: tuple[Sequence[TokenizedDocument], Sequence[Score], Sequence[Choice]],
+    chosen: tuple[Sequence[TokenizedDocument], Sequence[Score], Sequence[DocumentChoice]],
     console: Console,
 ) -> list[dict[str, Any]]:
     documents, scores, found = chosen
@@ -127,7 +127,7 @@ def _measured(
     record(job, answers, console)
     texts = [answer.text_ids for answer in read_recording(answers).answers]
     budget = min(choice.budget for choice in found)
-    own = Choice("own", budget, 0, ())
+    own = DocumentChoice("own", budget, 0, ())
     said = own_texts(
         [one.ids for one in documents], budget, job.temperature, max_tokens=job.max_tokens
     )

@@ -20,9 +20,8 @@ from ....core.arrays import Float64, Int32
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.bench.job import BenchJob
 from ....deploy.cli.bench.run import measured_runs
-from ....deploy.cli.bench.suite import ENGINE_SETTINGS
-from ....deploy.cli.bench.suite_rows import GUESS_LEN, TREE_NODES
-from ....deploy.cli.corpus.model import CorpusModel, Limits
+from ....deploy.cli.bench.suites import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES
+from ....deploy.cli.corpus.build import CorpusModel, DocumentLimits
 from ....deploy.cli.demo.build_store import NAMESPACE, cut
 from ....deploy.engine.async_engine import AsyncEngine
 from ....measure.clients.setting import TARGET_ONLY, Setting
@@ -142,7 +141,7 @@ def own_texts(
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DocumentChoice:
     """The documents of one store; `indices` into those that were scored, `budget` of its tokens."""
 
     kind: str
@@ -161,7 +160,7 @@ def choices(
     scores: Sequence[Score],
     shares: Sequence[float],
     draws: int,
-) -> Iterator[Choice]:
+) -> Iterator[DocumentChoice]:
     """The whole corpus; for each share of its tokens what each `--select` takes first, the highest
     perplexities, and random draws, all of as many tokens.
 
@@ -171,14 +170,14 @@ def choices(
     ranks = {select: list(ranking(documents, scores, select)) for select in SELECTIONS}
     order = ranks[LOWEST]
     ranks["highest"] = order[::-1]
-    yield Choice("whole", sum(sizes), 0, tuple(order))
+    yield DocumentChoice("whole", sum(sizes), 0, tuple(order))
     for share in shares:
         budget = round(share * sum(sizes))
         for kind, ranked in ranks.items():
-            yield Choice(kind, budget, 0, _within(ranked, sizes, budget))
+            yield DocumentChoice(kind, budget, 0, _within(ranked, sizes, budget))
         for draw in range(draws):
             drawn = random.Random(draw).sample(order, len(order))
-            yield Choice("random", budget, draw, _within(drawn, sizes, budget))
+            yield DocumentChoice("random", budget, draw, _within(drawn, sizes, budget))
 
 
 def _within(order: Iterable[int], sizes: Sequence[int], budget: int) -> tuple[int, ...]:
@@ -204,7 +203,7 @@ NUM_CONTEXTS, NUM_TIMES, LOOKUP_NODES = 2000, 5, 16
 
 def write_store(folder: Path, texts: Sequence[Int32], model: CorpusModel) -> Segment:
     """A store of these texts in a folder."""
-    with model.settings(Limits()) as settings:
+    with model.settings(DocumentLimits()) as settings:
         fingerprint = settings.fingerprint
     segment = build_segment(
         list(texts),

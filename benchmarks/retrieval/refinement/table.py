@@ -14,7 +14,7 @@ from rich.table import Table
 from ....core.arrays import Float64
 from ....measure.report.intervals import Interval, drawn_taus, interval
 from ....measure.report.plots import DPI, require_matplotlib
-from .stores import Choice
+from .stores import DocumentChoice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ MODES = {"alone": "", "with_core": "+core"}
 
 
 def rows_of(
-    stores: Sequence[Choice],
+    stores: Sequence[DocumentChoice],
     counts: Mapping[str, Float64],
     sizes: Mapping[str, int],
     perplexities: Mapping[str, float],

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from .run import Setting, print_report, report_of, soak
+from .run import SoakSetting, print_report, report_of, soak
 
 RESULTS = Path(__file__).parents[2] / "results" / "soak.json"
 
@@ -40,7 +40,7 @@ def main(
 ) -> None:
     """Run one and judge it."""
     load_before = os.getloadavg()
-    setting = Setting(
+    setting = SoakSetting(
         minutes=minutes,
         requests=requests,
         fault_s=fault_s,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import httpx
 
-from .setup import Ask
+from .setup import SoakPrompt
 
 # whole    the answer came to its end
 # left     its client went away, as planned
@@ -46,7 +46,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Answer:
+class SoakAnswer:
     """What a client saw of one request. Times are of `time.monotonic`.
 
     detail  status and message of an error, or what the connection ended with
@@ -72,10 +72,10 @@ class Answer:
 
 
 async def answer_of(
-    client: httpx.AsyncClient, ask: Ask, headers: Mapping[str, str], deadline_s: float
-) -> Answer:
+    client: httpx.AsyncClient, ask: SoakPrompt, headers: Mapping[str, str], deadline_s: float
+) -> SoakAnswer:
     """The end of a request, whatever it is; after `deadline_s` at the latest."""
-    answer = Answer(time.monotonic())
+    answer = SoakAnswer(time.monotonic())
     leaves_s = ask.leaves_after_s
     limit_s = deadline_s if leaves_s is None else leaves_s
     send = _stream if ask.body["stream"] else _whole
@@ -91,7 +91,7 @@ async def answer_of(
 
 
 async def _whole(
-    client: httpx.AsyncClient, ask: Ask, headers: Mapping[str, str], answer: Answer
+    client: httpx.AsyncClient, ask: SoakPrompt, headers: Mapping[str, str], answer: SoakAnswer
 ) -> None:
     response = await client.post(ask.path, json=ask.body, headers=headers)
     if response.status_code != HTTPStatus.OK:
@@ -102,7 +102,7 @@ async def _whole(
 
 
 async def _stream(
-    client: httpx.AsyncClient, ask: Ask, headers: Mapping[str, str], answer: Answer
+    client: httpx.AsyncClient, ask: SoakPrompt, headers: Mapping[str, str], answer: SoakAnswer
 ) -> None:
     async with client.stream("POST", ask.path, json=ask.body, headers=headers) as response:
         if response.status_code != HTTPStatus.OK:
@@ -118,7 +118,7 @@ async def _stream(
                 _take(answer, data)
 
 
-def _take(answer: Answer, data: str) -> None:
+def _take(answer: SoakAnswer, data: str) -> None:
     event = json.loads(data)
     if "error" in event:
         answer.end = "error" if is_clear(event) else "unclear"
@@ -127,7 +127,7 @@ def _take(answer: Answer, data: str) -> None:
         answer.add(event)
 
 
-def _refuse(answer: Answer, status: int, text: str) -> None:
+def _refuse(answer: SoakAnswer, status: int, text: str) -> None:
     body: Any = None
     with suppress(ValueError):
         body = json.loads(text)

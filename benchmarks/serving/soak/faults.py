@@ -13,7 +13,7 @@ from random import Random
 from typing import Literal, Protocol
 
 from ..ray_servers import PROC, TITLES, pids_of
-from .owned_servers import Disk, Network
+from .owned_servers import Disk, NetworkProxies
 
 # kill        SIGKILL; whom Ray does not replace is started again after `seconds`
 # pause       SIGSTOP, and SIGCONT after `seconds`
@@ -91,7 +91,7 @@ class Targets:
     roots: Callable[[], Sequence[int]]
     owned: Mapping[str, Sequence[Owned]]
     disk: Disk
-    networks: Sequence[Network]
+    networks: Sequence[NetworkProxies]
 
 
 def make_faults(rng: Random, seconds: float, fault_s: float) -> list[Fault]:

@@ -16,16 +16,16 @@ from ....deploy.api.app import create_app
 from ....deploy.api.engine_client import LocalEngineClient
 from ....deploy.engine.async_engine import AsyncEngine
 from ....deploy.settings.settings import ServerConfig
-from .clients import Answer, Choice, answer_of
+from .clients import Choice, SoakAnswer, answer_of
 from .faults import Done
-from .setup import Ask
+from .setup import SoakPrompt
 
 AT_ONCE = 16
 DEADLINE_S = 600.0
 PLAIN = {"stream": False, "speculative": {"enabled": False}}
 
 
-async def plain_answers(asks: Sequence[Ask]) -> list[Answer]:
+async def plain_answers(asks: Sequence[SoakPrompt]) -> list[SoakAnswer]:
     """What plain decoding answers to each; bodies that come again are decoded once."""
     engine = AsyncEngine(EngineConfig(model="demo", drafters=[]))
     app = create_app(LocalEngineClient(engine), ServerConfig(), "demo")
@@ -36,7 +36,7 @@ async def plain_answers(asks: Sequence[Ask]) -> list[Answer]:
         httpx.AsyncClient(transport=transport, base_url="http://plain") as client,
     ):
 
-        async def decode(ask: Ask) -> Answer:
+        async def decode(ask: SoakPrompt) -> SoakAnswer:
             async with room:
                 answer = await answer_of(client, ask, {}, DEADLINE_S)
             assert answer.end == "whole", answer
@@ -48,7 +48,7 @@ async def plain_answers(asks: Sequence[Ask]) -> list[Answer]:
     return [found[_key(ask.body)] for ask in asks]
 
 
-def _plain(ask: Ask) -> Ask:
+def _plain(ask: SoakPrompt) -> SoakPrompt:
     return replace(ask, body={**ask.body, **PLAIN}, leaves_after_s=None)
 
 
@@ -56,7 +56,7 @@ def _key(body: Mapping[str, Any]) -> str:
     return json.dumps({**body, **PLAIN}, sort_keys=True)
 
 
-def difference(answer: Answer, plain: Answer) -> str | None:
+def difference(answer: SoakAnswer, plain: SoakAnswer) -> str | None:
     """How an answer differs from plain decoding's, as far as it came; None: in nothing."""
     is_whole = answer.end == "whole"
     if is_whole and answer.choices.keys() != plain.choices.keys():
@@ -102,8 +102,8 @@ class Outcome:
     """One request. `end`: as of `clients.End`, or `with_ingress`; `wrong`: how its answer differs
     from plain decoding's; `was_resumed`: another replica went on with it."""
 
-    ask: Ask
-    answer: Answer
+    ask: SoakPrompt
+    answer: SoakAnswer
     end: str
     wrong: str | None
     was_resumed: bool
@@ -121,7 +121,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class SoakVerdict:
     """What is reported of all requests.
 
     ends         requests by how they ended
@@ -142,9 +142,9 @@ class Verdict:
 
 
 def outcomes_of(
-    asks: Sequence[Ask],
-    answers: Sequence[Answer],
-    plain: Sequence[Answer],
+    asks: Sequence[SoakPrompt],
+    answers: Sequence[SoakAnswer],
+    plain: Sequence[SoakAnswer],
     faults: Sequence[Done],
     resumed: Collection[str],
 ) -> list[Outcome]:
@@ -164,11 +164,11 @@ def outcomes_of(
     ]
 
 
-def judge(outcomes: Sequence[Outcome]) -> Verdict:
+def judge(outcomes: Sequence[Outcome]) -> SoakVerdict:
     """Count, and name what is wrong."""
     met = [outcome for outcome in outcomes if outcome.was_interrupted]
     answers = [outcome.answer for outcome in outcomes]
-    return Verdict(
+    return SoakVerdict(
         ends=Counter(outcome.end for outcome in outcomes),
         interrupted=len(met),
         resumed=sum(outcome.is_right for outcome in met),
@@ -179,12 +179,12 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict:
     )
 
 
-def _end(answer: Answer, faults: Sequence[Done]) -> str:
+def _end(answer: SoakAnswer, faults: Sequence[Done]) -> str:
     is_taken = answer.end in OF_PROXY and any(_took_along(fault, answer) for fault in faults)
     return WITH_INGRESS if is_taken else answer.end
 
 
-def _took_along(done: Done, answer: Answer) -> bool:
+def _took_along(done: Done, answer: SoakAnswer) -> bool:
     return "ingress" in done.lost and 0 <= answer.ended_at - done.began_at < NOTICED_S
 
 

@@ -106,7 +106,7 @@ class Disk:
 PIECE_BYTES = 16_384
 
 
-class Network:
+class NetworkProxies:
     """Carries connections to a port. Runs within `with`.
 
     delay_s  each piece of at most 16 KiB takes so long, one after the other in each direction
@@ -197,7 +197,7 @@ class RedisServer(OwnedServer):
             return False
 
 
-class RetrievalServer(OwnedServer):
+class OwnedRetrievalServer(OwnedServer):
     """Over the store at `url`. It serves a little after its start."""
 
     def __init__(self, url: str) -> None:

@@ -19,11 +19,11 @@ from rich.table import Table
 
 from ....measure.records.record import machine
 from ..ray_servers import Process
-from .clients import Answer, answer_of
+from .clients import SoakAnswer, answer_of
 from .faults import Done, Fault, Faults, make_faults
-from .judge import Outcome, Verdict, judge, outcomes_of, plain_answers
-from .owned_servers import RetrievalServer
-from .setup import DEADLINE_S, OPERATOR, Ask, Setup, make_plan, set_up, settings_of
+from .judge import Outcome, SoakVerdict, judge, outcomes_of, plain_answers
+from .owned_servers import OwnedRetrievalServer
+from .setup import DEADLINE_S, OPERATOR, Setup, SoakPrompt, make_plan, set_up, settings_of
 from .watch import SETTLE_S, Holdings, Watch, key_leaks, process_leaks, wait_for_quiet
 
 WARM_UP_REQUESTS = 24
@@ -33,7 +33,7 @@ RESUMED = re.compile(r"event=request_resumed request_id=(\S+)-\d+ ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SoakSetting:
     """What is run.
 
     fault_s         seconds from one fault to the next
@@ -52,11 +52,11 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SoakPlan:
     """What is sent and done."""
 
-    warm_up: Sequence[Ask]
-    asks: Sequence[Ask]
+    warm_up: Sequence[SoakPrompt]
+    asks: Sequence[SoakPrompt]
     faults: Sequence[Fault]
 
 
@@ -72,7 +72,7 @@ class Served:
     """
 
     began_at: float
-    answers: Sequence[Answer]
+    answers: Sequence[SoakAnswer]
     faults: Sequence[Done]
     counters: Mapping[str, Mapping[str, int]]
     holdings: Holdings | None
@@ -81,11 +81,11 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SoakFindings:
     """What came of a soak. `leaks`: what was left at the end; `seconds`: it all took."""
 
     outcomes: Sequence[Outcome]
-    verdict: Verdict
+    verdict: SoakVerdict
     served: Served
     leaks: Sequence[str]
     seconds: float
@@ -96,7 +96,7 @@ class Found:
         return [*self.verdict.problems, *self.leaks]
 
 
-def soak(setting: Setting) -> Found:
+def soak(setting: SoakSetting) -> SoakFindings:
     """Serve, disturb, compare. Raises `RuntimeError` where the server does not start."""
     began_at = time.monotonic()
     rng = Random(setting.seed)
@@ -110,7 +110,7 @@ def soak(setting: Setting) -> Found:
     plain = asyncio.run(plain_answers(plan.asks))
     outcomes = outcomes_of(plan.asks, served.answers, plain, served.faults, resumed)
     left = Counter(process.role for process in at.server.left)
-    return Found(
+    return SoakFindings(
         outcomes=outcomes,
         verdict=judge(outcomes),
         served=served,
@@ -125,17 +125,17 @@ def soak(setting: Setting) -> Found:
     )
 
 
-def _plan(setting: Setting, rng: Random) -> Plan:
+def _plan(setting: SoakSetting, rng: Random) -> SoakPlan:
     seconds = 60.0 * setting.minutes
     faults = make_faults(rng, seconds, setting.fault_s)
-    return Plan(
+    return SoakPlan(
         warm_up=make_plan(rng, WARM_UP_REQUESTS, WARM_UP_S, ()),
         asks=make_plan(rng, setting.requests, seconds, [fault.at_s for fault in faults]),
         faults=faults,
     )
 
 
-async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Served:
+async def _serve(at: Setup, setting: SoakSetting, plan: SoakPlan, faults: Faults) -> Served:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=at.server.url, timeout=None, limits=limits) as client:
         watch = Watch(client, at.headers(OPERATOR))
@@ -165,7 +165,7 @@ async def _serve(at: Setup, setting: Setting, plan: Plan, faults: Faults) -> Ser
     )
 
 
-async def _revive(servers: Sequence[RetrievalServer]) -> None:
+async def _revive(servers: Sequence[OwnedRetrievalServer]) -> None:
     """What a supervisor does, until cancelled."""
     while True:
         for server in servers:
@@ -173,11 +173,13 @@ async def _revive(servers: Sequence[RetrievalServer]) -> None:
         await asyncio.sleep(REVIVE_S)
 
 
-async def _send(client: httpx.AsyncClient, at: Setup, asks: Sequence[Ask]) -> list[Answer]:
+async def _send(
+    client: httpx.AsyncClient, at: Setup, asks: Sequence[SoakPrompt]
+) -> list[SoakAnswer]:
     """Send each at its time, whatever became of those before; how each ended."""
     began_at = time.monotonic()
 
-    async def send(ask: Ask) -> Answer:
+    async def send(ask: SoakPrompt) -> SoakAnswer:
         await asyncio.sleep(began_at + ask.at_s - time.monotonic())
         return await answer_of(client, ask, at.headers(ask.tenant), DEADLINE_S)
 
@@ -214,7 +216,9 @@ def _engine_leaks(holdings: Holdings | None, replicas: int) -> list[str]:
 LIBRARIES = ("draftline", "ray", "redis", "httpx")
 
 
-def report_of(setting: Setting, found: Found, load_before: Sequence[float]) -> dict[str, Any]:
+def report_of(
+    setting: SoakSetting, found: SoakFindings, load_before: Sequence[float]
+) -> dict[str, Any]:
     """All that is kept of it."""
     verdict, served = found.verdict, found.served
     return {
@@ -290,7 +294,7 @@ def _time_line(served: Served) -> list[str]:
     ]
 
 
-def _not_right(found: Found) -> list[dict[str, Any]]:
+def _not_right(found: SoakFindings) -> list[dict[str, Any]]:
     """Requests that ended otherwise than they should, but for those whose clients left."""
     began_at = found.served.began_at
     return [
@@ -312,7 +316,7 @@ def _not_right(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def _kinds(found: Found) -> dict[str, dict[str, int]]:
+def _kinds(found: SoakFindings) -> dict[str, dict[str, int]]:
     """Requests by what they asked for, and how they ended."""
     kinds: dict[str, Counter[str]] = {}
     for one in found.outcomes:

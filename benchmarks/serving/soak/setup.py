@@ -20,9 +20,9 @@ from ....deploy.settings.settings import build_serve_args
 from ....deploy.tenants.changes import create_tenant
 from ....deploy.tenants.store import open_tenant_store
 from ....retrieval_store.serving.open_store import open_store
-from ..ray_servers import END_TIMEOUT_S, POLL_S, Cluster, Process, Server, served, tree
+from ..ray_servers import END_TIMEOUT_S, POLL_S, Cluster, Process, RayServer, served, tree
 from .faults import NODE, REDIS, RETRIEVAL, Targets
-from .owned_servers import Disk, Network, RedisServer, RetrievalServer
+from .owned_servers import Disk, NetworkProxies, OwnedRetrievalServer, RedisServer
 
 TENANTS = ("amber", "birch", "cedar", "dune")
 PROMPTS = 24
@@ -61,7 +61,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SoakPrompt:
     """One request.
 
     at_s           seconds from the start
@@ -76,16 +76,18 @@ class Ask:
     leaves_after_s: float | None
 
 
-def make_plan(rng: Random, count: int, seconds: float, fault_times: Sequence[float]) -> list[Ask]:
+def make_plan(
+    rng: Random, count: int, seconds: float, fault_times: Sequence[float]
+) -> list[SoakPrompt]:
     """`count` requests within `seconds`, in the order in which they are sent."""
     bodies = [_body(rng) for _ in range(max(round(count * BODIES_PER_REQUEST), 1))]
     asks = [_ask(rng, *rng.choice(bodies), _time(rng, seconds, fault_times)) for _ in range(count)]
     return sorted(asks, key=lambda ask: ask.at_s)
 
 
-def _ask(rng: Random, kind: str, path: str, body: Mapping[str, Any], at_s: float) -> Ask:
+def _ask(rng: Random, kind: str, path: str, body: Mapping[str, Any], at_s: float) -> SoakPrompt:
     leaves = rng.random() < LEAVING_SHARE
-    return Ask(
+    return SoakPrompt(
         tenant=rng.choice(TENANTS),
         kind=kind,
         path=path,
@@ -162,11 +164,11 @@ class Setup:
     logs  the folder of Ray's
     """
 
-    server: Server
+    server: RayServer
     cluster: Cluster
     redis: RedisServer
-    retrieval: Sequence[RetrievalServer]
-    networks: Sequence[Network]
+    retrieval: Sequence[OwnedRetrievalServer]
+    networks: Sequence[NetworkProxies]
     disk: Disk
     keys: Mapping[str, str]
     logs: Path
@@ -252,12 +254,12 @@ def set_up(
         disk = stack.enter_context(Disk(Path(name) / "d"))
         redis = stack.enter_context(RedisServer(disk.folder))
         keys = _fill(redis.url)
-        networks = [stack.enter_context(Network(redis.port))]
+        networks = [stack.enter_context(NetworkProxies(redis.port))]
         redis_url = f"redis://127.0.0.1:{networks[0].port}/0"
         servers = [
-            stack.enter_context(RetrievalServer(redis_url)) for _ in range(RETRIEVAL_SERVERS)
+            stack.enter_context(OwnedRetrievalServer(redis_url)) for _ in range(RETRIEVAL_SERVERS)
         ]
-        networks += [stack.enter_context(Network(server.port)) for server in servers]
+        networks += [stack.enter_context(NetworkProxies(server.port)) for server in servers]
         addresses = [f"127.0.0.1:{network.port}" for network in networks[1:]]
         settings = settings_of(
             redis_url, addresses, replicas, stages, model_drafters=model_drafters

@@ -36,8 +36,8 @@ from .cases import (
     PROMPTS_EACH,
     TEMPERATURES,
     Found,
-    Load,
-    Measured,
+    StreamingLoad,
+    StreamingResult,
     every_load,
     recorded,
 )
@@ -49,12 +49,14 @@ RESULTS = Path(__file__).parents[2] / "results"
 HUMANEVAL = "HumanEval"
 # Of the picture, which shows a part from the middle.
 PROMPTS_DRAWN = 3
-DRAWN = Load(
+DRAWN = StreamingLoad(
     prompts=BUNDLED, temperature=0.0, drafters="all training-free", stages=8, together=1
 )  # fmt: skip
 
 
-def _answers(load: Load, recording: Recording, index: int, rounds: int) -> Sequence[RecordedAnswer]:
+def _answers(
+    load: StreamingLoad, recording: Recording, index: int, rounds: int
+) -> Sequence[RecordedAnswer]:
     """Those of a round: no two rounds share any, as far as there are enough."""
     count = PROMPTS_ALONE if load.together == 1 else PROMPTS_EACH * load.together
     own = recording.answers[index::rounds]
@@ -62,14 +64,17 @@ def _answers(load: Load, recording: Recording, index: int, rounds: int) -> Seque
 
 
 def _measured(
-    load: Load, recording: Recording, rounds: int, run_one: partial[tuple[Found, Sequence[RunStep]]]
-) -> Measured:
+    load: StreamingLoad,
+    recording: Recording,
+    rounds: int,
+    run_one: partial[tuple[Found, Sequence[RunStep]]],
+) -> StreamingResult:
     found: dict[str, list[Found]] = {mode: [] for mode in MODES}
     for index in range(rounds):
         answers = _answers(load, recording, index, rounds)
         for mode, own in found.items():
             own.append(run_one(load, mode, recording, answers)[0])
-    return Measured(load=load, found=found)
+    return StreamingResult(load=load, found=found)
 
 
 def _plot(
@@ -119,7 +124,7 @@ def main(  # noqa: PLR0913 - one parameter an option
         profile = profile.model_copy(update={"drafters": {}})
     run_one = partial(measure, times=times, profile=profile, slowdown=slowdown)
     names = (BUNDLED, COPYING, *([HUMANEVAL] if humaneval else []))
-    found: list[Measured] = []
+    found: list[StreamingResult] = []
     began_at = time.monotonic()
     temperatures = TEMPERATURES if temperature is None else (temperature,)
     for load in every_load(names, temperatures):

@@ -50,7 +50,7 @@ DRAFTERS: Mapping[str, Sequence[DrafterConfig]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class StreamingLoad:
     """Requests at once, whose answers are those of a set at a temperature.
 
     drafters  of `DRAFTERS`
@@ -87,10 +87,10 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class StreamingResult:
     """All modes under a load: by mode, one for each round."""
 
-    load: Load
+    load: StreamingLoad
     found: Mapping[str, Sequence[Found]]
 
 
@@ -100,16 +100,18 @@ TOGETHER = {2: (1, 2, 8, 32), 4: (1, 2, 4, 8, 32), 8: (2, 4, 8, 32)}
 
 def every_load(
     prompts: Sequence[str], temperatures: Sequence[float] = TEMPERATURES
-) -> Iterator[Load]:
+) -> Iterator[StreamingLoad]:
     """One request over 8 stages with all drafters; greedily, ever more requests over fewer with
     some."""
     for name, temperature, drafters in product(prompts, temperatures, DRAFTERS):
-        yield Load(prompts=name, temperature=temperature, drafters=drafters, stages=8, together=1)
+        yield StreamingLoad(
+            prompts=name, temperature=temperature, drafters=drafters, stages=8, together=1
+        )
     if 0.0 not in temperatures:
         return
     for drafters, stages in product(LOADED, TOGETHER):
         for together in TOGETHER[stages]:
-            yield Load(
+            yield StreamingLoad(
                 prompts=BUNDLED, temperature=0.0, drafters=drafters, stages=stages,
                 together=together,
             )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ....measure.report.plots import DPI, require_matplotlib
-from .cases import Load, Measured
+from .cases import StreamingLoad, StreamingResult
 from .replayed_stages import Fate, RunStep
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class Timed(Protocol):
         ...
 
 
-def rows(measured: Sequence[Measured]) -> list[Row]:
+def rows(measured: Sequence[StreamingResult]) -> list[Row]:
     """A row for each load; ratios are medians of the rounds, with their range."""
     return [_row(one) for one in measured]
 
 
-def _row(one: Measured) -> Row:
+def _row(one: StreamingResult) -> Row:
     load, by_mode = one.load, one.found
     streamed, rounds = by_mode["streamed"], by_mode["rounds"]
     speeds = [f"{median_of(by_mode[mode], 'tokens_s'):.0f}" for mode in by_mode]
@@ -54,7 +54,7 @@ def _row(one: Measured) -> Row:
     )
 
 
-def names_of(load: Load) -> Row:
+def names_of(load: StreamingLoad) -> Row:
     """The first cells of a load's row."""
     return (
         load.prompts, f"{load.temperature:g}", load.drafters, str(load.stages), str(load.together)

@@ -39,7 +39,7 @@ from ....measure.simulate.draft_times import DraftTimes, times_of
 from ....measure.simulate.host_clock import HostClock, HostLoop
 from ....measure.simulate.slowed_drafter import slowed
 from ....models.load.model_info import read_model_info
-from .cases import DRAFTERS, MODES, TREE_NODES, Found, Load
+from .cases import DRAFTERS, MODES, TREE_NODES, Found, StreamingLoad
 from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes, TextFeatures
 
 
@@ -130,12 +130,12 @@ class _Heard:
     at: float = 0.0
 
 
-class Run:
+class StreamingRun:
     """An engine, and `together` requests of it as long as there are answers to replay."""
 
     def __init__(
         self,
-        load: Load,
+        load: StreamingLoad,
         mode: str,
         recording: Recording,
         answers: Sequence[RecordedAnswer],
@@ -264,7 +264,7 @@ def _first_span(step: RunStep) -> tuple[float, float]:
 
 
 def measure(
-    load: Load,
+    load: StreamingLoad,
     mode: str,
     recording: Recording,
     answers: Sequence[RecordedAnswer],
@@ -278,7 +278,7 @@ def measure(
     gc.collect()
     gc.disable()
     try:
-        run = Run(load, mode, recording, answers, times, profile, clock)
+        run = StreamingRun(load, mode, recording, answers, times, profile, clock)
         return loop.run_until_complete(run.run()), run.stages.steps
     finally:
         gc.enable()

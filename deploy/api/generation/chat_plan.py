@@ -117,7 +117,7 @@ def _check_choice(chosen: ChosenTools, family: ToolFamily, form: StructuredOutpu
 
 
 def _without_tools(messages: Messages, chosen: ChosenTools, syntax: CallSyntax) -> Messages:
-    """A chat for a template that knows no tools: calls and tools are told as text."""
+    """A chat for a template without tools: tools and calls are written as text."""
     plain = [_spelled(message, syntax) for message in messages]
     if not chosen.tools:
         return plain

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to generate: one answer to each prompt, which may come several times.
+    """What to generate: one answer to each prompt; a prompt may be listed several times.
 
     params       of each answer
     num_choices  answers to one prompt; they stand side by side
-    echo         texts of the prompts, to begin the answers with; none: they begin with themselves
+    echo         texts of the prompts, which the answers begin with; none: they do not
     deadline     time of the event loop's clock after which the request ends with 408; None: never
     report       whether the answer names the source of every token
     wants_ids    whether the answer names its tokens and those of the prompt
     wants_usage  whether every part of a stream counts the tokens so far
-    pace         of the deltas; None: they leave as they come
-    charge       told how many tokens were generated, as they come; None: nobody counts them
+    pace         of the deltas; None: they are sent as they come
+    charge       called with the number of newly generated tokens; None: they are not counted
     shows_trees  whether a report holds the trees of steps
     spans        of a request that is traced, whose deltas have trees then
     """
@@ -191,14 +191,14 @@ async def run_job(
                     job.charge(len(delta.token_ids))
                 recorder.record(delta, came_at - last[index] if index in last else None)
                 last[index] = came_at
-                _tell(job, index, delta)
+                _record(job, index, delta)
                 if delta.finish_reason == "cancelled":
                     raise StageLost("the request was cancelled by the server")
                 yield item
 
 
-def _tell(job: Job, index: int, delta: Delta) -> None:
-    """Tell those who run the server of a delta: its spans and the log."""
+def _record(job: Job, index: int, delta: Delta) -> None:
+    """Record a delta in the request's spans and the log."""
     if job.spans is not None:
         job.spans.note(index, delta)
     if delta.finish_reason is not None and delta.metrics is not None:
@@ -235,7 +235,7 @@ async def _merge(
                 if delta is not None:
                     waiting[asyncio.create_task(_next(streams[index]))] = index
                     yield index, delta
-                    # Many may come at once: what is done with each must not add up for others.
+                    # Many deltas may come at once; other tasks run between them.
                     await asyncio.sleep(0)
     finally:
         for task in waiting:

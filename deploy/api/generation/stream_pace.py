@@ -1,8 +1,8 @@
-"""Deltas on a fixed beat: packets do not tell what was drafted (docs/operations.md).
+"""Deltas at a fixed pace, so that packets do not reveal what was drafted (docs/operations.md).
 
-Speculative decoding commits several tokens a step where drafts were right. Who watches encrypted
-packets sees how many, and from that what the drafters knew (arXiv 2411.01076). A pace makes the
-number of tokens of an event, or its time, or both, the same whatever was drafted.
+Speculative decoding commits several tokens a step where drafts were right. An observer of encrypted
+packets sees how many, and can infer what the drafters knew (arXiv 2411.01076). A pace fixes the
+number of tokens of an event, its time, or both.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....core.request.output import Delta, TokenLogProb, VerifiedTree
-from ....models.text.tokenizer import TextStream
+from ....models.text.tokenizer import Detokenizer
 from ...settings.settings import ServerConfig
 
-# With so many tokens held, no more are taken from the engine until some have left.
+# With so many tokens held, no more are taken from the engine until some are sent.
 MAX_HELD_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The beat of a stream; at least one of the two is set.
+    """The pace of a stream; at least one of the two is set.
 
     tokens   of each delta but the last, exactly; None: as many as there are
-    seconds  between deltas: they leave at multiples of it on the event loop's clock; None: at once
+    seconds  between deltas, sent at multiples of it on the event loop's clock; None: at once
     """
 
     tokens: int | None
@@ -35,16 +35,16 @@ class Pace:
 
     @classmethod
     def of(cls, config: ServerConfig) -> Pace | None:
-        """The pace that a server's settings ask for; None: deltas leave as they come."""
+        """The pace of a server's settings; None: deltas are sent as they come."""
         tokens, milliseconds = config.stream_interval_tokens, config.stream_interval_ms
         if tokens is None and milliseconds is None:
             return None
         return cls(tokens=tokens, seconds=None if milliseconds is None else milliseconds / 1000)
 
     def paced(
-        self, deltas: AsyncGenerator[Delta, None], text: TextStream
+        self, deltas: AsyncGenerator[Delta, None], text: Detokenizer
     ) -> AsyncGenerator[Delta, None]:
-        """The same answer on the beat. `text` is fresh and follows the prompt of `deltas`.
+        """The same answer at this pace. `text` is new and follows the prompt of `deltas`.
 
         Closing it closes `deltas`. Raises what `deltas` raises, after what came before.
         """
@@ -56,13 +56,13 @@ class Pace:
 
 
 class HeldDeltas:
-    """Deltas of one answer that have come and not left; they leave in other portions.
+    """Received deltas of one answer, to be sent in other portions.
 
-    `text` tells which characters belong to the tokens of a portion. The engine's own text may lag
-    behind it, where a stop text may have begun; then a portion's text comes with a later one.
+    `text` maps the tokens of a portion to their characters. The engine's text may lag
+    behind if a stop text may have begun; then a portion's text comes with a later one.
     """
 
-    def __init__(self, text: TextStream) -> None:
+    def __init__(self, text: Detokenizer) -> None:
         self._stream = text
         self._num_chars = 0
         self._num_chars_left = 0

@@ -1,4 +1,4 @@
-"""Who sent a request: by its key, or as a gateway says that is trusted."""
+"""The caller of a request: by its key, or by the header of a trusted gateway."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Caller:
     namespace  whose data and prefixes it shares: mostly the name
     learn      whether drafters may learn from its requests
     min_priority  least priority that its requests may have; those of a lower number go first
-    limits     a tenant's settings; None: nothing limits it
+    limits     a tenant's settings; None: no limits
     """
 
     name: str = SHARED
@@ -59,7 +59,7 @@ class Caller:
         return self.limits is not None
 
     def with_tenant(self, options: RequestOptions) -> RequestOptions:
-        """The options of a body with what this caller is and may.
+        """The options of a body with this caller's namespace, learning and drafters.
 
         Raises `ApiError` 403 for a drafter that it may not use.
         """
@@ -117,12 +117,12 @@ def _forbidden(field: str, name: str, allowed: Sequence[str]) -> ApiError:
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller that `ApiKeys` found; a request that did not pass it has none, and fails."""
+    """The caller that `ApiKeys` found."""
     return request.scope["state"]["caller"]
 
 
 def require_operator(request: Request) -> None:
-    """Raise `ApiError` 403 for a tenant: what all do together would tell each of the others."""
+    """Raise `ApiError` 403 for a tenant: totals would reveal other tenants' activity."""
     if caller_of(request).is_tenant:
         raise ApiError(
             HTTPStatus.FORBIDDEN, "this is for the operator; send a key of server.api_keys"
@@ -218,11 +218,11 @@ class Callers:
 
 
 class ApiKeys:
-    """Finds the caller of each request; refuses those that are nobody's.
+    """Finds the caller of each request; refuses requests without a valid key.
 
     callers     who there is
     is_open     whether all are served as the operator, since there are no keys
-    open_paths  whose answers are for everybody
+    open_paths  paths that need no key
     """
 
     def __init__(

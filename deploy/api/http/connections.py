@@ -1,8 +1,8 @@
-"""HTTP connections that are bounded before anything is known of who opened them.
+"""Limits on HTTP connections that hold before a caller is known.
 
-uvicorn's protocol over httptools reads heads of any size, waits for them for ever, takes any number
-of connections and keeps what a client does not read. `BoundedProtocol` is that protocol with limits
-on bytes, time and number; what is parsed, and how, stays uvicorn's.
+uvicorn's protocol over httptools reads headers of any size without a timeout, takes any number of
+connections, and buffers what a client does not read. `BoundedProtocol` is that protocol with limits
+on bytes, time and number. Parsing stays uvicorn's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import json
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -35,56 +34,19 @@ MAX_HEADER_BYTES, MAX_HEADERS = 32 * 1024, 100
 HEADER_TIMEOUT_S = 10.0
 # A client that reads nothing for so long is disconnected, its request cancelled.
 WRITE_TIMEOUT_S = 30.0
-
-
-class LimitSettings(Protocol):
-    """The settings that bound connections; `ServerConfig` has them."""
-
-    max_connections: int
-    keep_alive_timeout_s: float
-    max_body_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """What one connection may take.
-
-    connections      open at once; one more closes the one that has been idle longest
-    header_bytes     request line, headers and trailers together
-    headers          number of them
-    header_s         from opening, or from a request's first byte, to the end of its headers
-    keep_alive_s     from an answer to the next request's first byte
-    write_s          how long a client may leave unread what fills the connection's buffers
-    linger_bytes     of a refused request that are read and dropped
-    """
-
-    connections: int
-    header_bytes: int
-    headers: int
-    header_s: float
-    keep_alive_s: float
-    write_s: float
-    linger_bytes: int
-
-    @classmethod
-    def of(cls, settings: LimitSettings) -> ConnectionLimits:
-        """The limits of a server with these settings."""
-        return cls(
-            connections=settings.max_connections,
-            header_bytes=MAX_HEADER_BYTES,
-            headers=MAX_HEADERS,
-            header_s=HEADER_TIMEOUT_S,
-            keep_alive_s=settings.keep_alive_timeout_s,
-            write_s=WRITE_TIMEOUT_S,
-            linger_bytes=settings.max_body_bytes,
-        )
+# A connection that is idle for so long between two requests is closed.
+KEEP_ALIVE_TIMEOUT_S = 75.0
 
 
 class ConnectionPool:
-    """The open connections of one server; of the idle ones, the longest idle stands first."""
+    """The open connections of one server; of the idle ones, the longest idle stands first.
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
+    max_connections  open at once; one more closes the one that has been idle longest
+    max_body_bytes   of a refused request, as many are read and dropped
+    """
+
+    def __init__(self, max_connections: int, max_body_bytes: int) -> None:
+        self.max_connections, self.max_body_bytes = max_connections, max_body_bytes
         self._open: set[BoundedProtocol] = set()
         self._idle: dict[BoundedProtocol, None] = {}
 
@@ -95,7 +57,7 @@ class ConnectionPool:
 
     def enter(self, connection: BoundedProtocol) -> bool:
         """Take a new connection; False if all others are busy and there is no room."""
-        if len(self._open) >= self.limits.connections:
+        if len(self._open) >= self.max_connections:
             oldest = next(iter(self._idle), None)
             if oldest is None:
                 return False
@@ -122,7 +84,7 @@ class ConnectionPool:
 
 
 class _RefusedError(Exception):
-    """Ends the parser's work from within one of its callbacks."""
+    """Stops the parser from within one of its callbacks."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -131,7 +93,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *, pool: ConnectionPool, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)
         self._pool = pool
-        self._limits = pool.limits
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         # Bytes of this request that were not its body.
@@ -146,14 +107,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
         super().connection_made(transport)
-        _bound_unsent(transport, self._limits.write_s)
+        _bound_unsent(transport, WRITE_TIMEOUT_S)
         if self._pool.enter(self):
-            self._arm(self._limits.header_s, self._head_is_late)
+            self._arm(HEADER_TIMEOUT_S, self._head_is_late)
             return
         self._refuse(
             ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"the server has {self._limits.connections} connections, all of them busy",
+                f"the server has {self._pool.max_connections} connections, all of them busy",
                 retry_after_s=RETRY_AFTER_S,
             )
         )
@@ -163,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pool.leave(self)
         self._disarm()
         self._end_write_timer()
-        # uvicorn tells the request that came last, behind which another one may run.
+        # uvicorn reports the last request; an earlier one may still run.
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -174,36 +135,36 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called by asyncio."""
         if self._is_refused or (self.cycle is not None and self._is_lingering):
             self._num_dropped += len(data)
-            if self._num_dropped > self._limits.linger_bytes:
+            if self._num_dropped > self._pool.max_body_bytes:
                 self.transport.abort()
                 return
         if self._is_refused:
             return
         self._num_head_bytes += len(data)
         super().data_received(data)
-        if not self._is_refused and self._num_head_bytes > self._limits.header_bytes:
+        if not self._is_refused and self._num_head_bytes > MAX_HEADER_BYTES:
             self._refuse(self._head_too_large())
 
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a request."""
         super().on_message_begin()
         self._in_head = True
-        self._arm(self._limits.header_s, self._head_is_late)
+        self._arm(HEADER_TIMEOUT_S, self._head_is_late)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser for each header and trailer."""
         super().on_header(name, value)
-        if len(self.headers) > self._limits.headers:
+        if len(self.headers) > MAX_HEADERS:
             self._refusal = ApiError(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"the request has more than {self._limits.headers} headers",
+                f"the request has more than {MAX_HEADERS} headers",
             )
             raise _RefusedError
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self._limits.header_bytes:
+        if size > MAX_HEADER_BYTES:
             self._refusal = self._head_too_large()
             raise _RefusedError
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -235,7 +196,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.transport.is_closing():
-            self._arm(self._limits.write_s, self.transport.abort)
+            self._arm(WRITE_TIMEOUT_S, self.transport.abort)
         elif self.cycle.response_complete:
             self._wait_for_next()
 
@@ -247,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called by asyncio when the client does not read what it is sent."""
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self._limits.write_s, self._reader_is_slow)
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self._reader_is_slow)
 
     def resume_writing(self) -> None:
         """Called by asyncio when the client reads again."""
@@ -258,7 +219,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection once what was sent is read; drop what is not read in time."""
         if not self.transport.is_closing():
             self.transport.close()
-            self._arm(self._limits.write_s, self.transport.abort)
+            self._arm(WRITE_TIMEOUT_S, self.transport.abort)
 
     @property
     def _is_lingering(self) -> bool:
@@ -268,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _wait_for_next(self) -> None:
         self._pool.rest(self)
         if not self._in_head:
-            seconds = LINGER_S if self._is_lingering else self._limits.keep_alive_s
+            seconds = LINGER_S if self._is_lingering else KEEP_ALIVE_TIMEOUT_S
             self._arm(seconds, self.close)
 
     def _head_is_late(self) -> None:
@@ -276,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(
                 ApiError(
                     HTTPStatus.REQUEST_TIMEOUT,
-                    f"the headers took longer than {self._limits.header_s:g} s",
+                    f"the headers took longer than {HEADER_TIMEOUT_S:g} s",
                 )
             )
         else:
@@ -285,15 +246,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def _head_too_large(self) -> ApiError:
         return ApiError(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            f"the headers have more than {self._limits.header_bytes} bytes",
+            f"the headers have more than {MAX_HEADER_BYTES} bytes",
         )
 
     def _reader_is_slow(self) -> None:
-        logger.warning("event=client_does_not_read seconds=%g", self._limits.write_s)
+        logger.warning("event=client_does_not_read seconds=%g", WRITE_TIMEOUT_S)
         self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer, hear no more of the client, and close."""
+        """Answer, ignore further input, and close."""
         self._is_refused = True
         self._pool.leave(self)
         running = self._running

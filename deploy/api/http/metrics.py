@@ -264,8 +264,8 @@ class JointMetrics(Collector):
 
     async def text(self, engine_clients: Sequence[EngineClient]) -> bytes:
         """The text that `/metrics` answers."""
-        told = await asyncio.gather(*(client.stats() for client in engine_clients))
-        for metrics, stats in zip(self._by_model, told, strict=True):
+        all_stats = await asyncio.gather(*(client.stats() for client in engine_clients))
+        for metrics, stats in zip(self._by_model, all_stats, strict=True):
             metrics.take(stats)
         joint = CollectorRegistry()
         joint.register(self)

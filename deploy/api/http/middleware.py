@@ -64,7 +64,7 @@ class BodyLimits:
     """Bounds how long a body may take to come, and refuses one that is announced as too large.
 
     max_bytes  more than this in `Content-Length`: 413, without reading any
-    timeout_s  from a body's first reading to its end; then whoever reads it gets `ApiError` 408
+    timeout_s  most time to read a body; then reading it raises `ApiError` 408
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
@@ -196,6 +196,10 @@ class RefuseWhileDraining:
 ASKED = "access-control-request-headers"
 # What routes that browsers may call are called with.
 ALLOWED_METHODS = ("GET", "POST")
+# Headers that pages of other sites may send: those of OpenAI's client.
+ALLOWED_HEADERS = ("authorization", "content-type", "user-agent", "openai-*", "x-stainless-*")
+# Time for a body to arrive; then a 408.
+BODY_TIMEOUT_S = 60.0
 
 
 class AllowedOrigins(CORSMiddleware):
@@ -211,10 +215,9 @@ class AllowedOrigins(CORSMiddleware):
             allow_methods=ALLOWED_METHODS,
             # Answers name the headers that were asked for, which are checked here.
             allow_headers=("*",),
-            allow_credentials=config.cors_allow_credentials,
             expose_headers=exposed,
         )
-        names = {name.lower() for name in (*SAFELISTED_HEADERS, *config.cors_allow_headers)}
+        names = {name.lower() for name in (*SAFELISTED_HEADERS, *ALLOWED_HEADERS)}
         self._names = {name for name in names if not name.endswith("*")}
         self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
 
@@ -228,6 +231,6 @@ class AllowedOrigins(CORSMiddleware):
         ]
         if refused:
             return PlainTextResponse(
-                f"headers that server.cors_allow_headers does not allow: {', '.join(refused)}", 400
+                f"pages of other sites may not send the headers {', '.join(refused)}", 400
             )
         return super().preflight_response(request_headers)

@@ -1,4 +1,4 @@
-"""Answers as clients read them: whole bodies, and events of a stream.
+"""Answers in the formats of the API: whole bodies, and events of a stream.
 
 Start with `events.py`.
 """

@@ -27,14 +27,14 @@ from ....core.verify.rules import LOSSY
 from ....models.text.token_bytes import TokenBytes
 from ..generation.job import CompletionOutput, Piece
 from ..tools.events import (
-    CallArguments,
+    CallArgumentsDelta,
     CallStart,
     Content,
     Event,
     ParsedAnswer,
     ParsedCall,
     Parser,
-    Reasoning,
+    ReasoningDelta,
     parse_whole,
 )
 from .json_parts import (
@@ -68,7 +68,7 @@ class Heading:
         return write_json(data)
 
 
-class ResponseFormat(Protocol):
+class AnswerFormat(Protocol):
     """One endpoint's spelling of answers; texts are JSON."""
 
     def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
@@ -76,7 +76,7 @@ class ResponseFormat(Protocol):
         ...
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream: the next piece of choice `index`; empty: nothing can be told yet."""
+        """An event of a stream: the next piece of choice `index`; empty if it has no text yet."""
         ...
 
     def last_chunk(
@@ -190,7 +190,7 @@ class ChatFormat:
         return message, piece.finish_reason
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream; the first one tells the role."""
+        """An event of a stream; the first one has the role."""
         if piece.is_plain and not extra:
             return self._template.chunk(index, piece)
         return self._full_chunk(index, piece, extra)
@@ -385,10 +385,10 @@ class ParsedChatFormat(ChatFormat):
             match event:
                 case CallStart(index, call_id, name):
                     calls[index] = {"index": index, **_call(ParsedCall(call_id, name))}
-                case CallArguments(index, text):
+                case CallArgumentsDelta(index, text):
                     call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                     call["function"]["arguments"] += text
-                case Content() | Reasoning():
+                case Content() | ReasoningDelta():
                     answer.add([event])
         fields = self._reasoning(answer)
         if answer.content:

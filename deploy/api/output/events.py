@@ -1,4 +1,4 @@
-"""How answers leave: as one body, or as events while they grow."""
+"""Sends answers: as one body, or as events of a stream."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from ....cluster.loop_calls import off_loop
 from ....core.request.output import Delta, VerifiedTree
-from ....models.text.tokenizer import TextStream
+from ....models.text.tokenizer import Detokenizer
 from ..engine_client import EngineClient
 from ..errors import to_api_error
 from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
-from .completions import Extra, ResponseFormat, metrics_block
+from .completions import AnswerFormat, Extra, metrics_block
 from .json_parts import BytesOf
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response (ASGI)."""
         assert scope["type"] == "http", scope["type"]
-        # A client that is gone needs no answer.
+        # The client has disconnected.
         with suppress(ClientDisconnect):
             async with aclosing(self._events):
                 await until_disconnect(receive, self._send_all(send))
@@ -110,7 +110,7 @@ INLINE_SIZE = 500
 
 
 async def whole_answer(
-    engine_client: EngineClient, job: Job, form: ResponseFormat, metrics: AnswerRecorder
+    engine_client: EngineClient, job: Job, form: AnswerFormat, metrics: AnswerRecorder
 ) -> bytes:
     """The JSON body of the finished answer. Raises what `run_job` raises."""
     answers = job.answers()
@@ -123,7 +123,7 @@ async def whole_answer(
 
 
 def _body(
-    engine_client: EngineClient, job: Job, form: ResponseFormat, answers: Sequence[CompletionOutput]
+    engine_client: EngineClient, job: Job, form: AnswerFormat, answers: Sequence[CompletionOutput]
 ) -> bytes:
     extra = metrics_block(answers)
     if job.report:
@@ -148,14 +148,14 @@ def _size(piece: Piece, job: Job) -> int:
 async def answer_events(
     engine_client: EngineClient,
     job: Job,
-    form: ResponseFormat,
+    form: AnswerFormat,
     metrics: AnswerRecorder,
     *,
     include_usage: bool,
 ) -> AsyncGenerator[str, None]:
     """The texts of a stream's events, `[DONE]` last.
 
-    What goes wrong before the first event is raised; later it is sent as an event of its own.
+    An error before the first event is raised; a later one is sent as an event.
     """
     writer = _ChunkWriter(engine_client, job, form)
     try:
@@ -174,9 +174,9 @@ async def answer_events(
 
 
 class _ChunkWriter:
-    """Makes the chunks of one stream and keeps what its end needs to know."""
+    """Makes the chunks of one stream, and keeps the counts for its end."""
 
-    def __init__(self, engine_client: EngineClient, job: Job, form: ResponseFormat) -> None:
+    def __init__(self, engine_client: EngineClient, job: Job, form: AnswerFormat) -> None:
         self.answers = job.answers()
         self.has_begun = False
         self._form = form
@@ -190,7 +190,7 @@ class _ChunkWriter:
         ]
 
     async def chunks(self, index: int, delta: Delta) -> list[str]:
-        """The chunk of a delta, or nothing where it has nothing to say."""
+        """The chunk of a delta; empty if there is nothing to send."""
         piece = self.answers[index].add(delta)
         says = piece.text or piece.finish_reason or piece.log_probs or piece.token_ids
         if not (piece.is_first or says or self._report):
@@ -213,7 +213,7 @@ class _ChunkWriter:
 
 
 def source_report(
-    token_ids: Sequence[int], sources: Sequence[str], stream: TextStream
+    token_ids: Sequence[int], sources: Sequence[str], stream: Detokenizer
 ) -> dict[str, Any]:
     """Each token with its source and the text that it made final; parallel lists."""
     return {

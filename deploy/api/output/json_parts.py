@@ -1,4 +1,4 @@
-"""What bodies are made of: JSON written in slices, chunks of a template, log-probabilities."""
+"""Parts of bodies: JSON written in slices, chunks of a template, log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ....cluster.loop_calls import off_loop
 from ....core.request.output import TokenLogProb
 from ....models.text.token_bytes import TokenBytes
-from ....models.text.tokenizer import TextStream
+from ....models.text.tokenizer import Detokenizer
 from ..generation.job import Piece
 
 BytesOf = Callable[[int], bytes]
@@ -144,7 +144,7 @@ class CompletionLogprobs:
         self._bytes_of = bytes_of
         self._prompt_ids = prompt_ids
         self._echo = echo
-        self._text = TextStream(bytes_of, prompt_ids, skip_special_tokens=skip_special_tokens)
+        self._text = Detokenizer(bytes_of, prompt_ids, skip_special_tokens=skip_special_tokens)
         # Characters that came, and those that the tokens so far have written.
         self._num_chars = 0
         self._num_written = 0
@@ -152,7 +152,7 @@ class CompletionLogprobs:
         self._places: list[int] = []
 
     def add(self, tokens: Sequence[TokenLogProb | None], text: str, *, is_last: bool) -> Logprobs:
-        """The entries that are decided with a part of the text and the tokens that came with it.
+        """The entries that become certain with a part of the text and its tokens.
 
         None stands for the first token of a prompt that is echoed.
         """
@@ -171,7 +171,7 @@ class CompletionLogprobs:
     def _add_echo(self, tokens: Sequence[TokenLogProb | None], echo: str) -> None:
         """Places of the prompt's tokens. Special ones that its text does not spell add nothing."""
         specials = self._bytes_of.special_tokens
-        answer, self._text = self._text, TextStream(self._bytes_of, skip_special_tokens=False)
+        answer, self._text = self._text, Detokenizer(self._bytes_of, skip_special_tokens=False)
         for token_id in self._prompt_ids:
             spelling = specials.get(token_id, "")
             if spelling and not echo.startswith(spelling, self._num_written):
@@ -185,7 +185,7 @@ class CompletionLogprobs:
         """Where a token begins, which is the next one."""
         data = self._bytes_of(token_id)
         if data and not is_continuation(data[0]):
-            # Bytes before it that await others stay without them.
+            # Incomplete bytes before it stay incomplete.
             self._num_written += len(self._text.flush())
         place = self._num_written
         self._num_written += len(self._text.push(token_id))
@@ -202,7 +202,7 @@ class CompletionLogprobs:
 
 
 def is_continuation(byte: int) -> bool:
-    """Whether a byte of UTF-8 goes on with a character."""
+    """Whether a byte of UTF-8 continues a character."""
     return byte & 0xC0 == 0x80
 
 

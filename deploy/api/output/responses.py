@@ -1,4 +1,4 @@
-"""`/v1/responses`: what a model's answer becomes, as one body or as the events of a stream."""
+"""`/v1/responses`: an answer as one body, or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import ApiError, to_api_error
 from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
 from ..schema.responses import ResponsesRequest
-from ..tools.events import CallArguments, CallStart, Content, Event, Parser, Reasoning
+from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, Parser, ReasoningDelta
 from .completions import Heading, metrics_block
 from .json_parts import LazyList, write_json
 
@@ -33,11 +33,11 @@ class OutputItem(Protocol):
     item_id: str
 
     def body(self, status: Status) -> Data:
-        """The item as it stands."""
+        """The item so far."""
         ...
 
     def begin(self) -> list[Data]:
-        """Events behind the one that adds the item."""
+        """Events after the one that adds the item."""
         ...
 
     def end(self) -> list[Data]:
@@ -134,15 +134,15 @@ class CallItem:
         return [{"type": kind, "arguments": self._arguments, "name": self._name}]
 
 
-class ReasoningItem:
-    """What the model thought."""
+class ReasoningOutput:
+    """The model's reasoning."""
 
     def __init__(self) -> None:
         self.item_id = f"rs_{uuid.uuid4().hex}"
         self._text = ""
 
     def add(self, text: str) -> Data:
-        """The event of more thoughts."""
+        """The event of more reasoning."""
         self._text += text
         return {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
 
@@ -158,7 +158,7 @@ class ReasoningItem:
         }
 
     def begin(self) -> list[Data]:
-        """The one part of the thoughts."""
+        """The one part of the reasoning."""
         part = {"type": "reasoning_text", "text": ""}
         return [{"type": "response.content_part.added", "content_index": 0, "part": part}]
 
@@ -175,7 +175,7 @@ class ReasoningItem:
 
 
 class ResponseWriter:
-    """One response as it grows. Every call gives the events of what it adds."""
+    """One response while it is generated. Each call returns the events of what it adds."""
 
     def __init__(self, heading: Heading, request: ResponsesRequest, spell: Spell) -> None:
         """`spell` gives the entry of a token's log-probability."""
@@ -205,14 +205,14 @@ class ResponseWriter:
                     assert isinstance(self._open, MessageItem)
                     added.append(self._placed(self._open.add(text, tokens)))
                     tokens = ()
-                case Reasoning(text):
-                    if not isinstance(self._open, ReasoningItem):
-                        self._start(ReasoningItem(), added)
-                    assert isinstance(self._open, ReasoningItem)
+                case ReasoningDelta(text):
+                    if not isinstance(self._open, ReasoningOutput):
+                        self._start(ReasoningOutput(), added)
+                    assert isinstance(self._open, ReasoningOutput)
                     added.append(self._placed(self._open.add(text)))
                 case CallStart(_, call_id, name):
                     self._start(CallItem(call_id, name), added)
-                case CallArguments(_, text):
+                case CallArgumentsDelta(_, text):
                     assert isinstance(self._open, CallItem)
                     added.append(self._placed(self._open.add(text)))
         return added
@@ -237,13 +237,13 @@ class ResponseWriter:
         return self._event({"type": kind, "response": self.body(extra)})
 
     def fail(self, error: ApiError) -> Data:
-        """The event that ends a stream where something went wrong behind its first event."""
+        """The event that ends a stream after an error."""
         details = {"code": "server_error", "message": error.message}
         self._state = {"status": "failed", "error": details}
         return self._event({"type": "response.failed", "response": self.body()})
 
     def body(self, extra: Data | None = None) -> Data:
-        """The response as it stands, with fields beyond OpenAI's."""
+        """The response so far, with fields beyond OpenAI's."""
         request, heading = self._request, self._heading
         response = Response.model_construct(
             id=heading.response_id,
@@ -256,21 +256,22 @@ class ResponseWriter:
         )
         return response.model_dump(exclude_unset=True, warnings=False)
 
-    def _start(self, item: OutputItem, told: list[Data]) -> None:
+    def _start(self, item: OutputItem, events: list[Data]) -> None:
         if self._open is not None:
-            self._end("completed", told)
+            self._end("completed", events)
         self._open = item
         body = item.body("in_progress")
-        told.append(
+        events.append(
             self._event({"type": "response.output_item.added", **self._place, "item": body})
         )
-        told += map(self._placed, item.begin())
+        events += map(self._placed, item.begin())
 
-    def _end(self, status: Status, told: list[Data]) -> None:
+    def _end(self, status: Status, events: list[Data]) -> None:
         assert self._open is not None
-        told += map(self._placed, self._open.end())
+        events += map(self._placed, self._open.end())
         body = self._open.body(status)
-        told.append(self._event({"type": "response.output_item.done", **self._place, "item": body}))
+        done = {"type": "response.output_item.done", **self._place, "item": body}
+        events.append(self._event(done))
         self._ended.append(body)
         self._open = None
 
@@ -293,7 +294,7 @@ def framed(event: Data) -> str:
 
 
 def _echo(request: ResponsesRequest) -> Data:
-    """What the request asked for, as responses repeat it."""
+    """Fields of the request that a response repeats."""
     temperature, top_p, choice = request.temperature, request.top_p, request.tool_choice
     return {
         "error": None,
@@ -355,7 +356,7 @@ class ResponseRun:
     async def events(self, metrics: AnswerRecorder) -> AsyncGenerator[str, None]:
         """The events of a stream, with their names.
 
-        What goes wrong before the first event is raised; later it is an event of its own.
+        An error before the first event is raised; a later one is sent as an event.
         """
         has_begun = False
         try:

@@ -11,23 +11,23 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .gate import Gate
-from .verdict import Limits, Verdict
+from .verdict import TenantLimits, Verdict
 
-# Told of a refusal: the tenant and the reason.
+# Called for a refused request, with the tenant and the reason.
 OnRefused = Callable[[str, str], object]
 
 
 class Admission:
-    """One request of a tenant that has limits: what it may take, and what its answer tells."""
+    """The limits of one request's tenant, and the rate headers of its answer."""
 
-    def __init__(self, gate: Gate, limits: Limits, on_refused: OnRefused) -> None:
+    def __init__(self, gate: Gate, limits: TenantLimits, on_refused: OnRefused) -> None:
         self._gate = gate
         self._limits = limits
         self._on_refused = on_refused
         self.headers: dict[str, str] = {}
 
     def check(self, verdict: Verdict) -> None:
-        """Keep what the client is told. Raises `ApiError` 429 or 503."""
+        """Add the verdict's headers to the answer's. Raises `ApiError` 429 or 503."""
         self.headers |= verdict.headers()
         if not verdict.is_allowed:
             self._on_refused(self._limits.tenant, verdict.reason)
@@ -51,7 +51,7 @@ class RateLimits:
     """Counts POST requests of tenants with limits; 429 for one too many.
 
     paths       that are counted
-    on_refused  told of each that is not let through
+    on_refused  called for each refused request
     """
 
     def __init__(
@@ -69,13 +69,15 @@ class RateLimits:
         if tenant is None or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
-        limits = Limits.of(tenant)
+        limits = TenantLimits.of(tenant)
         if not limits.are_any:
             await self._app(scope, receive, send)
             return
         await self._limited(limits, scope, receive, send)
 
-    async def _limited(self, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _limited(
+        self, limits: TenantLimits, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         # Not the client's own id, which others may have too.
         request_id = uuid.uuid4().hex
         admission = Admission(self._gate, limits, self._on_refused)

@@ -1,4 +1,4 @@
-"""Whether a tenant's request may go on, by its limits. Never a crash, never a wait for long."""
+"""Admits requests of tenants by their limits. Never raises, and never waits long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redis import RedisError
 from redis.asyncio import Redis
 
 from ...settings.settings import ServerConfig
-from .verdict import ALLOWED, Kind, Limits, Rate, Verdict
+from .verdict import ALLOWED, Kind, Rate, TenantLimits, Verdict
 
 WINDOW_S = 60
 # Above any count: what has been generated is charged also where nothing is left.
@@ -29,7 +29,7 @@ NO_LIMIT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Counts of the minute before and of the one that runs, and seconds until each is over.
+    """Counts of the last and the current minute, and seconds until each expires.
 
     `now_left_s` counts to the end of the minute after the running one, as the library has it.
     """
@@ -41,18 +41,18 @@ class Window:
 
     @property
     def used(self) -> float:
-        """What the last 60 s hold."""
+        """Count over the last 60 s."""
         return self.before * self.before_left_s / WINDOW_S + self.now
 
     @property
     def reset_s(self) -> float:
-        """Until nothing is used."""
+        """Seconds until nothing is used."""
         if self.now:
             return self.now_left_s
         return self.before_left_s if self.before else 0.0
 
     def wait_s(self, limit: int, cost: int) -> float:
-        """Until `cost` fits, if nothing else comes; infinite where it never does."""
+        """Seconds until `cost` fits without other requests; infinite if it never does."""
         room = limit - cost
         if room < 0:
             return math.inf
@@ -66,7 +66,7 @@ class Window:
         return until_next + WINDOW_S * (1 - room / self.now)
 
 
-class Rates:
+class RateCounts:
     """Counts of all tenants in one storage. What the storage raises is passed on."""
 
     def __init__(self, storage: Storage) -> None:
@@ -84,14 +84,14 @@ class Rates:
         return is_taken, Rate(limit=limit, remaining=left, reset_s=window.reset_s, wait_s=wait_s)
 
     async def charge(self, kind: Kind, tenant: str, cost: int) -> None:
-        """Count what has happened already, whatever is left."""
+        """Count what has already happened, also beyond the limit."""
         await self._windows.acquire_sliding_window_entry(
             _rate_key(kind, tenant), NO_LIMIT, WINDOW_S, cost
         )
 
 
 def _rate_key(kind: Kind, tenant: str) -> str:
-    """Without the limit: a change of it forgets nothing."""
+    """The key has no limit in it: a changed limit keeps the counts."""
     return f"draftline/{kind}/{tenant}"
 
 
@@ -126,11 +126,11 @@ class Places(Protocol):
         ...
 
     def forget(self, tenant: str, request_id: str) -> None:
-        """Say no more that its holder lives; one that was given back is ignored."""
+        """Stop renewing a place; one that was given back is ignored."""
         ...
 
     async def renew(self) -> None:
-        """Say that the holders of places live; called about once a second."""
+        """Renew the leases of places; called about once a second."""
         ...
 
 
@@ -218,12 +218,12 @@ PAUSE_S = 1.0
 START_TIMEOUT_S = 2.0
 # How often what was generated is counted, and places are renewed.
 PERIOD_S = 1.0
-# Until one of a tenant's own requests ends, nobody knows how long.
+# How long until one of the tenant's own requests ends is unknown.
 PLACE_WAIT_S = 1.0
 
 
 class Gate(Protocol):
-    """Limits of tenants, shared by whoever shares the gate. Raises nothing."""
+    """Limits of tenants over all users of the gate. Raises nothing."""
 
     async def start(self) -> None:
         """Get ready; called on the loop that uses it."""
@@ -233,19 +233,19 @@ class Gate(Protocol):
         """Count what is left to count."""
         ...
 
-    async def enter(self, limits: Limits, request_id: str) -> Verdict:
+    async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         """A request comes: counts it, and gives it a place, which it must leave if it may go on."""
         ...
 
-    def leave(self, limits: Limits, request_id: str) -> None:
+    def leave(self, limits: TenantLimits, request_id: str) -> None:
         """It has ended."""
         ...
 
-    async def take_tokens(self, limits: Limits, count: int) -> Verdict:
+    async def take_tokens(self, limits: TenantLimits, count: int) -> Verdict:
         """A prompt of so many tokens comes."""
         ...
 
-    def charge(self, limits: Limits, count: int) -> None:
+    def charge(self, limits: TenantLimits, count: int) -> None:
         """So many tokens were generated."""
         ...
 
@@ -265,7 +265,7 @@ class CountingGate:
         self._failed = ALLOWED if is_open else Verdict(reason="unavailable")
         self._on_failure = on_failure
         self._paused_until = 0.0
-        self._counts: tuple[Rates, Places] | None = None
+        self._counts: tuple[RateCounts, Places] | None = None
         self._charges: Counter[str] = Counter()
         self._leaving: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -275,7 +275,7 @@ class CountingGate:
         self._task = asyncio.create_task(self._run())
         if self._url is not None:
             self._parts()
-            # The first request is not to wait for a connection. Where there is none, it will tell.
+            # So the first request need not wait for a connection. It reports a failure, too.
             with suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(START_TIMEOUT_S):
                     await self._client.ping()
@@ -291,48 +291,48 @@ class CountingGate:
         if self._counts is not None and self._url is not None:
             await self._close_redis()
 
-    async def enter(self, limits: Limits, request_id: str) -> Verdict:
+    async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         """Count a request, and give it a place."""
         verdict = await self._tried(lambda: self._enter(limits, request_id))
         return self._failed if verdict is None else verdict
 
-    def leave(self, limits: Limits, request_id: str) -> None:
+    def leave(self, limits: TenantLimits, request_id: str) -> None:
         """Give its place back, soon."""
         if limits.concurrency is not None:
             leaving = asyncio.create_task(self._leave(limits.tenant, request_id))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    async def take_tokens(self, limits: Limits, count: int) -> Verdict:
+    async def take_tokens(self, limits: TenantLimits, count: int) -> Verdict:
         """Count a prompt."""
         if limits.tokens is None:
             return ALLOWED
         verdict = await self._tried(partial(self._take_tokens, limits.tenant, limits.tokens, count))
         return self._failed if verdict is None else verdict
 
-    def charge(self, limits: Limits, count: int) -> None:
+    def charge(self, limits: TenantLimits, count: int) -> None:
         """Count generated tokens, within a second."""
         if limits.tokens is not None:
             self._charges[limits.tenant] += count
 
-    async def _enter(self, limits: Limits, request_id: str) -> Verdict:
+    async def _enter(self, limits: TenantLimits, request_id: str) -> Verdict:
         rates, places = self._parts()
-        told: dict[str, Rate] = {}
+        standing: dict[str, Rate] = {}
         if limits.requests is not None:
-            is_taken, told["requests"] = await rates.take(
+            is_taken, standing["requests"] = await rates.take(
                 "requests", limits.tenant, limits.requests, 1
             )
             if not is_taken:
-                return _refused("requests", told)
+                return _refused("requests", standing)
         most = limits.concurrency
         if most is not None and not await places.take(limits.tenant, most, request_id):
-            return Verdict(reason="concurrency", rates=told, limit=most, wait_s=PLACE_WAIT_S)
-        return Verdict(rates=told)
+            return Verdict(reason="concurrency", rates=standing, limit=most, wait_s=PLACE_WAIT_S)
+        return Verdict(rates=standing)
 
     async def _take_tokens(self, tenant: str, limit: int, count: int) -> Verdict:
         is_taken, rate = await self._parts()[0].take("tokens", tenant, limit, count)
-        told = {"tokens": rate}
-        return Verdict(rates=told) if is_taken else _refused("tokens", told)
+        standing = {"tokens": rate}
+        return Verdict(rates=standing) if is_taken else _refused("tokens", standing)
 
     async def _leave(self, tenant: str, request_id: str) -> None:
         places = self._parts()[1]
@@ -353,7 +353,7 @@ class CountingGate:
             await self._tried(partial(self._parts()[0].charge, "tokens", tenant, count))
 
     async def _tried(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """What is answered in time; None where Redis fails, or did so a moment ago."""
+        """The result in time; None if Redis fails, or failed a moment ago."""
         if time.monotonic() < self._paused_until:
             return None
         try:
@@ -365,11 +365,11 @@ class CountingGate:
             logger.error("event=rate_limit_store_failed error=%s", type(error).__name__)
             return None
 
-    def _parts(self) -> tuple[Rates, Places]:
-        """Where things are counted, made when the first of them is."""
+    def _parts(self) -> tuple[RateCounts, Places]:
+        """The counters, made at the first use."""
         if self._counts is None:
             if self._url is None:
-                self._counts = Rates(MemoryStorage()), LocalPlaces()
+                self._counts = RateCounts(MemoryStorage()), LocalPlaces()
             else:
                 # Callers try again themselves, after a pause.
                 self._client = Redis.from_url(self._url, socket_connect_timeout=TIMEOUT_S)
@@ -378,7 +378,7 @@ class CountingGate:
                     f"async+{self._url}", implementation="redispy",
                     connection_pool=pool,
                 )  # fmt: skip
-                self._counts = Rates(storage), RedisPlaces(self._client)
+                self._counts = RateCounts(storage), RedisPlaces(self._client)
         return self._counts
 
     async def _close_redis(self) -> None:

@@ -1,4 +1,4 @@
-"""What a gate is asked about a tenant, what it answers, and how clients are told."""
+"""Limits of a tenant, the gate's verdict on a request, and its error and headers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import RETRY_AFTER_S, ApiError
 Kind = Literal["requests", "tokens"]
 Reason = Literal["", "requests", "tokens", "concurrency", "unavailable"]
 
-# What each limit is in a tenant's settings.
+# The tenant's setting of each limit.
 SETTINGS = {
     "requests": "requests_per_minute",
     "tokens": "tokens_per_minute",
@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TenantLimits:
     """Limits of one tenant; None: there is none."""
 
     tenant: str
@@ -32,7 +32,7 @@ class Limits:
     concurrency: int | None = None
 
     @classmethod
-    def of(cls, tenant: TenantConfig) -> Limits:
+    def of(cls, tenant: TenantConfig) -> TenantLimits:
         """Those of its settings."""
         return cls(
             tenant=tenant.name,
@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Where a tenant stands with one limit.
+    """The state of one limit of a tenant.
 
     remaining  of it, now
     reset_s    until all of it is there again
@@ -64,10 +64,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a request goes on, and why not.
+    """Whether a request is admitted, and why not.
 
-    rates  where the tenant stands with its limits, as far as they are known
-    limit  that a refused request met
+    rates  state of the tenant's limits, as far as it is known
+    limit  that a refused request exceeded
     """
 
     reason: Reason = ""
@@ -77,11 +77,11 @@ class Verdict:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether nothing refuses it."""
+        """Whether the request is admitted."""
         return not self.reason
 
     def error(self) -> ApiError:
-        """What the client of a refused request is told."""
+        """The error of a refused request."""
         if self.reason == "unavailable":
             return ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -105,12 +105,12 @@ class Verdict:
 
     def headers(self) -> dict[str, str]:
         """`x-ratelimit-*`, by OpenAI's names and forms."""
-        told = {}
+        headers = {}
         for kind, rate in self.rates.items():
-            told[f"x-ratelimit-limit-{kind}"] = str(rate.limit)
-            told[f"x-ratelimit-remaining-{kind}"] = str(rate.remaining)
-            told[f"x-ratelimit-reset-{kind}"] = duration(rate.reset_s)
-        return told
+            headers[f"x-ratelimit-limit-{kind}"] = str(rate.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(rate.remaining)
+            headers[f"x-ratelimit-reset-{kind}"] = duration(rate.reset_s)
+        return headers
 
 
 ALLOWED = Verdict()

@@ -68,7 +68,7 @@ class Bodies:
 
     def name_ignored(self, response: Response, body: RequestModel) -> Response:
         """The response to this body, which names the fields that were left out."""
-        return self._ignored.tell(response, body.ignored_fields)
+        return self._ignored.add_header(response, body.ignored_fields)
 
 
 def _parse_large(
@@ -91,7 +91,7 @@ class IgnoredFields:
         self._logged_at: float | None = None
         self._unlogged: dict[str, None] = {}
 
-    def tell(self, response: Response, names: Sequence[str]) -> Response:
+    def add_header(self, response: Response, names: Sequence[str]) -> Response:
         """The same response with the header, where anything was ignored."""
         if not names:
             return response

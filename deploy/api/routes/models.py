@@ -1,4 +1,4 @@
-"""The models that a server has, and which of them a request is for."""
+"""The models of a server, and the model of a request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..http.metrics import AnswerRecorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """One model, and what answers with it.
+    """One model and its engine client.
 
-    config    the server's settings, with those parsers that this model wants
+    config    the server's settings, with this model's parsers
     metrics   where its answers are counted
-    settings  the engine's, of which `/v1/models` and `/server_info` tell; None: not known
+    settings  the engine's, of which `/v1/models` and `/server_info` report; None: not known
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`/openapi.json`: what routes take and answer, though they read their bodies by hand."""
+"""`/openapi.json`: bodies and answers of the routes, which FastAPI does not parse itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ERROR = {
 
 
 def describe(app: FastAPI, bodies: Mapping[str, type[RequestModel]]) -> None:
-    """Make `/openapi.json` tell of bodies, by the path that is posted to, and of errors."""
+    """Add bodies, by path, and errors to `/openapi.json`."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,4 +1,4 @@
-"""What operators ask of a server: its health, load, metrics and settings, and the page at `/ui`."""
+"""Routes for operators: health, load, metrics, settings, and the page at `/ui`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _add_health_routes(
     @app.head("/livez", include_in_schema=False)
     @app.get("/livez")
     async def alive() -> dict[str, str]:
-        """200 while the server runs: what cannot serve now may come back by itself."""
+        """200 while the process runs, also while the engine recovers."""
         return {"status": "ok"}
 
     @app.get("/metrics")
@@ -87,7 +87,7 @@ def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: Serve
     @app.head("/", include_in_schema=False)
     @app.get("/")
     async def root() -> dict[str, str]:
-        """What this server has, for whoever opens its address; no key is needed."""
+        """The paths of this server; needs no key."""
         page = {"ui": LIVE_PAGE} if config.live_page else {}
         return {"server": "draftline", "api": "/v1", **page}
 
@@ -97,11 +97,11 @@ def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: Serve
         require_operator(request)
         stats = await asyncio.gather(*(source.engine_client.stats() for source in sources))
         names = [source.name for source in sources]
-        told = server_info({"server": config}, dict(zip(names, stats, strict=True)))
+        info = server_info({"server": config}, dict(zip(names, stats, strict=True)))
         settings = {source.name: shown(source.settings) for source in sources}
         if len(sources) == 1:
-            return told | {"engine": settings[names[0]]}
-        return told | {"models": settings}
+            return info | {"engine": settings[names[0]]}
+        return info | {"models": settings}
 
     @app.get("/load")
     async def load(request: Request) -> dict[str, int]:
@@ -182,7 +182,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def _without_password(text: str) -> str:
-    """The text; an address loses the user and the password that stand in it."""
+    """The text, without users and passwords in addresses."""
     if "://" not in text or "@" not in text:
         return text
     try:
@@ -204,7 +204,7 @@ LIVE_PAGE_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing but the page's own files may run, and nobody may frame it: it handles the key.
+# Only the page's own files may run, and no other page may frame it: it handles the key.
 LIVE_PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

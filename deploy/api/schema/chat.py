@@ -1,4 +1,4 @@
-"""What a chat holds: messages with their parts and calls, tools, and what its template is given.
+"""Fields of a chat: messages with their parts and calls, tools, and options of its template.
 
 A client may send back whatever a server returned: fields that ask for nothing are accepted with
 null or their neutral value.
@@ -115,7 +115,7 @@ MAX_PARTS = 1024
 MAX_SHOWN = 64
 MAX_CALLS_PER_MESSAGE = 128
 
-# What servers add to an assistant's message, with the value that says nothing beside null.
+# Fields that servers add to an assistant's message, with their neutral value besides null.
 NEUTRAL: dict[str, Any] = {"annotations": []}
 _PART_KEYS = {"text": "text", "refusal": "refusal"}
 

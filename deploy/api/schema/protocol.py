@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API, and what each asks of the engine.
+"""Request bodies of the OpenAI API, and their sampling parameters and options.
 
 Field names, types and defaults follow OpenAI's API; further ones (`extra_body` of the openai
 client) have vLLM's names, but for `speculative`.
@@ -29,7 +29,7 @@ PROMPT_SCHEMA = {"anyOf": [_TEXT, _TOKENS, *_LISTS]}
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -150,7 +150,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the answer tells of the prompt: also where it is echoed."""
+        """Whether the answer has log-probabilities of the prompt, or echoes it."""
         return bool(self.echo) or super().scores_prompt
 
     @field_validator("prompt")
@@ -186,7 +186,7 @@ def _one_prompt(value: Any) -> str | tuple[int, ...]:
 class ChatRequest(GenerationRequest, ChatFields):
     """`POST /v1/chat/completions`; without a limit the answer may fill the context.
 
-    include_reasoning  whether reasoning is sent, where the server tells it apart
+    include_reasoning  whether reasoning is sent, where the server separates it
     """
 
     refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED

@@ -1,4 +1,4 @@
-"""What all bodies share: JSON read in turns, strict fields, errors that name them, schemas."""
+"""The base of all bodies: JSON read in turns, strict fields, errors that name them, schemas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def allow_null(schema: dict[str, Any]) -> None:
-    """Every optional property may be null, and so may one that nobody knows; in place."""
+    """Allow null for every optional property and for unknown ones; changes `schema`."""
     if schema.get("additionalProperties") is False:
         schema["additionalProperties"] = NULL
     required = schema.get("required", ())
@@ -54,7 +54,7 @@ def allow_null(schema: dict[str, Any]) -> None:
 def add_known(
     schema: dict[str, Any], refused: Mapping[str, Refused], ignored: Iterable[str]
 ) -> None:
-    """Add the fields that are taken with neutral values only, and those that nothing reads."""
+    """Add the fields that are accepted with neutral values only, and the ignored ones."""
     properties = schema.setdefault("properties", {})
     for name, field in refused.items():
         values = [None, *field.neutral]
@@ -73,7 +73,7 @@ def _takes_null(schema: Mapping[str, Any]) -> bool:
 class StrictModel(BaseModel):
     """A JSON object without coercion: "1" is no number, 1.0 no whole number, true neither.
 
-    null is as good as leaving an optional field out, also one that nobody knows: clients write all
+    null is as good as leaving an optional field out, also an unknown one: clients write all
     fields of what a server answered, with null where it had none.
     """
 
@@ -118,7 +118,7 @@ class RequestModel(StrictModel):
     ) -> Self:
         """The body as a request. Raises `ApiError` 400 or `RequestError`, naming the field.
 
-        `ignore_unknown`: fields that nobody knows are left out, and named in `ignored_fields`.
+        `ignore_unknown`: unknown fields are left out, and named in `ignored_fields`.
         """
         data = read_json(body, limits.max_json_values)
         check_sizes(data, limits)

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses`, with its items, and the chat that it stands for.
+"""The body of `POST /v1/responses` with its items, and its form as a chat.
 
 A client may send back whatever a response held.
 """
@@ -37,7 +37,7 @@ class InputText(StrictModel):
 
 
 class RefusalPart(StrictModel):
-    """A piece of an assistant's message that says no."""
+    """A refusal in an assistant's message."""
 
     type: Literal["refusal"]
     refusal: str
@@ -100,14 +100,14 @@ class FunctionCallOutput(StrictModel):
 
 
 class ReasoningText(StrictModel):
-    """A piece of what a model thought, or of its summary."""
+    """A part of a model's reasoning, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class ReasoningItem(StrictModel):
-    """What a model thought before it answered."""
+    """A model's reasoning before its answer."""
 
     type: Literal["reasoning"]
     id: str | None = None

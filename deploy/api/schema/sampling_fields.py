@@ -1,4 +1,4 @@
-"""The fields of a request that decide which text is chosen, and where it ends.
+"""The sampling fields of a request, and those that limit its answer.
 
 A structured answer has two spellings: OpenAI's `response_format` and vLLM's own field.
 """
@@ -163,7 +163,7 @@ class SamplingFields(RequestModel):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the answer tells of the prompt, so that it needs no token of its own."""
+        """Whether the answer is about the prompt, so that no token need be generated."""
         return self.prompt_logprobs is not None
 
     @property

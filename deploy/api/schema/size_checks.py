@@ -1,4 +1,4 @@
-"""Checks a body against the limits and for what is refused by name, before all else."""
+"""Checks a body first: against the limits, and for fields that are refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import bad_request
 LISTED_TOKENS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
 # Fields whose parts decide together how long a prompt is.
 CHATS = ("messages", "input")
-# They identify the caller or hint at caching, and never change an answer.
+# Fields about the caller or about caching, which never change an answer.
 IGNORED = (
     "user",
     "safety_identifier",
@@ -72,7 +72,7 @@ def _check_chat(field: str, messages: Any, limits: RequestLimits) -> None:
 
 
 def _check_texts(body: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Texts that are searched for while an answer is made."""
+    """Check texts that are searched for during generation."""
     stop = body.get("stop")
     for name, value, most in (
         ("stop", [stop] if isinstance(stop, str) else stop, "max_stop_texts"),
@@ -103,7 +103,7 @@ def _check_lists(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 
 def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Grammars of all kinds: what is compiled before an answer begins."""
+    """Check grammars of all kinds, which are compiled before generation."""
     _require_bytes("max_tools_bytes", "tools", body.get("tools"), limits)
     _require_bytes("max_grammar_bytes", "response_format", body.get("response_format"), limits)
     forms = body.get("structured_outputs")

@@ -1,4 +1,4 @@
-"""Tools and reasoning: templates and forms for requests, parsers for what a model writes.
+"""Tools and reasoning: templates and grammars for requests, parsers for answers.
 
 Start with `reading.py`.
 """

@@ -1,7 +1,7 @@
 """Calls of tools in the text that a model writes freely, by the family of its chat template.
 
-A call is told when it is whole: what turns out to be none, or is cut off, is content, and no text
-is lost. A call names one of the tools that were offered.
+A call is reported when it is complete. Text that is no call, or is cut off, is content, so no text
+is lost. A call names one of the offered tools.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class CallParser(ABC):
         self._state: Callable[[], bool] = self._text
 
     def push(self, text: str) -> list[Event]:
-        """What the next piece of text makes certain."""
+        """Events that become certain with the next piece of text."""
         if self._state == self._object:
             self._pieces.append(text)
             self._scanner.feed(text)
@@ -184,7 +184,7 @@ class CallParser(ABC):
         return self._out.take()
 
     def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+        """The rest, after the end of the answer."""
         self._at_end = True
         if self._pieces:
             self._join()

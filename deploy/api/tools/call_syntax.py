@@ -1,5 +1,5 @@
-"""How each family of models spells calls: one exact spelling, for calls that must be made and for
-showing calls to models whose chat template knows none."""
+"""How each family of models writes calls: one exact form, for forced calls and for the prompt of
+models whose chat template has no tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ...settings.settings import ToolParserName
 from .call_parsers import CallParser, HermesParser, LlamaParser, MistralParser
 
-# Most calls of an answer that must make some: a weak model would repeat itself for ever.
+# Most calls of an answer with forced calls: a weak model would repeat itself without end.
 MAX_FORCED_CALLS = 16
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -70,7 +70,7 @@ PLAIN_JSON = CallSyntax(
 
 
 def explain_tools(syntax: CallSyntax, tools: Sequence[Mapping[str, Any]], *, must: bool) -> str:
-    """What a model is told of tools that its chat template does not know."""
+    """The system text that describes tools where the chat template does not."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     example = syntax.spell([("NAME", '{"ARGUMENT": VALUE}')])
     when = "Answer by calling" if must else "Where it helps, answer by calling"
@@ -91,11 +91,11 @@ def _short_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolFamily:
-    """One way of calling tools.
+    """A format of tool calls.
 
-    marks      texts in a chat template that tell the family
-    foreign    texts that tell another one, although the marks are there
-    parser     reads what a model writes freely; None: there is none
+    marks      texts in a chat template by which the family is recognised
+    foreign    texts of other families that have the same marks
+    parser     of calls that a model makes freely; None: there is none
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a model's text turns out to be: content, reasoning, or calls of tools."""
+"""Events of an answer: content, reasoning, and tool calls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
-    """Text of the model's thoughts."""
+class ReasoningDelta:
+    """Text of the model's reasoning."""
 
     text: str
 
@@ -34,25 +34,25 @@ class CallStart:
 
 
 @dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArgumentsDelta:
     """The next part of a call's arguments, which together are a JSON object."""
 
     index: int
     text: str
 
 
-Event = Content | Reasoning | CallStart | CallArguments
+Event = Content | ReasoningDelta | CallStart | CallArgumentsDelta
 
 
 class Parser(Protocol):
-    """Reads one answer; how its text is cut into pieces changes nothing but the pieces told."""
+    """Reads one answer; how its text is cut into pieces does not change what they hold together."""
 
     def push(self, text: str) -> list[Event]:
-        """What the next piece of text makes certain."""
+        """Events that become certain with the next piece of text."""
         ...
 
     def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+        """The rest, after the end of the answer."""
         ...
 
 
@@ -74,17 +74,17 @@ class ParsedAnswer:
     calls: list[ParsedCall] = field(default_factory=list)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Append what is new."""
+        """Append events."""
         content, reasoning = [], []
         for event in events:
             match event:
                 case Content(text):
                     content.append(text)
-                case Reasoning(text):
+                case ReasoningDelta(text):
                     reasoning.append(text)
                 case CallStart(_, call_id, name):
                     self.calls.append(ParsedCall(call_id, name))
-                case CallArguments(index, text):
+                case CallArgumentsDelta(index, text):
                     self.calls[index].arguments += text
         self.content += "".join(content)
         self.reasoning += "".join(reasoning)
@@ -93,7 +93,7 @@ class ParsedAnswer:
 def parse_whole(parser: Parser, text: str) -> ParsedAnswer:
     """The parts of a finished answer; `parser` must be new."""
     answer = ParsedAnswer()
-    # Parsers copy what they have not decided about yet.
+    # Parsers copy their undecided text, so long texts go in pieces.
     for start in range(0, len(text), PIECE_CHARS):
         answer.add(parser.push(text[start : start + PIECE_CHARS]))
     answer.add(parser.finish())
@@ -138,7 +138,7 @@ class CallOutput:
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began."""
         if text and not self._is_full:
-            self._events.append(CallArguments(self.num_calls, text))
+            self._events.append(CallArgumentsDelta(self.num_calls, text))
 
     def end_call(self) -> None:
         """The call is complete."""

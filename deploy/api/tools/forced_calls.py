@@ -1,6 +1,6 @@
-"""Calls that an answer must make: the grammar that its text follows, and what reads them.
+"""Calls that an answer must make: their grammar and their parser.
 
-Since the text follows a grammar, arguments can be told as they come.
+Since the text follows a grammar, arguments can be streamed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Schema = dict[str, Any]
 # What a branch costs beside its names, and what a function may cost; a larger one stays open.
 BRANCH_COST = 100
 MAX_COST = 20_000
-# What stands beside a `$ref` and limits nothing.
+# Keys beside a `$ref` that limit nothing.
 _ANNOTATIONS = {
     "$comment", "$defs", "$id", "$schema", "default", "definitions", "description", "examples",
     "title", "type",
@@ -42,7 +42,7 @@ def argument_schema(function: FunctionDefinition) -> Schema:
 
 @dataclass(slots=True)
 class _Declared:
-    """What a schema says of the properties of its objects, in all of its parts.
+    """The properties that a schema declares, in all of its parts.
 
     names, patterns  of properties, those of branches included
     required         names that every object has; texts: the only values of a property
@@ -56,7 +56,7 @@ class _Declared:
     is_open: bool = False
 
     def beside(self, other: _Declared) -> _Declared:
-        """What two schemas say that both hold."""
+        """The declarations of two schemas that both hold."""
         return _Declared(
             self.names | other.names,
             self.patterns | other.patterns,
@@ -153,7 +153,7 @@ class _Closing:
         return None if target is None else {**target, **rest}
 
     def _target(self, ref: str) -> Schema | None:
-        """What a JSON pointer into the schema names; None: nothing, or another document."""
+        """The target of a JSON pointer into the schema; None: missing, or in another document."""
         start, *steps = unquote(ref).split("/")
         if start != "#":
             return None
@@ -182,7 +182,7 @@ def _texts(properties: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Of a client's schema, which may be anything; llguidance says what is wrong with it."""
+    """A mapping of a client's schema, which may be wrong; llguidance reports errors."""
     return value if isinstance(value, dict) else {}
 
 
@@ -258,14 +258,14 @@ class ForcedCallParser:
         self._state: Callable[[], bool] = self._first
 
     def push(self, text: str) -> list[Event]:
-        """What the next piece of text makes certain."""
+        """Events that become certain with the next piece of text."""
         self._buffer += text
         while self._state():
             pass
         return self._out.take()
 
     def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+        """The rest, after the end of the answer."""
         if not self._out.num_calls:
             header = self._header if self._state == self._name else ""
             self._out.text(header + self._buffer)

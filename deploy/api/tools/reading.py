@@ -1,4 +1,4 @@
-"""What form an answer to a chat must have, and what reads it: reasoning, calls, content."""
+"""The grammar of an answer to a chat, and its parser: reasoning, calls, content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import bad_request
 from ..schema.chat import AllowedToolsChoice, NamedTool, Tool, ToolFields
 from .call_parsers import MAX_SPACE, overlap
 from .call_syntax import ToolFamily
-from .events import Content, Event, Parser, Reasoning
+from .events import Content, Event, Parser, ReasoningDelta
 from .forced_calls import (
     ForcedCallParser,
     call_grammar,
@@ -25,7 +25,7 @@ from .forced_calls import (
 
 @dataclass(frozen=True, slots=True)
 class ChosenTools:
-    """The tools that the model is told of, and of these the ones it may call.
+    """The tools in the prompt, and those of them that the model may call.
 
     must      it has to call one
     is_named  it has to call exactly this one, once
@@ -43,7 +43,7 @@ class ChosenTools:
 
 
 def choose_tools(fields: ToolFields) -> ChosenTools:
-    """What `tools` and `tool_choice` say together. Raises `ApiError` 400 naming the field."""
+    """The tools by `tools` and `tool_choice`. Raises `ApiError` 400 naming the field."""
     tools, choice = tuple(fields.tools or ()), fields.tool_choice
     by_name = {tool.function.name: tool for tool in tools}
     if len(by_name) < len(tools):
@@ -81,7 +81,7 @@ THINK_CLOSE = "</think>"
 
 
 def ends_inside(prompt: str) -> bool:
-    """Whether a prompt leaves its last `<think>` open, for the answer to go on in it."""
+    """Whether a prompt ends inside of `<think>`, so that the answer continues it."""
     return prompt.rstrip().endswith(THINK_OPEN)
 
 
@@ -105,7 +105,7 @@ class ReasoningParser:
         self._state: Callable[[], list[Event] | None] = self._begin
 
     def push(self, text: str) -> list[Event]:
-        """What the next piece of text makes certain."""
+        """Events that become certain with the next piece of text."""
         self._buffer += text
         events: list[Event] = []
         while (more := self._state()) is not None:
@@ -113,7 +113,7 @@ class ReasoningParser:
         return events
 
     def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+        """The rest, after the end of the answer."""
         rest, self._buffer = self._buffer, ""
         if self._state == self._thinking:
             return [*self._thought(rest.rstrip()), *self._then.finish()]
@@ -165,7 +165,7 @@ class ReasoningParser:
 
     def _thought(self, text: str) -> list[Event]:
         self._has_thought = self._has_thought or bool(text)
-        return [Reasoning(text)] if text else []
+        return [ReasoningDelta(text)] if text else []
 
 
 class PlainParser:
@@ -187,7 +187,7 @@ class AnswerReading:
     form         the structured output that the request asks for
     max_calls    most calls of the answer; None: as many as the model makes
     special_ids  the model's special tokens
-    prompt       the rendered chat, whose end tells whether reasoning has begun
+    prompt       the rendered chat, whose end shows whether reasoning has begun
     """
 
     chosen: ChosenTools
@@ -225,13 +225,13 @@ class AnswerReading:
         return _grammar(with_start(rules, body, thinking), "response_format")
 
     def new_parser(self) -> Callable[[], Parser] | None:
-        """Makes what reads one answer; None: its text is its content."""
+        """A factory of the answer's parser; None: the text is the content."""
         after = self._call_parser()
         if not self._thinks:
             return after
         starts_inside = ends_inside(self.prompt)
         if self.reasoning == "deepseek_r1" and not ends_behind(self.prompt):
-            # These models begin with their thoughts, whether or not they say so.
+            # These models always begin with reasoning, also without `<think>`.
             starts_inside = starts_inside or not self._is_formed
         then = after or PlainParser
         return lambda: ReasoningParser(then(), inside=starts_inside)
@@ -279,7 +279,7 @@ def with_start(rules: str, body: str, thinking: str) -> str:
 
 
 def thinking_rules(special_ids: Mapping[str, int], *, has_begun: bool) -> str:
-    """The rule `thinking`: what a model thinks before its answer, if it does.
+    """The rule `thinking`: optional reasoning before the answer.
 
     has_begun  the prompt ends inside of it already
     """
@@ -294,7 +294,7 @@ def thinking_rules(special_ids: Mapping[str, int], *, has_begun: bool) -> str:
 
 
 def form_rules(output: StructuredOutput) -> str | None:
-    """The rule `form` for a structured output; None where it cannot be put behind reasoning.
+    """The rule `form` for a structured output; None if it cannot follow reasoning.
 
     Raises `RequestError`.
     """

@@ -58,7 +58,7 @@ def bench(
     """
     from .job import BenchJob
     from .run import run_bench
-    from .suite import with_suite
+    from .suites import with_suite
 
     job = BenchJob(model=model, **ctx.obj[BenchJob])
     settings = _engine_settings(ctx, job, config, speculative_config)
@@ -74,7 +74,7 @@ def _engine_settings(
     config: Path | None,
     speculative_config: str | None,
 ) -> dict[str, Any]:
-    """Of the engine in this process; none with --base-url.
+    """Settings of the engine in this process; empty with --base-url.
 
     Raises `ConfigError` where there are both.
     """
@@ -90,7 +90,7 @@ def _engine_settings(
 
 
 def _check_belongings(job: BenchJob) -> None:
-    """Raises `ConfigError` for what says something of nothing that is asked for."""
+    """Raise `ConfigError` for a flag that needs another flag."""
     for field, suite in (("profile", "spectra"), ("heads", "heads")):
         if getattr(job, field) is not None and job.suite != suite:
             raise ConfigError(field.replace("_", "-"), f"belongs to a suite: --suite {suite}")
@@ -117,8 +117,7 @@ def lossless(
     MODEL is the name that it knows. Exits 1 and lists the differences if anything differs.
     """
     from .job import LosslessJob
-    from .lossless_run import run_lossless
-    from .shadow_run import run_shadow
+    from .lossless_run import run_lossless, run_shadow
 
     job = LosslessJob(model=model, **ctx.obj[LosslessJob])
     settings = _engine_settings(ctx, job, config, speculative_config)

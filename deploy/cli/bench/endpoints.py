@@ -20,7 +20,7 @@ from ....measure.clients.endpoint import Endpoint
 from ....measure.clients.engine_endpoint import EngineEndpoint, collector_spared
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
-from ....measure.clients.setting import Setting, matched_settings, with_fixed
+from ....measure.clients.setting import Setting, matched_settings
 from ....measure.clients.simulated_endpoint import SimulatedEndpoint
 from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
@@ -43,14 +43,14 @@ CHAT_FRAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """What is ready to be measured.
+class BenchTargets:
+    """The opened endpoints of a benchmark.
 
-    what      is measured, for JSON
-    compares  whether seeds make answers comparable
-    explain   judges answers that differ
-    profile   whose times are those of the engines
-    engines   of settings that have one for themselves
+    what      describes them in JSON
+    compares  whether answers to one seed must be equal
+    explain   judges differing answers
+    profile   of simulated times
+    engines   of settings with an engine of their own
     """
 
     endpoints: Mapping[Setting, Endpoint]
@@ -74,7 +74,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[Bench]:
+async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[BenchTargets]:
     """The server at the job's `base_url` for every setting."""
     assert job.base_url is not None
     for name in ("record", "replay", "cost_profile"):
@@ -82,8 +82,6 @@ async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIte
             raise ConfigError(
                 name.replace("_", "-"), "needs an engine in this process: leave out --base-url"
             )
-    if job.num_nodes:
-        raise ConfigError("fixed-nodes", "needs engines in this process: leave out --base-url")
     if job.dataset_lengths:
         raise ConfigError("dataset-lengths", "needs the model's tokenizer: leave out --base-url")
     async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
@@ -92,7 +90,9 @@ async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIte
             raise ConfigError("drafters", f"{job.base_url} is no draftline server; leave it out")
         what = {"base_url": job.base_url, "model": info.model, "is_draftline": info.is_draftline}
         settings = matched_settings(info.drafters, job.drafters)
-        yield Bench(dict.fromkeys(settings, endpoint), job.plan(prompts), what, info.is_draftline)
+        yield BenchTargets(
+            dict.fromkeys(settings, endpoint), job.plan(prompts), what, info.is_draftline
+        )
 
 
 @asynccontextmanager
@@ -101,15 +101,12 @@ async def open_engines(
     settings: Mapping[str, Any],
     prompts: Sequence[BenchPrompt],
     recording: Recording | None = None,
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[BenchTargets]:
     """An engine for each setting, or one for all; with a `recording`, none loads the target."""
     config = build_serve_args(settings).engine
     rows = job.rows or matched_settings(
         [drafter.source for drafter in config.drafters], job.drafters
     )
-    rows = with_fixed(rows, job.num_nodes)
-    if job.one_engine and job.num_nodes:
-        raise ConfigError("fixed-nodes", "needs an engine for each setting: leave out --one-engine")
     configs = [config if job.one_engine else _with_drafters(config, row) for row in rows]
     taps: list[TappedPipeline] = []
     if recording is not None:
@@ -150,8 +147,8 @@ async def open_engines(
         compares = config.acceptance == COUPLED or not job.temperature
         by_row = {row: engines[needed] for row, needed in zip(rows, configs, strict=True)}
         own = {} if job.one_engine else by_row
-        yield Bench(endpoints, plan, what, compares, explain, profile, own)
-        # After the runs: what engines learn here about their drafters, a replay does not.
+        yield BenchTargets(endpoints, plan, what, compares, explain, profile, own)
+        # After the runs, so that what engines learn from it does not change the runs.
         if job.record is not None:
             target_answers = await _record(config.model, first, plan)
             target_answers.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
@@ -172,7 +169,7 @@ def _simulated(config: EngineConfig, simulation: Simulation) -> AsyncEngine:
     return AsyncEngine(
         simulation.config(config),
         pipelines=simulation.pipelines,
-        links=partial(simulation.drafters, config.drafters),
+        drafters=partial(simulation.drafters, config.drafters),
         engine_time=simulation.time,
     )
 
@@ -190,7 +187,7 @@ def _profile(job: BenchJob, recording: Recording | None) -> CostProfile:
     if job.request_rate is not None or job.dataset_times:
         raise ConfigError(
             "cost-profile",
-            "skips the time in which nobody works, so that nothing can come at its own times: "
+            "skips idle time, so requests cannot come at times of their own: "
             "leave out --request-rate, --dataset-times; --concurrency says how many come at once",
         )
     return read_cost_profile(job.cost_profile)
@@ -206,7 +203,7 @@ def _check_fits(config: EngineConfig, recording: Recording) -> None:
 
 
 async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
-    """What the target alone answers, one prompt after the other."""
+    """Record the target's own answers, one prompt after the other."""
     answers = []
     with progress("recording", total=len(plan.prompts), unit="prompts") as work:
         for index, prompt in enumerate(plan.prompts):
@@ -225,7 +222,7 @@ async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
 
 
 def _shown(config: EngineConfig) -> dict[str, Any]:
-    """The settings as a report may tell them."""
+    """The settings for a report, without secrets."""
     fields = config.model_dump(mode="json")
     for drafter in fields["drafters"]:
         if drafter.get("store") is not None:
@@ -236,7 +233,7 @@ def _shown(config: EngineConfig) -> dict[str, Any]:
 async def _ask_all(
     endpoints: Mapping[Setting, Endpoint], plan: Plan, taps: Sequence[TappedPipeline]
 ) -> Said:
-    """Run every setting once, for what the target says to its drafters."""
+    """Run every setting once, and collect what the target tells drafters."""
     said: Said = {}
     for tap in taps:
         tap.said = said
@@ -267,10 +264,9 @@ def _replaying(recording: Recording) -> Callable[[MakePipeline], MakePipeline]:
 
 
 def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
-    """The engine with this setting's drafters, in its order, and nodes only, so that no other takes
-    its time.
+    """The engine's settings with this setting's drafters only, in its order.
 
-    Those that it would start processes for run in this one: several engines would start too many.
+    Drafters with processes of their own run in this one: several engines would start too many.
     """
     known = {drafter.source: drafter for drafter in config.drafters}
     chosen = [
@@ -278,8 +274,6 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
         for drafter in map(known.__getitem__, setting.drafters or ())
     ]
     changes: dict[str, Any] = {"drafters": tuple(chosen)}
-    if setting.num_nodes is not None:
-        changes |= {"node_budget": "full", "tree_nodes": setting.num_nodes}
     if setting.is_ordered:
         changes |= {"node_budget": "ordered"}
     if setting.acceptance is not None:

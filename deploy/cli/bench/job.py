@@ -1,4 +1,4 @@
-"""What is asked of `draftline bench` and `draftline lossless`: fields described here are flags."""
+"""Arguments of `draftline bench` and `draftline lossless`; fields with a description are flags."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Drafters = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchJob:
-    """What is asked of `draftline bench`.
+    """Arguments of `draftline bench`.
 
     `model` is the server's name for it; `rows` are a suite's settings, in place of `drafters`.
     """
@@ -67,7 +67,7 @@ class BenchJob:
         Field(description="answers are as long as the dataset's own, --max-tokens at most"),
     ] = False
     dataset_times: Annotated[
-        bool, Field(description="requests come at the times that the dataset tells")
+        bool, Field(description="requests come at the times in the dataset")
     ] = False
     max_tokens: Annotated[int, Field(ge=1, description="tokens of each answer")] = 128
     temperature: Annotated[float, Field(ge=0, description="of the sampling; 0: greedy")] = 0.0
@@ -86,15 +86,6 @@ class BenchJob:
         bool, Field(description="every setting runs once before, which is not kept")
     ] = True
     drafters: Drafters = None
-    fixed_nodes: Annotated[
-        str | None,
-        Field(
-            description="numbers of nodes parted by commas: every set of drafters also runs with "
-            "trees of so many nodes in every step, whatever they cost. The table then tells how "
-            "much of the best fixed setting's speed the node budget keeps; without it, only the "
-            "target alone is fixed"
-        ),
-    ] = None
     suite: Annotated[
         Literal["spectra", "heads", "model-drafters"] | None,
         Field(
@@ -119,11 +110,10 @@ class BenchJob:
         ),
     ] = None
     profile: Annotated[
-        Literal["paper", "draftline", "between"] | None,
+        Literal["paper", "draftline"] | None,
         Field(
             description="of the suite of spectra: rows as the paper has them, or with our own "
-            "defaults (default: both); between: from the papers' drafters to ours, one option "
-            "after the other"
+            "defaults (default: both)"
         ),
     ] = None
     store: Annotated[
@@ -187,7 +177,7 @@ class BenchJob:
 
     @property
     def asks_plainly(self) -> bool:
-        """Whether every prompt is a text that gets one answer, at no time of its own."""
+        """Whether every prompt is one text with one answer, and without a time."""
         is_timed = self.dataset_times or self.dataset_lengths
         return self.turns == 1 and not self.chat and not is_timed
 
@@ -195,20 +185,6 @@ class BenchJob:
     def profiles(self) -> tuple[str, ...]:
         """The profiles of the suite's rows."""
         return (self.profile,) if self.profile else ("paper", "draftline")
-
-    @property
-    def num_nodes(self) -> list[int]:
-        """The numbers of nodes of `fixed_nodes`. Raises `ConfigError`."""
-        parts = [part.strip() for part in (self.fixed_nodes or "").split(",")]
-        try:
-            numbers = [int(part) for part in parts if part]
-        except ValueError:
-            raise ConfigError("fixed-nodes", "must be whole numbers parted by commas") from None
-        if any(number < 1 for number in numbers):
-            raise ConfigError(
-                "fixed-nodes", "must be at least 1: the target alone runs in any case"
-            )
-        return numbers
 
     @property
     def load(self) -> Load:
@@ -253,7 +229,7 @@ class BenchJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LosslessJob:
-    """What is asked of `draftline lossless`. `model` is the server's name for it."""
+    """Arguments of `draftline lossless`. `model` is the server's name for it."""
 
     model: str | None = None
     base_url: Annotated[

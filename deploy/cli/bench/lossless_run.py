@@ -9,7 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
+from rich.table import Table
 
 from ....core.errors import ConfigError
 from ....measure.clients.endpoint import DrawingEndpoint
@@ -43,7 +46,7 @@ def run_lossless(job: LosslessJob, settings: Mapping[str, Any], console: Console
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What is checked, in which settings, the target alone first; `what` tells it in JSON."""
+    """The endpoint and its settings, the target alone first; `what` describes it in JSON."""
 
     endpoint: DrawingEndpoint
     ways: Sequence[Setting]
@@ -99,7 +102,7 @@ async def _open_server(
 async def _open_engine(
     job: LosslessJob, settings: Mapping[str, Any], prompts: Sequence[BenchPrompt]
 ) -> AsyncIterator[_Checked]:
-    # Where drafts that do not pay are left out, a check may have none, and prove nothing.
+    # With drafts that do not pay left out, a check might have no drafts and prove nothing.
     config = build_serve_args({"node_budget": "full", **settings}).engine
     drafters = [drafter.source for drafter in config.drafters]
     ways = matched_settings(drafters, job.drafters)
@@ -114,3 +117,55 @@ async def _open_engine(
         yield _Checked(endpoint, ways, fit, {"model": config.model, "drafters": drafters})
     finally:
         await engine.close()
+
+
+FAMILY, RESULT = "draftline:shadow_requests", "result"
+MEANINGS = {
+    "same": "every token is the target's own",
+    "near_tie": "differ where two scores are within rounding",
+    "differs": "differ where they are not: a fault",
+    "unknown": "differ, and parameters of the request change scores",
+    "failed": "the repetition ended with an error",
+    "skipped": "others were waiting, or a repetition was running",
+}
+TIMEOUT_S = 10.0
+
+
+def run_shadow(job: LosslessJob, console: Console) -> int:
+    """Print the counts; 1 where an answer differs that should not, or none was compared yet.
+
+    Raises `ConfigError`.
+    """
+    counts = _counts(job)
+    table = Table("requests", "result", "meaning", box=None)
+    for result, meaning in MEANINGS.items():
+        table.add_row(f"{counts.get(result, 0):,}", result, meaning)
+    console.print(table)
+    compared = sum(counts.get(name, 0) for name in ("same", "near_tie", "differs", "unknown"))
+    if not compared:
+        console.print("none was compared yet; is the server's shadow_rate above 0?")
+    return int(not compared or bool(counts.get("differs")))
+
+
+def _counts(job: LosslessJob) -> Mapping[str, int]:
+    if job.base_url is None:
+        raise ConfigError("shadow", "is what a server counted: give its --base-url")
+    url = job.base_url.rstrip("/").removesuffix("/v1") + "/metrics"
+    headers = {} if job.api_key is None else {"Authorization": f"Bearer {job.api_key}"}
+    try:
+        answer = httpx.get(url, headers=headers, timeout=TIMEOUT_S)
+        answer.raise_for_status()
+    except httpx.HTTPError as error:
+        raise ConfigError("base-url", f"{url} does not answer: {error}") from error
+    counts: dict[str, int] = {}
+    try:
+        families = [f for f in text_string_to_metric_families(answer.text) if f.name == FAMILY]
+    except ValueError as error:
+        raise ConfigError("base-url", f"{url} has no metrics of draftline") from error
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name.endswith("_total"):
+            result = sample.labels[RESULT]
+            counts[result] = counts.get(result, 0) + int(sample.value)
+    if not families:
+        raise ConfigError("base-url", f"{url} has no {FAMILY}_total: it is no draftline server")
+    return counts

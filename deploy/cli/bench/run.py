@@ -17,13 +17,13 @@ from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....measure.report.intervals import tau_rows
 from ....measure.report.plots import require_matplotlib, write_plots
-from ....measure.report.summary import BenchResult, best_fixed, summarise
+from ....measure.report.summary import BenchResult, summarise
 from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
 from ....measure.runs.matched import Runs, run_matched
 from ...ray_serve.runtime import quiet_libraries
 from ..progress import progress
-from .endpoints import Bench, open_engines, open_server
+from .endpoints import BenchTargets, open_engines, open_server
 from .job import BenchJob
 from .prompts import bench_prompts
 
@@ -61,14 +61,13 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
         if setting.acceptance is None or not job.temperature
     }
     faults = tuple(differences(own, TARGET_ONLY, bench.explain)) if bench.compares else None
-    best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
     taus = tau_rows(runs, [prompt.category for prompt in bench.plan.prompts])
-    summaries = summarise(runs, TARGET_ONLY, best)
-    return BenchResult(what, summaries, faults, best, taus, measured.draft_ms)
+    summaries = summarise(runs, TARGET_ONLY)
+    return BenchResult(what, summaries, faults, taus, measured.draft_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchRuns:
     """What was measured.
 
     job       with a recording's parameters where it replays one
@@ -76,12 +75,12 @@ class Measured:
     """
 
     job: BenchJob
-    bench: Bench
+    bench: BenchTargets
     runs: Runs
     draft_ms: Mapping[str, Mapping[str, float]]
 
 
-async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Console) -> Measured:
+async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchRuns:
     """Run every setting of a job. Raises `DraftlineError`."""
     recording = None if job.replay is None else read_recording(job.replay)
     if not (job.asks_plainly or (job.record is None and job.replay is None)):
@@ -100,10 +99,10 @@ async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Con
         runs = await run_matched(bench.endpoints, bench.plan, progress)
         if bench.profile is not None:
             console.print(f"simulated times: {bench.profile.name}")
-        return Measured(job, bench, runs, bench.draft_ms())
+        return BenchRuns(job, bench, runs, bench.draft_ms())
 
 
-def _headline(bench: Bench, num_prompts: int) -> str:
+def _headline(bench: BenchTargets, num_prompts: int) -> str:
     plan, load = bench.plan, bench.plan.load
     if load.request_rate is None:
         how = "at their own times" if load.arrivals else f"{load.concurrency} at once"

@@ -4,17 +4,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from .job import CorpusJob, Selection
-
 if TYPE_CHECKING:
     from ....retrieval_store.store import SegmentStore
+
+
+Selection = Literal["lowest", "coverage", "token_coverage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusJob:
+    """Documents to add, and how they are chosen.
+
+    inputs                 files and folders
+    model                  that the store is for, and that scores the documents
+    keep, select, max_perplexity  see `Refinement`; None: no limit, its default
+    min_tokens, min_compression_ratio  see `DocumentRules`
+    journal                file of scores; None: beside a store that is a folder, else none
+    report                 JSON file; None: none
+    """
+
+    inputs: tuple[Path, ...]
+    model: str
+    namespace: str
+    keep: int | None
+    select: Selection | None
+    max_perplexity: float | None
+    min_tokens: int
+    min_compression_ratio: float
+    journal: Path | None
+    report: Path | None
+
 
 corpus_app = typer.Typer(
     help="Build and look after retrieval stores.", no_args_is_help=True, rich_markup_mode=None
@@ -74,9 +101,6 @@ Journal = Annotated[
         "Default: beside a store that is a folder, STORE.scores.",
     ),
 ]
-Histogram = Annotated[
-    Path | None, typer.Option("--histogram", help="PNG file of the perplexities; scores all.")
-]
 Report = Annotated[
     Path | None, typer.Option("--report", help="JSON file of what was dropped and why.")
 ]
@@ -99,10 +123,9 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
         min_tokens: MinTokens = 64,
         min_compression_ratio: MinCompressionRatio = 0.05,
         journal: Journal = None,
-        histogram: Histogram = None,
         report: Report = None,
     ) -> None:
-        from .run import add_corpus
+        from .build import add_corpus
 
         opened = _open(store)
         old = opened.manifest().segment_ids(namespace) if replaces else []
@@ -110,7 +133,7 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
             inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
             keep=keep, select=select, max_perplexity=max_perplexity,
             min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
-            journal=journal, histogram=histogram, report=report,
+            journal=journal, report=report,
         )  # fmt: skip
         add_corpus(opened, job, console, remove=old)
 

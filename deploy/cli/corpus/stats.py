@@ -1,4 +1,4 @@
-"""What `draftline corpus stats` tells of each namespace of a store."""
+"""`draftline corpus stats`: the figures of each namespace of a store."""
 
 from __future__ import annotations
 

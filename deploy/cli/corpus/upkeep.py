@@ -1,4 +1,4 @@
-"""`draftline corpus compact|verify|export|accept-loss`: upkeep of retrieval stores."""
+"""Upkeep of stores: `draftline corpus compact|verify|export|accept-loss|learn|forget`."""
 
 # ruff: noqa: PLC0415 - the command line's help must not wait for numpy and torch
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 from ..progress import progress
-from .command import Namespace, Store
+from .command import SHARED, Namespace, Store
 
 upkeep_app = typer.Typer()
 console = Console(highlight=False, soft_wrap=True)
@@ -115,7 +116,7 @@ def accept_loss(*, store: Store) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """A tokenizer's fingerprint, and what makes text of its tokens."""
+    """A tokenizer's fingerprint and its decoding function."""
 
     tokenizer_hash: str
     decode: Callable[[list[int]], object]
@@ -124,8 +125,57 @@ class _Decoder:
     def of(cls, model: str) -> Self:
         from ....models.text.fingerprint import tokenizer_hash
         from ...ray_serve.runtime import quiet_libraries
-        from .model import open_corpus_model
+        from .build import open_corpus_model
 
         quiet_libraries()
         opened = open_corpus_model(model)
         return cls(tokenizer_hash(opened.plan.info.path), opened.tokenizer.decode)
+
+
+@upkeep_app.command()
+def learn(
+    namespace: Annotated[str, typer.Argument(help="Whose texts: one tenant's name.")],
+    *,
+    store: Store,
+    on: Annotated[
+        bool,
+        typer.Option(
+            "--on/--off",
+            help="--off: no server learns of it from now on, whatever its settings; what was "
+            "learned stays until corpus forget. --on: servers with learn: true may.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Say in the store itself whether a namespace may be learned. It may until it is forbidden."""
+    from ....retrieval_store.serving.open_store import open_policy
+
+    with closing(open_policy(store, writes=True)) as policy:
+        policy.switch(namespace, learns=on)
+    console.print(f"learning of {namespace} is {'allowed' if on else 'off'} in this store")
+
+
+@upkeep_app.command()
+def forget(
+    namespace: Annotated[str, typer.Argument(help="Whose data: one tenant's name, or shared.")],
+    *,
+    store: Store,
+    keep_learning: Annotated[
+        bool,
+        typer.Option(
+            "--keep-learning",
+            help="Do not switch learning off; requests that end later are learned again.",
+        ),
+    ] = False,
+) -> None:
+    """Switch learning of a namespace off, delete all of it, and verify that nothing is left."""
+    from ....retrieval_store.learning.erasure import forget_namespace
+    from ....retrieval_store.serving.open_store import open_eraser, open_policy
+
+    switches = not keep_learning and namespace != SHARED
+    with closing(open_eraser(store)) as eraser, closing(open_policy(store, writes=True)) as policy:
+        count = forget_namespace(eraser, namespace, policy if switches else None)
+        is_off = namespace in policy.off()
+    console.print(f"forgot {namespace}: {count} entries deleted, nothing is left")
+    if is_off:
+        console.print(f"learning stays off; draftline corpus learn {namespace} --on allows it")

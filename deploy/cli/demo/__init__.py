@@ -1,5 +1,5 @@
 """`draftline demo`.
 
-`command.py` serves and compares, `client.py` streams, `screen.py` prints; `build_store.py` makes
-the store. Start with `command.py`.
+`build_store.py` makes the bundled store, `train_models.py` the bundled models. Start with
+`command.py`.
 """

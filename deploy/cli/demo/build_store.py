@@ -20,7 +20,7 @@ from ....retrieval_store.corpus.documents import Document
 from ....retrieval_store.corpus.selection import LOWEST
 from ....retrieval_store.directory_store.store import DirectoryStore
 from ....training.corpus import SourceFile, training_files
-from ..corpus.model import Limits, open_corpus_model
+from ..corpus.build import DocumentLimits, open_corpus_model
 from ..progress import progress
 
 NAMESPACE = "shared"
@@ -44,7 +44,7 @@ def main(
     model = open_corpus_model("demo")
     if folder.exists():
         shutil.rmtree(folder)
-    with model.settings(Limits(keep=limit, select=LOWEST), progress=progress) as settings:
+    with model.settings(DocumentLimits(keep=limit, select=LOWEST), progress=progress) as settings:
         store = DirectoryStore(folder)
         report = build_corpus(store, NAMESPACE, documents, model.tokenize, settings)
     scored = f"; perplexities {report.perplexities}, kept {report.kept_perplexities}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPrompt:
-    """`name` tells the file and line that the prompt was cut from."""
+    """`name`: file and line that the prompt was cut from."""
 
     name: str
     text: str

@@ -19,11 +19,11 @@ from ....cluster.config import EngineConfig
 from ....cluster.transport.messages import receive_frame
 from ....core.errors import DraftlineError, ProtocolError
 from ...api.app import create_app
-from ...api.http.connections import ConnectionLimits
+from ...api.http.connections import ConnectionPool
 from ...api.http.middleware import Drain
 from ...engine_process.client import EngineMetrics, SocketEngineClient
 from ...engine_process.gates import SocketGate
-from ...engine_process.messages import Setup, decode_from_engine
+from ...engine_process.messages import EngineSetup, decode_from_engine
 from ...observe.log_format import set_up_logs
 from ...ray_serve.runtime import quiet_libraries
 from ...settings.settings import DeploymentConfig, ServeArgs, ServerConfig
@@ -31,8 +31,7 @@ from .local_server import Shutdown, serve_local
 
 logger = logging.getLogger(__name__)
 
-# Of those that wait for a process to take them, each takes so many at once: of a burst, the
-# processes that share the socket get equal parts.
+# Connections that a process accepts at once; few, so that processes get equal parts of a burst.
 ACCEPTS_AT_ONCE = 1
 
 
@@ -46,7 +45,7 @@ def packed_settings(args: ServeArgs) -> bytes:
 
 
 def read_settings(data: bytes) -> ServeArgs:
-    """What `packed_settings` made."""
+    """The settings from the JSON of `packed_settings`."""
     settings: dict[str, Any] = json.loads(data)
     return ServeArgs(
         engine=EngineConfig(**settings["engine"]),
@@ -55,16 +54,16 @@ def read_settings(data: bytes) -> ServeArgs:
     )
 
 
-def receive_setup(end: socket.socket) -> Setup:
+def receive_setup(end: socket.socket) -> EngineSetup:
     """Wait for the engine process's first message. Raises `EOFError`, `ProtocolError`."""
     messages = decode_from_engine(bytes(receive_frame(end)))
-    if len(messages) != 1 or not isinstance(messages[0], Setup):
+    if len(messages) != 1 or not isinstance(messages[0], EngineSetup):
         raise ProtocolError("the first message from the engine's process is no setup")
     return messages[0]
 
 
 def serve_api(end: socket.socket, listener: socket.socket, args: ServeArgs) -> None:
-    """Serve until the engine's process says to end, or is gone. Raises `EngineFailed`."""
+    """Serve until the engine's process sends the end, or is gone. Raises `EngineFailed`."""
     drain = Drain()
 
     def begin_draining() -> int:
@@ -99,17 +98,17 @@ def serve_api(end: socket.socket, listener: socket.socket, args: ServeArgs) -> N
     serve_local(
         app,
         listener,
-        ConnectionLimits.of(_share(args.server)),
+        _pool(args.server),
         client.tell_serving,
         shutdown,
         accepts_at_once=ACCEPTS_AT_ONCE,
     )
 
 
-def _share(config: ServerConfig) -> ServerConfig:
-    """The settings with this process's part of the connections."""
-    connections = math.ceil(config.max_connections / max(config.api_processes, 1))
-    return config.model_copy(update={"max_connections": connections})
+def _pool(config: ServerConfig) -> ConnectionPool:
+    """A pool for this process's part of the connections."""
+    part = math.ceil(config.max_connections / max(config.api_processes, 1))
+    return ConnectionPool(part, config.max_body_bytes)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Keeps the processes of the HTTP API: starts them, starts anew those that die, ends them."""
+"""Starts the processes of the HTTP API, restarts those that die, and ends them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import suppress
 from typing import Any
 
 from ....core.errors import EngineFailed
-from ...engine_process.messages import Setup
+from ...engine_process.messages import EngineSetup
 from ...engine_process.server import ApiSession, EngineServer
 
 logger = logging.getLogger(__name__)
 
 MODULE = "draftline.deploy.cli.serve.api_process"
-# API processes that die again and again are of no use: the server should be replaced.
+# If API processes die repeatedly, the server ends and should be replaced.
 MAX_DEATHS_AN_HOUR = 5
 HOUR_S = 3600.0
-# One that has closed its connection has so long to end by itself.
+# Time for a process that has closed its connection to end by itself.
 END_TIMEOUT_S = 5.0
 
 
@@ -32,7 +32,7 @@ class ApiProcesses:
     """
 
     def __init__(
-        self, server: EngineServer, listener: socket.socket, setup: Setup, count: int
+        self, server: EngineServer, listener: socket.socket, setup: EngineSetup, count: int
     ) -> None:
         self._server = server
         self._listener = listener
@@ -68,11 +68,11 @@ class ApiProcesses:
             raise EngineFailed(self.failed.result())
 
     async def drain(self) -> int:
-        """Have them refuse new requests; the number of those that run."""
+        """Let them refuse new requests; returns the number of running ones."""
         self._is_closing = True
         sessions = list(self._sessions)
         self._server.drain()
-        # One that dies takes its requests with it, and one that is stopped does not answer.
+        # A dead process has lost its requests, and a stopped one does not answer.
         answers = [asyncio.create_task(_first(one.draining, one.closed)) for one in sessions]
         if answers:
             await asyncio.wait(answers, timeout=END_TIMEOUT_S)
@@ -97,7 +97,7 @@ class ApiProcesses:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self, ready: asyncio.Future[None]) -> None:
-        """Run one process, and another one in its place when it has ended."""
+        """Run one process, and restart it when it has ended."""
         while not self._is_closing:
             began = time.monotonic()
             status = await self._run(ready)
@@ -117,7 +117,7 @@ class ApiProcesses:
                 return
 
     def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
-        """One that cannot start a process, as where the system has none left, tells why."""
+        """Report why a process could not be started."""
         error = None if keeper.cancelled() else keeper.exception()
         if error is not None and not self.failed.done():
             self.failed.set_result(f"an API process could not be started: {error}")
@@ -148,7 +148,7 @@ class ApiProcesses:
         )
         try:
             await session.closed
-            # One that was silent may be stopped, and hear of nothing.
+            # A silent process may be stopped, and not react to signals.
             with suppress(TimeoutError):
                 return await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
             process.kill()

@@ -30,7 +30,7 @@ from .listening import bind
 # From the end of Ray to that of the process.
 EXIT_S = 10.0
 
-# One that reads well of the bundled model, too.
+# A prompt that the bundled model continues well.
 EXAMPLE = {
     "prompt": "def load_config(path):", "max_tokens": 36, "temperature": 0.5, "seed": 4
 }  # fmt: skip
@@ -46,7 +46,7 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     check_tenant_store(args.server)
     # Only digests are needed from here on; child processes must not inherit the keys.
     os.environ.pop(KEY_VARIABLE, None)
-    # Before anything is loaded, or fetched.
+    # Before the model is loaded or downloaded.
     with bind(args.server) as listener:
         bound = with_port(args, listener.getsockname()[1])
         _introduce(bound, console)
@@ -64,9 +64,8 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
 
 
 def _introduce(args: ServeArgs, console: Console) -> None:
-    """Say what is started. Raises `DraftlineError` for mistakes in the settings, which must show
-    before that."""
-    # They take seconds to import, which a port that is taken need not wait for.
+    """Print what is started. Raises `DraftlineError` first for mistakes in the settings."""
+    # Imported late: it takes seconds, and a port in use should be reported at once.
     from ....cluster.engine.assembly import plan_model  # noqa: PLC0415
     from ...api.start_notes import engine_notes, server_notes  # noqa: PLC0415
     from ...engine.placement import stages_have_gpu  # noqa: PLC0415
@@ -96,7 +95,7 @@ def base_url(args: ServeArgs) -> str:
 
 
 def curl_line(args: ServeArgs) -> str:
-    """A command that works as it is printed, but for the key: terminals are logged and shared."""
+    """A curl command that works as printed, but for the key, which is not shown."""
     body = {"model": args.model_name, **EXAMPLE}
     parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
     if args.server.has_keys:
@@ -113,7 +112,7 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
     # Each takes a second to import, which the other backend need not wait for.
     from ...api.app import create_app  # noqa: PLC0415
     from ...api.engine_client import LocalEngineClient  # noqa: PLC0415
-    from ...api.http.connections import ConnectionLimits  # noqa: PLC0415
+    from ...api.http.connections import ConnectionPool  # noqa: PLC0415
     from ...api.http.middleware import Drain  # noqa: PLC0415
     from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
     from .local_server import Shutdown, serve_local  # noqa: PLC0415
@@ -136,15 +135,15 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
     app = create_app(
         engine_client, args.server, args.model_name, drain=shutdown.drain, engine=args.engine
     )
-    limits = ConnectionLimits.of(args.server)
-    serve_local(app, listener, limits, lambda: _print_ready(args, console), shutdown)
+    pool = ConnectionPool(args.server.max_connections, args.server.max_body_bytes)
+    serve_local(app, listener, pool, lambda: _print_ready(args, console), shutdown)
 
 
 def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> None:
     # Each takes a second to import, which the other ways of serving need not wait for.
     from ...api.http.metrics import ServerMetrics  # noqa: PLC0415
     from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
-    from ...engine_process.messages import Setup  # noqa: PLC0415
+    from ...engine_process.messages import EngineSetup  # noqa: PLC0415
     from .api_process import packed_settings  # noqa: PLC0415
     from .split_server import SplitServer, serve_split  # noqa: PLC0415
 
@@ -159,7 +158,7 @@ def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> 
         failure=failure,
         metrics=ServerMetrics(args.model_name),
         listener=listener,
-        setup=Setup(packed_settings(args), logging.getLogger().getEffectiveLevel()),
+        setup=EngineSetup(packed_settings(args), logging.getLogger().getEffectiveLevel()),
         count=args.server.api_processes,
         on_ready=lambda: _print_ready(args, console),
         on_drain=lambda count: _print_draining(count, args, console),
@@ -177,7 +176,7 @@ def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) ->
                 f"{pool!r} is not under pools; or --ray-address names a cluster that has it",
             )
     console.print("starting Ray and the stages (about half a minute on a small machine)")
-    # A signal ends the start, too, wherever it stands.
+    # A signal also ends the start.
     with (
         suppress(KeyboardInterrupt),
         short_reports(),

@@ -1,4 +1,4 @@
-"""The address that a server listens on, had before anything is loaded."""
+"""The socket of a server, bound before anything is loaded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import socket
 from ....core.errors import ConfigError
 from ...settings.settings import ServerConfig
 
-# What the system keeps for a client that does not read; left alone, it grows to megabytes each.
+# Send buffer of a connection; the system's default grows to megabytes for a slow reader.
 SEND_BUFFER_BYTES = 256 * 1024
-# Connections that the system keeps until they are taken.
+# Connections that wait to be accepted.
 BACKLOG = 2048
 
 
 def bind(config: ServerConfig) -> socket.socket:
     """A bound socket, which does not listen yet (`listen`); port 0 gets one from the system.
 
-    Raises `ConfigError` if the address cannot be had.
+    Raises `ConfigError` if the address cannot be bound.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -30,11 +30,11 @@ def bind(config: ServerConfig) -> socket.socket:
     try:
         # Connections of a server that has just ended do not count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it.
+        # Connections inherit this.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         # Two sockets that both have it on, and do not listen yet, get the same address: one of two
-        # servers that load at the same time would hear of the other when it is ready.
+        # servers that load at the same time would fail only when the other is ready.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()
@@ -45,13 +45,13 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def listen(listener: socket.socket) -> None:
-    """Have the system keep connections from now on, until they are taken."""
-    # Connections inherit it, so that the next server need not wait for what is left of them.
+    """Start to queue connections until they are accepted."""
+    # Connections inherit this, so the next server can bind before they are gone.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.listen(BACKLOG)
 
 
 def free_port(config: ServerConfig) -> int:
-    """The configured port if it can be had, or one of the system's choice for 0."""
+    """The configured port if it is free; for 0, one that the system chooses."""
     with bind(config) as listener:
         return listener.getsockname()[1]

@@ -21,26 +21,26 @@ from starlette.types import ASGIApp
 
 from ....cluster.loop_calls import spare_collector
 from ....core.errors import EngineFailed
-from ...api.http.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
+from ...api.http.connections import KEEP_ALIVE_TIMEOUT_S, BoundedProtocol, ConnectionPool
 from ...api.http.middleware import Drain
 from .listening import BACKLOG, listen
 
 logger = logging.getLogger(__name__)
 
-# Time for what is left once requests were ended, such as sending their errors.
+# Time after requests were ended, for sending their errors.
 SHUTDOWN_TIMEOUT_S = 3
-# Of files and sockets that are no client's connections: stages, drafters, logs.
+# Files and sockets besides clients' connections: stages, drafters, logs.
 OTHER_FILES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
-    """What happens at the first signal; a second one ends the waiting.
+    """Actions at the first signal; a second one ends the waiting.
 
     timeout_s  how long running requests may take
-    end_rest   ends those that take longer, with an error
-    on_drain   told how many requests are waited for, if any
-    failure    gets the reason where the engine cannot go on; nothing is waited for then
+    end_rest   ends the requests that take longer, with an error
+    on_drain   called with the number of running requests, if any
+    failure    done with the reason when the engine fails; then nothing is waited for
     """
 
     drain: Drain
@@ -51,7 +51,7 @@ class Shutdown:
 
 
 def allow_connections(number: int) -> None:
-    """Raise the process's own limit on open files, if need be, so that it can hold `number`."""
+    """Raise the process's limit on open files if it is too low for `number` connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = number + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -67,29 +67,29 @@ def server_config(
 ) -> uvicorn.Config:
     """How uvicorn serves `app` to the connections of `pool`.
 
-    accepts_at_once  connections that are taken before anything else is looked at
+    accepts_at_once  connections that are accepted in one turn of the loop
     """
     protocol: Any = partial(BoundedProtocol, pool=pool)
     return uvicorn.Config(
         cast("Any", app),
         http=protocol,
-        # An upgraded connection would leave the limits behind; no route upgrades.
+        # The limits do not cover upgraded connections; no route upgrades.
         ws="none",
         log_level="error",
         access_log=False,
         lifespan="off",
-        # A peer's address is what its connection says, never a header.
+        # A peer's address is that of its connection, never of a header.
         proxy_headers=False,
         backlog=accepts_at_once,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        timeout_keep_alive=math.ceil(pool.limits.keep_alive_s),
+        timeout_keep_alive=math.ceil(KEEP_ALIVE_TIMEOUT_S),
     )
 
 
 def serve_local(
     app: FastAPI,
     listener: socket.socket,
-    limits: ConnectionLimits,
+    pool: ConnectionPool,
     on_ready: Callable[[], None],
     shutdown: Shutdown,
     *,
@@ -97,10 +97,10 @@ def serve_local(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain. `accepts_at_once`: as of `server_config`.
 
-    Raises what the app's start raises; `EngineFailed` where the engine cannot go on.
+    Raises what the app's start raises; `EngineFailed` if the engine fails.
     """
-    allow_connections(limits.connections)
-    config = server_config(app, ConnectionPool(limits), accepts_at_once)
+    allow_connections(pool.max_connections)
+    config = server_config(app, pool, accepts_at_once)
     asyncio.run(_serve(app, listener, config, on_ready, shutdown))
 
 

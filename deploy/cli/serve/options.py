@@ -30,7 +30,6 @@ SERVER = FlagGroup(
         # The flag that `without_keys` takes out of the command line: a key has no other one.
         "api_keys": (KEY_FLAG,),
         "cors_allow_origins": ("--cors-allow-origin",),
-        "cors_allow_headers": ("--cors-allow-header",),
         "request_timeout_s": ("--request-timeout-s", "--request-timeout"),
         "drain_timeout_s": ("--drain-timeout-s", "--drain-timeout"),
     },

@@ -1,7 +1,7 @@
 """Serves with the engine in this process and the HTTP API in processes of its own.
 
-This process is the one that is signalled, that says what happens, and whose exit code counts. Its
-end, whatever it is, ends the API processes: they hear the end of their connection.
+This process takes the signals, prints, and has the exit code. Its end also ends the API
+processes, which notice the end of their connection.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from ....cluster.loop_calls import spare_collector
 from ....core.errors import EngineFailed
 from ...api.http.metrics import ServerMetrics
 from ...engine.async_engine import AsyncEngine
-from ...engine_process.messages import Setup
+from ...engine_process.messages import EngineSetup
 from ...engine_process.server import EngineServer
 from .api_processes import ApiProcesses
 
 # Beyond the time of the requests: what it takes to end the rest, to tell their clients, and to end.
 DRAIN_SLACK_S = 8.0
-# When the engine cannot go on, its requests have their errors and need only be told.
+# When the engine has failed, its requests have their errors, which need only be sent.
 FAILED_DRAIN_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitServer:
-    """What `serve_split` runs.
+    """Arguments of `serve_split`.
 
     engine      not started
-    failure     gets the reason where the engine cannot go on
+    failure     done with the reason when the engine fails
     listener    bound; the API processes listen on it
     setup       the first message to each of them
     count       of API processes
     on_ready    called when all answer
-    on_drain    told how many requests are waited for, if any
+    on_drain    called with the number of running requests, if any
     drain_s     how long they may take
     """
 
@@ -46,7 +46,7 @@ class SplitServer:
     failure: Future[str]
     metrics: ServerMetrics
     listener: socket.socket
-    setup: Setup
+    setup: EngineSetup
     count: int
     on_ready: Callable[[], None]
     on_drain: Callable[[int], None]

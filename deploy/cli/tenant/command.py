@@ -129,7 +129,7 @@ def revoke(
         ),
     ] = None,
 ) -> None:
-    """End a tenant with all of its keys, or one key of it. What runs already goes on."""
+    """End a tenant with all of its keys, or one key of it. Running requests continue."""
     from ...tenants.changes import revoke_key
 
     removed = revoke_key(_open(store), name, key)
@@ -149,7 +149,7 @@ def set_settings(
         typer.Option(help="Setting that gets its default again; may be repeated."),
     ] = None,
 ) -> None:
-    """Change limits and rights of a tenant; what is not named stays."""
+    """Change limits and rights of a tenant; others stay."""
     from ....core.errors import ConfigError
     from ...settings.tenants import TenantConfig
     from ...tenants.changes import set_tenant

@@ -1,4 +1,4 @@
-"""`draftline train`: texts that a target says, and heads that are trained on them.
+"""`draftline train`: texts of a target, and heads trained on them.
 
 Start with `command.py`.
 """

@@ -1,4 +1,4 @@
-"""Texts that a target says: prompts in, answers by the engine with its drafters on."""
+"""Texts of a target: its answers to prompts, generated with drafts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _answer(
         while done < job.num_texts:
             count = min(job.max_num_seqs, job.num_texts - done)
             chosen = [prompts[(done + place) % len(prompts)] for place in range(count)]
-            # Another seed for each group: a prompt that comes again is answered otherwise.
+            # A seed for each group: a repeated prompt gets another answer.
             params = SamplingParams(
                 max_tokens=job.max_tokens, temperature=job.temperature, seed=job.seed + done
             )

@@ -1,21 +1,30 @@
-"""A head for a target, from its texts to its folder."""
+"""`draftline train KIND`: the configuration of a new head, its training, its folder."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from rich.console import Console
+from transformers import PreTrainedConfig
 
 from ....core.errors import ConfigError
 from ....measure.report.plots import require_matplotlib
-from ....models.heads.load_head import Head
-from ....models.load.checkpoint import resolve_model_path
+from ....models.heads.dspark import DSparkConfig
+from ....models.heads.formats.dflash_config import DFlashConfig
+from ....models.heads.formats.feature_head_config import FeatureHeadConfig
+from ....models.heads.load_head import Head, HeadConfig
+from ....models.heads.medusa import MedusaConfig
+from ....models.heads.p_eagle import PEagleConfig
+from ....models.heads.spec_former import SpecFormerConfig
+from ....models.load.checkpoint import read_config, resolve_model_path
+from ....models.load.model_info import head_dim, num_kv_heads
 from ....models.text.tokenizer import load_tokenizer
 from ....training.corpus import training_files
 from ....training.heads.corpus_texts import corpus_texts
@@ -25,8 +34,157 @@ from ....training.heads.export import export_head
 from ....training.heads.trainer import HELD_OUT_TEXTS, HeadPlan, read_log, read_losses, train_head
 from ..progress import progress
 from .data import PROMPTS_PER_FILE
-from .head_config import head_config
-from .job import HeadJob, head_plan, head_recipe
+from .job import HeadJob, HeadRecipe, head_plan, head_recipe
+
+# Targets with fewer layers than this are read up to their last state.
+FEW_LAYERS = 12
+# Width between a token and what it adds to logits, as DSpark publishes it; less for small targets.
+MARKOV_RANK = 256
+
+
+def head_config(
+    target: Path, kind: str, job: HeadJob, texts: Sequence[DistilledText]
+) -> HeadConfig:
+    """A head with the widths and rotations of its target. Raises `ConfigError`."""
+    config = read_config(target)
+    recipe = head_recipe(kind, job)
+    hidden, rows = config.hidden_size, config.vocab_size
+    draft_length = recipe.draft_length
+    if kind == "medusa":
+        return MedusaConfig(hidden, draft_length, rows, draft_vocab_size=rows)
+    if kind in {"dflash", "dspark"}:
+        return _block_config(config, kind, job, recipe, texts)
+    if kind == "specformer":
+        return SpecFormerConfig(
+            draft_length=draft_length, is_bidirectional=job.bidirectional, **_layer_sizes(config)
+        )
+    if kind in {"eagle3", "p_eagle"}:
+        pair = _pair_config(config, job)
+        mask = mask_token(texts, rows, config.eos_token_id)
+        return pair if kind == "eagle3" else _masked_config(pair, recipe, mask)
+    assert recipe.fusion is not None
+    return FeatureHeadConfig(
+        fusion=recipe.fusion,
+        vocab_size=rows,
+        fusion_size=0 if recipe.fusion == "linear" else config.intermediate_size,
+        splits_output=recipe.splits_output,
+        has_fusion_bias=True,
+        feature_size=hidden,
+        **_layer_sizes(config),
+    )
+
+
+def _layer_sizes(config: PreTrainedConfig) -> dict[str, Any]:
+    """Of a layer of the target."""
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": num_kv_heads(config),
+        "head_dim": head_dim(config),
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_positions": config.max_position_embeddings,
+        "rope": dict(config.rope_parameters),
+    }
+
+
+def _pair_config(config: PreTrainedConfig, job: HeadJob) -> FeatureHeadConfig:
+    layers = read_layers(job.feature_layers) or pair_layers(config.num_hidden_layers)
+    rows = config.vocab_size
+    draft_rows = job.draft_vocab_size or rows
+    if draft_rows > rows:
+        raise ConfigError(
+            "draft_vocab_size", f"is {draft_rows}, more than the target's {rows} tokens"
+        )
+    return FeatureHeadConfig(
+        fusion="pair",
+        vocab_size=rows,
+        feature_size=config.hidden_size,
+        num_features=len(layers),
+        feature_layers=layers,
+        draft_vocab_size=draft_rows,
+        has_token_map=draft_rows < rows,
+        **_layer_sizes(config),
+    )
+
+
+def _masked_config(pair: FeatureHeadConfig, recipe: HeadRecipe, mask: int) -> PEagleConfig:
+    """An EAGLE-3 head's with more layers and an embedding of its own, that of masks among it."""
+    own = {field.name: getattr(pair, field.name) for field in fields(pair)}
+    return PEagleConfig(
+        **own | {"num_layers": recipe.num_layers, "has_embedding": True},
+        mask_token=mask,
+        draft_length=recipe.draft_length,
+    )
+
+
+def _block_config(
+    config: PreTrainedConfig, kind: str, job: HeadJob, recipe: HeadRecipe,
+    texts: Sequence[DistilledText],
+) -> DFlashConfig:  # fmt: skip
+    layers = read_layers(job.feature_layers) or tapped_layers(config.num_hidden_layers)
+    hidden = config.hidden_size
+    sizes: dict[str, Any] = {
+        "num_layers": recipe.num_layers, "num_features": len(layers), "feature_size": hidden,
+        "feature_layers": layers, "vocab_size": config.vocab_size,
+        "mask_token": mask_token(texts, config.vocab_size, config.eos_token_id),
+        **_layer_sizes(config),
+    }  # fmt: skip
+    if kind == "dflash":
+        return DFlashConfig(block_size=recipe.draft_length + 1, **sizes)
+    rank = job.markov_rank or min(MARKOV_RANK, max(1, hidden // 4))
+    return DSparkConfig(
+        block_size=recipe.draft_length,
+        is_shifted=True,
+        markov_kind=job.markov_kind,
+        markov_rank=rank,
+        confidence_size=hidden + rank,
+        **sizes,
+    )
+
+
+def read_layers(text: str | None) -> tuple[int, ...]:
+    """Layers of `--feature-layers`; empty where it is not given. Raises `ConfigError`."""
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(
+            "feature_layers", f"are numbers separated by commas, such as 1,3,5; not {text!r}"
+        ) from None
+
+
+def pair_layers(num_target_layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer of a target, whose outputs an EAGLE-3 head reads.
+
+    Those of its project; up to the last one of targets that have few, where all tell something.
+    """
+    if num_target_layers >= FEW_LAYERS:
+        return 1, num_target_layers // 2 - 1, num_target_layers - 4
+    low = max(-1, min(1, num_target_layers - 3))
+    spread = np.linspace(low, num_target_layers - 1, 3).round()
+    return tuple(sorted({int(layer) for layer in spread}))
+
+
+def tapped_layers(num_target_layers: int) -> tuple[int, ...]:
+    """Layers of a target whose outputs a DFlash drafter that is trained here reads.
+
+    The published spacing leaves out the last two, which of few layers know the most.
+    """
+    if num_target_layers >= FEW_LAYERS:
+        step = (num_target_layers - 4) / 4
+        return tuple(round(1 + index * step) for index in range(5))
+    count = max(1, num_target_layers // 2)
+    spread = np.linspace(num_target_layers - 1, min(1, num_target_layers - 1), count)
+    return tuple(int(layer) for layer in spread.round()[::-1])
+
+
+def mask_token(texts: Sequence[DistilledText], vocab_size: int, end: int | None) -> int:
+    """The last of the tokens that the texts have least; never the one that ends them."""
+    said = np.concatenate([text.tokens for text in texts])
+    counts = np.bincount(said, minlength=vocab_size)[::-1].copy()
+    if end is not None:
+        counts[vocab_size - 1 - end] = np.iinfo(counts.dtype).max
+    return vocab_size - 1 - int(counts.argmin())
 
 
 def fit_head(kind: str, job: HeadJob, console: Console) -> None:
@@ -89,7 +247,7 @@ def _as_written(texts: Sequence[DistilledText], model: str) -> list[DistilledTex
 
 
 def _draw(run_dir: Path, output: Path, title: str, console: Console) -> None:
-    """Curves beside the head. A run is not lost for want of them."""
+    """Curves beside the head. A failure does not end the run."""
     try:
         require_matplotlib("curves")
     except ConfigError as error:

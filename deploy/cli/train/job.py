@@ -1,4 +1,4 @@
-"""What is asked of `draftline train`: fields described here are flags."""
+"""Arguments of `draftline train`; fields with a description are flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..flags import FlagGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataJob:
-    """What is asked of `draftline train data`."""
+    """Arguments of `draftline train data`."""
 
     output: Annotated[Path, Field(description="folder of the texts; goes on where it was killed")]
     model: Annotated[str, Field(description="target: a folder, hub id or bundled model")] = "demo"
@@ -45,7 +45,7 @@ class DataJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadJob:
-    """What is asked of `draftline train griffin` and of its siblings; `OWN_FLAGS` are of some."""
+    """Arguments of `draftline train KIND`; `OWN_FLAGS` apply to some kinds."""
 
     texts: Annotated[Path, Field(description="folder of `draftline train data`")]
     output: Annotated[Path, Field(description="folder of the trained head")]

@@ -22,7 +22,7 @@ Reason = Literal["session", "prefix", "load"]
 
 
 class RoutingCounts(Protocol):
-    """Hears where requests go."""
+    """Counts where requests go."""
 
     def record_routed(self, reason: Reason, num_tokens: int, num_sent_before: int) -> None:
         """One went to a replica, which was sent so many of its prompt's tokens before."""
@@ -31,7 +31,7 @@ class RoutingCounts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """What is known of a request.
+    """A request, as the router sees it.
 
     request_id  the same at each of its tries
     keys        of the full blocks of its prompt (`core/request/request.py`)
@@ -58,7 +58,7 @@ class SentPrefixes:
         self._sent: dict[str, OrderedDict[bytes, None]] = {}
 
     def keep(self, replicas: Iterable[str]) -> None:
-        """Forget all other replicas."""
+        """Drop all other replicas."""
         self._sent = {name: self._sent.get(name, OrderedDict()) for name in replicas}
 
     def note(self, replica: str, keys: Sequence[bytes]) -> None:
@@ -108,7 +108,7 @@ class PrefixRouting:
         self._tried: OrderedDict[str, list[str]] = OrderedDict()
 
     def keep(self, replicas: Iterable[str]) -> None:
-        """Forget all other replicas."""
+        """Drop all other replicas."""
         self._sent.keep(replicas)
 
     def rank(self, request: Routed, loads: Mapping[str, int]) -> list[str]:
@@ -142,7 +142,7 @@ class PrefixRouting:
         counts.record_routed(reason, request.num_tokens, count * self._block_size)
 
     def _cost(self, request: Routed, replica: str, load: int) -> int:
-        """What the request would cost there, in prompt tokens."""
+        """The cost of the request there, in prompt tokens."""
         num_sent = self._num_sent(request, replica) * self._block_size
         return request.num_tokens - num_sent + load * self._load_tokens
 

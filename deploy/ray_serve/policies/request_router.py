@@ -1,7 +1,7 @@
 """Ray Serve's interface to `prefix_routing.py`: the engine deployment's request router.
 
-Each ingress has one. It knows of the prompts that its own ingress has sent, and of what replicas
-told of their load with their answers.
+Each ingress has one. It knows the prompts that its own ingress has sent, and the load that replicas
+report with their answers.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class PrefixRouter(RequestRouter):
                 del self._num_ours[replica_id]
 
     def _load(self, replica_id: ReplicaID) -> int:
-        """Requests at a replica: ours, or as many as it told of, if these are more."""
-        told = self.replica_queue_len_cache.get(replica_id) or 0
-        return max(told, self._num_ours[replica_id])
+        """Requests at a replica: ours, or as many as it reported, if these are more."""
+        reported = self.replica_queue_len_cache.get(replica_id) or 0
+        return max(reported, self._num_ours[replica_id])
 
     def _routed(self, pending: PendingRequest | None) -> Routed:
         """What a call of `EngineReplica.stream` holds; other calls have no prompt."""

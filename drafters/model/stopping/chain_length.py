@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from ....core.arrays import ROOT
 from ....core.errors import ConfigError
-from ...option_checks import require_whole
 from .draft_costs import DraftCosts
-from .rules import Confidence, Constant, Drawn, Goodput, Heuristic, Schedule, Stopping, Svip
+from .rules import Confidence, Constant, Drawn, Goodput, Heuristic, Stopping, Svip
 
 # A level of a tree: what rules ask of a drawn token is not asked of it.
 LEVEL = Drawn(0.0, 0.0)
@@ -128,34 +127,22 @@ def stop_rule(
     name: str,
     num_tokens: int,
     threshold: float,
-    schedule: Sequence[Sequence[int]],
     costs: DraftCosts,
 ) -> Callable[[], Stopping]:
     """A factory of the rule of this name, one for each request. Raises `ConfigError`.
 
     num_tokens  most tokens of a draft; `heuristic` starts there
     threshold   first threshold of `confidence`
-    schedule    [most requests, tokens] pairs of `schedule`
     costs       measured times, for `goodput`
     """
-    steps = [_step(step) for step in schedule]
     rules: dict[str, Callable[[], Stopping]] = {
         "constant": Constant,
         "heuristic": lambda: Heuristic(num_tokens, num_tokens),
         "confidence": lambda: Confidence(threshold, learns=True),
         "svip": Svip,
-        "schedule": lambda: Schedule(steps),
         "goodput": lambda: Goodput(costs),
     }
     if name not in rules:
         raise ConfigError("stop", f"must be one of {', '.join(rules)}, not {name!r}")
     rules[name]()
     return rules[name]
-
-
-def _step(step: Sequence[int]) -> tuple[int, int]:
-    if not isinstance(step, list | tuple) or len(step) != 2:
-        raise ConfigError("schedule", f"must list [most requests, tokens], not {step!r}")
-    require_whole("schedule", step[0], 1)
-    require_whole("schedule", step[1], 0)
-    return step[0], step[1]

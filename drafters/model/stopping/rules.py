@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ....core.errors import ConfigError
 from .draft_costs import FIRST_ACCEPTED, DraftCosts
 
 # Pairs of a draft's probability and its fate that the learned threshold is drawn from.
@@ -137,22 +136,6 @@ class Svip(Constant):
     def stops_after(self, drawn: Drawn) -> bool:
         """Whether the draft ends: after a token of an uncertain distribution."""
         return drawn.entropy > self._most_entropy
-
-
-class Schedule(Constant):
-    """Sets the length by the number of requests in the batch; 0 tokens is allowed, too."""
-
-    def __init__(self, steps: Sequence[tuple[int, int]]) -> None:
-        """`steps`: pairs (most requests, tokens), rising; the last one serves larger batches."""
-        limits = [most for most, _ in steps]
-        if not steps or limits != sorted(set(limits)):
-            raise ConfigError("schedule", "must list [most requests, tokens] with rising requests")
-        self._steps = steps
-
-    def num_tokens(self, most: int, num_requests: int) -> int:
-        """The length listed for the smallest limit that is not below `num_requests`."""
-        lengths = (count for limit, count in self._steps if num_requests <= limit)
-        return min(most, next(lengths, self._steps[-1][1]))
 
 
 class Goodput(Constant):

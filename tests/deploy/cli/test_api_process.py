@@ -10,7 +10,7 @@ import pytest
 from draftline.cluster.transport.messages import encode_frame
 from draftline.core.errors import ProtocolError
 from draftline.deploy.cli.serve.api_process import packed_settings, read_settings, receive_setup
-from draftline.deploy.engine_process.messages import Drain, Setup, encode_messages
+from draftline.deploy.engine_process.messages import EngineSetup, StartDrain, encode_messages
 from draftline.deploy.settings.settings import build_serve_args
 
 
@@ -50,7 +50,7 @@ def test_settings_arrive_as_they_were_read(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_the_first_message_is_the_setup() -> None:
-    for messages, is_setup in (([Setup(b"{}", 30)], True), ([Drain()], False)):
+    for messages, is_setup in (([EngineSetup(b"{}", 30)], True), ([StartDrain()], False)):
         here, there = socket.socketpair()
         with here, there:
             here.sendall(encode_frame(encode_messages(messages)))

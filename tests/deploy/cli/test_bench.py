@@ -16,8 +16,7 @@ from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
 from draftline.deploy.cli.bench import lossless_run
 from draftline.deploy.cli.bench import run as bench_run
-from draftline.deploy.cli.bench.head_rows import bundled_heads
-from draftline.deploy.cli.bench.model_rows import RULES
+from draftline.deploy.cli.bench.suites import RULES, bundled_heads
 from draftline.measure.clients.http_endpoint import HttpEndpoint
 from draftline.measure.clients.setting import TARGET_ONLY, Setting
 from draftline.measure.runs.distribution import ChiSquare, check_first_token
@@ -79,31 +78,6 @@ def test_progress_of_a_bench(
         ("starting", 2, 2), ("bench", 8, 8), ("recording", 2, 2),
         ("recording what is said to drafters", 2, 2),
     ]  # fmt: skip
-
-
-def test_regret_is_told_beside_fixed_numbers_of_nodes(
-    checkpoint: Path, prompts: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "b.json"
-    arguments = ["bench", str(checkpoint), "--speculative-config", '[{"kind": "prompt_lookup"}]']
-    arguments += ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "12"]
-    arguments += ["--rounds", "1", "--fixed-nodes", "2, 6", "--output", str(output)]
-    result = runner.invoke(cli.app, arguments)
-    assert result.exit_code == 0, result.output
-    data = json.loads(output.read_text())
-    settings = data["settings"]
-    fixed = ["target", "prompt_lookup, 2 always", "prompt_lookup, 6 always"]
-    assert list(settings) == ["target", "prompt_lookup", *fixed[1:]]
-    assert data["best_fixed"] == max(fixed, key=lambda name: settings[name]["output_throughput"])
-    assert data["best_fixed"] in result.output
-    assert settings[data["best_fixed"]]["of_best_fixed"] == 1.0
-
-
-@pytest.mark.parametrize("given", ["two", "0", "4,-1"])
-def test_fixed_nodes_that_cannot_be_are_named(checkpoint: Path, given: str) -> None:
-    result = runner.invoke(cli.app, ["bench", str(checkpoint), "--fixed-nodes", given])
-    assert isinstance(result.exception, ConfigError)
-    assert "fixed-nodes" in str(result.exception)
 
 
 def test_a_replay_commits_as_much_as_the_target_did(
@@ -221,7 +195,7 @@ def test_a_trace_of_chats_is_asked_as_it_was(tmp_path: Path) -> None:
         (["--host-slowdown", "9"], "host-slowdown: belongs to simulated times"),
         (
             ["--cost-profile", "8b-h100", "--request-rate", "2"],
-            "cost-profile: skips the time in which nobody works",
+            "cost-profile: skips idle time",
         ),
         (["--cost-profile", "8b-h100", "--small-model", "x"], "has no 'x'; has: model, model-0.5b"),
         (["--cost-profile", "8b-h100", "--one-engine"], "cost-profile: needs engines of its own"),
@@ -248,7 +222,7 @@ def test_the_suite_of_spectra(checkpoint: Path, prompts: Path, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert "left out, for want of a store: paper: REST" in result.output
     content = json.loads(output.read_text())
-    rows = {"ANPD", "Lookahead", "CORE", "CORE without forward"}
+    rows = {"ANPD", "Lookahead", "CORE"}
     wanted = {f"{profile}: {row}" for profile in ("paper", "draftline") for row in rows}
     assert wanted | {"target"} <= content["settings"].keys()
     assert "paper: RETRIEVAL" not in content["settings"]

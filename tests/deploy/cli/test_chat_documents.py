@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.deploy.cli.corpus.model import render_chats
+from draftline.deploy.cli.corpus.build import render_chats
 from draftline.retrieval_store.corpus.documents import Chat, Document, Message, Unreadable
 from support.fakes.fake_engine import byte_tokenizer
 

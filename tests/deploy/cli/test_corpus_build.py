@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.deploy.cli import main as cli
-from draftline.deploy.cli.corpus.job import Selection
-from draftline.deploy.cli.corpus.model import open_corpus_model
+from draftline.deploy.cli.corpus.build import open_corpus_model
+from draftline.deploy.cli.corpus.command import Selection
 from draftline.retrieval_store.corpus.documents import Document, Span
 from draftline.retrieval_store.corpus.selection import SELECTIONS
 from draftline.retrieval_store.directory_store.store import DirectoryStore
@@ -73,18 +73,16 @@ def test_a_killed_build_goes_on_where_it_stopped(
 
 
 def test_what_was_dropped_is_told(corpus: Path, tmp_path: Path, checkpoint: Path) -> None:
-    pytest.importorskip("matplotlib")
     lines = corpus.read_text().splitlines()[:20]
     chat = [{"role": "user", "content": "q" * 40}, {"role": "assistant", "content": "a b c " * 12}]
     rows = [*lines, lines[0], '{"text": "short"}', "{", json.dumps({"messages": chat})]
     path = tmp_path / "b.jsonl"
     path.write_text("\n".join(rows))
-    report, picture = tmp_path / "out" / "report.json", tmp_path / "out" / "histogram.png"
+    report = tmp_path / "out" / "report.json"
     result = runner.invoke(
         cli.app,
         ["corpus", "add", str(path), "--store", str(tmp_path / "store"), "--model", str(checkpoint),
-         "--keep", "15", "--select", "lowest", "--report", str(report),
-         "--histogram", str(picture)],
+         "--keep", "15", "--select", "lowest", "--report", str(report)],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     for reason in ("duplicate", "too short", "bad JSON line", "perplexity"):
@@ -95,7 +93,6 @@ def test_what_was_dropped_is_told(corpus: Path, tmp_path: Path, checkpoint: Path
     assert told["dropped"]["duplicate"]["examples"] == [f"{path}:21"]
     assert told["read"] == 24
     assert told["kept"] == 15
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_build_that_cannot_choose_is_refused(tmp_path: Path) -> None:

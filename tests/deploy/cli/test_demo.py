@@ -14,11 +14,19 @@ import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.demo import command
-from draftline.deploy.cli.demo.client import DemoClient, DemoRun, DemoSampling, Piece
-from draftline.deploy.cli.demo.command import DemoJob, compare_all, run_demo
-from draftline.deploy.cli.demo.comparison import Comparison
+from draftline.deploy.cli.demo.command import (
+    WIDTH,
+    DemoClient,
+    DemoComparison,
+    DemoJob,
+    DemoRun,
+    DemoSampling,
+    DraftedText,
+    Screen,
+    compare_all,
+    run_demo,
+)
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
-from draftline.deploy.cli.demo.screen import WIDTH, Screen
 from rich.console import Console
 
 SAMPLED = DemoSampling(max_tokens=4, temperature=0.8, seed=3)
@@ -92,8 +100,8 @@ def test_both_runs_of_a_prompt_are_asked_for_alike(bodies: list[dict[str, object
 
 
 def test_table_shows_what_was_run_and_how() -> None:
-    same = Comparison("one", _run("x", 1.0, 1.0), _run("x", 0.5, 2.0))
-    other = Comparison("two", _run("x", 1.0, 1.0), _run("y", 1.0, 1.5))
+    same = DemoComparison("one", _run("x", 1.0, 1.0), _run("x", 0.5, 2.0))
+    other = DemoComparison("two", _run("x", 1.0, 1.0), _run("y", 1.0, 1.5))
     screen, file = recording_screen()
     screen.table([same, other], SAMPLED)
     lines = {line.split()[0]: line.split() for line in file.getvalue().splitlines()}
@@ -106,7 +114,7 @@ def test_table_shows_what_was_run_and_how() -> None:
 
 def test_greedy_runs_say_so() -> None:
     screen, file = recording_screen()
-    screen.table([Comparison("one", _run("x", 1.0, 1.0), _run("x", 0.5, 2.0))], GREEDY)
+    screen.table([DemoComparison("one", _run("x", 1.0, 1.0), _run("x", 0.5, 2.0))], GREEDY)
     assert file.getvalue().splitlines()[-1].startswith("greedy: ")
 
 
@@ -115,7 +123,7 @@ def test_picture_holds_the_coloured_streams_and_no_progress(tmp_path: Path) -> N
     with screen.phase("starting"):
         screen.legend(["spectra"])
     printer = screen.stream(held_out_prompts(1)[0], 1)
-    printer.show_piece(Piece("drafted", "spectra"))
+    printer.show_piece(DraftedText("drafted", "spectra"))
     printer.finish()
     screen.save_svg(tmp_path / "demo.svg")
     picture = (tmp_path / "demo.svg").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from draftline.core.errors import ConfigError
 from draftline.deploy.cli.main import app
 from draftline.deploy.cli.train import fit
 from draftline.deploy.cli.train.command import KINDS
-from draftline.deploy.cli.train.head_config import mask_token, pair_layers, tapped_layers
+from draftline.deploy.cli.train.fit import mask_token, pair_layers, tapped_layers
 from draftline.deploy.cli.train.job import (
     OWN_FLAGS,
     RECIPES,

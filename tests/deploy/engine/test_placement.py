@@ -29,7 +29,7 @@ async def start(drafter: dict[str, object]) -> None:
     config = EngineConfig.model_validate({"model": "demo", "drafters": [good, drafter]})
     placement = Placement(config)
     try:
-        await placement.make_links()
+        await placement.make_drafters()
     finally:
         placement.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from draftline.deploy.api.http.metrics import ServerMetrics
-from draftline.deploy.api.rates.verdict import Limits
+from draftline.deploy.api.rates.verdict import TenantLimits
 from draftline.deploy.engine_process import client as client_module
 from draftline.deploy.engine_process.client import EngineMetrics, SocketEngineClient
 from draftline.deploy.engine_process.gates import SocketGate
@@ -17,7 +17,7 @@ from support.fakes.fake_engine import engine_stats
 from support.servers.http_server import until
 
 pytestmark = pytest.mark.net
-LIMITS = Limits(tenant="acme", requests=10_000, tokens=100, concurrency=2)
+LIMITS = TenantLimits(tenant="acme", requests=10_000, tokens=100, concurrency=2)
 
 
 class IdleEngine:

@@ -31,15 +31,14 @@ from draftline.core.request.output import (
     VerifiedTree,
 )
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
-from draftline.deploy.api.rates.verdict import Limits, Rate, Verdict
+from draftline.deploy.api.rates.verdict import Rate, TenantLimits, Verdict
 from draftline.deploy.engine_process.messages import (
     Add,
-    Ask,
     Beat,
     Cancel,
     Charge,
-    Drain,
     Draining,
+    EngineSetup,
     Enter,
     Failed,
     Health,
@@ -47,10 +46,11 @@ from draftline.deploy.engine_process.messages import (
     Judged,
     Leave,
     NextDelta,
-    Refused,
+    RefusedRequest,
     Reply,
     Serving,
-    Setup,
+    StartDrain,
+    StateQuestion,
     StoreFailed,
     TakeTokens,
     decode_from_api,
@@ -83,17 +83,18 @@ DELTA = Delta(
                      StepTiming(("spectra",), 1.0, 0.5, 2.0, 0.25, 2.5)),
     ),
 )  # fmt: skip
-LIMITS = Limits(tenant="acme", requests=3, tokens=9)
+LIMITS = TenantLimits(tenant="acme", requests=3, tokens=9)
 RATE = Rate(limit=9, remaining=0, reset_s=1.5, wait_s=math.inf)
 FROM_API: list[Any] = [
     Add(1, "cmpl-1-0", packed_prompt([1, 2, 65_537]), PARAMS, OPTIONS),
-    Cancel(1), Ask(2, "metrics"), Serving(), Draining(3), Beat(),
+    Cancel(1), StateQuestion(2, "metrics"), Serving(), Draining(3), Beat(),
     Enter(4, LIMITS, "r"), Leave(LIMITS, "r"), TakeTokens(5, LIMITS, 12), Charge(LIMITS, 3),
-    Refused("acme", "tokens"), StoreFailed("tenants"),
+    RefusedRequest("acme", "tokens"), StoreFailed("tenants"),
 ]  # fmt: skip
 FROM_ENGINE: list[Any] = [
-    Setup(b"{}", 30), Hello(512), Health(True), NextDelta(1, DELTA),
-    Failed(1, "capacity", "full", retry_after_s=3), Reply(2, (engine_stats(),), b"text"), Drain(),
+    EngineSetup(b"{}", 30), Hello(512), Health(True), NextDelta(1, DELTA),
+    Failed(1, "capacity", "full", retry_after_s=3), Reply(2, (engine_stats(),), b"text"),
+    StartDrain(),
     Judged(4, Verdict(reason="tokens", rates={"tokens": RATE}, limit=9, wait_s=math.inf)),
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import ray
 import yaml
-from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.ray_settings import PoolConfig
 from draftline.deploy.settings.settings import ServeArgs, build_serve_args
 from support.contracts.kuberay_schema import HELM_VALUES, RAY_SERVICE
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.ray_serve.deployment_plan import engine_options
-from draftline.deploy.ray_serve.policies.engine_policy import (
+from draftline.deploy.ray_serve.policies.autoscaling import (
     NUM_FIRST_TOKENS,
     TTFT_S,
     WINDOW_S,
     EnginePolicy,
-    FirstTokens,
+    FirstTokenTimes,
 )
 from draftline.deploy.settings.settings import build_serve_args
 
@@ -70,7 +70,7 @@ def test_scaling_settles_where_the_time_falls_with_each_replica() -> None:
 
 def test_a_replica_tells_of_first_tokens_of_late_and_of_those_that_wait() -> None:
     now = 100.0
-    tokens = FirstTokens(lambda: now)
+    tokens = FirstTokenTimes(lambda: now)
     assert tokens.stats() == {TTFT_S: 0.0, NUM_FIRST_TOKENS: 0.0}
     with tokens.waiting() as came:
         now += 2
@@ -92,7 +92,7 @@ def test_settings_choose_the_policy() -> None:
     deployment = {"autoscaling_config": scaling, "target_ttft_s": 1.5}
     given = engine_options(build_serve_args({"deployment": deployment}))["autoscaling_config"]
     assert given["policy"]["policy_kwargs"] == {"target_ttft_s": 1.5, "target_ongoing_requests": 8}
-    assert given["policy"]["policy_function"].endswith("engine_policy:EnginePolicy")
+    assert given["policy"]["policy_function"].endswith("autoscaling:EnginePolicy")
     plain = engine_options(build_serve_args({"deployment": {"autoscaling_config": scaling}}))
     assert plain["autoscaling_config"] == scaling
 

@@ -82,9 +82,9 @@ def test_without_ray_no_proxy_listens() -> None:
 
 
 def test_proxies_of_ray_serve_get_the_limits_that_they_know() -> None:
-    config = ServerConfig(keep_alive_timeout_s=7.5, request_timeout_s=20, port=1)
+    config = ServerConfig(request_timeout_s=20, port=1)
     assert http_options(config) == {
-        "host": "127.0.0.1", "port": 1, "keep_alive_timeout_s": 8, "request_timeout_s": 50.0,
+        "host": "127.0.0.1", "port": 1, "keep_alive_timeout_s": 75, "request_timeout_s": 50.0,
     }  # fmt: skip
     assert "request_timeout_s" not in http_options(ServerConfig(request_timeout_s=None))
 

@@ -10,7 +10,7 @@ import yaml
 from draftline.cluster.config import DrafterConfig
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.serve.command import run_server
-from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.ray_settings import PoolConfig
 from draftline.deploy.settings.settings import build_serve_args
 from rich.console import Console
 
@@ -30,7 +30,7 @@ def test_its_drafter_is_built_for_the_target_s_engines_on_ray() -> None:
     [
         ({"max_replicas": 1, "min_replicas": 2}, "max_replicas"),
         ({"min_replicas": 0}, "min_replicas"),
-        ({"target_utilization": 1.5}, "target_utilization"),
+        ({"target_open_requests": 0}, "target_open_requests"),
         ({"replicas": 2}, "replicas"),
         ({"drafter": "suffix"}, "drafter"),
         ({"drafter": {"kind": "suffix", "servers": 2}}, r"drafter\.servers"),

@@ -7,7 +7,7 @@ import re
 import pytest
 from draftline.cluster.checked_settings import Settings
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.deploy.settings.pool_settings import PoolConfig
+from draftline.deploy.settings.ray_settings import PoolConfig
 from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
 from draftline.deploy.settings.tenants import TenantConfig
 from support.tools.pages import DOCS, sections

@@ -85,11 +85,9 @@ def test_compile_on_is_refused_by_what_to_use(written: str) -> None:
 
 def test_compile_reaches_the_stages() -> None:
     for switch in ("auto", "off"):
-        plan = plan_model(EngineConfig(model="demo", compile=switch, compile_cache="kept"))
+        plan = plan_model(EngineConfig(model="demo", compile=switch))
         options = [spec.options for spec in plan.specs]
-        assert [(each.compile, each.compile_cache) for each in options if each] == [
-            (switch, "kept")
-        ]
+        assert [each.compile for each in options if each] == [switch]
     assert EngineConfig().compile == "auto"
 
 
@@ -155,11 +153,6 @@ def test_sections() -> None:
         ({"server": {"request_timeout_s": 0}}, "server.request_timeout_s", "greater"),
         ({"server": {"max_connections": 0}}, "server.max_connections", "greater"),
         ({"server": {"stream_interval_ms": 0}}, "server.stream_interval_ms", "greater"),
-        (
-            {"server": {"cors_allow_origins": ["*"], "cors_allow_credentials": True}},
-            "server.cors_allow_credentials",
-            "named",
-        ),
         ({"server": 3}, "server", "mapping"),
         ({"deployment": {"num_replica": 1}}, "deployment.num_replica", "num_replicas"),
         (

@@ -274,14 +274,6 @@ def test_chains_grow_where_they_are_accepted_and_shrink_where_they_are_not() -> 
     assert len(bench.propose().tokens) == 7
 
 
-def test_a_schedule_shortens_chains_of_many_requests() -> None:
-    bench = Bench(TEXT, num_tokens=4, stop="schedule", schedule=[[1, 4], [2, 1]])
-    assert len(bench.propose().tokens) == 4
-    bench.open("other", TEXT)
-    queries = [Query(name, len(TEXT), 9) for name in ("r", "other")]
-    assert [len(one.tokens) for one in bench.drafter.propose(queries)] == [1, 1]
-
-
 def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
     bench = Bench(TEXT, num_tokens=3, branch=2)
     proposal = bench.propose()
@@ -304,8 +296,6 @@ def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
         ("branch", -1),
         ("confidence_threshold", "high"),
         ("stop", "never"),
-        ("schedule", [[1, 2, 3]]),
-        ("schedule", [[0, 2]]),
         ("num_blocks", 0),
         ("block_size", 2.5),
         ("prefill_chunk", 0),

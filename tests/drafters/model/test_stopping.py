@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
-from draftline.core.errors import ConfigError
 from draftline.core.proposals import LEVEL_SHARE, Query
 from draftline.drafters.model.stopping.chain_length import ChainLength
 from draftline.drafters.model.stopping.draft_costs import DraftCosts, DraftRounds
@@ -20,7 +19,6 @@ from draftline.drafters.model.stopping.rules import (
     Drawn,
     Goodput,
     Heuristic,
-    Schedule,
     Stopping,
     Svip,
 )
@@ -81,18 +79,6 @@ def test_svip_stops_where_the_distribution_is_uncertain() -> None:
     # sqrt(0.15 H) > 0.3 from H = 0.6 on.
     assert not rule.stops_after(Drawn(-3.0, 0.59))
     assert rule.stops_after(Drawn(0.0, 0.61))
-
-
-def test_a_schedule_by_requests() -> None:
-    rule = Schedule([(1, 8), (4, 3), (16, 0)])
-    assert [rule.num_tokens(20, count) for count in (1, 2, 4, 5, 16, 99)] == [8, 3, 3, 0, 0, 0]
-    assert rule.num_tokens(2, 1) == 2
-
-
-@pytest.mark.parametrize("steps", [[], [(4, 1), (1, 2)], [(1, 1), (1, 2)]])
-def test_a_schedule_must_rise(steps: list[tuple[int, int]]) -> None:
-    with pytest.raises(ConfigError, match="schedule"):
-        Schedule(steps)
 
 
 def test_goodput_drafts_long_where_draws_are_cheap_and_right() -> None:
@@ -214,13 +200,12 @@ def rules() -> list[Stopping]:
         Heuristic(4, 8),
         Confidence(0.4, learns=True),
         Svip(),
-        Schedule([(2, 5), (9, 1)]),
         Goodput(DraftCosts()),
     ]
 
 
 @given(
-    st.integers(0, 5),
+    st.integers(0, 4),
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 64)), max_size=12),
     st.integers(0, 2**31),
 )

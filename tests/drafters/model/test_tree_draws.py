@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.cluster.config import DrafterConfig
 from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest, Proposal, Query
@@ -117,5 +116,3 @@ def test_trees_are_drawn_where_there_is_a_distribution(
 def test_draws_of_another_kind_are_refused() -> None:
     with pytest.raises(ConfigError, match="draws"):
         ModelOptions(draws="some")
-    with pytest.raises(ConfigError, match="leave draws out"):
-        DrafterConfig(kind="model", draws="with_replacement")

@@ -153,12 +153,10 @@ def test_spectra_guesses_what_its_plain_dictionaries_guess(
         drafter.observe(commits)
 
 
-@given(st.data(), st.sampled_from(["lt", "gt"]), st.sampled_from([0.3, 1.0]))
-def test_a_pool_explores_alike_in_any_company(
-    data: st.DataObject, when: str, threshold: float
-) -> None:
+@given(st.data(), st.sampled_from([0.3, 1.0]))
+def test_a_pool_explores_alike_in_any_company(data: st.DataObject, threshold: float) -> None:
     """Requests of one message, some of which got no answers, and each of them alone."""
-    options = SpectraOptions(ngram=3, window=2, refine_threshold=threshold, explore_when=when)
+    options = SpectraOptions(ngram=3, window=2, refine_threshold=threshold)
     known = [data.draw(texts(6)) for _ in range(3)]
     together, alone = SpectraDrafter(options=options), [SpectraDrafter(options=options)] * 3
     for index, text in enumerate(known):

@@ -180,13 +180,13 @@ def test_without_a_pool_there_are_no_probes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threshold", "when", "explores"),
-    [(1.0, "lt", True), (0.0, "lt", False), (0.0, "gt", True), (1.0, "gt", False)],
+    ("threshold", "explores"),
+    [(1.0, True), (0.0, False)],
 )
 def test_exploring_takes_the_best_token_that_begins_no_ngram(
-    threshold: float, when: str, explores: bool
+    threshold: float, explores: bool
 ) -> None:
-    drafter = pool_drafter(refine_threshold=threshold, explore_when=when)
+    drafter = pool_drafter(refine_threshold=threshold)
     commit(drafter, 2, [6], probe_ids=[[21, 0], [22, 0]])
     # Now 6 begins an n-gram and 40 does not; next predictions prefer 6.
     commit(drafter, 3, [7], probe_ids=[[6, 40], [6, 40]])
@@ -223,7 +223,6 @@ def test_the_pool_follows_the_seed() -> None:
         ("window", 40),
         ("max_guesses", "3"),
         ("refine_threshold", 1.5),
-        ("explore_when", "eq"),
         ("pool", 1),
         ("sub_ngrams", None),
         ("guess_len", -1),

@@ -11,7 +11,7 @@ from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.models.text.fingerprint import tokenizer_hash
 from draftline.models.text.token_bytes import TokenBytes
-from draftline.models.text.tokenizer import TextStream, load_tokenizer
+from draftline.models.text.tokenizer import Detokenizer, load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -60,8 +60,8 @@ def decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 def text_stream(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int] | None = None, **options: bool
-) -> TextStream:
-    return TextStream(TokenBytes(tokenizer), prompt or [], **options)
+) -> Detokenizer:
+    return Detokenizer(TokenBytes(tokenizer), prompt or [], **options)
 
 
 def characters(data: bytes) -> str:
@@ -96,7 +96,7 @@ def expected(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return text.removeprefix(" ")
 
 
-def streamed(stream: TextStream, ids: list[int]) -> list[str]:
+def streamed(stream: Detokenizer, ids: list[int]) -> list[str]:
     return [*(stream.push(token) for token in ids), stream.flush()]
 
 

@@ -34,21 +34,22 @@ def drafter_pool(**settings: Any) -> Iterator[None]:
 def serving_pool(**settings: Any) -> Iterator[None]:
     """The same on a Ray that runs already, started with `RAY_VARIABLES`."""
     # Ray Serve warns when it is imported: in tests that expect it.
-    from draftline.deploy.ray_serve.drafter_pool import build_pool
+    from draftline.deploy.ray_serve import drafter_pool as pool_module
     from ray import serve
 
     given = {
         "target": "demo",
         "drafter": {"kind": "prompt_lookup", "name": "far"},
         "cpus_per_drafter": 0.2,
-        "look_back_period_s": 2,
-        "upscale_delay_s": 0.5,
-        "downscale_delay_s": 1,
         **settings,
     }
     serve.start(proxy_location="Disabled")
     try:
-        serve.run(build_pool(given), name=POOL, route_prefix=None)
+        with mock.patch.multiple(
+            pool_module, LOOK_BACK_S=2.0, UPSCALE_DELAY_S=0.5, DOWNSCALE_DELAY_S=1.0
+        ):
+            application = pool_module.build_pool(given)
+        serve.run(application, name=POOL, route_prefix=None)
         yield
     finally:
         serve.shutdown()

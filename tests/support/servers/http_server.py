@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.api.http.connections import ConnectionLimits, ConnectionPool
+from draftline.deploy.api.http.connections import ConnectionPool
 from draftline.deploy.cli.serve.listening import bind
 from draftline.deploy.cli.serve.local_server import server_config
 from draftline.deploy.settings.settings import ServerConfig
@@ -35,7 +35,7 @@ async def http_server(engine: FakeEngine, **options: Any) -> AsyncIterator[HttpS
     """The API of `engine` at a free port; `options` are those of `ServerConfig`."""
     config = ServerConfig(host="127.0.0.1", port=0, **options)
     app = create_app(LocalEngineClient(engine), config, "tiny")  # pyright: ignore[reportArgumentType]
-    pool = ConnectionPool(ConnectionLimits.of(config))
+    pool = ConnectionPool(config.max_connections, config.max_body_bytes)
     listener = bind(config)
     server = uvicorn.Server(server_config(app, pool))
     async with app.router.lifespan_context(app):

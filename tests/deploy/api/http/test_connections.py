@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 
 import pytest
+from draftline.deploy.api import app as api_app
 from draftline.deploy.api.http import connections
 from support.fakes.fake_engine import FakeEngine
 from support.servers.http_server import (
@@ -102,8 +103,9 @@ async def test_a_client_that_sends_nothing_is_left(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n"])
-async def test_an_idle_connection_is_closed(sent: bytes) -> None:
-    async with http_server(FakeEngine(), keep_alive_timeout_s=0.2) as server:
+async def test_an_idle_connection_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEP_ALIVE_TIMEOUT_S", 0.2)
+    async with http_server(FakeEngine()) as server:
         async with raw_client(server.port) as client:
             await client.send(HEALTH)
             assert (await client.answer())[0] == 200
@@ -121,8 +123,11 @@ async def test_a_kept_connection_serves_again() -> None:
             assert (await client.answer())[0] == 200
 
 
-async def test_a_body_that_never_ends_is_refused_in_time() -> None:
-    async with http_server(FakeEngine(), body_timeout_s=0.3) as server:
+async def test_a_body_that_never_ends_is_refused_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_app, "BODY_TIMEOUT_S", 0.3)
+    async with http_server(FakeEngine()) as server:
         async with raw_client(server.port) as client:
             await client.send(
                 b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"
@@ -324,8 +329,11 @@ async def test_what_is_no_http_gets_an_error_in_our_shape(garbage: bytes) -> Non
         b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: x",
     ],
 )
-async def test_odd_requests_get_an_answer(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    async with http_server(FakeEngine(), body_timeout_s=0.2) as server:
+async def test_odd_requests_get_an_answer(
+    line: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_app, "BODY_TIMEOUT_S", 0.2)
+    async with http_server(FakeEngine()) as server:
         async with raw_client(server.port) as client:
             await client.send(line + b"\r\nHost: a\r\n\r\n")
             assert (await client.answer())[0] in {200, 400, 404, 405, 408}

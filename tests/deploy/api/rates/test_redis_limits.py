@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from draftline.deploy.api.rates import gate as gate_module
 from draftline.deploy.api.rates.gate import CountingGate
-from draftline.deploy.api.rates.verdict import Limits
+from draftline.deploy.api.rates.verdict import TenantLimits
 from redis.asyncio import Redis
 from support.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.net]
-LIMITS = Limits(tenant="acme", requests=4, tokens=100, concurrency=2)
+LIMITS = TenantLimits(tenant="acme", requests=4, tokens=100, concurrency=2)
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_leases")
 async def test_places_of_a_replica_that_died_are_free_again(tmp_path: Path) -> None:
-    limits = Limits(tenant="acme", concurrency=2)
+    limits = TenantLimits(tenant="acme", concurrency=2)
     with RedisServer(tmp_path) as server:
         async with gates(server.url) as (living, other):
             dead = CountingGate(server.url)
@@ -82,7 +82,7 @@ async def test_places_of_requests_that_end_without_redis_are_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis hangs as a request ends: its place is not renewed for as long as the server lives."""
-    limits = Limits(tenant="acme", concurrency=2)
+    limits = TenantLimits(tenant="acme", concurrency=2)
     with RedisServer(tmp_path) as server:
         async with gates(server.url, 1) as (gate,):
             for name in ("a", "b"):

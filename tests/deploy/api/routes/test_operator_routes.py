@@ -174,24 +174,19 @@ async def test_the_official_client_may_call_from_a_page(
 
 
 @pytest.mark.parametrize(
-    ("allowed", "asked", "status"),
+    ("asked", "status"),
     [
-        (None, "x-tenant-id", 400),
-        (None, "authorization, X-Tenant-Id", 400),
-        (None, "X-Stainless-New", 200),
-        (None, "accept", 200),
-        (("content-type",), "x-stainless-lang", 400),
-        (("X-Own",), "x-own,content-type", 200),
-        (("x-own",), "x-own-2", 400),
-        (("*",), "x-anything", 200),
+        ("x-tenant-id", 400),
+        ("authorization, X-Tenant-Id", 400),
+        ("X-Stainless-New", 200),
+        ("accept", 200),
+        ("content-type-2", 400),
     ],
 )
 async def test_headers_that_pages_may_send(
-    serving: Any, engine: FakeEngine, allowed: tuple[str, ...] | None, asked: str, status: int
+    serving: Any, engine: FakeEngine, asked: str, status: int
 ) -> None:
-    options: dict[str, Any] = {"cors_allow_origins": ("*",)}
-    options |= {} if allowed is None else {"cors_allow_headers": allowed}
-    async with serving(engine, **options) as client:
+    async with serving(engine, cors_allow_origins=("*",)) as client:
         answer = await client.options(
             "/v1/completions", headers=ASKS | {"Access-Control-Request-Headers": asked}
         )

@@ -23,7 +23,7 @@ from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.generation.stream_pace import Pace
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.models.text.token_bytes import TokenBytes
-from draftline.models.text.tokenizer import TextStream
+from draftline.models.text.tokenizer import Detokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer
@@ -84,7 +84,7 @@ def paced(
 ) -> AsyncGenerator[Delta, None]:
     deltas = engine.stream([1], SamplingParams(), RequestOptions(), request_id="r")
     return Pace(tokens=tokens, seconds=seconds).paced(
-        deltas, TextStream(TokenBytes(TOKENIZER), [1])
+        deltas, Detokenizer(TokenBytes(TOKENIZER), [1])
     )
 
 
@@ -282,7 +282,7 @@ async def test_a_real_engine_says_the_same_at_a_pace(checkpoint: Path, stop: str
         )
         prompt = list(b"abcabcabc")
         plain = await engine.generate(prompt, params)
-        text = TextStream(TokenBytes(engine.tokenizer), prompt)
+        text = Detokenizer(TokenBytes(engine.tokenizer), prompt)
         stream = Pace(tokens=4, seconds=None).paced(engine.stream(prompt, params), text)
         left = [delta async for delta in stream]
     finally:

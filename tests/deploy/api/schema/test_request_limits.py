@@ -169,7 +169,7 @@ def test_every_limit_is_tried() -> None:
 def test_limits_are_settings_that_are_checked() -> None:
     config = ServerConfig(limits={"max_prompts": 3})  # pyright: ignore[reportArgumentType]
     assert config.limits.max_prompts == 3
-    assert config.limits.max_answers == RequestLimits().max_answers
+    assert config.limits.max_prompt_chars == RequestLimits().max_prompt_chars
     with pytest.raises(ConfigError, match="max_prompts") as caught:
         ServerConfig(limits={"max_promts": 3})  # pyright: ignore[reportArgumentType]
     assert caught.value.field == "limits.max_promts"

@@ -11,7 +11,7 @@ import pytest
 from draftline.deploy.api.tools.call_parsers import HermesParser, LlamaParser, MistralParser
 from draftline.deploy.api.tools.call_syntax import HERMES, LLAMA, MISTRAL, PLAIN_JSON, tool_family
 from draftline.deploy.api.tools.events import (
-    CallArguments,
+    CallArgumentsDelta,
     CallStart,
     Event,
     ParsedAnswer,
@@ -187,9 +187,9 @@ def test_arguments_that_must_come_are_told_as_they_come() -> None:
     events: list[Event] = parser.push('[{"name": "f", "argum')
     assert events == []
     events = parser.push('ents": {"a": ')
-    assert events == [CallStart(0, "call-0", "f"), CallArguments(0, '{"a": ')]
-    assert parser.push('"x') == [CallArguments(0, '"x')]
-    assert parser.push('"}') == [CallArguments(0, '"}')]
+    assert events == [CallStart(0, "call-0", "f"), CallArgumentsDelta(0, '{"a": ')]
+    assert parser.push('"x') == [CallArgumentsDelta(0, '"x')]
+    assert parser.push('"}') == [CallArgumentsDelta(0, '"}')]
     assert parser.push("}]") == []
     assert parser.finish() == []
 

@@ -1,20 +1,24 @@
-"""What a retrieval store needs of the model it is built for: tokens, judgement, and chats as text.
+"""`draftline corpus build` and `add`: documents as tokens of the store's model, scored and kept.
 
-Of a chat, in its template's text, the answers alone are judged.
+Of a chat, rendered by the model's template, only the answers are scored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 from jinja2 import TemplateError
+from rich.console import Console
+from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from ....cluster.config import EngineConfig
@@ -25,13 +29,20 @@ from ....core.errors import ConfigError
 from ....core.progress import Progress, unseen
 from ....models.text.fingerprint import model_hash, tokenizer_hash
 from ....models.text.tokenizer import load_tokenizer
-from ....retrieval_store.corpus.build import BuildSettings, Refinement
+from ....retrieval_store.corpus.build import BuildSettings, Refinement, build_corpus
+from ....retrieval_store.corpus.document_files import read_documents
 from ....retrieval_store.corpus.document_filter import DocumentRules
 from ....retrieval_store.corpus.documents import Chat, Document, Span, TokenizedDocument, Unreadable
 from ....retrieval_store.corpus.refine import Windows
+from ....retrieval_store.corpus.report import CorpusReport
 from ....retrieval_store.corpus.score_journal import ScoreJournal
 from ....retrieval_store.corpus.scoring import CorpusScorer
+from ....retrieval_store.corpus.selection import resolve_selection
 from ....retrieval_store.delta.fingerprint import Fingerprint
+from ....retrieval_store.store import SegmentStore
+from ...ray_serve.runtime import quiet_libraries
+from ..progress import progress
+from .command import CorpusJob
 
 
 def render_chats(
@@ -68,7 +79,7 @@ def _render(chat: Chat, tokenizer: Any) -> Document | Unreadable:
 
 
 def _answers(tokenizer: Any, turns: list[dict[str, str]], text: str) -> tuple[Span, ...] | None:
-    """Where the assistant's words stand; None if one of its turns is not there as it was given."""
+    """Places of the assistant's texts; None if the template changes one of them."""
     spans: list[Span] = []
     for index, turn in enumerate(turns):
         if turn["role"] != "assistant":
@@ -86,7 +97,7 @@ def _answers(tokenizer: Any, turns: list[dict[str, str]], text: str) -> tuple[Sp
 
 
 def _shared(first: str, second: str) -> int:
-    """Characters that both begin with."""
+    """The number of equal first characters."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -100,8 +111,8 @@ STEP_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Which documents stay; see `DocumentRules` and `Refinement`.
+class DocumentLimits:
+    """Limits on the kept documents; see `DocumentRules` and `Refinement`.
 
     journal  file of scores; None: they are not kept
     """
@@ -148,9 +159,9 @@ class CorpusModel:
 
     @contextmanager
     def settings(
-        self, limits: Limits, *, scores: bool = False, progress: Progress = unseen
+        self, limits: DocumentLimits, *, progress: Progress = unseen
     ) -> Iterator[BuildSettings]:
-        """How to build; the model is loaded and scores only if a limit or `scores` asks for it."""
+        """How to build. The model is loaded to score documents only if a limit needs it."""
         path = self.plan.info.path
         fingerprint = Fingerprint(
             tokenizer_hash=tokenizer_hash(path),
@@ -158,7 +169,7 @@ class CorpusModel:
             vocab_size=self.plan.info.vocab_size,
         )
         settings = BuildSettings(fingerprint=fingerprint, rules=limits.rules, progress=progress)
-        if not scores and limits.keep is None and limits.max_perplexity is None:
+        if limits.keep is None and limits.max_perplexity is None:
             yield settings
             return
         journal = None if limits.journal is None else ScoreJournal(limits.journal)
@@ -203,3 +214,66 @@ def open_corpus_model(model: str) -> CorpusModel:
     """A folder, a hub id or a bundled name."""
     plan = plan_model(EngineConfig(model=model))
     return CorpusModel(plan, load_tokenizer(plan.info.path))
+
+
+def add_corpus(
+    store: SegmentStore, job: CorpusJob, console: Console, *, remove: Sequence[str] = ()
+) -> None:
+    """Add a job's documents to a store and `remove` segments at once. Raises `DraftlineError`."""
+    if not job.inputs:
+        raise ConfigError("input", "name files or folders: draftline corpus build FILES --store S")
+    # Before the model is loaded.
+    resolve_selection(job.select, job.keep)
+    quiet_libraries()
+    model = open_corpus_model(job.model)
+    documents = model.render(read_documents(job.inputs))
+    limits = DocumentLimits(
+        rules=DocumentRules(
+            min_tokens=job.min_tokens, min_compression_ratio=job.min_compression_ratio
+        ),
+        keep=job.keep,
+        select=job.select,
+        max_perplexity=job.max_perplexity,
+        journal=job.journal or _journal_beside(store),
+    )
+    with model.settings(limits, progress=progress) as settings:
+        report = build_corpus(
+            store, job.namespace, documents, model.tokenize, settings, remove=remove
+        )
+    _print_report(report, console)
+    _write(report, job, console)
+
+
+def _journal_beside(store: SegmentStore) -> Path | None:
+    """None for a store that is no folder."""
+    if urlsplit(store.url).scheme:
+        return None
+    folder = Path(store.url)
+    return folder.with_name(f"{folder.name}.scores")
+
+
+def _print_report(report: CorpusReport, console: Console) -> None:
+    if report.dropped:
+        table = Table("dropped", "documents", "share", "such as", box=None, pad_edge=False)
+        for reason, count in report.dropped.items():
+            share = f"{count / report.num_read:.1%}"
+            table.add_row(reason, f"{count:,}", share, report.examples[reason][0])
+        console.print(table)
+    for name, perplexities in (
+        ("perplexities", report.perplexities),
+        ("kept", report.kept_perplexities),
+    ):
+        if perplexities:
+            quartiles = ", ".join(f"{value:.2f}" for value in perplexities.values())
+            console.print(f"{name} (least, quartiles, most): {quartiles}")
+    console.print(
+        f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens:,} tokens, "
+        f"{report.num_bytes:,} bytes"
+    )
+
+
+def _write(report: CorpusReport, job: CorpusJob, console: Console) -> None:
+    if job.report is not None:
+        job.report.parent.mkdir(parents=True, exist_ok=True)
+        job.report.write_text(json.dumps(report.fields(), indent=1) + "\n", encoding="utf-8")
+        console.print(f"wrote {job.report}")

@@ -1,4 +1,4 @@
-"""Settings of the Ray Serve deployments; their place in a file is `settings.py`'s."""
+"""Settings of the Ray Serve deployments and of pools of drafter servers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ...cluster.checked_settings import Settings
+from ...cluster.config import DrafterConfig, EngineConfig
 from ...core.errors import ConfigError
 
 
@@ -39,12 +40,6 @@ class DeploymentConfig(Settings):
     ingress_cpus: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="CPUs of an HTTP replica"
     )
-    request_router: Literal["prefix", "balanced"] = Field(
-        default="prefix",
-        description="prefix: the replica of its x-session-id, else the one with the fewest "
-        "prompt tokens to compute, load included; balanced: Ray Serve's own, the "
-        "less loaded of two",
-    )
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )
@@ -52,10 +47,6 @@ class DeploymentConfig(Settings):
         default="on",
         description="on: a request that lost its replica continues at another one with the same"
         " text; off: it ends with 503",
-    )
-    keep_actors: bool = Field(
-        default=True,
-        description="stages and drafters on CPUs outlive a replica that dies, for its successor",
     )
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,
@@ -91,3 +82,62 @@ class DeploymentConfig(Settings):
         if "policy" in self.autoscaling_config:
             raise ConfigError("target_ttft_s", "autoscaling_config has a policy of its own")
         return self
+
+
+# Fields that place a drafter's servers.
+PLACES = ("address", "drafter_pool", "servers")
+
+
+class PoolConfig(Settings):
+    """A drafter, and the number of its servers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, **values: Any) -> None:
+        # Each class has one, or type checkers would not know that it takes mappings.
+        super().__init__(**values)
+
+    target: str = Field(description="the served model; a drafter made for another model is refused")
+    drafter: DrafterConfig = Field(
+        description="kind, name and options as in an engine's settings; with tls_ca, "
+        "tls_certificate and tls_key its servers use TLS"
+    )
+    min_replicas: Annotated[int, Field(ge=1)] = Field(1, description="fewest servers")
+    max_replicas: Annotated[int, Field(ge=1)] = Field(4, description="most servers")
+    target_open_requests: Annotated[float, Field(gt=0)] = Field(
+        16.0, description="open requests of all engines for each server"
+    )
+    cpus_per_drafter: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="CPUs that a server reserves"
+    )
+    gpus_per_drafter: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="GPUs that a server reserves; 0: it runs on CPUs"
+    )
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _build_drafter(cls, value: Any) -> Any:
+        if isinstance(value, DrafterConfig):
+            return value
+        if not isinstance(value, dict):
+            raise ConfigError("drafter", "must be a mapping with a kind")
+        for key in PLACES:
+            if key in value:
+                raise ConfigError(f"drafter.{key}", "is for engines; the pool is its servers")
+        try:
+            return DrafterConfig(**{**value, "transport": "grpc"})
+        except ConfigError as error:
+            raise ConfigError(f"drafter.{error.field}", error.message) from error
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ConfigError("max_replicas", f"is below min_replicas, {self.min_replicas}")
+        return self
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The settings of an engine that a drafter of the pool is built with."""
+        # Its process may use what it reserves, and nothing else.
+        gpus = min(self.gpus_per_drafter, 1.0)
+        return EngineConfig(model=self.target, backend="ray", gpus_per_drafter=gpus)

@@ -1,7 +1,6 @@
-"""How many engine replicas there should be where first tokens are to come in time.
+"""How many engine replicas and drafter servers there should be.
 
-The policy runs in Ray Serve's controller, and imports little; what it reads is recorded by each
-replica.
+Runs in Ray Serve's controller, and imports little.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-# What a replica tells the autoscaler: seconds to first tokens, and how many requests that is of.
+# Metrics of a replica for the autoscaler: seconds to first tokens, and of how many requests.
 TTFT_S, NUM_FIRST_TOKENS = "ttft_s", "num_first_tokens"
 # Ray Serve's own default.
 TARGET_ONGOING_REQUESTS = 2.0
-# Below this share of the target replicas may go; from there to the target they stay.
+# Replicas may stop below this share of the target; between it and the target they stay.
 IDLE_SHARE = 0.5
-# A step never more than doubles them: what was added needs time to show.
+# A decision at most doubles the replicas, since new ones take effect later.
 MAX_GROWTH = 2.0
-# First tokens of late, which a replica tells of.
+# Period of the first tokens that a replica reports.
 WINDOW_S = 10.0
 
 
@@ -30,7 +29,7 @@ class EngineState(Protocol):
 
     @property
     def total_num_requests(self) -> float:
-        """Requests at replicas and in the queues of ingresses; a mean."""
+        """Mean number of requests at replicas and in the queues of ingresses."""
         ...
 
     @property
@@ -42,9 +41,9 @@ class EngineState(Protocol):
 class EnginePolicy:
     """As many replicas as the requests take, and more where first tokens come late.
 
-    The time to a first token is no total that could be divided by a target, as requests are: it
-    says that there are too few, and about how many times. So replicas that came for its sake stay
-    until it is far below the target. Ray Serve adds bounds and delays.
+    The time to a first token is no total that could be divided by a target, as requests are. It
+    shows that there are too few replicas, and by about what factor. So replicas that were started
+    for it stay until it is far below the target. Ray Serve adds bounds and delays.
 
     target_ttft_s            longest mean time to a first token, seconds
     target_ongoing_requests  of one replica
@@ -57,7 +56,7 @@ class EnginePolicy:
         self._target_ongoing_requests = target_ongoing_requests
 
     def __call__(self, state: EngineState) -> tuple[float, dict[str, Any]]:
-        """The number of replicas, not rounded, and nothing to remember."""
+        """The number of replicas, not rounded, and no state."""
         by_requests = state.total_num_requests / self._target_ongoing_requests
         late = _mean_ttft_s(state.aggregated_metrics or {}) / self._target_ttft_s
         if late <= IDLE_SHARE:
@@ -75,7 +74,7 @@ def _mean_ttft_s(metrics: Mapping[str, Mapping[Any, float]]) -> float:
     return weighted / total if total else 0.0
 
 
-class FirstTokens:
+class FirstTokenTimes:
     """Times to the first tokens of one replica's requests. One event loop uses it.
 
     clock  seconds; only differences count
@@ -83,13 +82,13 @@ class FirstTokens:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # When each came, and how long it took.
+        # (time of the token, seconds to it)
         self._came: deque[tuple[float, float]] = deque()
         self._waiting: dict[object, float] = {}
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[], None]]:
-        """A request that waits; what is given is called at its tokens."""
+        """Context of a waiting request; the function that it yields is called at its tokens."""
         request = object()
         self._waiting[request] = self._clock()
 
@@ -105,7 +104,7 @@ class FirstTokens:
             self._waiting.pop(request, None)
 
     def stats(self) -> dict[str, float]:
-        """Of late, for `EnginePolicy`. Those that wait still count as long as they have."""
+        """Recent metrics for `EnginePolicy`. Waiting requests count with their time so far."""
         now = self._clock()
         while self._came and self._came[0][0] < now - WINDOW_S:
             self._came.popleft()
@@ -113,3 +112,48 @@ class FirstTokens:
         times += [now - began for began in self._waiting.values()]
         mean = sum(times) / len(times) if times else 0.0
         return {TTFT_S: mean, NUM_FIRST_TOKENS: float(len(times))}
+
+
+# Metrics of a server for the autoscaler.
+OPEN_REQUESTS, BUSY, WAITING = "open_requests", "busy", "waiting"
+
+
+class PoolState(Protocol):
+    """Of Ray Serve's `AutoscalingContext` what the policy reads: means of each running server."""
+
+    target_num_replicas: int
+
+    @property
+    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
+        """Metric -> server -> its mean over the period that is looked back on."""
+        ...
+
+
+class PoolPolicy:
+    """As many servers as take the open requests, and the work, at their targets.
+
+    Both are totals, which do not change with the number of servers. So the number is stable once it
+    is reached. Ray Serve adds bounds and delays.
+
+    target_open_requests  of one server
+    target_utilization    share of the time that one server should work
+    """
+
+    def __init__(self, target_open_requests: float, target_utilization: float) -> None:
+        self._target_open_requests = target_open_requests
+        self._target_utilization = target_utilization
+
+    def __call__(self, state: PoolState) -> tuple[float, dict[str, Any]]:
+        """The number of servers, not rounded, and no state."""
+        metrics = state.aggregated_metrics or {}
+        if not metrics.get(OPEN_REQUESTS):
+            # No server has reported yet.
+            return state.target_num_replicas, {}
+        # A waiting message would be work of a further server.
+        work = _total(metrics, BUSY) + _total(metrics, WAITING)
+        num_open = _total(metrics, OPEN_REQUESTS)
+        return max(num_open / self._target_open_requests, work / self._target_utilization), {}
+
+
+def _total(metrics: Mapping[str, Mapping[Any, float]], name: str) -> float:
+    return sum(metrics.get(name, {}).values())
