@@ -192,8 +192,8 @@ class EngineConfig(Settings):
     )
     compile: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: float32 stages on CPUs run draftline's C++ kernels, built once in "
-        "the background if g++ is installed; off: torch's kernels",
+        description="auto: float32 stages on CPUs run draftline's C++ kernels, compiled "
+        "at the first start if g++ is installed; off: torch's kernels",
     )
     compile_cache: str = Field(
         "~/.cache/draftline/compile", description="folder for the built C++ kernels"

@@ -21,7 +21,7 @@ from ...models.device import choose_device, choose_dtype
 from ...models.hosted.any_stage import AnyStage, load_any_stage
 from ...models.layers.int8_linear import NONE
 from ...models.load.model_info import ModelInfo, read_model_info
-from ...models.stage.graph_runner import GraphOptions
+from ...models.stage.gpu_path import GraphOptions
 from ...models.stage.options import StageOptions
 from ..open_requests import OpenRequests
 from .cached_text import CachedText, TextEnd
