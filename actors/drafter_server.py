@@ -11,7 +11,7 @@ from functools import partial
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafting.factory import build_drafter
-from ..cluster.links.service import DrafterService, Work
+from ..cluster.links.service import DrafterLoad, DrafterService
 from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access
 from ..cluster.links.wire import DEFAULT_MAX_BYTES
@@ -62,7 +62,7 @@ class DrafterServer:
         """Number of open requests of all coordinators."""
         return self._service.num_open
 
-    def read_work(self) -> Work:
+    def read_work(self) -> DrafterLoad:
         """The work since the last call."""
         return self._service.read_work()
 

@@ -47,7 +47,7 @@ NamedT = TypeVar("NamedT", Commit, Query, FeatureRows)
 DRAIN_PERIOD_S = 0.02
 
 
-class Work(NamedTuple):
+class DrafterLoad(NamedTuple):
     """Means over a period.
 
     busy     share of the time that the drafter worked, 0 to 1
@@ -82,11 +82,15 @@ class WorkMeter:
         self._catch_up()
         self._num_messages -= 1
 
-    def read(self) -> Work:
+    def read(self) -> DrafterLoad:
         """The means since the last reading; there is one reader."""
         self._catch_up()
         took_s = self._seen_at - self._read_at
-        work = Work(self._busy_s / took_s, self._waiting_s / took_s) if took_s > 0 else Work(0, 0)
+        work = (
+            DrafterLoad(self._busy_s / took_s, self._waiting_s / took_s)
+            if took_s > 0
+            else DrafterLoad(0, 0)
+        )
         self._read_at, self._busy_s, self._waiting_s = self._seen_at, 0.0, 0.0
         return work
 
@@ -237,7 +241,7 @@ class DrafterService:
         # A copy: the worker asks, too, while connections come and go.
         return sum(one.num_open for one in tuple(self._sessions) if one is not own)
 
-    def read_work(self) -> Work:
+    def read_work(self) -> DrafterLoad:
         """What there was to do since this was last asked."""
         return self._meter.read()
 

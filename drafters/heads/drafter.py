@@ -43,7 +43,7 @@ from .networks.head_network import FeatureNetwork, HeadNetwork, HeadTree, SpecFo
 from .networks.markov_network import DSparkNetwork
 from .networks.mask_network import PEagleNetwork
 from .networks.medusa_network import MedusaNetwork
-from .networks.path_rows import PathRows, Walk, read_paths
+from .networks.path_rows import PathRead, PathRows, read_paths
 from .options import HeadOptions
 from .probing import ProbingDrafter
 from .reading_trial import ReadingTrial
@@ -243,13 +243,13 @@ class HeadDrafter:
         network = self._onward
         if network is None:
             return
-        walks: list[Walk] = []
+        walks: list[PathRead] = []
         for text, query in asked:
             if query.assumed and _can_follow(text, query.assumed):
                 assert text.last is not None
                 if text.path is None:
                     text.path = PathRows(text.kept, text.last, network.num_layers)
-                walks.append(Walk(text.path, query.assumed, text.committed_len))
+                walks.append(PathRead(text.path, query.assumed, text.committed_len))
         for _ in read_paths(
             network, walks, lambda: deadline is not None and self.clock() >= deadline
         ):

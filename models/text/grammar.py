@@ -12,8 +12,8 @@ from ...core.arrays import UInt32
 from ...core.errors import RequestError
 from ...core.request.allowed_tokens import GrammarMasks, StructuredOutput
 from ...core.tree.tree import NO_TREE, TokenTree
-from .grammar_messages import Setup
-from .grammar_process import Form, GrammarProcess
+from .grammar_messages import GrammarSetup
+from .grammar_process import GrammarProcess, RequestGrammar
 
 # Memory of the process that handles all grammars of an engine.
 MEMORY_BYTES = 8 << 30
@@ -48,15 +48,15 @@ class GrammarFactory:
         """End the process; constraints fail from now on."""
         self.process.close()
 
-    def _setup(self) -> Setup:
+    def _setup(self) -> GrammarSetup:
         tokenizer = getattr(self._tokenizer, "backend_tokenizer").to_str()  # noqa: B009
-        return Setup(tokenizer, self._vocab_size, self._eos_token_ids, MEMORY_BYTES)
+        return GrammarSetup(tokenizer, self._vocab_size, self._eos_token_ids, MEMORY_BYTES)
 
 
 class GrammarConstraint:
     """Implements `Constraint` (`core/request/allowed_tokens.py`) over the grammar process."""
 
-    def __init__(self, process: GrammarProcess, form: Form, first: UInt32) -> None:
+    def __init__(self, process: GrammarProcess, form: RequestGrammar, first: UInt32) -> None:
         self._process = process
         self._form = form
         self.first = first
@@ -76,7 +76,7 @@ class GrammarConstraint:
 
 def _make(
     process: GrammarProcess,
-    form: Form,
+    form: RequestGrammar,
     made: Future[GrammarConstraint],
     first: Future[GrammarMasks],
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class GrammarSetup:
     """The first message: the model's tokenizer, as a `tokenizer.json`, and limits."""
 
     tokenizer: str

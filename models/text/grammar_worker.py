@@ -15,7 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from ...core.errors import RequestError
-from .grammar_messages import Close, Follow, Followed, Setup, Started
+from .grammar_messages import Close, Follow, Followed, GrammarSetup, Started
 from .grammar_vocabulary import grammar_tokenizer
 from .matcher import FIELD, Matcher
 
@@ -27,7 +27,7 @@ NUM_FOLLOWERS = 2
 class Worker:
     """Matchers by grammar, and the threads that use them; a grammar has one call at a time."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: GrammarSetup) -> None:
         self._setup = setup
         self._tokenizer = grammar_tokenizer(setup.tokenizer, setup.vocab_size, setup.end_ids)
         self._matchers: dict[int, Matcher] = {}
@@ -66,7 +66,7 @@ class Worker:
 def serve(connection: Connection) -> None:
     """Answer until the other end is closed."""
     setup = connection.recv()
-    assert isinstance(setup, Setup)
+    assert isinstance(setup, GrammarSetup)
     resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
     try:
         worker = Worker(setup)

@@ -69,7 +69,7 @@ class PathRows:
         self.kept.keep_first(self._text.num_rows + count)
 
 
-class Walk(NamedTuple):
+class PathRead(NamedTuple):
     """A path to be read, from where its rows end, behind a text of `length` tokens."""
 
     rows: PathRows
@@ -78,7 +78,7 @@ class Walk(NamedTuple):
 
 
 def read_paths(
-    network: FeatureNetwork, walks: Sequence[Walk], is_over: Callable[[], bool]
+    network: FeatureNetwork, walks: Sequence[PathRead], is_over: Callable[[], bool]
 ) -> Iterator[None]:
     """Read a token of each path a pass, until all are read or it `is_over`; yields after each."""
     for walk in walks:

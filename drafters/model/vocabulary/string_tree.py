@@ -14,7 +14,7 @@ from ...coupled_rank import CoupledChoice
 from ..text_distribution import TextDistribution
 from ..tree_job import TreeJob
 from .prefix_code import (
-    FirstTokens,
+    FirstTargetTokens,
     StringExpansion,
     StringLimits,
     check_prefix_code,
@@ -97,7 +97,7 @@ class StringVocabulary(WrittenVocabulary):
         """Raises `ConfigError` for a drafter whose texts have several spellings."""
         check_prefix_code(draft)
         super().__init__(draft, target, size, target_size)
-        self._first = FirstTokens(draft, target)
+        self._first = FirstTargetTokens(draft, target)
         self._limits = limits or StringLimits()
 
     @property

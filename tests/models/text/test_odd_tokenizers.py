@@ -15,7 +15,7 @@ from draftline.core.errors import RequestError
 from draftline.core.request.allowed_tokens import Kind, StructuredOutput, unpack
 from draftline.core.tree.tree import NO_TREE
 from draftline.models.text.grammar import GrammarConstraint, GrammarFactory
-from draftline.models.text.grammar_messages import Setup
+from draftline.models.text.grammar_messages import GrammarSetup
 from draftline.models.text.grammar_process import GrammarProcess
 from draftline.models.text.token_bytes import TokenBytes
 from support.tools.odd_tokenizers import ODD, with_gaps
@@ -138,10 +138,10 @@ def test_an_end_beyond_the_head_is_none() -> None:
 def test_a_tokenizer_of_no_use_is_refused_without_further_processes() -> None:
     starts = []
 
-    def setup() -> Setup:
+    def setup() -> GrammarSetup:
         starts.append(1)
         # An end that the vocabulary does not have.
-        return Setup(with_gaps().backend_tokenizer.to_str(), 320, (900,), 1 << 30)
+        return GrammarSetup(with_gaps().backend_tokenizer.to_str(), 320, (900,), 1 << 30)
 
     process = GrammarProcess(setup)
     try:

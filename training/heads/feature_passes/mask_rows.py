@@ -21,7 +21,7 @@ from ..processes import mean_count
 from ..target import TextBatch
 from .draft_vocabulary import best_tokens, draft_logits, vocabulary_of
 from .losses import distribution_loss
-from .passes import TextRows, text_rows
+from .passes import TrainingRows, text_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def mask_acceptance(
     return [(follows, right) for follows, right in counts.tolist()]
 
 
-def rollout_depths(rows: TextRows, rollouts: Rollouts, draft_length: int) -> Iterator[Depth]:
+def rollout_depths(rows: TrainingRows, rollouts: Rollouts, draft_length: int) -> Iterator[Depth]:
     """Draft 0 of every row of the texts, then draft d of the rollouts that have it, from 1 on."""
     yield Depth(rows.places, rows.answers)
     for depth, width in enumerate(_widths(rollouts, draft_length), start=1):
@@ -161,7 +161,7 @@ def rollout_depths(rows: TextRows, rollouts: Rollouts, draft_length: int) -> Ite
 
 
 def depth_states(
-    head: PEagle, embed: nn.Module, rows: TextRows, rollouts: Rollouts
+    head: PEagle, embed: nn.Module, rows: TrainingRows, rollouts: Rollouts
 ) -> list[Tensor]:
     """The states that predict the drafts of `rollout_depths`: [texts, width, hidden_size] for each
     depth."""
@@ -210,7 +210,7 @@ class RolloutAttention:
         ).transpose(-3, -2)
 
 
-def _rows(head: PEagle, embed: nn.Module, batch: TextBatch) -> TextRows:
+def _rows(head: PEagle, embed: nn.Module, batch: TextBatch) -> TrainingRows:
     rows = text_rows(embed, batch)
     if not head.config.has_embedding:
         return rows

@@ -56,7 +56,7 @@ class PassReport(NamedTuple):
     accuracy: float
 
 
-class TextRows(NamedTuple):
+class TrainingRows(NamedTuple):
     """Inputs and labels of rows, [texts, rows, ...]. Row t pairs the target's feature of token t
     with token t + 1, and learns the state t + 1, whose logits predict token t + 2.
 
@@ -125,20 +125,20 @@ def depth_acceptance(
     return counts
 
 
-def text_rows(embed: nn.Module, batch: TextBatch) -> TextRows:
+def text_rows(embed: nn.Module, batch: TextBatch) -> TrainingRows:
     """The rows of a batch; the last two tokens of a text have no label."""
     features = batch.features[:, :-2]
     with torch.no_grad():
         embeddings = embed(batch.tokens[:, 1:-1])
     places = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
-    return TextRows(
+    return TrainingRows(
         embeddings, features, batch.states[:, 1:-1], places, batch.tokens[:, 2:],
         batch.answers[:, 2:],
     )  # fmt: skip
 
 
 def drafting_passes(
-    head: FeatureHead, rows: TextRows, count: int, *, is_constant: bool = True
+    head: FeatureHead, rows: TrainingRows, count: int, *, is_constant: bool = True
 ) -> Iterator[HeadOutput]:
     """The head's output in each pass.
 
