@@ -34,7 +34,7 @@ from .stats import EngineStats, FinishRate, retry_after_s
 from .usage_log import UsageLog
 
 if TYPE_CHECKING:
-    from ...actors.kept_actors import KeeperClient
+    from ...actors.kept_actors import SupervisorClient
 
 
 # To look at so many ids takes well under a millisecond, as long as handing the work over.
@@ -52,7 +52,7 @@ class AsyncEngine:
         config: EngineConfig,
         *,
         engine_id: str = "0",
-        keeper: KeeperClient | None = None,
+        supervisor: SupervisorClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
         links: Callable[[Sequence[AnyDrafter]], Sequence[AnyDrafter]] | None = None,
         engine_time: EngineTime = REAL_TIME,
@@ -63,7 +63,7 @@ class AsyncEngine:
     ) -> None:
         """What is not said by `config`.
 
-        keeper            of stages and drafters on Ray; without one they end with this process
+        supervisor            of stages and drafters on Ray; without one they end with this process
         pipelines         takes what makes the pipeline of `config`, gives what makes the one used
         links             takes the drafters of `config`, gives those that are used
         engine_time       by which it lives, if not the machine's
@@ -76,7 +76,7 @@ class AsyncEngine:
         self.config = config
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
-        self._placement = Placement(config, keeper, progress)
+        self._placement = Placement(config, supervisor, progress)
         make_pipeline = self._placement.make_pipeline
         self._make_pipeline: MakePipeline = (
             make_pipeline if pipelines is None else pipelines(make_pipeline)

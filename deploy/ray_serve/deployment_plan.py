@@ -157,7 +157,7 @@ def require_shared_rates(args: AppArgs) -> None:
             )
 
 
-def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:
+def has_supervisor(engine: EngineConfig, config: DeploymentConfig) -> bool:
     """Whether stages and drafters belong to an actor that outlives their coordinator."""
     return engine.backend == "ray" and config.keep_actors
 
