@@ -348,7 +348,7 @@ class EngineConfig(Settings):
         return self.served_model_name or _folder_name(self.model) or self.model
 
     @property
-    def told_drafters(self) -> tuple[DrafterConfig, ...]:
+    def drafters_with_defaults(self) -> tuple[DrafterConfig, ...]:
         """The drafters with what `acceptance` asks of them: models declare what they draw from."""
         if self.acceptance == "coupled":
             return self.drafters

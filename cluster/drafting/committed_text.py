@@ -65,7 +65,7 @@ def at_most(queries: Sequence[Query], max_nodes: int) -> Sequence[Query]:
     return [query._replace(max_nodes=min(query.max_nodes, max_nodes)) for query in queries]
 
 
-class Untold:
+class UnsentCommits:
     """What one drafter has not been told of the requests that it knows.
 
     It is told of commits when it is asked for their request again: of all that it missed in one

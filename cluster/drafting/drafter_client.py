@@ -32,7 +32,7 @@ from ...core.step.trace import StepTrace
 from ...core.tree.merge import cut, reroot
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
-from .committed_text import CommittedText, Untold, at_most, is_current
+from .committed_text import CommittedText, UnsentCommits, at_most, is_current
 from .drafter_cost import AnswerTimes, CostMeter
 from .drafter_limits import DrafterLimits
 from .stats import DrafterStats
@@ -130,12 +130,12 @@ class DrafterClient:
     def observe(self, commits: Sequence[StepCommit]) -> None:
         """Keep what the drafter wished to know of commits that `texts` has already."""
         if self.is_up:
-            self._backlog.untold.note_commits(commits)
+            self._backlog.unsent.note_commits(commits)
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features for the next message that asks for their requests."""
         if self.is_up:
-            self._backlog.untold.note_features(rows)
+            self._backlog.unsent.note_features(rows)
 
     def queue(self, queries: Sequence[Query], budget_s: float) -> bool:
         """Keep the queries of a step for the next message; they replace those of earlier steps.
@@ -219,7 +219,7 @@ class DrafterClient:
         logger.info("drafter=%s event=connected count=%d", self.name, self._num_connects)
         self._on_progress()
 
-    def told(self, num_others: int, *, is_draining: bool) -> None:
+    def server_load(self, num_others: int, *, is_draining: bool) -> None:
         """What its server says of itself: see `PoolClient`."""
         self.num_others, self.is_draining = num_others, is_draining
         self.told_at = self._clock()
@@ -319,11 +319,11 @@ class _Backlog:
     """
 
     __slots__ = (
-        "_closes", "_ended", "_keeps_answers", "_last_commits", "_max_ended", "_opens", "untold",
+        "_closes", "_ended", "_keeps_answers", "_last_commits", "_max_ended", "_opens", "unsent",
     )  # fmt: skip
 
     def __init__(self, source: str, max_ended: int, *, keeps_answers: bool) -> None:
-        self.untold = Untold(source)
+        self.unsent = UnsentCommits(source)
         self._max_ended = max_ended
         self._keeps_answers = keeps_answers
         self._opens: dict[str, None] = {}
@@ -336,7 +336,7 @@ class _Backlog:
 
     def clear(self) -> None:
         """The drafter knows nothing any more."""
-        self.untold.clear()
+        self.unsent.clear()
         self._opens = {}
         self._closes = []
         self._last_commits = []
@@ -344,19 +344,19 @@ class _Backlog:
 
     def open(self, request_id: str) -> None:
         """Open a request with the next message, whether it is asked for it or not."""
-        if request_id not in self.untold:
+        if request_id not in self.unsent:
             self._opens[request_id] = None
 
     def close(self, request_id: str, text: CommittedText) -> None:
         """End a request, whose text is whole now."""
         self._opens.pop(request_id, None)
-        if request_id in self.untold:
+        if request_id in self.unsent:
             if self._keeps_answers:
-                self._last_commits += self.untold.take_commits(request_id, text)
+                self._last_commits += self.unsent.take_commits(request_id, text)
             self._closes.append(request_id)
         elif self._keeps_answers:
             self._ended.append(text.request())
-        self.untold.forget(request_id)
+        self.unsent.forget(request_id)
         if len(self._ended) + len(self._last_commits) > self._max_ended:
             self._ended = []
             self._last_commits = []
@@ -369,23 +369,23 @@ class _Backlog:
         texts: Mapping[str, CommittedText],
     ) -> DrafterMessage:
         """All that waits, in a message that leaves now; the requests asked for are in `texts`."""
-        untold = self.untold
+        unsent = self.unsent
         commits: list[Commit] = []
         asked = [query.request_id for query in queries]
         for request_id in asked:
-            if request_id in untold:
-                commits += untold.take_commits(request_id, texts[request_id])
+            if request_id in unsent:
+                commits += unsent.take_commits(request_id, texts[request_id])
             else:
                 self._opens[request_id] = None
         closes, last = tuple(self._closes), self._last_commits
         opens = [texts[request_id].request() for request_id in self._opens]
         for request in opens:
-            untold.note_open(request)
+            unsent.note_open(request)
         # One that was used again meanwhile is open with its new text; the old one is given up.
-        ended = [request for request in self._ended if request.request_id not in untold]
+        ended = [request for request in self._ended if request.request_id not in unsent]
         self._opens, self._last_commits, self._ended = {}, [], []
         self._closes = [request.request_id for request in ended]
-        features = untold.take_features(asked)
+        features = unsent.take_features(asked)
         return DrafterMessage(
             sequence, closes, (*opens, *ended), commits, queries, deadline, last, features
         )

@@ -90,7 +90,7 @@ def last_stage_heads(
     Raises `CheckpointError`; `ConfigError` that names the drafter and the key.
     """
     heads = []
-    for index, drafter in enumerate(config.told_drafters):
+    for index, drafter in enumerate(config.drafters_with_defaults):
         try:
             if not is_in_last_stage(drafter):
                 continue

@@ -33,7 +33,7 @@ from ...core.tree.merge import cut
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.features import feature_columns
 from ..links.link import MAX_NODES, REPORT_EVERY
-from .committed_text import CommittedText, Untold, at_most, is_current
+from .committed_text import CommittedText, UnsentCommits, at_most, is_current
 from .drafter_cost import CostMeter
 from .drafter_limits import DrafterLimits
 from .stats import DrafterStats
@@ -93,7 +93,7 @@ class LocalClient:
         if trace is not None and self._ahead is None:
             self._on_answer = trace.drafter(self.name)
         self._longest_path = MAX_ASSUMED_TOKENS if self._ahead is None else 0
-        self._untold = Untold(self.name)
+        self._unsent = UnsentCommits(self.name)
         self._meter = CostMeter(is_ahead=self.is_ahead)
         self._failures = FailureLog(logger, f"drafter={self.name}", clock=clock)
         self._breaker = CircuitBreaker(limits.retry, rng)
@@ -121,11 +121,11 @@ class LocalClient:
 
     def observe(self, commits: Sequence[StepCommit]) -> None:
         """Keep what the drafter wished to know of commits that `texts` has already."""
-        self._untold.note_commits(commits)
+        self._unsent.note_commits(commits)
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features until the drafter is asked for their requests."""
-        self._untold.note_features(rows)
+        self._unsent.note_features(rows)
 
     def note_drafted(self, drafted: Drafted) -> None:
         """Keep what a head of the last stage drafted, until it is asked for."""
@@ -188,21 +188,21 @@ class LocalClient:
 
         Raises what the drafter raises.
         """
-        drafter, untold, clock = self._drafter, self._untold, self._clock
+        drafter, unsent, clock = self._drafter, self._unsent, self._clock
         opens, commits = [], []
         for query in queries:
             text = self._texts[query.request_id]
-            if query.request_id in untold:
-                commits += untold.take_commits(query.request_id, text)
+            if query.request_id in unsent:
+                commits += unsent.take_commits(query.request_id, text)
             else:
                 opens.append(text.request())
         begun = clock()
         for request in opens:
-            untold.note_open(request)
+            unsent.note_open(request)
             drafter.open(request)
         opened = clock()
         if self._reader is not None:
-            features = untold.take_features([query.request_id for query in queries])
+            features = unsent.take_features([query.request_id for query in queries])
             if features:
                 self._reader.observe_features([self._columns.of(rows) for rows in features])
         if commits:
@@ -224,7 +224,7 @@ class LocalClient:
         if self._ahead is not None:
             self._ahead.close(request_id)
         start = self._clock()
-        is_known = request_id in self._untold
+        is_known = request_id in self._unsent
         if self._is_up(start) and (is_known or self._keeps_answers):
             try:
                 self._end(request_id, text, is_known=is_known)
@@ -232,15 +232,15 @@ class LocalClient:
                 logger.debug("drafter=%s event=raised", self.name, exc_info=True)
                 self._fail(f"it raised {failure_reason(error)}")
             self._open_s += self._clock() - start
-        self._untold.forget(request_id)
+        self._unsent.forget(request_id)
 
     def _end(self, request_id: str, text: CommittedText, *, is_known: bool) -> None:
         """Tell the drafter of an end. Raises what the drafter raises."""
         if not is_known:
             request = text.request()
-            self._untold.note_open(request)
+            self._unsent.note_open(request)
             self._drafter.open(request)
-        elif self._keeps_answers and (missed := self._untold.take_commits(request_id, text)):
+        elif self._keeps_answers and (missed := self._unsent.take_commits(request_id, text)):
             self._drafter.observe(missed)
         self._drafter.close(request_id)
 
@@ -297,10 +297,10 @@ class LocalClient:
 
     def _forget_all(self) -> None:
         """Close every request. What the drafter raises is logged: it is begun with anew anyway."""
-        for request_id in self._untold:
+        for request_id in self._unsent:
             try:
                 self._drafter.close(request_id)
             except Exception as error:
                 logger.debug("drafter=%s event=close_raised", self.name, exc_info=True)
                 self._failures.log("close_raised", failure_reason(error))
-        self._untold.clear()
+        self._unsent.clear()

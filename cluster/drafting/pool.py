@@ -348,7 +348,7 @@ class PoolClient:
                 self._members[key].client.connect(self._clock())
             member = self._members[key]
             client = member.client
-            client.told(max(0, load - len(member.texts)), is_draining=client.is_draining)
+            client.server_load(max(0, load - len(member.texts)), is_draining=client.is_draining)
         gone = self._members.keys() - loads.keys()
         for key in gone:
             self._members[key].client.is_draining = True

@@ -184,7 +184,7 @@ class GrpcLink:
                 self._silence.end()
                 self._restarts.succeed()
                 answer = decode_answer(data, message, self.name)
-                events.told(answer.num_others, is_draining=answer.is_draining)
+                events.server_load(answer.num_others, is_draining=answer.is_draining)
                 events.answered(answer.proposals, answer.report, answer.seconds)
 
     async def _find(self) -> str:

@@ -96,7 +96,7 @@ class LinkEvents(Protocol):
         """The last message, or the connection, is lost; the drafter's state is unknown."""
         ...
 
-    def told(self, num_others: int, *, is_draining: bool) -> None:
+    def server_load(self, num_others: int, *, is_draining: bool) -> None:
         """What the server says of itself; before each `answered`, where there is a server.
 
         num_others   requests that other coordinators have open there

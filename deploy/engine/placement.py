@@ -88,7 +88,7 @@ class Placement:
         links: list[AnyDrafter] = []
         starts = []
         self._features = features_of_target(self._config)
-        for index, drafter in enumerate(self._config.told_drafters):
+        for index, drafter in enumerate(self._config.drafters_with_defaults):
             if drafter.transport == "inproc":
                 with _naming(index):
                     # Those of the last stage are loaded there.

@@ -161,7 +161,7 @@ class ModelDrafter:
         start = self.clock()
         if not is_behind:
             self._note_verify(states, queries, start)
-        self._costs.told(queries)
+        self._costs.note_engine_costs(queries)
         ends = [
             state.end(query.assumed or () if state.may_follow(query.assumed or ()) else ())
             for state, query in zip(states, queries, strict=True)
