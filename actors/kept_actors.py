@@ -142,7 +142,7 @@ async def take_drafter(
     token: str,
     bundle: Bundle | None,
 ) -> RayDrafter:
-    """A drafter's actor from the supervisor. A reused one has the token of its first coordinator."""
+    """A drafter's actor from the supervisor. A reused one has its first coordinator's token."""
     node = None if bundle is None else node_of(bundle)
     wanted = Wanted(
         key=key_of(f"drafter-{config.kind}", config, engine),
