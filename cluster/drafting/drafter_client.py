@@ -1,9 +1,8 @@
-"""The engine's side of a drafter in another process: what is on its way to it, what arrived and
-waits, whether it is well.
+"""The engine's client of a drafter in another process: its messages, its answers, its health.
 
-One message carries what happened since the last one, for all requests. Answers may come late, or
-never: they are used at a later step where they still fit, and a drafter that was lost is opened
-anew with all committed tokens.
+One message carries the changes since the last one, for all requests. A late answer is used in a
+later step if it still fits the text. After a connection is lost, every request is opened again with
+all committed tokens.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class DrafterClient:
         self._link.disconnect()
 
     async def stop(self) -> None:
-        """Disconnect for good; what waits is not told any more."""
+        """Disconnect for good; queued messages are dropped."""
         self.is_up = self.is_awaited = self.is_connecting = False
         await self._link.close()
 
@@ -220,7 +219,7 @@ class DrafterClient:
         self._on_progress()
 
     def server_load(self, num_others: int, *, is_draining: bool) -> None:
-        """What its server says of itself: see `PoolClient`."""
+        """Keep the load that the server reports; `PoolClient` reads it."""
         self.num_others, self.is_draining = num_others, is_draining
         self.told_at = self._clock()
 
@@ -284,7 +283,7 @@ class DrafterClient:
         """Send what is queued, if it may be sent now."""
         if not self.is_up or self._message is not None:
             return
-        # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
+        # Queries about a text that has grown since are useless: the message has all its tokens.
         queries = [query for query in self._queries if is_current(query, self._texts)]
         self._queries = ()
         if not queries and not self._backlog:
@@ -311,11 +310,11 @@ def _is_short(query: Query) -> bool:
 
 
 class _Backlog:
-    """What waits for the next message to a drafter: openings, ends, and commits that it missed.
+    """The contents of the next message to a drafter: openings, ends, and missed commits.
 
-    keeps_answers  it learns from requests that end: it is told their last tokens, and those that it
-                   was never asked for are opened at their end. At most `max_ended` wait, beyond
-                   that they are left out
+    keeps_answers  whether the drafter learns from ended requests. It then receives their last
+                   tokens, and requests that it was never asked for are opened at their end. Beyond
+                   `max_ended` waiting ones, all are dropped
     """
 
     __slots__ = (
@@ -381,7 +380,7 @@ class _Backlog:
         opens = [texts[request_id].request() for request_id in self._opens]
         for request in opens:
             unsent.note_open(request)
-        # One that was used again meanwhile is open with its new text; the old one is given up.
+        # An id that was used again meanwhile is open with its new text; the old text is dropped.
         ended = [request for request in self._ended if request.request_id not in unsent]
         self._opens, self._last_commits, self._ended = {}, [], []
         self._closes = [request.request_id for request in ended]

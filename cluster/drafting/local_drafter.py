@@ -47,7 +47,8 @@ class LocalDrafter:
 
     max_nodes      most nodes that it is asked for, for one request and step
     keeps_answers  whether it learns from requests that end, also where it was never asked for them
-    features       what the target hands out, for one that reads some of it; by default just that
+    features       the hidden states that the target returns, for a drafter that reads some of them;
+                   by default exactly those
     """
 
     drafter: Drafter
@@ -59,8 +60,8 @@ class LocalDrafter:
 class LocalClient:
     """Asks a drafter of this process, and measures it.
 
-    One that raises, or proposes garbage, is left out until its breaker lets it be asked again; it
-    is opened anew then. Nothing that the drafter does raises out of here.
+    A drafter that raises or returns invalid proposals is skipped until its circuit breaker allows
+    another try; it then receives its requests again. Its errors never raise here.
 
     texts  all open requests; the owner keeps it up to date before it calls
     trace  has a row for it, unless it is a head of the last stage: those have the stage's
@@ -141,8 +142,8 @@ class LocalClient:
     def ask(self, queries: Sequence[Query], budget_s: float) -> list[tuple[str, Proposal]]:
         """What the drafter proposes, by request id; nothing where it has nothing to say.
 
-        It is told first what it missed of these requests. Queries about texts that have grown
-        since are left out.
+        The drafter first receives the commits that it missed of these requests. Queries about texts
+        that have grown since are left out.
         """
         start = self._clock()
         queries = [query for query in queries if self._is_of_use(query)]
@@ -288,7 +289,7 @@ class LocalClient:
         return len(query.assumed or ()) <= self._longest_path and is_current(query, self._texts)
 
     def _fail(self, reason: str) -> None:
-        """The drafter's state is unknown: begin anew with it when the breaker allows."""
+        """The drafter's state is unknown: close its requests, and try again after a delay."""
         self._num_errors += 1
         self._has_failed = True
         self._forget_all()
@@ -296,7 +297,7 @@ class LocalClient:
         self._failures.log("failed", f"retry_in_s={delay:.2f} {reason}")
 
     def _forget_all(self) -> None:
-        """Close every request. What the drafter raises is logged: it is begun with anew anyway."""
+        """Close every request. The drafter's errors are logged."""
         for request_id in self._unsent:
             try:
                 self._drafter.close(request_id)

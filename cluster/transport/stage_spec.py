@@ -259,7 +259,7 @@ class InFlightSteps:
         for future in futures.values():
             if not future.done():
                 future.set_exception(self.error())
-                # Told for all steps at once: asyncio need not complain of those nobody waits for.
+                # All steps fail together; asyncio must not warn about futures without a reader.
                 future.exception()
 
     def error(self) -> StageLost:

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ...cluster.config import EngineConfig
 from ...cluster.drafting.hub import AnyDrafter
 from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
-from ...cluster.engine.engine_thread import EngineThread, Health
-from ...cluster.engine.engine_time import REAL_TIME, EngineTime
+from ...cluster.engine.engine_thread import REAL_TIME, EngineThread, EngineTime, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.loop_calls import off_loop
 from ...core.errors import CapacityError, DraftlineError, RequestError, shortened
