@@ -36,10 +36,10 @@ from .text_distribution import draft_rng, stacked
 from .tree_draws import NO_DRAWS, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
-from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.names import SLRS, check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
+from .vocabulary.target_noise import TargetNoise
 
 # Capture ends after these; passes then use the next larger graph.
 CAPTURE_S = 20.0
@@ -259,7 +259,7 @@ class ModelDrafter:
             distribution_size=size,
             rng=rng,
             tree=self._tree(state.blocks, end, expansion, rng) if limit else None,
-            heard=self._heard(end) if limit else None,
+            target_noise=self._target_noise(end) if limit else None,
         )
 
     def _tree(
@@ -279,14 +279,14 @@ class ModelDrafter:
             return None
         return TreeJob(
             expansion, len(end.text.tokens), end.next_position, blocks, end.distribution,
-            self._vocabulary, self._tree_draws(end, rng), heard=self._heard(end),
+            self._vocabulary, self._tree_draws(end, rng), target_noise=self._target_noise(end),
         )  # fmt: skip
 
-    def _heard(self, end: TextEnd) -> HeardNoise | None:
+    def _target_noise(self, end: TextEnd) -> TargetNoise | None:
         """The noise of what draws become in the target's tokens; None where it decides nothing."""
         if end.distribution.temperature == 0 or self._options.distribution_size:
             return None
-        return self._vocabulary.heard(end.text, end.choice)
+        return self._vocabulary.target_noise(end.text, end.choice)
 
     def _distribution_size(self, end: TextEnd) -> int:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""

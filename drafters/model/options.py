@@ -73,7 +73,7 @@ class ModelOptions:
     compile               auto: C++ kernels on a CPU, as of the target; off: torch's own
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = ("block_size", "prefill_chunk")
 
     vocabulary: str = VOCABULARY_AUTO

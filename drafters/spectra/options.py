@@ -37,7 +37,7 @@ class SpectraOptions:
     forward, backward, pool   use that part at all
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = (
         "capacity",
         "max_keys",

@@ -105,7 +105,7 @@ class StringVocabulary(WrittenVocabulary):
         """Upper bound of the strings that the model is run on."""
         return self._limits.width * self._first.longest
 
-    def heard(self, text: DraftText, choice: CoupledChoice) -> None:
+    def target_noise(self, text: DraftText, choice: CoupledChoice) -> None:
         """Nothing beside: `StringTree` chooses among target ids by their own noise."""
 
     def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:  # noqa: ARG002
