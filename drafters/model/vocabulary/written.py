@@ -93,7 +93,8 @@ class WrittenVocabulary:
     """Draws are the drafter's own tokens, whose text is encoded behind the committed ids.
 
     The noise of the target's tokens may rank them, by what their text becomes (`target_noise`).
-    Otherwise draws have noise of their own. Of the request's parameters temperature and filters apply.
+    Otherwise draws have noise of their own. Of the request's parameters temperature and filters
+    apply.
     """
 
     draws_target_ids = False
