@@ -1,4 +1,4 @@
-"""Clients of a `Keeper`, which runs in the coordinator's process or in an actor."""
+"""Clients of a `Supervisor`, which runs in the coordinator's process or in an actor."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from ray.exceptions import RayActorError, RayError
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.pipeline.bundle import Bundle, at_node, node_of
-from ..cluster.pipeline.keeper import Holder, Taken, Wanted, key_of
 from ..cluster.pipeline.ray_pipeline import TakenStage
+from ..cluster.pipeline.supervisor import Holder, Taken, Wanted, key_of
 from ..cluster.transport.stage_spec import StageSpec
 from ..core.errors import StageLost
 from .drafter_actor import DrafterActor, RayDrafter
-from .keeper_actor import new_keeper
 from .stage_actor import spawn_beside, spawn_stage
+from .supervisor_actor import new_supervisor
 
 logger = logging.getLogger(__name__)
 
-# Ray Serve restarts a dead keeper after three health checks, ten seconds apart.
-KEEPER_TIMEOUT_S = 60.0
-KEEPER_PAUSE_S = 0.5
+# Ray Serve restarts a dead supervisor after three health checks, ten seconds apart.
+SUPERVISOR_TIMEOUT_S = 60.0
+SUPERVISOR_PAUSE_S = 0.5
 
 
-class KeeperClient(Protocol):
+class SupervisorClient(Protocol):
     """The actors of one coordinator."""
 
     # Whether actors outlive this coordinator. Such actors reserve no resources themselves.
     is_lasting: bool
 
     async def take(self, wanted: Wanted) -> Taken:
-        """See `Keeper`."""
+        """See `Supervisor`."""
         ...
 
     async def drop(self, actor: Any) -> None:
-        """See `Keeper`."""
+        """See `Supervisor`."""
         ...
 
     def replenish(self) -> None:
-        """See `Keeper`."""
+        """See `Supervisor`."""
         ...
 
     def close(self) -> None:
@@ -53,36 +53,36 @@ class KeeperClient(Protocol):
         ...
 
 
-class OwnKeeper:
+class LocalSupervisor:
     """Actors that end with this process."""
 
     is_lasting = False
 
     def __init__(self, num_spares: int = 0) -> None:
-        self._keeper = new_keeper(num_spares)
+        self._supervisor = new_supervisor(num_spares)
         self._holder = Holder("this process")
 
     async def take(self, wanted: Wanted) -> Taken:
-        """See `KeeperClient`."""
-        return await self._keeper.take(self._holder, wanted)
+        """See `SupervisorClient`."""
+        return await self._supervisor.take(self._holder, wanted)
 
     async def drop(self, actor: Any) -> None:
-        """See `KeeperClient`."""
-        self._keeper.drop(actor)
+        """See `SupervisorClient`."""
+        self._supervisor.drop(actor)
 
     def replenish(self) -> None:
-        """See `KeeperClient`."""
-        self._keeper.replenish()
+        """See `SupervisorClient`."""
+        self._supervisor.replenish()
 
     def close(self) -> None:
-        """See `KeeperClient`."""
-        self._keeper.close()
+        """See `SupervisorClient`."""
+        self._supervisor.close()
 
 
-class DeploymentKeeper:
-    """Actors of a keeper that outlives this coordinator (`KeeperActor`).
+class DeploymentSupervisor:
+    """Actors of a supervisor that outlives this coordinator (`SupervisorActor`).
 
-    find    looks up the keeper's handle, which changes with a restart. Raises `ValueError` while
+    find    looks up the supervisor's handle, which a restart changes. Raises `ValueError` while
             there is none
     holder  this coordinator
     """
@@ -95,30 +95,30 @@ class DeploymentKeeper:
         self._actors: list[Any] = []
 
     async def take(self, wanted: Wanted) -> Taken:
-        """See `KeeperClient`. Raises `StageLost` if the keeper does not come back."""
-        deadline = time.monotonic() + KEEPER_TIMEOUT_S
+        """See `SupervisorClient`. Raises `StageLost` if the supervisor does not come back."""
+        deadline = time.monotonic() + SUPERVISOR_TIMEOUT_S
         while True:
             try:
-                keeper: Any = self._find()
-                taken: Taken = await keeper.take.remote(self._holder, wanted)
+                supervisor: Any = self._find()
+                taken: Taken = await supervisor.take.remote(self._holder, wanted)
             except (ValueError, RayActorError) as error:
                 if time.monotonic() > deadline:
-                    raise StageLost(f"the keeper of the stages is gone: {error}") from error
-                await asyncio.sleep(KEEPER_PAUSE_S)
+                    raise StageLost(f"the supervisor of the stages is gone: {error}") from error
+                await asyncio.sleep(SUPERVISOR_PAUSE_S)
             else:
                 self._actors.append(taken.actor)
                 return taken
 
     async def drop(self, actor: Any) -> None:
-        """See `KeeperClient`."""
+        """See `SupervisorClient`."""
         self._drop(actor)
 
     def replenish(self) -> None:
-        """See `KeeperClient`."""
-        self._tell(lambda keeper: keeper.replenish.remote())
+        """See `SupervisorClient`."""
+        self._tell(lambda supervisor: supervisor.replenish.remote())
 
     def close(self) -> None:
-        """See `KeeperClient`: a coordinator that ends normally has no successor."""
+        """See `SupervisorClient`: a coordinator that ends normally has no successor."""
         for actor in list(self._actors):
             self._drop(actor)
 
@@ -126,23 +126,23 @@ class DeploymentKeeper:
         self._actors = [one for one in self._actors if one != actor]
         if ray.is_initialized():
             ray.kill(actor)
-            self._tell(lambda keeper: keeper.drop.remote(actor))
+            self._tell(lambda supervisor: supervisor.drop.remote(actor))
 
     def _tell(self, call: Callable[[Any], object]) -> None:
         try:
             call(self._find())
         except (ValueError, RayError) as error:
-            logger.info("event=keeper_out_of_reach reason=%r", str(error))
+            logger.info("event=supervisor_out_of_reach reason=%r", str(error))
 
 
 async def take_drafter(
-    keeper: KeeperClient,
+    supervisor: SupervisorClient,
     config: DrafterConfig,
     engine: EngineConfig,
     token: str,
     bundle: Bundle | None,
 ) -> RayDrafter:
-    """A drafter's actor from the keeper; a reused actor has the token of its first coordinator."""
+    """A drafter's actor from the supervisor. A reused one has its first coordinator's token."""
     node = None if bundle is None else node_of(bundle)
     wanted = Wanted(
         key=key_of(f"drafter-{config.kind}", config, engine),
@@ -150,7 +150,7 @@ async def take_drafter(
         spawn=partial(spawn_drafter_beside, config, engine, token, node),
         note=token,
     )
-    taken = await keeper.take(wanted)
+    taken = await supervisor.take(wanted)
     return RayDrafter(taken.actor, taken.note)
 
 
@@ -168,15 +168,15 @@ class KeptStages:
     bundles  the placement of each stage's resources; None: Ray chooses
     """
 
-    def __init__(self, keeper: KeeperClient, bundles: list[Bundle] | None = None) -> None:
-        self._keeper = keeper
+    def __init__(self, supervisor: SupervisorClient, bundles: list[Bundle] | None = None) -> None:
+        self._supervisor = supervisor
         self._bundles = bundles
 
     async def take(self, index: int, spec: StageSpec) -> TakenStage:
         """See `StageSource`."""
         bundle = self._bundles[index] if self._bundles else None
         node = None if bundle is None else node_of(bundle)
-        if self._keeper.is_lasting:
+        if self._supervisor.is_lasting:
             spawn = partial(spawn_beside, node)
         else:
             spawn = partial(spawn_stage, spec.num_cpus, spec.num_gpus, bundle)
@@ -186,13 +186,13 @@ class KeptStages:
             spawn=spawn,
             may_be_spare=spec.num_gpus == 0,
         )
-        taken = await self._keeper.take(wanted)
+        taken = await self._supervisor.take(wanted)
         return TakenStage(taken.actor, taken.is_kept)
 
     async def drop(self, worker: ActorHandle) -> None:
         """See `StageSource`."""
-        await self._keeper.drop(worker)
+        await self._supervisor.drop(worker)
 
     def replenish(self) -> None:
         """See `StageSource`."""
-        self._keeper.replenish()
+        self._supervisor.replenish()

@@ -29,7 +29,7 @@ def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
 
 
 class Settings(BaseModel):
-    """Reports wrong input as `ConfigError` that names the field, whoever builds the object.
+    """Reports wrong input as `ConfigError` that names the field.
 
     Neither that nor its `repr` shows passwords of URLs or values of fields that are named as
     secrets.

@@ -192,8 +192,8 @@ class EngineConfig(Settings):
     )
     compile: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: float32 stages on CPUs run draftline's C++ kernels, built once in "
-        "the background if g++ is installed; off: torch's kernels",
+        description="auto: float32 stages on CPUs run draftline's C++ kernels, compiled "
+        "at the first start if g++ is installed; off: torch's kernels",
     )
     batch_invariant: Literal["auto", "off", "on"] = Field(
         "auto",
@@ -341,7 +341,7 @@ class EngineConfig(Settings):
 
     @property
     def drafters_with_defaults(self) -> tuple[DrafterConfig, ...]:
-        """The drafters; under rules other than `coupled`, models declare their distribution."""
+        """The drafters with what `acceptance` asks of them: models declare what they draw from."""
         if self.acceptance == "coupled":
             return self.drafters
         return tuple(

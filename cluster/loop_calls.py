@@ -47,13 +47,13 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 def call_on_loop(
     loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
 ) -> None:
-    """Run `function` on the loop soon; nothing where the loop is closed and nobody waits."""
+    """Run `function` on the loop soon; does nothing if the loop is closed."""
     with contextlib.suppress(RuntimeError):  # the loop may close between any check and the call
         loop.call_soon_threadsafe(function, *args)
 
 
 async def end_tasks() -> None:
-    """End all others of this loop, before it is closed, so that nobody waits for them for ever.
+    """End all other tasks of this loop, before it is closed, so that no caller waits for ever.
 
     Calls of gRPC that were cancelled end by themselves, when its threads say so: those of all loops
     of a process say it to any of them, where word for a loop that is closed is an error, and keeps

@@ -139,7 +139,7 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("vocabulary", "union"): "use tli, which accepts as much",
     ("kind", "cascade"): "list its drafters themselves: their drafts become one tree",
     ("stage_transport", "compiled_graph"): "leave stage_transport out: sockets are faster",
-    ("compile", "on"): "use auto: own operators are faster without a graph around them",
+    ("compile", "on"): "use auto: the CPU kernels are faster without a graph around them",
 }
 
 

@@ -194,14 +194,6 @@ class KernelSampler:
         return scratch
 
 
-def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
-    """Whether a stage on `device` has the modules of `models/layers/fused_modules.py`.
-
-    `attention` is the stage's setting; `sdpa` asks for transformers' own modules.
-    """
-    return choose_sampling(Machine.of(device)) == "triton" and attention != "sdpa"
-
-
 def choose_sampler(device: torch.device) -> Sampler:
     """The sampler of a stage on `device`."""
     return KernelSampler() if choose_sampling(Machine.of(device)) == "triton" else TorchSampler()

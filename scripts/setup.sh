@@ -3,7 +3,7 @@
 # scripts/setup.sh redis     install redis-server from the system's packages (the tests need it)
 # scripts/setup.sh tools     make .venv-tools with what documents and audits the tree (extra: tools)
 # scripts/setup.sh browser   install Chromium (tests of the page at /ui, skipped without it)
-# scripts/setup.sh compiler  install g++ (own operators on CPUs and their tests need it)
+# scripts/setup.sh compiler  install g++ (CPU kernels and their tests need it)
 #
 # Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
 set -euo pipefail

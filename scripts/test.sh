@@ -9,7 +9,7 @@ status=0
 # compile: the operators and loops that each of two workers would compile else.
 compile() {
     PYTHONPATH="tests${PYTHONPATH:+:$PYTHONPATH}" python -P -c \
-        "from support.tools.own_operators import load_own_operators; load_own_operators()
+        "from support.tools.cpu_kernels import load_cpu_kernels; load_cpu_kernels()
 from draftline.core.speculation.policy import load_policy; load_policy()
 from draftline.core.step.builder import load_kernels; load_kernels()"
     python examples/one_process.py

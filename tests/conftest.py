@@ -109,8 +109,8 @@ def torch_single_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_operators_are_built() -> None:
-    """Engines run draftline's own operators in every test, and not from some step on."""
+def cpu_kernels_are_built() -> None:
+    """Engines run the CPU kernels in every test, and not from some step on."""
     # Some tests run in a copy of the tree without its upper packages.
     if "torch" not in sys.modules or find_spec("draftline.models") is None:
         return

@@ -139,7 +139,7 @@ def _prepare(peers: Peers, specs: Mapping[str, ServerSpec | None], console: Cons
         try:
             load_cpu_ops(Path(StageOptions().compile_cache).expanduser())
         except DraftlineError as error:
-            console.print(f"draftline runs without its own operators: {error}")
+            console.print(f"draftline runs without its CPU kernels: {error}")
 
 
 def _print_estimate(turns: Sequence[Turn], rounds: int, tokens: int, console: Console) -> None:

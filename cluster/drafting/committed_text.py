@@ -1,4 +1,4 @@
-"""The committed tokens of open requests, and what one drafter has not been told of them."""
+"""The committed tokens of open requests, and those that one drafter has not received yet."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from ...core.arrays import Int32
 from ...core.proposals import Commit, DraftRequest, FeatureRows, Query, StepCommit
 
-# Tokens of a request whose features are kept for a drafter; older ones are let go.
+# Tokens of a request whose features are kept for a drafter; older ones are dropped.
 MAX_FEATURES = 4096
 
 
 class CommittedText:
     """All committed tokens of an open request; grows by appending, never changes before its end.
 
-    `append` only stores a reference; the tokens are joined when a drafter must be told several
-    commits at once or a late proposal re-rooted, which is rare beside steps.
+    `append` only stores a reference. The tokens are joined when a drafter receives several commits
+    at once, or when a late proposal is re-rooted; both are rare.
     """
 
     __slots__ = ("_chunks", "_request", "length")
@@ -43,7 +43,7 @@ class CommittedText:
         return self._joined()[start:stop]
 
     def request(self) -> DraftRequest:
-        """What a drafter that does not know the request must be told: all tokens so far."""
+        """The request with all tokens so far, for a drafter that does not know it."""
         return replace(self._request, token_ids=self._joined())
 
     def _joined(self) -> Int32:
@@ -65,12 +65,12 @@ def at_most(queries: Sequence[Query], max_nodes: int) -> Sequence[Query]:
     return [query._replace(max_nodes=min(query.max_nodes, max_nodes)) for query in queries]
 
 
-class Untold:
-    """What one drafter has not been told of the requests that it knows.
+class UnsentCommits:
+    """The commits that one drafter has not received, of the requests that it knows.
 
-    It is told of commits when it is asked for their request again: of all that it missed in one
-    piece. So requests that it is not asked for cost nothing, and what waits takes no memory beside
-    the texts. Kept apart are answers to its wishes (probes, top next tokens) and features.
+    A drafter receives commits when it is asked for their request again, all missed ones in one
+    piece. Other requests cost nothing, and the texts already hold their tokens. Answers to probes,
+    top next tokens and features are kept separately.
     """
 
     __slots__ = ("_answers", "_features", "_known", "_source")
@@ -79,7 +79,7 @@ class Untold:
         self._source = source
         # Tokens of each request that it knows.
         self._known: dict[str, int] = {}
-        # Commits that answer its wishes, of requests that it knows.
+        # Commits that answer its probes or top-next-token queries, of requests that it knows.
         self._answers: dict[str, list[Commit]] = {}
         self._features: dict[str, _WaitingFeatures] = {}
 
@@ -90,13 +90,13 @@ class Untold:
         return iter(self._known)
 
     def clear(self) -> None:
-        """The drafter knows nothing any more."""
+        """The drafter has lost all requests."""
         self._known.clear()
         self._answers.clear()
         self._features.clear()
 
     def note_open(self, request: DraftRequest) -> None:
-        """The drafter is told of a request, with its tokens so far."""
+        """The drafter receives a request with its tokens so far."""
         self._known[request.request_id] = len(request.token_ids)
 
     def forget(self, request_id: str) -> None:
@@ -106,7 +106,7 @@ class Untold:
         self._features.pop(request_id, None)
 
     def note_commits(self, commits: Sequence[StepCommit]) -> None:
-        """Keep what the drafter wished to know of these; their tokens are in the texts."""
+        """Keep the answers to the drafter's queries; the tokens are in the texts."""
         for commit in commits:
             probe_ids = commit.probe_ids.get(self._source)
             top_next_tokens = commit.top_next_tokens.get(self._source)
@@ -114,10 +114,10 @@ class Untold:
                 commit.request_id not in self._known
             ):
                 continue
-            told = Commit(
+            answer = Commit(
                 commit.request_id, commit.base_len, commit.tokens, probe_ids, top_next_tokens
             )
-            self._answers.setdefault(commit.request_id, []).append(told)
+            self._answers.setdefault(commit.request_id, []).append(answer)
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features of open requests, also of those that the drafter does not know yet."""
@@ -125,7 +125,7 @@ class Untold:
             self._features.setdefault(own.request_id, _WaitingFeatures()).append(own)
 
     def take_commits(self, request_id: str, text: CommittedText) -> list[Commit]:
-        """The commits, as few as can be, that bring what it knows of a request up to date."""
+        """The fewest commits that bring the drafter's copy of a request up to date."""
         known, missed = self._known[request_id], []
         for answer in self._answers.pop(request_id, ()):
             if answer.base_len > known:
@@ -148,7 +148,7 @@ class Untold:
 
 
 class _WaitingFeatures:
-    """Features of one request that wait, in the order in which they came; the oldest are let go."""
+    """Features of one request in order of arrival. The oldest are dropped beyond `MAX_FEATURES`."""
 
     __slots__ = ("_count", "_rows")
 
@@ -160,7 +160,7 @@ class _WaitingFeatures:
         return iter(self._rows)
 
     def append(self, rows: FeatureRows) -> None:
-        """Add rows; those that they leave no room for go."""
+        """Add rows, and drop the oldest beyond the limit."""
         self._rows.append(rows)
         self._count += len(rows.values)
         while len(self._rows) > 1 and self._count > MAX_FEATURES:

@@ -1,9 +1,8 @@
-"""The engine's side of a drafter in another process: what is on its way to it, what arrived and
-waits, whether it is well.
+"""The engine's client of a drafter in another process: its messages, its answers, its health.
 
-One message carries what happened since the last one, for all requests. Answers may come late, or
-never: they are used at a later step where they still fit, and a drafter that was lost is opened
-anew with all committed tokens.
+One message carries the changes since the last one, for all requests. A late answer is used in a
+later step if it still fits the text. After a connection is lost, every request is opened again with
+all committed tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ...core.step.trace import StepTrace
 from ...core.tree.merge import cut, reroot
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
-from .committed_text import CommittedText, Untold, at_most, is_current
+from .committed_text import CommittedText, UnsentCommits, at_most, is_current
 from .drafter_cost import AnswerTimes, CostMeter
 from .drafter_limits import DrafterLimits
 from .stats import DrafterStats
@@ -130,12 +129,12 @@ class DrafterClient:
     def observe(self, commits: Sequence[StepCommit]) -> None:
         """Keep what the drafter wished to know of commits that `texts` has already."""
         if self.is_up:
-            self._backlog.untold.note_commits(commits)
+            self._backlog.unsent.note_commits(commits)
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features for the next message that asks for their requests."""
         if self.is_up:
-            self._backlog.untold.note_features(rows)
+            self._backlog.unsent.note_features(rows)
 
     def queue(self, queries: Sequence[Query], budget_s: float) -> bool:
         """Keep the queries of a step for the next message; they replace those of earlier steps.
@@ -181,7 +180,7 @@ class DrafterClient:
         self._link.disconnect()
 
     async def stop(self) -> None:
-        """Disconnect for good; what waits is not told any more."""
+        """Disconnect for good; queued messages are dropped."""
         self.is_up = self.is_awaited = self.is_connecting = False
         await self._link.close()
 
@@ -219,8 +218,8 @@ class DrafterClient:
         logger.info("drafter=%s event=connected count=%d", self.name, self._num_connects)
         self._on_progress()
 
-    def told(self, num_others: int, *, is_draining: bool) -> None:
-        """What its server says of itself: see `PoolClient`."""
+    def server_load(self, num_others: int, *, is_draining: bool) -> None:
+        """Keep the load that the server reports; `PoolClient` reads it."""
         self.num_others, self.is_draining = num_others, is_draining
         self.told_at = self._clock()
 
@@ -284,7 +283,7 @@ class DrafterClient:
         """Send what is queued, if it may be sent now."""
         if not self.is_up or self._message is not None:
             return
-        # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
+        # Queries about a text that has grown since are useless: the message has all its tokens.
         queries = [query for query in self._queries if is_current(query, self._texts)]
         self._queries = ()
         if not queries and not self._backlog:
@@ -311,19 +310,19 @@ def _is_short(query: Query) -> bool:
 
 
 class _Backlog:
-    """What waits for the next message to a drafter: openings, ends, and commits that it missed.
+    """The contents of the next message to a drafter: openings, ends, and missed commits.
 
-    keeps_answers  it learns from requests that end: it is told their last tokens, and those that it
-                   was never asked for are opened at their end. At most `max_ended` wait, beyond
-                   that they are left out
+    keeps_answers  whether the drafter learns from ended requests. It then receives their last
+                   tokens, and requests that it was never asked for are opened at their end. Beyond
+                   `max_ended` waiting ones, all are dropped
     """
 
     __slots__ = (
-        "_closes", "_ended", "_keeps_answers", "_last_commits", "_max_ended", "_opens", "untold",
+        "_closes", "_ended", "_keeps_answers", "_last_commits", "_max_ended", "_opens", "unsent",
     )  # fmt: skip
 
     def __init__(self, source: str, max_ended: int, *, keeps_answers: bool) -> None:
-        self.untold = Untold(source)
+        self.unsent = UnsentCommits(source)
         self._max_ended = max_ended
         self._keeps_answers = keeps_answers
         self._opens: dict[str, None] = {}
@@ -336,7 +335,7 @@ class _Backlog:
 
     def clear(self) -> None:
         """The drafter knows nothing any more."""
-        self.untold.clear()
+        self.unsent.clear()
         self._opens = {}
         self._closes = []
         self._last_commits = []
@@ -344,19 +343,19 @@ class _Backlog:
 
     def open(self, request_id: str) -> None:
         """Open a request with the next message, whether it is asked for it or not."""
-        if request_id not in self.untold:
+        if request_id not in self.unsent:
             self._opens[request_id] = None
 
     def close(self, request_id: str, text: CommittedText) -> None:
         """End a request, whose text is whole now."""
         self._opens.pop(request_id, None)
-        if request_id in self.untold:
+        if request_id in self.unsent:
             if self._keeps_answers:
-                self._last_commits += self.untold.take_commits(request_id, text)
+                self._last_commits += self.unsent.take_commits(request_id, text)
             self._closes.append(request_id)
         elif self._keeps_answers:
             self._ended.append(text.request())
-        self.untold.forget(request_id)
+        self.unsent.forget(request_id)
         if len(self._ended) + len(self._last_commits) > self._max_ended:
             self._ended = []
             self._last_commits = []
@@ -369,23 +368,23 @@ class _Backlog:
         texts: Mapping[str, CommittedText],
     ) -> DrafterMessage:
         """All that waits, in a message that leaves now; the requests asked for are in `texts`."""
-        untold = self.untold
+        unsent = self.unsent
         commits: list[Commit] = []
         asked = [query.request_id for query in queries]
         for request_id in asked:
-            if request_id in untold:
-                commits += untold.take_commits(request_id, texts[request_id])
+            if request_id in unsent:
+                commits += unsent.take_commits(request_id, texts[request_id])
             else:
                 self._opens[request_id] = None
         closes, last = tuple(self._closes), self._last_commits
         opens = [texts[request_id].request() for request_id in self._opens]
         for request in opens:
-            untold.note_open(request)
-        # One that was used again meanwhile is open with its new text; the old one is given up.
-        ended = [request for request in self._ended if request.request_id not in untold]
+            unsent.note_open(request)
+        # An id that was used again meanwhile is open with its new text; the old text is dropped.
+        ended = [request for request in self._ended if request.request_id not in unsent]
         self._opens, self._last_commits, self._ended = {}, [], []
         self._closes = [request.request_id for request in ended]
-        features = untold.take_features(asked)
+        features = unsent.take_features(asked)
         return DrafterMessage(
             sequence, closes, (*opens, *ended), commits, queries, deadline, last, features
         )

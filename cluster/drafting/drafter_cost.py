@@ -29,9 +29,9 @@ LATENCY_WEIGHT = 0.25
 class CostMeter:
     """Running means of one drafter's `DraftCost`.
 
-    A message takes a part whatever it asks, and a part for each of its queries; a line through the
-    measurements tells them apart. What a message with openings takes beyond that, the openings
-    take: a model reads prompts when it is asked first.
+    A message costs a constant and a share for each query; both come from a line fitted to the
+    measurements. The excess of a message with openings is the cost of the openings, since a model
+    reads prompts with its first query.
     """
 
     __slots__ = ("_cost", "_first_s", "_is_ahead", "_levels", "_line", "_open_token_s")

@@ -1,5 +1,5 @@
-"""Which of the target's states the engine's heads read, told before anything is loaded; and those
-of them that draft in the last stage, as its process loads them.
+"""The hidden states that the engine's heads read, from their settings alone, and the specifications
+of the heads that draft in the last stage.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...
 
 
 def features_of_target(config: EngineConfig) -> FeatureLayers | None:
-    """What stages hand out; None where there is no head. Raises as `feature_layers_of`."""
+    """The hidden states that stages return; None without heads. Raises as `feature_layers_of`."""
     if all(drafter.kind != HEAD for drafter in config.drafters):
         return None
     # It needs transformers, which the servers of other drafters do without.

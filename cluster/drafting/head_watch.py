@@ -30,9 +30,9 @@ MOST_QUERIES = 4 * NUM_DRAFTS
 class HeadWatch:
     """Counts how many tokens of the first drafts of each head the text takes.
 
-    The text tells, whatever part of a draft the budget had verified: what is not known to pay is
-    mostly cut. Until all is told heads are asked for every request, else a budget that finds one
-    worthless would hardly ask it again, and nobody would hear of it.
+    All drafted tokens are compared with the text, also those that were not verified. Until the
+    verdict, heads are asked for every request: the policy would stop asking a useless head, and no
+    warning would name it.
     """
 
     __slots__ = ("_counts", "_given", "_num_queries", "_origins", "_watched")

@@ -1,4 +1,4 @@
-"""The engine's only access to drafters: what was committed goes out, proposals come back.
+"""The engine's only access to drafters: it sends commits and collects proposals.
 
 Drafters of this process are called directly (`local_drafter.py`). Those of other processes get a
 message each (`drafter_client.py`, `pool.py`), and are waited for until a deadline.
@@ -42,11 +42,11 @@ Client = LocalClient | RemoteClient
 
 
 class DrafterHub:
-    """Tells drafters what happens and collects proposals. One event loop uses it.
+    """Sends commits to drafters and collects their proposals. One event loop uses it.
 
-    Drafters may be late, dead or wrong: they are skipped, tried again after growing delays, and
-    opened anew with all committed tokens when they come back. Nothing they do raises, and every
-    proposal given out has passed `Proposal.check` (and its probe `Probe.check`).
+    Drafters may be late, dead or wrong. Such a drafter is skipped, tried again after growing
+    delays, and receives all committed tokens when it comes back. Its errors never raise here, and
+    every proposal has passed `Proposal.check` (and its probe `Probe.check`).
 
     drafters    in order of priority; names differ
     budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
@@ -139,11 +139,11 @@ class DrafterHub:
             await client.stop()
 
     def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
-        """Begin a request, or begin it anew with other tokens.
+        """Begin a request, or restart it with other tokens.
 
-        Of the drafters `at_once`, by default all, those of other processes are told now: what they
-        do with its prompt is done when they are asked for it. The others are told when they are
-        first asked.
+        Drafters of other processes that are in `at_once`, by default all, receive it now, so that
+        they have read its prompt when they are asked for it. All others receive it with their first
+        query.
         """
         self.close(request.request_id)
         self._texts[request.request_id] = CommittedText(request)
@@ -154,7 +154,7 @@ class DrafterHub:
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
         """End a request with every drafter that knows it, after its `last` commits.
 
-        An unknown id is ignored. Drafters that learn from what ends are told of it in any case.
+        An unknown id is ignored. Drafters that learn from ended requests receive it in any case.
         """
         self._record(last)
         if self._watch is not None:
@@ -176,9 +176,8 @@ class DrafterHub:
         Drafters of other processes work while the local ones run, and are then waited for until
         `budget_s` is over. Commits of requests that are not open, or that a request was opened
         with already, are ignored; queries of requests that are not open get no proposals. `asked`
-        says for which requests each drafter is asked, by default for all. Drafters that are asked
-        for nothing are told nothing; those that are asked are told what they missed of these
-        requests.
+        says for which requests each drafter is asked, by default for all. Drafters that are not
+        asked receive no message; the others receive the commits that they missed of these requests.
         """
         budget_s = self._budget_s if budget_s is None else budget_s
         start = self._clock()
@@ -206,7 +205,7 @@ class DrafterHub:
         """Queue what a drafter is asked for; whether that is anything."""
         is_asked = client.queue(queries, budget_s)
         if not queries:
-            # One that was lost comes back, though nobody asks it now.
+            # A lost drafter reconnects even if it has no queries now.
             client.connect(self._clock())
         return is_asked
 
@@ -270,7 +269,7 @@ class DrafterHub:
         return fresh
 
     def _leave_out(self, names: Collection[str]) -> None:
-        """These drafters are asked, and told, nothing any more."""
+        """Stop using these drafters."""
         if not names:
             return
         for client in self._clients:

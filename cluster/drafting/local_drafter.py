@@ -33,7 +33,7 @@ from ...core.tree.merge import cut
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.features import feature_columns
 from ..links.link import MAX_NODES, REPORT_EVERY
-from .committed_text import CommittedText, Untold, at_most, is_current
+from .committed_text import CommittedText, UnsentCommits, at_most, is_current
 from .drafter_cost import CostMeter
 from .drafter_limits import DrafterLimits
 from .stats import DrafterStats
@@ -47,7 +47,8 @@ class LocalDrafter:
 
     max_nodes      most nodes that it is asked for, for one request and step
     keeps_answers  whether it learns from requests that end, also where it was never asked for them
-    features       what the target hands out, for one that reads some of it; by default just that
+    features       the hidden states that the target returns, for a drafter that reads some of them;
+                   by default exactly those
     """
 
     drafter: Drafter
@@ -59,8 +60,8 @@ class LocalDrafter:
 class LocalClient:
     """Asks a drafter of this process, and measures it.
 
-    One that raises, or proposes garbage, is left out until its breaker lets it be asked again; it
-    is opened anew then. Nothing that the drafter does raises out of here.
+    A drafter that raises or returns invalid proposals is skipped until its circuit breaker allows
+    another try; it then receives its requests again. Its errors never raise here.
 
     texts  all open requests; the owner keeps it up to date before it calls
     trace  has a row for it, unless it is a head of the last stage: those have the stage's
@@ -93,7 +94,7 @@ class LocalClient:
         if trace is not None and self._ahead is None:
             self._on_answer = trace.drafter(self.name)
         self._longest_path = MAX_ASSUMED_TOKENS if self._ahead is None else 0
-        self._untold = Untold(self.name)
+        self._unsent = UnsentCommits(self.name)
         self._meter = CostMeter(is_ahead=self.is_ahead)
         self._failures = FailureLog(logger, f"drafter={self.name}", clock=clock)
         self._breaker = CircuitBreaker(limits.retry, rng)
@@ -121,11 +122,11 @@ class LocalClient:
 
     def observe(self, commits: Sequence[StepCommit]) -> None:
         """Keep what the drafter wished to know of commits that `texts` has already."""
-        self._untold.note_commits(commits)
+        self._unsent.note_commits(commits)
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features until the drafter is asked for their requests."""
-        self._untold.note_features(rows)
+        self._unsent.note_features(rows)
 
     def note_drafted(self, drafted: Drafted) -> None:
         """Keep what a head of the last stage drafted, until it is asked for."""
@@ -141,8 +142,8 @@ class LocalClient:
     def ask(self, queries: Sequence[Query], budget_s: float) -> list[tuple[str, Proposal]]:
         """What the drafter proposes, by request id; nothing where it has nothing to say.
 
-        It is told first what it missed of these requests. Queries about texts that have grown
-        since are left out.
+        The drafter first receives the commits that it missed of these requests. Queries about texts
+        that have grown since are left out.
         """
         start = self._clock()
         queries = [query for query in queries if self._is_of_use(query)]
@@ -188,21 +189,21 @@ class LocalClient:
 
         Raises what the drafter raises.
         """
-        drafter, untold, clock = self._drafter, self._untold, self._clock
+        drafter, unsent, clock = self._drafter, self._unsent, self._clock
         opens, commits = [], []
         for query in queries:
             text = self._texts[query.request_id]
-            if query.request_id in untold:
-                commits += untold.take_commits(query.request_id, text)
+            if query.request_id in unsent:
+                commits += unsent.take_commits(query.request_id, text)
             else:
                 opens.append(text.request())
         begun = clock()
         for request in opens:
-            untold.note_open(request)
+            unsent.note_open(request)
             drafter.open(request)
         opened = clock()
         if self._reader is not None:
-            features = untold.take_features([query.request_id for query in queries])
+            features = unsent.take_features([query.request_id for query in queries])
             if features:
                 self._reader.observe_features([self._columns.of(rows) for rows in features])
         if commits:
@@ -224,7 +225,7 @@ class LocalClient:
         if self._ahead is not None:
             self._ahead.close(request_id)
         start = self._clock()
-        is_known = request_id in self._untold
+        is_known = request_id in self._unsent
         if self._is_up(start) and (is_known or self._keeps_answers):
             try:
                 self._end(request_id, text, is_known=is_known)
@@ -232,15 +233,15 @@ class LocalClient:
                 logger.debug("drafter=%s event=raised", self.name, exc_info=True)
                 self._fail(f"it raised {failure_reason(error)}")
             self._open_s += self._clock() - start
-        self._untold.forget(request_id)
+        self._unsent.forget(request_id)
 
     def _end(self, request_id: str, text: CommittedText, *, is_known: bool) -> None:
         """Tell the drafter of an end. Raises what the drafter raises."""
         if not is_known:
             request = text.request()
-            self._untold.note_open(request)
+            self._unsent.note_open(request)
             self._drafter.open(request)
-        elif self._keeps_answers and (missed := self._untold.take_commits(request_id, text)):
+        elif self._keeps_answers and (missed := self._unsent.take_commits(request_id, text)):
             self._drafter.observe(missed)
         self._drafter.close(request_id)
 
@@ -288,7 +289,7 @@ class LocalClient:
         return len(query.assumed or ()) <= self._longest_path and is_current(query, self._texts)
 
     def _fail(self, reason: str) -> None:
-        """The drafter's state is unknown: begin anew with it when the breaker allows."""
+        """The drafter's state is unknown: close its requests, and try again after a delay."""
         self._num_errors += 1
         self._has_failed = True
         self._forget_all()
@@ -296,11 +297,11 @@ class LocalClient:
         self._failures.log("failed", f"retry_in_s={delay:.2f} {reason}")
 
     def _forget_all(self) -> None:
-        """Close every request. What the drafter raises is logged: it is begun with anew anyway."""
-        for request_id in self._untold:
+        """Close every request. The drafter's errors are logged."""
+        for request_id in self._unsent:
             try:
                 self._drafter.close(request_id)
             except Exception as error:
                 logger.debug("drafter=%s event=close_raised", self.name, exc_info=True)
                 self._failures.log("close_raised", failure_reason(error))
-        self._untold.clear()
+        self._unsent.clear()

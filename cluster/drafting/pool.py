@@ -163,13 +163,13 @@ class PoolClient:
     def cost(self) -> DraftCost:
         """What it takes of the engine's time, the servers working side by side."""
         costs = [member.client.cost() for member in self._members.values() if member.client.is_up]
-        told = [cost for cost in costs if cost.message_s]
-        if not told:
+        measured = [cost for cost in costs if cost.message_s]
+        if not measured:
             return costs[0] if costs else DraftCost()
         return DraftCost(
-            sum(cost.message_s for cost in told) / len(told),
-            sum(cost.query_s for cost in told) / len(told) / len(costs),
-            sum(cost.open_token_s for cost in told) / len(told) / len(costs),
+            sum(cost.message_s for cost in measured) / len(measured),
+            sum(cost.query_s for cost in measured) / len(measured) / len(costs),
+            sum(cost.open_token_s for cost in measured) / len(measured) / len(costs),
         )
 
     def connect(self, now: float) -> None:
@@ -208,7 +208,7 @@ class PoolClient:
         for query in queries:
             if query.request_id in self._texts:
                 self._place(query.request_id, well)
-        # All are told, those with nothing to answer too: queries of earlier steps are given up.
+        # Servers without queries are called, too: they drop the queries of earlier steps.
         asked = [
             member.client.queue(self._own(member, queries), budget_s)
             for member in self._members.values()
@@ -271,7 +271,7 @@ class PoolClient:
             times = member.client.times
             if self._is_slow(member, now):
                 member.shunned.fail(now)
-                # It is judged anew when it is given requests again.
+                # Its counts start again with its next request.
                 times.num_overdue, member.num_answers = 0, times.count
                 self._failures.log("slow", "its requests move to other servers of the pool")
             elif times.count > member.num_answers and not times.num_overdue:
@@ -330,7 +330,7 @@ class PoolClient:
             try:
                 loads = await finder.find()
                 if self._finding is not asyncio.current_task():
-                    # It was told to stop as the answer came, which `wait_for` prefers.
+                    # It was cancelled as the answer came, which `wait_for` prefers.
                     return
                 await self._follow(loads, finder)
                 self._is_found = True
@@ -348,7 +348,7 @@ class PoolClient:
                 self._members[key].client.connect(self._clock())
             member = self._members[key]
             client = member.client
-            client.told(max(0, load - len(member.texts)), is_draining=client.is_draining)
+            client.server_load(max(0, load - len(member.texts)), is_draining=client.is_draining)
         gone = self._members.keys() - loads.keys()
         for key in gone:
             self._members[key].client.is_draining = True

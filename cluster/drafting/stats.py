@@ -23,14 +23,14 @@ class DrafterStats:
     dropped        late ones that fit the text no more, or were replaced by a newer one
     errors         failures of any kind: raised, broke the contract, never answered, lost
     reconnects     connections after the first
-    memory_bytes   what it takes now for requests and learned texts; 0 before it has told
+    memory_bytes   what it takes now for requests and learned texts; 0 before its first report
     learning       ended requests by outcome, see `core.interfaces.LearningDrafter`; empty where it
-                   learns nothing, or before it has told
+                   learns nothing, or before its first report
     prefix         how much of new texts the cache of a model had already, in tokens
     moved          openings of a request at another server of the pool, since its own was lost, slow
                    or about to stop
     latency_sum_s  from message to answer, over the `latency_count` answers to queries
-    open_s, observe_s, propose_s  seconds that the drafter itself worked, by what it was told to do
+    open_s, observe_s, propose_s  seconds that the drafter itself worked, by kind of call
     """
 
     name: str

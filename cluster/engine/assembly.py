@@ -37,7 +37,7 @@ from ..drafting.head_watch import head_origins
 from ..drafting.hub import AnyDrafter, DrafterHub
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spec import Pipeline, StageSpec
-from .engine_time import REAL_TIME, EngineTime
+from .engine_thread import REAL_TIME, EngineTime
 from .request_factory import RequestFactory
 from .trace_file import MAX_TRACE_BYTES, TraceFile
 
@@ -147,7 +147,7 @@ class Assembly:
             trace=trace,
         )
         self.pipeline = make_pipeline(plan.specs)
-        # Stages that size their caches themselves are heard when they have started.
+        # Stages that size their own caches report the size once they have started.
         self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
         # Nodes that were drawn may not be cut by their value.
         is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED

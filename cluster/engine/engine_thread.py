@@ -1,7 +1,7 @@
 """Runs an engine in a thread of its own, with its own event loop.
 
-Steps block that loop for as long as the target computes, so nothing else lives on it: callers
-of any thread hand requests over and hear of them through their sinks.
+Steps block that loop for as long as the target computes, so nothing else runs on it. Callers in any
+thread submit requests, whose output goes to their sinks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from ...core.engine import EngineCore
@@ -32,7 +33,7 @@ from ...core.errors import (
 from ...core.request.request import Request
 from ...core.request.stop import StopRule
 from ..loop_calls import call_on_loop, end_tasks
-from .engine_time import REAL_TIME, EngineTime
+from ..transport.stage_spec import wall_clock
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,25 @@ HOUR_S = 3600.0
 GRACE_S = 1.0
 CLOSE_TIMEOUT_S = 20.0
 STUCK_TIMEOUT_S = 2.0
-# How often it looks.
+# Seconds between two checks.
 PERIOD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTime:
+    """The clocks of an engine: the machine's own, or those of a simulation.
+
+    clock       seconds that never go back
+    wall_clock  seconds, of traces
+    new_loop    makes the engine's event loop, whose timers go by `clock`
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = wall_clock
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
+REAL_TIME = EngineTime()
 
 
 class EngineParts(Protocol):
@@ -79,7 +97,7 @@ class EngineThread:
     """One engine's thread. `start` before all else; `close` ends what still runs.
 
     recovery_timeout_s  how long stages may take to come back
-    clock               the machine's seconds, whatever the engine's own time is
+    clock               seconds of the machine, also where the engine's time is simulated
     on_failure          called once, from any thread, with the reason when the engine cannot go on
     """
 
@@ -250,7 +268,7 @@ class EngineThread:
             self._loop.close()
 
     def _end_calls(self, error: DraftlineError) -> None:
-        """Tell whoever waits for a call of `error`, though the loop is stuck."""
+        """Fail all waiting calls with `error`, though the loop is stuck."""
         with self._lock:
             self._ended = True
             self._refusal = self._refusal or error
@@ -273,7 +291,7 @@ class EngineThread:
         self._watchdog.start()
         try:
             await self._serve(parts)
-        except Exception as error:  # noqa: BLE001 - it supervises: its process is told to end
+        except Exception as error:  # noqa: BLE001 - it supervises: its process is asked to end
             reason = str(error) if isinstance(error, DraftlineError) else place_of(error)
             self._fail(EngineFailed(f"the engine cannot go on: {reason}"))
         finally:

@@ -102,7 +102,7 @@ class RequestFactory:
         if self.block_size is None or params.prompt_logprobs is not None:
             return None
         keys = PrefixKeys(options.salt, self.block_size)
-        # All that are looked for at the start: the last token is computed whatever is shared.
+        # All blocks that may be shared: the last token is computed in any case.
         keys.upto(prompt_ids, len(prompt_ids) - 1)
         return keys
 

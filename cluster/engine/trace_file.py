@@ -107,7 +107,7 @@ class TraceFile:
     def close(self) -> None:
         """Close the file; twice is once."""
         self._is_over = True
-        # What could not be written was told already.
+        # A failed write was logged already.
         with suppress(OSError):
             self._end_part()
 

@@ -1,4 +1,4 @@
-"""What fails again and again: told in few lines of a log, tried again after growing delays."""
+"""Repeated failures: few log lines, and retries after growing delays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERIOD_S = 30.0
 
 
 class FailureLog:
-    """One line an event in `period_s` seconds; those between are counted and told in the next.
+    """One line an event in `period_s` seconds; those between are counted in the next.
 
     clock  seconds; only differences count
     """

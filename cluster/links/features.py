@@ -22,7 +22,7 @@ HALF, QUIET_NAN = np.uint32(0x7FFF), np.uint32(0x7FC00000)
 
 @dataclass(frozen=True, slots=True)
 class FeatureColumns:
-    """Which of the layers that the target hands out a drafter reads, in the drafter's order.
+    """The layers that a drafter reads, among those that the target returns, in the drafter's order.
 
     places  of its layers among those that are handed out
     given   what is handed out
@@ -62,7 +62,7 @@ def feature_columns(given: FeatureLayers | None, read: FeatureLayers | None) -> 
         )
     if read.width != given.width or not set(read.layers) <= set(given.layers):
         raise DrafterError(
-            f"model: the server's head reads {read}, and the target hands out {given}; set model "
+            f"model: the server's head reads {read}, and the target returns {given}; set model "
             "to the folder that the server was started with"
         )
     return FeatureColumns(tuple(map(given.layers.index, read.layers)), given)

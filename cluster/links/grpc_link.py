@@ -73,11 +73,11 @@ class GrpcOptions:
 class GrpcLink:
     """Speaks to one drafter server. Every failure ends the connection and becomes `failed`.
 
-    address  host:port, or an awaitable callable that is asked anew before each connection
+    address  host:port, or an awaitable callable that is called before each connection
     replace  ends a server that runs but does not answer, so that `address` gives another; None
              where it is not ours to end. Called in the task that connects, never more often than
              `RESTARTS` says
-    features  what the target hands out, for a server whose drafter reads some of it
+    features  hidden states that the target returns, for a server whose drafter reads some of them
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class GrpcLink:
                 self._silence.end()
                 self._restarts.succeed()
                 answer = decode_answer(data, message, self.name)
-                events.told(answer.num_others, is_draining=answer.is_draining)
+                events.server_load(answer.num_others, is_draining=answer.is_draining)
                 events.answered(answer.proposals, answer.report, answer.seconds)
 
     async def _find(self) -> str:

@@ -20,11 +20,11 @@ MAX_NODES = 256
 class DrafterMessage:
     """Everything for one drafter since the last message.
 
-    It hears of the `last_commits` of the requests that end, and then acts in the order of the
+    The drafter observes the `last_commits` of the requests that end, then acts in the order of the
     fields.
 
     deadline  seconds of the hub's clock; proposals after it are late but not lost
-    features  of the requests that are asked for; it hears of them before the commits. A link cuts
+    features  of the requests that are asked for; observed before the commits. A link cuts
               from what is handed out what its drafter reads
     """
 
@@ -40,7 +40,7 @@ class DrafterMessage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrafterReport:
-    """What a drafter tells of itself.
+    """A drafter's report about itself.
 
     memory_bytes  what it takes
     learning      what it learned, see `core.interfaces.LearningDrafter`
@@ -54,7 +54,7 @@ class DrafterReport:
 
 @dataclass(frozen=True, slots=True)
 class DraftSeconds:
-    """Seconds that a drafter worked, by what it was told to do; closing counts as opening."""
+    """Seconds that a drafter worked, by kind of call; closing counts as opening."""
 
     open_s: float = 0.0
     observe_s: float = 0.0
@@ -96,8 +96,8 @@ class LinkEvents(Protocol):
         """The last message, or the connection, is lost; the drafter's state is unknown."""
         ...
 
-    def told(self, num_others: int, *, is_draining: bool) -> None:
-        """What the server says of itself; before each `answered`, where there is a server.
+    def server_load(self, num_others: int, *, is_draining: bool) -> None:
+        """The server's load; before each `answered`, where there is a server.
 
         num_others   requests that other coordinators have open there
         is_draining  it will stop soon; it answers still

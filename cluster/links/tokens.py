@@ -1,4 +1,4 @@
-"""Tokens that draftline's parts show one another over gRPC, and what each of them allows."""
+"""Access tokens between draftline's processes over gRPC, and the scope of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def new_token() -> str:
-    """A token that nobody can guess, for the servers that an engine starts by itself."""
+    """A random token for the servers that an engine starts by itself."""
     return secrets.token_urlsafe(32)
 
 

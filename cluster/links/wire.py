@@ -1,6 +1,6 @@
 """Drafter messages as bytes: protobuf (`drafter.proto`), arrays as packed little-endian numbers.
 
-Every decoder raises `ProtocolError` for bytes that are not what it expects, whatever they are.
+Every decoder raises `ProtocolError` for any other bytes than those that it expects.
 """
 
 from __future__ import annotations
@@ -433,7 +433,7 @@ def _decode_distributions(distributions: pb.Distributions) -> DraftDistributions
 
 
 def _encode_top_next_tokens(top_next_tokens: TopNextTokens) -> pb.TopNextTokens:
-    """What the target told of the tokens that may come next."""
+    """The target's most probable next tokens."""
     return pb.TopNextTokens(
         tokens=encode_array(top_next_tokens.tokens, INT32),
         ids=encode_array(top_next_tokens.ids, INT32),

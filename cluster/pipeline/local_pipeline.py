@@ -79,7 +79,7 @@ class LocalPipeline:
 
     @property
     def decodes_several(self) -> bool:
-        """See `Pipeline`; a stage alone may, once it runs its own operators."""
+        """See `Pipeline`; a stage alone may, once it runs the CPU kernels."""
         return len(self._stages) == 1 and self._stages[0].decodes_several
 
     async def start(self) -> None:

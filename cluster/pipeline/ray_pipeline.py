@@ -59,7 +59,7 @@ class StageSource(Protocol):
         ...
 
     async def drop(self, worker: ActorHandle) -> None:
-        """Kill a worker, whatever it does."""
+        """Kill a worker at once."""
         ...
 
     def replenish(self) -> None:
@@ -143,7 +143,7 @@ class RayPipeline:
         return future
 
     async def close(self) -> None:
-        """See `Pipeline`; takes less than 10 seconds whatever the stages do."""
+        """See `Pipeline`; takes less than 10 seconds in any case."""
         async with self._lifecycle:
             await self._close("the pipeline was closed")
 
@@ -295,7 +295,7 @@ def _seconds_left(limit: asyncio.Timeout) -> float:
 
 
 def _watch(stage: ActorHandle, index: int, steps: InFlightSteps) -> Future[Any]:
-    """A future that fails when the stage's process dies; `steps` hears of it too."""
+    """A future that fails when the stage's process dies, as do all of `steps`."""
     loop = asyncio.get_running_loop()
     death = stage.watch.remote().future()
 

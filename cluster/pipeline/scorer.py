@@ -17,7 +17,7 @@ NO_ROWS = np.empty(0, dtype=np.int32)
 class PipelineScorer:
     """Log-probabilities of documents' tokens; each is one causal chunk of one step.
 
-    The pipeline must be open and serve nobody else: documents take its KV slots from 0 on.
+    The pipeline must be open and have no other user: documents take its KV slots from 0 on.
     `max_rows` tokens, in whole documents, go in a step.
     """
 

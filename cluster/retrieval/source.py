@@ -1,4 +1,4 @@
-"""What a retrieval drafter asks and teaches: a store read in this process, or a server."""
+"""Opens the store of a retrieval drafter: in this process, or on servers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from ...retrieval_store.search.lookup import LookupRule, load_compiled_lookup
 from ...retrieval_store.serving.open_store import open_learning, open_store
 from ...retrieval_store.serving.service import Expected, RetrievalService
 from ..links.tls_files import TlsFiles
-from .client import GrpcLookup
-from .replicas import ReplicatedLookup
+from .client import GrpcLookup, ReplicatedLookup
 
 # What reads a model's settings imports transformers, which takes seconds, so it is imported where
 # it is used.
 
-# A folder tells nobody of changes; what one replica learns is to serve the others in a second.
+# Folders send no notifications. Other replicas find what one has learned within a second.
 LEARNING_POLL_S = 0.5
 
 
@@ -85,7 +84,7 @@ def open_servers(
     fingerprint = model_fingerprint(learns_for)
 
     def learn(ended: Ended) -> dict[str, int]:
-        # All of them write to one store; whoever answers first is enough.
+        # All replicas write to one store, so one answer is enough.
         for client in clients[:-1]:
             with contextlib.suppress(DrafterError):
                 return client.learn(ended, fingerprint)

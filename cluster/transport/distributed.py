@@ -81,7 +81,7 @@ class DistributedTransport:
         await asyncio.gather(*meetings)
 
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
-        """Connect built stages. From then on `steps` hears of answers and of losses."""
+        """Connect built stages. From then on `steps` receives answers and losses."""
         secret = secrets.token_bytes(SECRET_BYTES)
         joined = asyncio.Event()
 
@@ -132,7 +132,7 @@ async def _joined_or_failed(joined: asyncio.Event, serving: Sequence[Awaitable[N
             index = next(index for index, end in enumerate(ends) if end.done())
             raise StageLost(f"stage {index} could not join: {ends[index].exception()}")
     finally:
-        # The stages serve on; nobody here waits for their end.
+        # The stages go on serving; their end is not awaited here.
         for task in (joining, *ends):
             task.cancel()
 

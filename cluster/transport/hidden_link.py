@@ -218,7 +218,7 @@ def open_group(
         options._timeout = timeout  # noqa: SLF001
         return nccl(store, index, num_stages, options)
     gloo: Any = ProcessGroupGloo
-    # Without a device of its own gloo would take whatever address the host name resolves to.
+    # Without a given device gloo takes the address that the host name resolves to.
     options = gloo._Options()  # noqa: SLF001
     options._devices = [gloo.create_device(hostname=own_host)]  # noqa: SLF001
     options._timeout = timeout  # noqa: SLF001

@@ -1,9 +1,8 @@
-"""What coordinator and stages tell each other, as msgpack: steps, answers, failures.
+"""Messages between coordinator and stages, as msgpack: steps, answers, failures.
 
-Steps travel as deltas (`step_codec/`). Decoding makes these values and nothing else,
-whatever the bytes are: every field is checked against its annotation, arrays by their numpy type.
-On a connection a message has its length before it; `distributed.py` cuts off whoever cannot show
-the secret of the run before that.
+Steps are sent as deltas (`step_codec/`). The decoder checks every field against its annotation,
+arrays by their numpy type, and makes no other objects. On a connection the length precedes each
+message. `distributed.py` first checks the secret of the run, and closes connections without it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ EPOCH_BITS = 62
 class StepMessage(NamedTuple):
     """To a stage: a step, by its number in the pipeline's run, as a `StepDelta`.
 
-    Only the last stage is told what there is to choose.
+    Only the last stage receives `choice`.
     """
 
     sequence: int
@@ -70,7 +69,7 @@ class Failure(NamedTuple):
 
 
 class ResultMessage(NamedTuple):
-    """From a stage: what became of step `sequence`. A loss is of the stage, whatever the step."""
+    """From a stage: the answer to step `sequence`, or its failure."""
 
     sequence: int
     answer: StepOutput | Failure
@@ -85,7 +84,7 @@ KINDS: dict[type[StageError | StageLost], Kind] = {error: kind for kind, error i
 
 
 def new_epoch() -> int:
-    """A name for a run of the stages that no other one has."""
+    """A random id of a run of the stages."""
     return secrets.randbits(EPOCH_BITS)
 
 

@@ -110,7 +110,7 @@ class StageSpec:
         if options is None or not options.feature_layers:
             return self.hidden_size
         # As in `build`.
-        from ...models.stage.feature_taps import carried_sizes  # noqa: PLC0415
+        from ...models.stage.hidden_state_taps import carried_sizes  # noqa: PLC0415
 
         layers = options.feature_layers
         return sum(carried_sizes(layers, before, self.span.num_layers, self.hidden_size))
@@ -259,7 +259,7 @@ class InFlightSteps:
         for future in futures.values():
             if not future.done():
                 future.set_exception(self.error())
-                # Told for all steps at once: asyncio need not complain of those nobody waits for.
+                # All steps fail together; asyncio must not warn about futures without a reader.
                 future.exception()
 
     def error(self) -> StageLost:

@@ -135,7 +135,7 @@ class StageWorker:
         self._watched.wait()
 
     def settle(self, timeout_s: float) -> bool:
-        """Cut off whoever drives the stage; whether it is idle within `timeout_s`.
+        """Disconnect the coordinator; whether the stage is idle within `timeout_s`.
 
         A stage that computes, or waits for a neighbour, is not idle before it is done with that.
         """

@@ -240,7 +240,7 @@ def _choices() -> Iterator[Finding]:
     yield Finding("attention: auto", f"picks {attention.name}: {attention.reason}")
     against = flash_obstacle(Machine.of(device), getattr(torch, dtype), block_size)
     yield Finding("flash-attn", "is taken for prompts" if against is None else f"no: {against}")
-    yield _own_operators(has_gpu=has_gpu)
+    yield _cpu_kernels(has_gpu=has_gpu)
     yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
     cache = "fills the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
     yield Finding("kv_cache_tokens", f"by default {cache}")
@@ -248,14 +248,14 @@ def _choices() -> Iterator[Finding]:
     yield Finding("backend", "default local: one process; ray: stages and drafters as actors")
 
 
-def _own_operators(*, has_gpu: bool) -> Finding:
+def _cpu_kernels(*, has_gpu: bool) -> Finding:
     from ...kernels.cpu.build import find_compiler, library_path, vectors  # noqa: PLC0415
 
     subject = "compile: auto"
     if has_gpu:
-        return Finding(subject, "has no effect on a GPU: own C++ operators are of CPUs")
+        return Finding(subject, "has no effect on a GPU: C++ kernels are of CPUs")
     folder = Path(StageOptions().compile_cache).expanduser()
-    kind = f"own C++ operators of {vectors().lanes} lanes for float32 stages"
+    kind = f"C++ kernels of {vectors().lanes} lanes for float32 stages"
     if library_path(folder).exists():
         return Finding(subject, f"picks {kind}, built in {folder}")
     try:
@@ -267,7 +267,7 @@ def _own_operators(*, has_gpu: bool) -> Finding:
 
 def _graphs(attention: str, *, has_gpu: bool) -> str:
     from ...cluster.engine.assembly import GRAPH_CAPTURE_S  # noqa: PLC0415
-    from ...models.stage.graph_runner import rows_of_graphs  # noqa: PLC0415
+    from ...models.stage.gpu_path import rows_of_graphs  # noqa: PLC0415
 
     if not has_gpu:
         return "none: no GPU"

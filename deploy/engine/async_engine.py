@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ...cluster.config import EngineConfig
 from ...cluster.drafting.hub import AnyDrafter
 from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
-from ...cluster.engine.engine_thread import EngineThread, Health
-from ...cluster.engine.engine_time import REAL_TIME, EngineTime
+from ...cluster.engine.engine_thread import REAL_TIME, EngineThread, EngineTime, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.loop_calls import off_loop
 from ...core.errors import CapacityError, DraftlineError, RequestError, shortened
@@ -34,7 +33,7 @@ from .stats import EngineStats, FinishRate, retry_after_s
 from .usage_log import UsageLog
 
 if TYPE_CHECKING:
-    from ...actors.kept_actors import KeeperClient
+    from ...actors.kept_actors import SupervisorClient
 
 
 # Checking so many ids takes well under a millisecond, as long as passing the work to a thread.
@@ -52,7 +51,7 @@ class AsyncEngine:
         config: EngineConfig,
         *,
         engine_id: str = "0",
-        keeper: KeeperClient | None = None,
+        supervisor: SupervisorClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
         drafters: Callable[[Sequence[AnyDrafter]], Sequence[AnyDrafter]] | None = None,
         engine_time: EngineTime = REAL_TIME,
@@ -63,7 +62,7 @@ class AsyncEngine:
     ) -> None:
         """Settings that are not in `config`.
 
-        keeper            of stages and drafters on Ray; without one they end with this process
+        supervisor        of stages and drafters on Ray; without one they end with this process
         pipelines         takes the function that makes the pipeline of `config` and returns the one
                           that is used
         drafters          takes the drafters of `config` and returns those that are used
@@ -77,7 +76,7 @@ class AsyncEngine:
         self.config = config
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
-        self._placement = Placement(config, keeper, progress)
+        self._placement = Placement(config, supervisor, progress)
         make_pipeline = self._placement.make_pipeline
         self._make_pipeline: MakePipeline = (
             make_pipeline if pipelines is None else pipelines(make_pipeline)

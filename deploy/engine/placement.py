@@ -28,7 +28,7 @@ from ...drafters.heads.stage_drafts import StageDrafts
 if TYPE_CHECKING:
     from ...actors.drafter_actor import RayDrafter
     from ...actors.drafter_process import DrafterProcess
-    from ...actors.kept_actors import KeeperClient
+    from ...actors.kept_actors import SupervisorClient
     from ...cluster.pipeline.bundle import Bundle
 
 # A drafter that is started here first imports its libraries and loads its model or store. The
@@ -43,14 +43,14 @@ class Placement:
     def __init__(
         self,
         config: EngineConfig,
-        keeper: KeeperClient | None = None,
+        supervisor: SupervisorClient | None = None,
         progress: Progress = unseen,
     ) -> None:
-        """`keeper` lends stages and drafters that outlive this engine; without one none do.
+        """`supervisor` lends stages and drafters that outlive this engine; without one none do.
         `progress` shows the loading of weights in this process.
         """
         self._config = config
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._progress = progress
         # Shown to the drafter servers that are started here, and known to no other process.
         self._token = new_token()
@@ -65,18 +65,18 @@ class Placement:
         if self._config.backend == "local":
             return local_pipeline(specs, self._progress)
         # Ray takes seconds to import, which local engines need not wait for.
-        from ...actors.kept_actors import KeptStages, OwnKeeper  # noqa: PLC0415
+        from ...actors.kept_actors import KeptStages, LocalSupervisor  # noqa: PLC0415
         from ...cluster.pipeline.ray_pipeline import RayPipeline  # noqa: PLC0415
 
         _ensure_ray()
         has_gpus = any(spec.num_gpus for spec in specs)
-        keeper = None if has_gpus else self._keeper
-        if keeper is None:
-            keeper = OwnKeeper(0 if has_gpus else self._config.standby_stages)
-            self._stops.append(keeper.close)
+        supervisor = None if has_gpus else self._supervisor
+        if supervisor is None:
+            supervisor = LocalSupervisor(0 if has_gpus else self._config.standby_stages)
+            self._stops.append(supervisor.close)
         return RayPipeline(
             specs,
-            KeptStages(keeper, self._bundles and self._bundles[: len(specs)]),
+            KeptStages(supervisor, self._bundles and self._bundles[: len(specs)]),
             transport=self._config.stage_transport,
         )
 
@@ -120,8 +120,8 @@ class Placement:
             stop()
         self._stops.clear()
         self._actors.clear()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._supervisor is not None:
+            self._supervisor.close()
 
     async def _spawn(self, drafter: DrafterConfig) -> tuple[GrpcLink, AddressProvider]:
         """A client of a drafter server, and a function that returns the server's address.
@@ -214,10 +214,12 @@ class Placement:
         _ensure_ray()
         index = self._config.pipeline_parallel_size + len(self._actors)
         bundle = self._bundles[index] if self._bundles else None
-        if self._keeper is not None and not self._config.gpus_per_drafter:
+        if self._supervisor is not None and not self._config.gpus_per_drafter:
             from ...actors.kept_actors import take_drafter  # noqa: PLC0415
 
-            server = await take_drafter(self._keeper, drafter, self._config, self._token, bundle)
+            server = await take_drafter(
+                self._supervisor, drafter, self._config, self._token, bundle
+            )
         else:
             server = spawn_drafter(
                 drafter,

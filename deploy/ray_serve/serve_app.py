@@ -3,8 +3,8 @@
 `serve run deploy/serve.yaml` deploys it; `draftline serve --backend ray` does the same in one
 command. With several models (`deploy/models.yaml`) each has a deployment of its own. One engine
 replica is a coordinator, its stage actors and its drafter actors, together in the replica's
-placement group. Those that compute on CPUs belong to a keeper (`actors/keeper_actor.py`) and
-outlive a coordinator that dies.
+placement group. Those that compute on CPUs belong to a supervisor (`actors/supervisor_actor.py`)
+and outlive a coordinator that dies.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from .runtime import serve_host
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ...actors.kept_actors import DeploymentKeeper
+    from ...actors.kept_actors import DeploymentSupervisor
 
 logger = logging.getLogger(__name__)
 
 INGRESS_NAME = "ingress"
-KEEPER_NAME = "keeper"
+SUPERVISOR_NAME = "supervisor"
 # Ray's name for what its head alone has, one of it; Serve's controller asks for as much.
 ON_THE_HEAD = {"node:__internal_head__": 0.001}
 # A request has lost its replica after so long without an item or heartbeat.
@@ -96,7 +96,7 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
 
 def _engine(app: AppArgs, model: ServeArgs) -> Application:
     """The engine replicas of one model."""
-    options = engine_options(model) | _keeper_options(model)
+    options = engine_options(model) | _supervisor_options(model)
     return EngineReplica.options(name=app.engine_name(model), **options).bind(
         model.engine,
         model.server.usage_log,
@@ -104,22 +104,22 @@ def _engine(app: AppArgs, model: ServeArgs) -> Application:
     )
 
 
-def _keeper_options(args: ServeArgs) -> dict[str, Any]:
+def _supervisor_options(args: ServeArgs) -> dict[str, Any]:
     """The actor that owns stages and drafters and lends them to coordinators."""
     if args.engine.backend != "ray":
         return {}
     # The driver alone needs it; its workers are to import little.
-    from ...actors.keeper_actor import KeeperActor  # noqa: PLC0415
+    from ...actors.supervisor_actor import SupervisorActor  # noqa: PLC0415
 
     num_first = args.engine.pipeline_parallel_size * args.deployment.num_replicas
-    keeper = DeploymentActorConfig(
-        name=KEEPER_NAME,
-        actor_class=KeeperActor,
+    supervisor = DeploymentActorConfig(
+        name=SUPERVISOR_NAME,
+        actor_class=SupervisorActor,
         init_args=(num_first, args.engine.standby_stages),
         # The loss of its node would end what it owns, also of replicas elsewhere.
         actor_options={"num_cpus": 0, "resources": dict(ON_THE_HEAD)},
     )
-    return {"deployment_actors": [keeper]}
+    return {"deployment_actors": [supervisor]}
 
 
 @serve.deployment(max_constructor_retry_count=2)
@@ -142,11 +142,11 @@ class EngineReplica:
         if warning := priority_warning(os.nice(0)):
             logger.warning(warning)
         replica_id = serve.get_replica_context().replica_id.unique_id
-        keeper = _find_keeper(replica_id) if config.backend == "ray" else None
+        supervisor = _find_supervisor(replica_id) if config.backend == "ray" else None
         self._engine = AsyncEngine(
             config,
             engine_id=replica_id,
-            keeper=keeper,
+            supervisor=supervisor,
             usage_log=usage_log,
         )
         self._text_key = text_key(config)
@@ -212,12 +212,12 @@ class EngineReplica:
             await self._engine_client.close()
 
 
-def _find_keeper(replica_id: str) -> DeploymentKeeper:
-    from ...actors.kept_actors import DeploymentKeeper  # noqa: PLC0415
-    from ...cluster.pipeline.keeper import Holder  # noqa: PLC0415
+def _find_supervisor(replica_id: str) -> DeploymentSupervisor:
+    from ...actors.kept_actors import DeploymentSupervisor  # noqa: PLC0415
+    from ...cluster.pipeline.supervisor import Holder  # noqa: PLC0415
 
     holder = Holder(replica_id, ray.get_runtime_context().current_actor)
-    return DeploymentKeeper(lambda: serve.get_deployment_actor(KEEPER_NAME), holder)
+    return DeploymentSupervisor(lambda: serve.get_deployment_actor(SUPERVISOR_NAME), holder)
 
 
 @serve.deployment(name=INGRESS_NAME, max_ongoing_requests=INGRESS_MAX_ONGOING)

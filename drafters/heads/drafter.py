@@ -202,7 +202,7 @@ class HeadDrafter:
         asked = list(zip(texts, queries, strict=True))
         self._read_paths(asked, deadline)
         trees = [self._begin(text, query) for text, query in asked]
-        self._costs.told(queries)
+        self._costs.note_engine_costs(queries)
         growing, start = [tree for tree in trees if tree is not None], self.clock()
         if num_levels := self._growth.grow(growing, deadline, self._costs.depth()):
             self._costs.note_draw((self.clock() - start) / num_levels)

@@ -20,8 +20,8 @@ TOKEN_BYTES = 36
 class HeadText:
     """The committed tokens of a request, and what a head has made of the target's features of them.
 
-    Row i of the head reads the feature of token i and token i + 1. Features may be missing, where
-    nobody asked for them: rows behind them see nothing of those tokens.
+    Row i of the head reads the feature of token i and token i + 1. Features that were not
+    requested are missing: later rows do not attend to those tokens.
 
     kept          keys and values of the rows so far
     next_position  rows before it are kept or were left out

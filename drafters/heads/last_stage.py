@@ -5,8 +5,7 @@ made of the feature of token i and of the token behind it. So prefixes are share
 knows of them, and nothing is lost with a drafter. The last row of a shared prefix was made with the
 token that came there first; only drafts depend on it.
 
-Rows of requests that nobody wants drafts for wait, and are read when somebody does; what waited too
-long is not read at all.
+Rows of requests without a task wait until their next task. Rows that waited too long are dropped.
 """
 
 from __future__ import annotations

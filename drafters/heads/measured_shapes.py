@@ -13,7 +13,7 @@ from ..model.sequoia import SequoiaShapes
 from ..model.stopping.draft_costs import DraftCosts
 from .options import HeadOptions
 
-# Drafts that wait for the text behind them: nobody tells the last stage when a request ends.
+# Drafts that wait for the text after them; the last stage is not notified of ended requests.
 MOST_DRAFTS = 4096
 
 

@@ -50,7 +50,7 @@ class HeadOptions:
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = (
         "tree_size",
         "tree_acceptance",

@@ -28,7 +28,7 @@ class HeadReader(Drafter, FeatureDrafter, Protocol):
 
 class ProbingDrafter:
     """Asks a drafter of each reading, until one is kept (`ReadingTrial`). Until then the best so
-    far is heard."""
+    far drafts."""
 
     def __init__(self, readings: Mapping[str, HeadReader], trial: ReadingTrial) -> None:
         """`readings`: those of the trial, all of one name."""

@@ -15,7 +15,7 @@ from .reading_trial import ReadingTrial
 class ProbingHead:
     """A `StageHead` that asks one of each reading, until one is kept (`ReadingTrial`).
 
-    Until then each keeps a text by its own reading, and the best so far is heard.
+    Until then each keeps a text by its own reading, and the best so far drafts.
     """
 
     def __init__(self, readings: Mapping[str, StageHead], trial: ReadingTrial) -> None:

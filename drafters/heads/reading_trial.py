@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 NUM_DRAFTS = 64
 # Queries after which the best so far is kept, though fewer drafts were in time to be compared.
 MOST_QUERIES = 8 * NUM_DRAFTS
-# Texts whose drafts wait to be judged: nobody tells the last stage when a request ends.
+# Texts whose drafts wait to be judged; the last stage is not notified of ended requests.
 MOST_TEXTS = 1024
 
 
@@ -85,7 +85,7 @@ class ReadingTrial:
         if waiting is None:
             return
         if length != waiting.length + len(waiting.tokens):
-            # Parts of it were not heard, or it was computed again.
+            # Some rows are missing, or it was computed again.
             del self._waiting[key]
             return
         waiting.tokens += tokens

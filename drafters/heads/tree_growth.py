@@ -32,7 +32,7 @@ class TreeGrowth:
     options  as they are given; `auto` is decided here
     clock    of the deadlines, and of how long a level takes, seconds
 
-    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts;
+    `measured` is for Sequoia's trees alone, and observes drafts and texts;
     `num_passes` of the network were taken so far.
     """
 

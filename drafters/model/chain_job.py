@@ -26,8 +26,8 @@ from .stopping.chain_length import ChainLength
 from .stopping.rules import Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
-from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.strategy import DraftNodes, DraftVocabulary
+from .vocabulary.target_noise import TargetNoise
 
 # Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
 LEAST_REST = 1e-6
@@ -48,7 +48,7 @@ class ChainJob:
     distribution_size  tokens of the distributions that are drawn from by `rng` and declared; 0:
                        none is, and the request's own noise chooses
     tree               what is grown from the first draw's most probable tokens, in place of a chain
-    heard              the noise of what draws become in the target's tokens, where they are none
+    target_noise       of other vocabularies: the noise of what draws become in the target's tokens
     drawn              tokens drawn; all but the last have been fed when nothing is pending but it
     fed                the same as the drafter's own tokens
     """
@@ -70,7 +70,7 @@ class ChainJob:
     log_probs: list[float] = field(default_factory=list)
     best: list[int] = field(default_factory=list)
     distributions: list[DraftDistribution] = field(default_factory=list)
-    heard: HeardNoise | None = None
+    target_noise: TargetNoise | None = None
     stopped: bool = False
 
     @property
@@ -88,7 +88,9 @@ class ChainJob:
         """Number of most probable tokens to look at after the text."""
         if self.tree is not None:
             return self.tree.num_top
-        return self.distribution_size if self.heard is None else self.heard.num_looked_at
+        return (
+            self.distribution_size if self.target_noise is None else self.target_noise.num_looked_at
+        )
 
     def feed(self, count: int) -> bool:
         """Note that `count` pending tokens were fed. Returns whether a token is drawn next."""
@@ -103,8 +105,8 @@ class ChainJob:
         entropy = 0.0 if entropies is None else float(entropies[row])
         if self.distribution_size and self.tree is None:
             self.draw_declared(output, row, entropy)
-        elif self.heard is not None and self.tree is None:
-            self.draw_heard(self.heard, output, row, entropy)
+        elif self.target_noise is not None and self.tree is None:
+            self.draw_by_target_noise(self.target_noise, output, row, entropy)
         else:
             log_prob = min(float(log_probs[row]), 0.0)
             self.draw(int(output.target_tokens[row]), Drawn(log_prob, entropy))
@@ -130,12 +132,14 @@ class ChainJob:
         self.distributions.append(distribution)
         self.draw(token, Drawn(log_prob, entropy))
 
-    def draw_heard(self, heard: HeardNoise, output: StepOutput, row: int, entropy: float) -> None:
+    def draw_by_target_noise(
+        self, noise: TargetNoise, output: StepOutput, row: int, entropy: float
+    ) -> None:
         """Draw the token whose text the target most likely chooses."""
         top = output.log_probs.top
         assert top is not None
         ids, log_probs = top.ids[row, : self.num_top], top.log_probs[row]
-        [token], [log_prob] = heard.rank(self.drawn, ids, log_probs[: len(ids)], 1)
+        [token], [log_prob] = noise.rank(self.drawn, ids, log_probs[: len(ids)], 1)
         self.draw(int(token), Drawn(float(log_prob), entropy))
 
 

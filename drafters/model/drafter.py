@@ -21,7 +21,7 @@ from ...models.device import choose_device, choose_dtype
 from ...models.hosted.any_stage import AnyStage, load_any_stage
 from ...models.layers.int8_linear import NONE
 from ...models.load.model_info import ModelInfo, read_model_info
-from ...models.stage.graph_runner import GraphOptions
+from ...models.stage.gpu_path import GraphOptions
 from ...models.stage.options import StageOptions
 from ..open_requests import OpenRequests
 from .cached_text import CachedText, TextEnd
@@ -36,10 +36,10 @@ from .text_distribution import draft_rng, stacked
 from .tree_draws import NO_DRAWS, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
-from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.names import SLRS, check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
+from .vocabulary.target_noise import TargetNoise
 
 # Capture ends after these; passes then use the next larger graph.
 CAPTURE_S = 20.0
@@ -161,7 +161,7 @@ class ModelDrafter:
         start = self.clock()
         if not is_behind:
             self._note_verify(states, queries, start)
-        self._costs.told(queries)
+        self._costs.note_engine_costs(queries)
         ends = [
             state.end(query.assumed or () if state.may_follow(query.assumed or ()) else ())
             for state, query in zip(states, queries, strict=True)
@@ -259,7 +259,7 @@ class ModelDrafter:
             distribution_size=size,
             rng=rng,
             tree=self._tree(state.blocks, end, expansion, rng) if limit else None,
-            heard=self._heard(end) if limit else None,
+            target_noise=self._target_noise(end) if limit else None,
         )
 
     def _tree(
@@ -279,14 +279,14 @@ class ModelDrafter:
             return None
         return TreeJob(
             expansion, len(end.text.tokens), end.next_position, blocks, end.distribution,
-            self._vocabulary, self._tree_draws(end, rng), heard=self._heard(end),
+            self._vocabulary, self._tree_draws(end, rng), target_noise=self._target_noise(end),
         )  # fmt: skip
 
-    def _heard(self, end: TextEnd) -> HeardNoise | None:
+    def _target_noise(self, end: TextEnd) -> TargetNoise | None:
         """The noise of what draws become in the target's tokens; None where it decides nothing."""
         if end.distribution.temperature == 0 or self._options.distribution_size:
             return None
-        return self._vocabulary.heard(end.text, end.choice)
+        return self._vocabulary.target_noise(end.text, end.choice)
 
     def _distribution_size(self, end: TextEnd) -> int:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""

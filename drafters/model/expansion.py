@@ -109,7 +109,7 @@ class GrownNodes:
     def best(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
         """The nodes of the most probable paths, parents before children.
 
-        Ties fall to the lower depth and then to whoever came first, so that no node comes without
+        Ties go to the lower depth and then to the earlier node, so that no node comes without
         its parent: of a path of probability 1 the beginning is kept.
         """
         order = sorted(

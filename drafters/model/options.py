@@ -69,10 +69,10 @@ class ModelOptions:
                           change a little, answers do not
     dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     enforce_eager         no CUDA graphs on a GPU: a quicker start, slower drafts
-    compile               auto: own C++ operators on a CPU, as of the target; off: torch's own
+    compile               auto: C++ kernels on a CPU, as of the target; off: torch's own
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = (
         "draws",
         "branch",

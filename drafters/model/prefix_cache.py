@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixCache:
-    """Gives blocks to texts, and keeps those that nobody holds until their room is needed.
+    """Gives blocks to texts, and keeps unused ones until their room is needed.
 
     is_shared  whether texts share any
     """
@@ -92,7 +92,7 @@ class PrefixCache:
             text.keep_blocks(num_kept, self._pool.block_size)
 
     def release(self, text: CachedText) -> None:
-        """Give back all blocks of a text, which may be cached anew; what others may share stays."""
+        """Give back all blocks of a text; those that other texts may share stay cached."""
         self._pool.free(text.blocks)
         text.keep_blocks(0, self._pool.block_size)
 

@@ -19,8 +19,8 @@ from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution
 from .tree_draws import TreeDraws
-from .vocabulary.heard_noise import HeardNoise
 from .vocabulary.strategy import DraftVocabulary
+from .vocabulary.target_noise import TargetNoise
 
 # With a temperature the noise may raise a token that is unlikely: so many times the candidates
 # are looked at.
@@ -41,7 +41,7 @@ class TreeJob:
     stop_below     no candidates are taken after a node of less
     fed            nodes whose KV stands behind the text's, in the order of their slots
     declared       what each node was drawn from
-    heard          the noise of what candidates become in the target's tokens, where they are none
+    target_noise   of other vocabularies: that of what candidates become in the target's tokens
     """
 
     expansion: Expansion
@@ -56,7 +56,7 @@ class TreeJob:
     stop_below: float = -inf
     fed: list[int] = field(default_factory=list)
     declared: list[DraftDistribution] = field(default_factory=list)
-    heard: HeardNoise | None = None
+    target_noise: TargetNoise | None = None
 
     @property
     def reach(self) -> float:
@@ -68,8 +68,8 @@ class TreeJob:
         """Number of most probable tokens to look at after a node."""
         if self.draws is not None:
             return self.draws.size
-        if self.heard is not None:
-            return self.heard.num_looked_at
+        if self.target_noise is not None:
+            return self.target_noise.num_looked_at
         return self.expansion.num_candidates * (
             OVERSAMPLE if self.distribution.temperature > 0 else 1
         )
@@ -102,7 +102,7 @@ class TreeJob:
     def _draw(self, draws: TreeDraws, output: StepOutput, first: int) -> None:
         expansion = self.expansion
         ranks = [expansion.ranks(node) for node in expansion.frontier]
-        # Whether there are draws is told by those before, never by the draws themselves.
+        # The earlier draws decide whether there are draws, never the draws themselves.
         drawn = [
             [] if self._stops(node) else draws.candidates(output, row, own[-1] + 1)
             for row, (node, own) in enumerate(zip(expansion.frontier, ranks, strict=True), first)
@@ -133,8 +133,8 @@ class TreeJob:
         count = self.expansion.num_candidates
         tokens = top.ids[row, : self.num_top]
         log_probs = top.log_probs[row, : len(tokens)]
-        if self.heard is not None:
-            return self.heard.rank(self._path(node), tokens, log_probs, count)
+        if self.target_noise is not None:
+            return self.target_noise.rank(self._path(node), tokens, log_probs, count)
         assert chosen_probs is not None
         chosen = output.target_tokens[row]
         if chosen not in tokens:

@@ -54,7 +54,7 @@ class AnpdOptions:
     window      n-grams are counted among so many of the latest tokens, at least half as many
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = ("window",)
 
     ngram: int = 5

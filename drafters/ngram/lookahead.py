@@ -34,7 +34,7 @@ class LookaheadOptions:
     pool_from_prompt  n-grams of the text itself are guesses too: of the prompt and of the answer
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = ("max_keys", "pool_from_prompt")
 
     ngram: int = 5

@@ -35,7 +35,7 @@ class PromptLookupOptions:
     window                how many of the latest tokens are searched
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = ("window",)
 
     max_ngram: int = 3

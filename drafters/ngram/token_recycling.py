@@ -149,7 +149,7 @@ class TokenRecyclingOptions:
     max_vocab            token ids stay below
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = ("share", "max_tables", "max_vocab")
 
     num_top_next_tokens: int = 8

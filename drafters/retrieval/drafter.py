@@ -42,7 +42,7 @@ class RetrievalOptions:
                    of `shared`, with a cache salt or with `store: false`
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = (
         "context_len",
         "min_match_len",

@@ -35,7 +35,7 @@ class SpectraOptions:
     forward, backward, pool   use that part at all
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = (
         "max_guesses",
         "forward_first",

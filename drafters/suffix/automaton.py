@@ -47,7 +47,7 @@ def empty_automaton(capacity: int) -> Automaton:
 
 
 def row_of(automaton: Automaton) -> tuple[int, ...]:
-    """The automaton as a row; whoever holds the row must hold the arrays, too."""
+    """The automaton as a row; the row's owner must keep the arrays alive."""
     return (*map(address_of, automaton), len(automaton[2]) // 4)
 
 

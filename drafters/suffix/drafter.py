@@ -47,7 +47,7 @@ class SuffixOptions:
     max_namespaces   pairs of namespace and cache salt whose answers are kept, the latest
     """
 
-    # No settings: nobody chooses them better.
+    # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = (
         "max_spec_offset",
         "tree",

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,44 +86,6 @@ def find_compiler() -> str:
             f"(Debian, Ubuntu: apt install g++), name another one in CXX, {FIX}",
         )  # fmt: skip
     return compiler
-
-
-class BackgroundBuild:
-    """Builds the library in a child process, in the background.
-
-    Poll `is_done`; `result` then raises the error of a failed build.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Raises `ConfigError` (`compile`) where there is no compiler."""
-        find_compiler()
-        self._library = library_path(folder)
-        self._error: ConfigError | None = None
-        # The compiler's process may outlive the daemon thread; the next start uses its result.
-        self._thread = threading.Thread(target=self._work, name="cpu-ops-build", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the build has ended, with or without an error."""
-        return not self._thread.is_alive()
-
-    def wait(self, timeout_s: float) -> None:
-        """Return once it has ended, or after `timeout_s`."""
-        self._thread.join(timeout_s)
-
-    def result(self) -> None:
-        """Raises the `ConfigError` (`compile`) that it ended with, if any."""
-        assert self.is_done
-        if self._error is not None:
-            raise self._error
-
-    def _work(self) -> None:
-        try:
-            if not self._library.exists():
-                build(self._library)
-        except ConfigError as error:
-            self._error = error
 
 
 def build(library: Path) -> None:

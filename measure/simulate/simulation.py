@@ -10,7 +10,7 @@ from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.drafting.hub import AnyDrafter
 from ...cluster.drafting.local_drafter import LocalDrafter
 from ...cluster.engine.assembly import MakePipeline
-from ...cluster.engine.engine_time import EngineTime
+from ...cluster.engine.engine_thread import EngineTime
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError
 from .cost_profile import SMALL_MODEL, CostProfile

@@ -52,7 +52,7 @@ def advance(slots: Int32, positions: Int32) -> None:
     torch.ops.draftline.advance_step(_tensor(slots), _tensor(positions))
 
 
-class _TreeColumns(NamedTuple):
+class VisibleColumns(NamedTuple):
     """The columns that rows of a step's trees see besides the context.
 
     starts            int32 [requests + 1] start of each request's columns
@@ -66,24 +66,24 @@ class _TreeColumns(NamedTuple):
     visible: UInt8
 
 
-def columns_of(step: StepInput) -> _TreeColumns:
+def columns_of(step: StepInput) -> VisibleColumns:
     """The columns that rows of the step's trees see; none for prompt chunks."""
     return _own_columns(step.trees) if isinstance(step.trees, StepTrees) else _columns(step)
 
 
-def _own_columns(trees: StepTrees) -> _TreeColumns:
+def _own_columns(trees: StepTrees) -> VisibleColumns:
     """For columns that are the rows of the step's first requests."""
     starts = trees.starts.copy()
     num_columns = starts[trees.num_trees]
     starts[trees.num_trees :] = num_columns
     visible = visible_columns(trees.ancestors, np.diff(starts[: trees.num_trees + 1]))
-    return _TreeColumns(starts, trees.slots[:num_columns], trees.positions[:num_columns], visible)
+    return VisibleColumns(starts, trees.slots[:num_columns], trees.positions[:num_columns], visible)
 
 
-def _columns(step: StepInput) -> _TreeColumns:
+def _columns(step: StepInput) -> VisibleColumns:
     trees = [tree for tree in step.trees if tree is not None]
     lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
-    return _TreeColumns(
+    return VisibleColumns(
         np.cumsum([0, *lens], dtype=np.int32),
         np.concatenate([NONE, *(tree.slots for tree in trees)]),
         np.concatenate([NONE, *(tree.positions for tree in trees)]),

@@ -172,8 +172,15 @@ def make_kv(
 class TrialStage(Protocol):
     """A stage that can run trial steps."""
 
-    kv: PagedKv
-    block_size: int
+    @property
+    def kv(self) -> PagedKv:
+        """Its KV cache."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block of the cache."""
+        ...
 
     @property
     def kv_bytes(self) -> int:

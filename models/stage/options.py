@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class GraphOptions:
     """The steps that graphs are captured for.
 
-    max_rows       rows of the largest step; graphs end at `graph_runner.MOST_ROWS`
+    max_rows       rows of the largest step; graphs end at `gpu_path.MOST_ROWS`
     max_requests   requests of a step
     max_positions  positions are below this
     seconds        no capture begins after this time; steps then use the next larger graph

@@ -24,7 +24,7 @@ from ...core.tree.tree_loops import pack
 from ...kernels.attention.split_rule import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
-from .graph_runner import GraphReport, GraphRunner
+from .gpu_path import GraphPath, GraphReport
 from .memory import TrialStage
 
 # Numbers of rows: one for each tile size of products, and one for the library's products.
@@ -98,15 +98,15 @@ def _edits(vocab_size: int) -> LogitEdits:
     return LogitEdits(0, 1, first, bias, penalties, full_mask(vocab_size)[None])
 
 
-def capture(runner: GraphRunner) -> GraphReport:
+def capture(path: GraphPath) -> GraphReport:
     """Capture the CUDA graphs of a stage, the largest first."""
     with _progress() as progress:
-        task = progress.add_task("capturing", total=len(runner.rows) + len(runner.narrow_rows))
+        task = progress.add_task("capturing", total=len(path.rows) + len(path.narrow_rows))
 
         def show(rows: int) -> None:
             progress.update(task, advance=1, description=f"captured at {rows} rows")
 
-        return runner.capture_all(time.monotonic, show)
+        return path.capture_all(time.monotonic, show)
 
 
 def _progress() -> Progress:

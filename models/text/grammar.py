@@ -13,7 +13,7 @@ from ...core.errors import RequestError
 from ...core.request.allowed_tokens import GrammarMasks, StructuredOutput
 from ...core.tree.tree import NO_TREE, TokenTree
 from .grammar_messages import GrammarSetup
-from .grammar_process import Form, GrammarProcess
+from .grammar_process import GrammarProcess, RequestGrammar
 
 # Memory of the process that handles all grammars of an engine.
 MEMORY_BYTES = 8 << 30
@@ -56,7 +56,7 @@ class GrammarFactory:
 class GrammarConstraint:
     """Implements `Constraint` (`core/request/allowed_tokens.py`) over the grammar process."""
 
-    def __init__(self, process: GrammarProcess, form: Form, first: UInt32) -> None:
+    def __init__(self, process: GrammarProcess, form: RequestGrammar, first: UInt32) -> None:
         self._process = process
         self._form = form
         self.first = first
@@ -76,7 +76,7 @@ class GrammarConstraint:
 
 def _make(
     process: GrammarProcess,
-    form: Form,
+    form: RequestGrammar,
     made: Future[GrammarConstraint],
     first: Future[GrammarMasks],
 ) -> None:

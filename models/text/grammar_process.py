@@ -33,7 +33,7 @@ MAX_DEATHS = 2
 
 
 @dataclass(slots=True, eq=False)
-class Form:
+class RequestGrammar:
     """One request's grammar: kind and value, the answer so far, and the part that the process has.
 
     field_name  of the request, for errors
@@ -50,7 +50,7 @@ class Form:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    form: Form
+    form: RequestGrammar
     tree: TokenTree
     answer: Future[GrammarMasks]
     deadline: float = 0.0
@@ -88,13 +88,13 @@ class GrammarProcess:
         self._refusal = ""
         self._is_closed = False
 
-    def new_form(self, output: StructuredOutput) -> Form:
+    def new_form(self, output: StructuredOutput) -> RequestGrammar:
         """A grammar that was not sent to the process yet."""
         with self._lock:
             self._num_forms += 1
-            return Form(self._num_forms, (output.kind, output.value), output.field)
+            return RequestGrammar(self._num_forms, (output.kind, output.value), output.field)
 
-    def follow(self, form: Form, tree: TokenTree) -> Future[GrammarMasks]:
+    def follow(self, form: RequestGrammar, tree: TokenTree) -> Future[GrammarMasks]:
         """The nodes of `tree` that the grammar allows after its committed tokens. Does not wait.
 
         The future raises `RequestError`, or `EngineClosed`. One call of a grammar at a time.
@@ -110,7 +110,7 @@ class GrammarProcess:
         self._inbox.put(call)
         return call.answer
 
-    def forget(self, form: Form) -> None:
+    def forget(self, form: RequestGrammar) -> None:
         """Free a grammar in the process. Does not wait."""
         if self._sender is not None:
             self._inbox.put(Close(form.form_id))

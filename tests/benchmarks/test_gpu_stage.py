@@ -23,7 +23,7 @@ from draftline.benchmarks.gpu.report import goals
 from draftline.benchmarks.gpu.setting import GpuSetting
 from draftline.core.steps import SamplingRows, StepOutput
 from draftline.core.tree.tree_loops import unpack
-from draftline.models import sampling as sampling_backend
+from draftline.models.stage import gpu_path
 
 CPU = torch.device("cpu")
 ONCE = Repeats(warm=0, least=1, most=1, seconds=0.0)
@@ -94,8 +94,8 @@ def test_a_wrong_result_is_no_small_error() -> None:
 def test_modules_are_fused_where_triton_runs(
     monkeypatch: pytest.MonkeyPatch, chosen: str, attention: str, is_fused: bool
 ) -> None:
-    monkeypatch.setattr(sampling_backend, "choose_sampling", lambda _: chosen)
-    assert sampling_backend.uses_fused_modules(CPU, attention) == is_fused
+    monkeypatch.setattr(gpu_path, "choose_sampling", lambda _: chosen)
+    assert gpu_path.uses_fused_modules(CPU, attention) == is_fused
 
 
 def test_a_sampler_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from draftline import DrafterConfig
 from safetensors.torch import load_file, save_file
 from support.servers.api_in_process import DRAFTERS, serving
-from support.tools.own_operators import FOLDER, load_own_operators
+from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
 
@@ -79,11 +79,11 @@ async def test_infinities_are_as_bad(value: float, tmp_path: Path) -> None:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("drafters", [DRAFTERS, ()])
-async def test_the_others_have_their_text_by_own_operators(
+async def test_the_others_have_their_text_by_cpu_kernels(
     folder: Path, drafters: tuple[DrafterConfig, ...]
 ) -> None:
     """Without drafts and log-probabilities they decode several tokens a step."""
-    load_own_operators()
+    load_cpu_kernels()
     own = {"compile": "auto", "compile_cache": str(FOLDER), "drafters": drafters}
     async with serving(folder, **SIZES, **own) as client:
         await check_all(client, {"logprobs": None})

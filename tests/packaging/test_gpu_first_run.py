@@ -76,7 +76,7 @@ def test_tests_of_gpus_are_found_without_plugins() -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr
     assert "error" not in result.stdout
-    for file in ("test_sampling.py", "test_graph_runner.py", "test_gpu_run.py"):
+    for file in ("test_sampling.py", "test_gpu_path.py", "test_gpu_run.py"):
         assert file in result.stdout
 
 

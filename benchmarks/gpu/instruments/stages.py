@@ -22,6 +22,7 @@ from ....models.attention.step_attention import PagedKv
 from ....models.layers.model_slice import ModelSlice, cut_slice
 from ....models.load.model_info import head_dim, num_kv_heads
 from ....models.load.partition import LayerSpan
+from ....models.stage.plain_path import PlainPath
 from ....models.stage.stage import Stage
 from ..plan import StepCase
 
@@ -72,7 +73,7 @@ def random_stage(
     backend, choice = choose_backend(
         kv, part.dtype, block_size, num_heads, attention_backend, tiles=TILES
     )
-    return Stage(part, kv, block_size, attention=backend), f"{choice.name} ({choice.reason})"
+    return Stage(PlainPath(part, kv, block_size, backend)), f"{choice.name} ({choice.reason})"
 
 
 def _modules(whole: Any, span: LayerSpan) -> Iterator[nn.Module]:

@@ -27,7 +27,7 @@ from ....models.heads.formats.feature_head_config import FeatureHeadConfig
 from ....models.heads.shared_parts import SharedParts
 from ....models.heads.spec_former import SpecFormer, SpecFormerConfig
 from ....models.load.partition import LayerSpan
-from ....models.sampling import uses_fused_modules
+from ....models.stage.gpu_path import uses_fused_modules
 from ..findings import Findings
 from ..floors import StepTraffic
 from ..instruments.stages import SPREAD, random_slice

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ....core.steps import StepInput
-from ....models.sampling import uses_fused_modules
-from ....models.stage.graph_runner import CudaCapture, GraphOptions
+from ....models.attention.kernel_attention import KernelBackend
+from ....models.stage.gpu_path import CudaCapture, GraphOptions, GraphPath, uses_fused_modules
+from ....models.stage.plain_path import PlainPath
 from ....models.stage.stage import Stage
 from ..findings import Findings, free_memory
 from ..floors import StageShape, step_work
@@ -211,12 +212,21 @@ def _try_graphs(loaded: LoadedStage, setting: GpuSetting, findings: Findings) ->
 
 
 def _can_have_graphs(loaded: LoadedStage, setting: GpuSetting) -> bool:
-    return setting.device.type == "cuda" and loaded.stage.can_be_captured
+    return setting.device.type == "cuda" and _with_own_kernels(loaded.stage) is not None
+
+
+def _with_own_kernels(stage: Stage) -> tuple[PlainPath, KernelBackend] | None:
+    """How the stage computes, if its attention is by draftline's own kernels."""
+    path = stage.path
+    if isinstance(path, PlainPath) and isinstance(path.attention, KernelBackend):
+        return path, path.attention
+    return None
 
 
 def _use_graphs(loaded: LoadedStage, setting: GpuSetting) -> dict[str, Any] | str:
     """Run the stage's steps by CUDA graphs from now on; what was captured, or why none is."""
-    if not _can_have_graphs(loaded, setting):
+    found = _with_own_kernels(loaded.stage)
+    if found is None or setting.device.type != "cuda":
         return "none: they need a GPU, and attention by draftline's own kernels"
     cases = loaded.plan.cases
     options = GraphOptions(
@@ -224,8 +234,13 @@ def _use_graphs(loaded: LoadedStage, setting: GpuSetting) -> dict[str, Any] | st
         max_requests=max(case.batch for case in cases),
         max_positions=max(case.context_len + case.rows_each for case in cases),
     )
-    runner = loaded.stage.use_graphs(options, CudaCapture(setting.device))
-    return asdict(runner.capture_all(time.monotonic))
+    path, backend = found
+    graphs = GraphPath(
+        path.part, path.kv, path.block_size, backend, path.taps, options,
+        CudaCapture(setting.device),
+    )  # fmt: skip
+    loaded.stage.path = graphs
+    return asdict(graphs.capture_all(time.monotonic))
 
 
 def _used_up(share: float) -> str:

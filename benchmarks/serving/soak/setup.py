@@ -134,7 +134,7 @@ ENVIRONMENT = {
 }
 # Titles of processes that a server on a cluster takes with it when it ends.
 OWN_ROLES = (
-    "ray::ServeReplica", "ray::StageWorker", "ray::DrafterActor", "ray::KeeperServer",
+    "ray::ServeReplica", "ray::StageWorker", "ray::DrafterActor", "ray::SupervisorServer",
     "python draftline",
 )  # fmt: skip
 # A request that takes longer ends with an error; a client waits somewhat longer for that.

@@ -56,8 +56,8 @@ Arrays = list[NDArray[Any]]
 class StepDecoder:
     """Keeps what a `StepEncoder` sends, by request slot, and makes whole steps again.
 
-    A message against another one than the last it got raises `ProtocolError`, and so does
-    everything behind it up to a message that begins anew: a step is right or it is none.
+    A delta against any message but the last raises `ProtocolError`, as do all messages after it, up
+    to one of serial 0.
     """
 
     __slots__ = ("_edits", "_epoch", "_sampling", "_serial", "_tables")

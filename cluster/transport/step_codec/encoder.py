@@ -52,8 +52,8 @@ class StepEncoder:
 
     Stages that were replaced, or that may have missed a step, keep nothing that counts: they get a
     new encoder of another `epoch`. Nothing is taken for granted about a request either: each table
-    is compared with the one that was sent, so whoever was preempted, or took over a slot, sends
-    what it has anew.
+    is compared with the one that was sent, so a request that was preempted, or took over a slot,
+    sends its own again.
     """
 
     __slots__ = ("_edits", "_epoch", "_sampling", "_serial", "_slots", "_tables")

@@ -42,7 +42,7 @@ class ApiProcesses:
         self._is_closing = False
         self._processes: set[asyncio.subprocess.Process] = set()
         self._sessions: set[ApiSession] = set()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._serving: list[asyncio.Future[None]] = []
 
@@ -55,9 +55,9 @@ class ApiProcesses:
         """Start them; they wait for the engine by themselves."""
         loop = asyncio.get_running_loop()
         self._serving = [loop.create_future() for _ in range(self._count)]
-        self._keepers = [asyncio.create_task(self._keep(ready)) for ready in self._serving]
-        for keeper in self._keepers:
-            keeper.add_done_callback(self._on_keeper_done)
+        self._supervisors = [asyncio.create_task(self._keep(ready)) for ready in self._serving]
+        for supervisor in self._supervisors:
+            supervisor.add_done_callback(self._on_supervisor_done)
 
     async def wait_serving(self) -> None:
         """Wait until all answer. Raises `EngineFailed` if they die again and again."""
@@ -81,8 +81,8 @@ class ApiProcesses:
     async def wait_ended(self, timeout_s: float) -> None:
         """Wait until all have ended, at most for so long."""
         self._is_closing = True
-        if self._keepers:
-            await asyncio.wait(self._keepers, timeout=timeout_s)
+        if self._supervisors:
+            await asyncio.wait(self._supervisors, timeout=timeout_s)
 
     async def close(self) -> None:
         """End those that still run, by force."""
@@ -90,11 +90,11 @@ class ApiProcesses:
         for process in self._processes:
             with suppress(ProcessLookupError):
                 process.kill()
-        if self._keepers:
-            await asyncio.wait(self._keepers, timeout=END_TIMEOUT_S)
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._supervisors:
+            await asyncio.wait(self._supervisors, timeout=END_TIMEOUT_S)
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
 
     async def _keep(self, ready: asyncio.Future[None]) -> None:
         """Run one process, and restart it when it has ended."""
@@ -116,9 +116,9 @@ class ApiProcesses:
                     )
                 return
 
-    def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
+    def _on_supervisor_done(self, supervisor: asyncio.Task[None]) -> None:
         """Report why a process could not be started."""
-        error = None if keeper.cancelled() else keeper.exception()
+        error = None if supervisor.cancelled() else supervisor.exception()
         if error is not None and not self.failed.done():
             self.failed.set_result(f"an API process could not be started: {error}")
 

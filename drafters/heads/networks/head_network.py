@@ -17,7 +17,7 @@ from ....models.heads.feature_head import FeatureHead
 from ....models.heads.shared_parts import SharedParts
 from ....models.heads.spec_former import SpecFormer
 from ...model.tree_job import TreeJob
-from .kept_keys import KeptKeys, PassRows, SegmentAttention, causal_mask
+from .kept_keys import KeptKeys, KeySegment, SegmentAttention, causal_mask
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +129,7 @@ class FeatureNetwork:
             expansion, mask = tree.job.expansion, tree.job.mask()
             frontier = expansion.frontier
             rows = slice(first, first + len(frontier))
-            segments.append(PassRows(rows, tree.text, tree.kept, torch.from_numpy(mask)))
+            segments.append(KeySegment(rows, tree.text, tree.kept, torch.from_numpy(mask)))
             parents = [expansion.parents[node] for node in frontier]
             before += [tree.root if node == ROOT else tree.said[node] for node in parents]
             tokens += [expansion.tokens[node] for node in frontier]
@@ -233,11 +233,11 @@ def level_of_all(
 
 def causal_segments(
     texts: Sequence[KeptKeys], counts: Sequence[int], device: torch.device
-) -> list[PassRows]:
+) -> list[KeySegment]:
     """Rows of several texts, one behind the other, each of which sees all before it in its text."""
     segments, first = [], 0
     for text, count in zip(texts, counts, strict=True):
         rows = slice(first, first + count)
-        segments.append(PassRows(rows, None, text, causal_mask(text.num_rows, count, device)))
+        segments.append(KeySegment(rows, None, text, causal_mask(text.num_rows, count, device)))
         first = rows.stop
     return segments

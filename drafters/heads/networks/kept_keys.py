@@ -61,7 +61,7 @@ class KeptKeys:
         self.num_rows = left
 
 
-class PassRows(NamedTuple):
+class KeySegment(NamedTuple):
     """Rows of one request in a pass.
 
     rows     which of the pass
@@ -79,7 +79,7 @@ class PassRows(NamedTuple):
 class SegmentAttention:
     """An `Attend` (`models/heads/head_layer.py`) over what is kept of several requests."""
 
-    def __init__(self, segments: Sequence[PassRows]) -> None:
+    def __init__(self, segments: Sequence[KeySegment]) -> None:
         self._segments = segments
 
     def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....models.heads.p_eagle import PEagle
 from ....models.heads.shared_parts import SharedParts
 from .head_network import FeatureNetwork, HeadTree, level_of_all
-from .kept_keys import PassRows, SegmentAttention, causal_mask
+from .kept_keys import KeySegment, SegmentAttention, causal_mask
 
 
 class PEagleNetwork(FeatureNetwork):
@@ -49,7 +49,7 @@ class PEagleNetwork(FeatureNetwork):
         for tree, count, end in zip(trees, counts, ends, strict=True):
             mask = causal_mask(0, count, self.device)
             if count:
-                segments.append(PassRows(slice(end - count, end), tree.text, tree.kept, mask))
+                segments.append(KeySegment(slice(end - count, end), tree.text, tree.kept, mask))
             # The text's last row is that of its last token but one.
             first = tree.job.text_len - 1
             places.append(torch.arange(first, first + count, device=self.device))

@@ -10,7 +10,7 @@ from math import inf
 from typing import Protocol
 
 
-class Growing(Protocol):
+class GrowingDraft(Protocol):
     """A draft on its way."""
 
     @property
@@ -37,7 +37,7 @@ class PayingDepth:
         # Texts that came as far as the last level; at first all of them.
         self._before = 0.0
 
-    def goes_on(self, drafts: Sequence[Growing]) -> bool:
+    def goes_on(self, drafts: Sequence[GrowingDraft]) -> bool:
         """Whether another level is drafted for these."""
         reach = sum(draft.reach for draft in drafts)
         if not drafts or reach == inf:

@@ -48,7 +48,7 @@ class DraftCosts:
         self.verify_s += weight * (seconds - self.verify_s)
         self._is_known = True
 
-    def told(self, queries: Sequence[Query]) -> None:
+    def note_engine_costs(self, queries: Sequence[Query]) -> None:
         """Take what the engine has measured: who is asked now and then sees no verification."""
         self.token_s = max((query.token_s for query in queries), default=0.0)
         if step_s := max((query.step_s for query in queries), default=0.0):

@@ -60,7 +60,7 @@ def check_prefix_code(draft: Vocabulary) -> None:
             )
 
 
-class FirstTokens:
+class FirstTargetTokens:
     """The first target token of strings behind committed tokens."""
 
     __slots__ = ("_beginnings", "_draft", "_retokenizer", "_speller", "_target", "longest")
@@ -108,7 +108,7 @@ class StringExpansion(GrownNodes):
 
     __slots__ = ("_first", "_limits", "_text", "leaves")
 
-    def __init__(self, first: FirstTokens, text: WrittenText, limits: StringLimits) -> None:
+    def __init__(self, first: FirstTargetTokens, text: WrittenText, limits: StringLimits) -> None:
         super().__init__()
         self._first = first
         self._text = text

@@ -15,7 +15,7 @@ from ....core.arrays import Float32, Int32
 from ....core.proposals import DraftRequest
 from ...coupled_rank import CoupledChoice
 from ..text_distribution import TextDistribution
-from .heard_noise import HeardNoise
+from .target_noise import TargetNoise
 
 
 class DraftText(Protocol):
@@ -87,7 +87,7 @@ class DraftVocabulary(Protocol):
         """How the tokens after the request's text are drawn."""
         ...
 
-    def heard(self, text: DraftText, choice: CoupledChoice) -> HeardNoise | None:
+    def target_noise(self, text: DraftText, choice: CoupledChoice) -> TargetNoise | None:
         """The noise that chooses the text's next tokens, where draws are no target ids and it says
         something of them."""
         ...
@@ -137,7 +137,7 @@ class TargetIds:
         """The request's own parameters and noise."""
         return TextDistribution.of(request, self.size)
 
-    def heard(self, text: DraftText, choice: CoupledChoice) -> None:
+    def target_noise(self, text: DraftText, choice: CoupledChoice) -> None:
         """Nothing beside: the ids' own noise is that of the draws."""
 
     def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:  # noqa: ARG002

@@ -14,7 +14,7 @@ from ...coupled_rank import CoupledChoice
 from ..text_distribution import TextDistribution
 from ..tree_job import TreeJob
 from .prefix_code import (
-    FirstTokens,
+    FirstTargetTokens,
     StringExpansion,
     StringLimits,
     check_prefix_code,
@@ -97,7 +97,7 @@ class StringVocabulary(WrittenVocabulary):
         """Raises `ConfigError` for a drafter whose texts have several spellings."""
         check_prefix_code(draft)
         super().__init__(draft, target, size, target_size)
-        self._first = FirstTokens(draft, target)
+        self._first = FirstTargetTokens(draft, target)
         self._limits = limits or StringLimits()
 
     @property
@@ -105,7 +105,7 @@ class StringVocabulary(WrittenVocabulary):
         """Upper bound of the strings that the model is run on."""
         return self._limits.width * self._first.longest
 
-    def heard(self, text: DraftText, choice: CoupledChoice) -> None:
+    def target_noise(self, text: DraftText, choice: CoupledChoice) -> None:
         """Nothing beside: `StringTree` chooses among target ids by their own noise."""
 
     def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:  # noqa: ARG002

@@ -20,11 +20,11 @@ from ....core.logits_params import UNSHAPED
 from ....core.proposals import DraftRequest
 from ...coupled_rank import CoupledChoice
 from ..text_distribution import TextDistribution
-from .heard_noise import HeardNoise, HeardTokens
 from .mapped import special_ids
 from .retokenizer import Retokenizer, complete_len
 from .strategy import DraftNodes, DraftText
 from .surfaces import Vocabulary
+from .target_noise import TargetNoise, TargetTokens
 
 MAX_SEED = 2**63 - 1
 # Committed target ids that a text remembers: what is looked behind at.
@@ -92,8 +92,9 @@ class WrittenText:
 class WrittenVocabulary:
     """Draws are the drafter's own tokens, whose text is encoded behind the committed ids.
 
-    The noise of the target's tokens may rank them, by what their text becomes (`heard`); else draws
-    have noise of their own. Of the request's parameters temperature and filters apply.
+    The noise of the target's tokens may rank them, by what their text becomes (`target_noise`).
+    Otherwise draws have noise of their own. Of the request's parameters temperature and filters
+    apply.
     """
 
     draws_target_ids = False
@@ -114,7 +115,7 @@ class WrittenVocabulary:
         self._target = target
         self._own = Retokenizer(draft)
         self._others = Retokenizer(target)
-        self._heard = HeardTokens(draft, target)
+        self._target_tokens = TargetTokens(draft, target)
 
     def num_draws(self, num_tokens: int) -> int:
         """Draws that write about so many of the target's tokens."""
@@ -145,12 +146,12 @@ class WrittenVocabulary:
         seed = zlib.crc32(b"text %d" % request.seed)
         return TextDistribution(request.temperature, seed, filters, None, None, num_answered=0)
 
-    def heard(self, text: DraftText, choice: CoupledChoice) -> HeardNoise | None:
+    def target_noise(self, text: DraftText, choice: CoupledChoice) -> TargetNoise | None:
         """The noise of the target's tokens that drafted text becomes; None within a character."""
         assert isinstance(text, WrittenText)
         if text.held:
             return None
-        return HeardNoise(self._heard, text.committed[-1], choice)
+        return TargetNoise(self._target_tokens, text.committed[-1], choice)
 
     def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:
         """The drafted paths, each encoded as a whole, merged by prefix.

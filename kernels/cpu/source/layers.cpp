@@ -20,7 +20,7 @@
 namespace draftline {
 namespace {
 
-// The description of a layer, as written by `models/layers/own_layers.py`; change both together.
+// The description of a layer, as written by `models/layers/cpu_layers.py`; change both together.
 struct Shape {
   int64_t kv_layer, num_heads, intermediate, activation, window, rotation, flags;
 };

@@ -8,7 +8,7 @@
 
 namespace draftline {
 
-// Decoder layers as `models/layers/own_layers.py` passes them.
+// Decoder layers as `models/layers/cpu_layers.py` passes them.
 struct LayerArguments {
   at::TensorList tensors;
   at::IntArrayRef shapes;

@@ -41,7 +41,7 @@ class ServerLink(FakeLink):
     def _answer(self, message: DrafterMessage) -> None:
         if self.waiting is message:
             assert self.events is not None
-            self.events.told(0, is_draining=self.is_draining)
+            self.events.server_load(0, is_draining=self.is_draining)
             self.answer()
 
 

@@ -208,7 +208,7 @@ async def test_a_server_that_drains_gives_up_its_requests_and_gets_no_new_ones()
     leaving, other = scene.links
     await scene.step(1)
     assert leaving.events is not None
-    leaving.events.told(0, is_draining=True)
+    leaving.events.server_load(0, is_draining=True)
     scene.answer()
     await scene.step()
     scene.answer()
@@ -225,7 +225,7 @@ async def test_the_last_server_keeps_its_requests_whatever_it_is() -> None:
     await scene.begin(2)
     [only] = scene.links
     assert only.events is not None
-    only.events.told(0, is_draining=True)
+    only.events.server_load(0, is_draining=True)
     scene.clock.now += 10 * SILENCE_S
     await scene.step(1)
     scene.answer()
@@ -251,7 +251,7 @@ async def test_requests_of_others_count_for_as_long_as_their_news_is_new() -> No
     await scene.begin(2)
     full, other = scene.links
     assert full.events is not None
-    full.events.told(6, is_draining=False)
+    full.events.server_load(6, is_draining=False)
     for name in ("a", "b", "c"):
         scene.sessions.append(HubSession(scene.hub, name))
     assert await scene.settled() == scene.expected()

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import pytest_asyncio
-from draftline.actors.kept_actors import KeptStages, OwnKeeper
+from draftline.actors.kept_actors import KeptStages, LocalSupervisor
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
 from draftline.cluster.transport.stage_spec import Pipeline
@@ -74,7 +74,7 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Pipeline]:
         request.getfixturevalue("cluster")
         is_apart = request.param == "apart"
         specs = fake_specs(NUM_STAGES, is_apart=is_apart)
-        pipeline = RayPipeline(specs, KeptStages(OwnKeeper()))
+        pipeline = RayPipeline(specs, KeptStages(LocalSupervisor()))
     await pipeline.start()
     yield pipeline
     await pipeline.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.actors.kept_actors import KeptStages, OwnKeeper
+from draftline.actors.kept_actors import KeptStages, LocalSupervisor
 from draftline.cluster.config import TransportName
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
@@ -52,7 +52,9 @@ async def test_two_actors_answer_as_one_stage_here(
 ) -> None:
     folder = save_tiny_model("llama", tmp_path)
     local = LocalPipeline([spec.build() for spec in specs(folder, 1)])
-    remote = RayPipeline(specs(folder, 2, device), KeptStages(OwnKeeper()), transport=transport)
+    remote = RayPipeline(
+        specs(folder, 2, device), KeptStages(LocalSupervisor()), transport=transport
+    )
     request = PagedRequest(range(1, 5))
     start = len(PROMPT)
     steps = [

@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from draftline.actors.kept_actors import KeptStages, OwnKeeper
+from draftline.actors.kept_actors import KeptStages, LocalSupervisor
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline, TakenStage
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import CheckpointError, ConfigError, StageLost
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
     is_apart: bool, victim: int
 ) -> None:
-    stages = KeptStages(OwnKeeper())
+    stages = KeptStages(LocalSupervisor())
     pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), stages)
     await pipeline.start()
     fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
@@ -67,8 +67,8 @@ async def pids_of(pipeline: RayPipeline) -> list[int]:
 async def test_a_restart_keeps_the_stage_that_lives_and_replaces_the_other(
     number: signal.Signals, victim: int
 ) -> None:
-    keeper = OwnKeeper(num_spares=1)
-    pipeline = RayPipeline(fake_specs(2), KeptStages(keeper))
+    supervisor = LocalSupervisor(num_spares=1)
+    pipeline = RayPipeline(fake_specs(2), KeptStages(supervisor))
     await pipeline.start()
     fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
     before = await pids_of(pipeline)
@@ -83,13 +83,13 @@ async def test_a_restart_keeps_the_stage_that_lives_and_replaces_the_other(
     # The stage that stayed has no past either.
     assert (await pipeline.submit(fake_step(0))).target_tokens.tolist() == fresh
     await pipeline.close()
-    keeper.close()
+    supervisor.close()
     assert await no_actors_left()
     assert not is_alive(before[victim])
 
 
 async def test_a_paused_stage_does_not_hold_up_the_end() -> None:
-    pipeline = RayPipeline(fake_specs(2), KeptStages(OwnKeeper()))
+    pipeline = RayPipeline(fake_specs(2), KeptStages(LocalSupervisor()))
     await pipeline.start()
     (_, paused) = await pids_of(pipeline)
     os.kill(paused, signal.SIGSTOP)
@@ -104,8 +104,8 @@ async def test_a_paused_stage_does_not_hold_up_the_end() -> None:
 @pytest.mark.full
 async def test_a_stage_of_a_dead_coordinator_goes_on_with_its_successor() -> None:
     """The first coordinator's connection is cut, so that it can drive the stage no more."""
-    keeper = OwnKeeper()
-    first = RayPipeline(fake_specs(1), KeptStages(keeper))
+    supervisor = LocalSupervisor()
+    first = RayPipeline(fake_specs(1), KeptStages(supervisor))
     await first.start()
     fresh = (await first.submit(fake_step(0))).target_tokens.tolist()
 
@@ -113,7 +113,7 @@ async def test_a_stage_of_a_dead_coordinator_goes_on_with_its_successor() -> Non
         async def take(self, index: int, spec: StageSpec) -> TakenStage:
             return TakenStage(first._stages[index], is_kept=True)
 
-    second = RayPipeline(fake_specs(1), Inherited(keeper))
+    second = RayPipeline(fake_specs(1), Inherited(supervisor))
     await second.start()
     assert await pids_of(second) == await pids_of(first)
     with pytest.raises(StageLost, match="stage 0"):
@@ -126,7 +126,7 @@ async def test_a_stage_of_a_dead_coordinator_goes_on_with_its_successor() -> Non
 
 async def test_a_stage_that_cannot_be_built_says_why_and_leaves_nothing() -> None:
     specs = fake_specs(2, error=CheckpointError("shard 2 is missing"))
-    pipeline = RayPipeline(specs, KeptStages(OwnKeeper()))
+    pipeline = RayPipeline(specs, KeptStages(LocalSupervisor()))
     with pytest.raises(CheckpointError, match="shard 2 is missing"):
         await pipeline.start()
     assert await no_actors_left()
@@ -135,14 +135,16 @@ async def test_a_stage_that_cannot_be_built_says_why_and_leaves_nothing() -> Non
 
 
 async def test_nccl_without_gpus_is_refused_and_leaves_nothing() -> None:
-    pipeline = RayPipeline(fake_specs(2), KeptStages(OwnKeeper()), transport="nccl")
+    pipeline = RayPipeline(fake_specs(2), KeptStages(LocalSupervisor()), transport="nccl")
     with pytest.raises(ConfigError, match="stage_transport: nccl needs a GPU of its own"):
         await pipeline.start()
     assert await no_actors_left()
 
 
 async def test_a_cluster_without_room_is_reported() -> None:
-    pipeline = RayPipeline(fake_specs(1, num_cpus=64), KeptStages(OwnKeeper()), start_timeout_s=0.5)
+    pipeline = RayPipeline(
+        fake_specs(1, num_cpus=64), KeptStages(LocalSupervisor()), start_timeout_s=0.5
+    )
     with pytest.raises(StageLost, match="free resources"):
         await pipeline.start()
     assert await no_actors_left()

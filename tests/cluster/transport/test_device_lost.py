@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from draftline.actors.kept_actors import KeptStages, OwnKeeper
+from draftline.actors.kept_actors import KeptStages, LocalSupervisor
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
 from draftline.cluster.transport.stage_spec import OUT_OF_MEMORY, stage_failure
@@ -75,7 +75,7 @@ async def test_a_local_pipeline_says_that_its_process_must_be_replaced(num_stage
     ("is_apart", "victim"), [(False, 0), (False, 1), pytest.param(True, 1, marks=pytest.mark.full)]
 )
 async def test_a_stage_whose_device_is_lost_ends_its_process(is_apart: bool, victim: int) -> None:
-    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), KeptStages(OwnKeeper()))
+    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), KeptStages(LocalSupervisor()))
     await pipeline.start()
     before = set(stage_worker_pids())
     with pytest.raises(StageError, match="OutOfMemoryError"):

@@ -205,7 +205,7 @@ def test_doctor_says_which_operators_a_cpu_gets_and_why(
     monkeypatch.setenv("CXX", sys.executable)
     assert "builds them at the first start" in told()
     library.touch()
-    assert "compile: auto picks own C++ operators of" in told()
+    assert "compile: auto picks C++ kernels of" in told()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from draftline.deploy.settings.settings import (
 )
 from draftline.deploy.settings.several_models import AppArgs, build_app_args
 from draftline.deploy.settings.tenants import key_digest
-from draftline.models.stage.graph_runner import GraphOptions
+from draftline.models.stage.gpu_path import GraphOptions
 from draftline.models.stage.options import StageOptions
 from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup

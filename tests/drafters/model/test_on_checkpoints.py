@@ -16,7 +16,7 @@ from draftline.drafters.model.expansion import DynamicExpansion
 from draftline.drafters.model.options import ModelOptions
 from draftline.models.hosted import any_stage
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.graph_runner import GraphOptions
+from draftline.models.stage.gpu_path import GraphOptions
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model

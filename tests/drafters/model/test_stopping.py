@@ -122,7 +122,7 @@ def test_goodput_begins_new_requests_where_others_are_and_goes_on_trying() -> No
 def test_where_the_engine_weighs_drafts_goodput_leaves_none_out() -> None:
     costs = DraftCosts()
     rule = Goodput(costs)
-    costs.told([Query("r", 1, 4, step_s=3.0)])
+    costs.note_engine_costs([Query("r", 1, 4, step_s=3.0)])
     costs.note_draw(90.0)
     assert [rule.num_tokens(most, 1) for most in (4, 1, 0)] == [1, 1, 0]
     costs.note_verify(2.0)
@@ -141,7 +141,7 @@ def test_a_draw_is_made_for_as_many_tokens_as_save_its_time() -> None:
     assert not costs.depth().goes_on([])
     for _ in range(200):
         costs.note_draw(2.0)
-    costs.told([Query("r", 1, 4, token_s=10.0), Query("s", 1, 4)])
+    costs.note_engine_costs([Query("r", 1, 4, token_s=10.0), Query("s", 1, 4)])
     least = 2.0 / (LEVEL_SHARE * 10.0)
     assert least == 0.25
     assert costs.depth().goes_on([Draft(0.51)])
@@ -153,7 +153,7 @@ def test_a_draw_is_made_for_as_many_tokens_as_save_its_time() -> None:
     assert depth.goes_on([Draft(0.6)])
     assert depth.goes_on([Draft(0.5)])
     assert not depth.goes_on([Draft(0.3)])
-    costs.told([Query("r", 1, 4)])
+    costs.note_engine_costs([Query("r", 1, 4)])
     assert costs.depth().goes_on([Draft(0.0)])
 
 

@@ -8,14 +8,14 @@ import torch
 from draftline.core.sampling.choose import noisy_argmax
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tools.own_operators import load_own_operators
+from support.tools.cpu_kernels import load_cpu_kernels
 
 pytestmark = pytest.mark.compiler
 
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    load_own_operators()
+    load_cpu_kernels()
 
 
 @given(

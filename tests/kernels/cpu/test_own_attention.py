@@ -14,7 +14,7 @@ from draftline.models.attention.step_attention import PagedKv, StepAttention
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
-from support.tools.own_operators import load_own_operators
+from support.tools.cpu_kernels import load_cpu_kernels
 
 pytestmark = pytest.mark.compiler
 
@@ -27,7 +27,7 @@ OPTIONS = [(None, None), (5, None), (None, 3.0), (9, 2.0)]
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    load_own_operators()
+    load_cpu_kernels()
 
 
 def parents_of(rng: np.random.Generator, count: int) -> list[int]:

@@ -8,7 +8,7 @@ from draftline.core.errors import ConfigError
 from draftline.kernels.cpu import build as cpu_build
 from draftline.kernels.cpu.build import vectors
 from draftline.kernels.cpu.packed_linear import pack_weights, packed_linear
-from support.tools.own_operators import load_own_operators
+from support.tools.cpu_kernels import load_cpu_kernels
 
 pytestmark = pytest.mark.compiler
 
@@ -18,7 +18,7 @@ SIZES = [(8, 5), (32, 64), (33, 130), (1100, 70)]
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    load_own_operators()
+    load_cpu_kernels()
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)

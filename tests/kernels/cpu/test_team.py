@@ -12,7 +12,7 @@ import pytest
 import torch
 from draftline.kernels.cpu.build import vectors
 from draftline.kernels.cpu.packed_linear import pack_weights, packed_linear
-from support.tools.own_operators import load_own_operators
+from support.tools.cpu_kernels import load_cpu_kernels
 
 pytestmark = pytest.mark.compiler
 
@@ -23,7 +23,7 @@ OUTPUTS = (64, 700, 9000)
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    load_own_operators()
+    load_cpu_kernels()
 
 
 def is_right(rows: int, inputs: int, outputs: int) -> bool:
@@ -73,8 +73,8 @@ FORKED = """
 import os
 import sys
 import torch
-from test_team import is_right, load_own_operators
-load_own_operators()
+from test_team import is_right, load_cpu_kernels
+load_cpu_kernels()
 torch.set_num_threads(3)
 assert is_right(60, 100, 200)
 child = os.fork()

@@ -19,6 +19,7 @@ from draftline.models.attention.step_attention import PagedKv
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.options import StageOptions
+from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage, load_stage
 from safetensors.torch import load_file, save_file
 from support.fakes.fake_flash import flash_attn_varlen_func
@@ -104,7 +105,7 @@ def stage_with(
     part = load_slice(folder, WHOLE)
     shape = AttentionShape(4, part.config.num_key_value_heads, 8)
     kv = PagedKv(NUM_LAYERS, 16 * block_size, shape.num_kv_heads, 8, **options)
-    return Stage(part, kv, block_size, attention=make(kv, block_size, shape))
+    return Stage(PlainPath(part, kv, block_size, make(kv, block_size, shape)))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.full), "gemma2"])
@@ -188,6 +189,7 @@ def test_more_requests_than_were_foretold_find_room(tmp_path: Path) -> None:
         rows = np.arange(len(step.token_ids))
         found, expected = (stage.logits(step, None, rows) for stage in (ours, theirs))
         np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND)
-    assert isinstance(ours._attention, KernelBackend)
-    partials = ours._attention._partials
+    assert isinstance(ours.path, PlainPath)
+    assert isinstance(ours.path.attention, KernelBackend)
+    partials = ours.path.attention._partials
     assert len(partials.sums) == 3 * partials.rule.split_lines

@@ -22,6 +22,7 @@ from draftline.models.layers.fused_modules import (
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.sampling import KernelSampler, TorchSampler, choose_sampler
+from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
@@ -37,18 +38,18 @@ def stage_of(folder: Path, dtype: str = "float32", *, fused: bool) -> Stage:
     part = load_slice(folder, WHOLE, dtype, DEVICE, fused=fused)
     kv_heads = part.config.num_key_value_heads
     shape = (NUM_LAYERS, 10 * BLOCK_SIZE, kv_heads, 8)
-    return Stage(part, PagedKv(*shape, dtype=part.dtype, device=DEVICE), BLOCK_SIZE)
+    return Stage(PlainPath(part, PagedKv(*shape, dtype=part.dtype, device=DEVICE), BLOCK_SIZE))
 
 
 @pytest.mark.parametrize("kind", HAS_FUSED_LAYERS)
 def test_layers_equal_the_unreplaced_ones(kind: str, tmp_path: Path) -> None:
     save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (stage_of(tmp_path, fused=fused) for fused in (True, False))
-    layer = ours._part.layers[0]
+    layer = ours.path.part.layers[0]
     assert isinstance(layer, FusedLayer) == HAS_FUSED_LAYERS[kind]
     assert isinstance(layer.self_attn, FusedAttention)
     assert isinstance(layer.mlp, FusedGatedMlp)
-    assert isinstance(ours._part.norm, FusedRmsNorm)
+    assert isinstance(ours.path.part.norm, FusedRmsNorm)
     request = PagedRequest([2, 9, 4, 1, 7, 3, 5, 8])
     prompt = make_step([request.chunk(TOKENS[:9], 0)])
     tree = make_step([request.tree([5, 6, 7, 8], [-1, 0, 0, 1], 9)])
@@ -76,7 +77,7 @@ def test_what_a_stage_is_given_stays_as_it_is(tmp_path: Path) -> None:
     """Residuals are added in place, but never to what belongs to the stage before."""
     save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     part = load_slice(tmp_path, LayerSpan(1, 2, NUM_LAYERS), "float32", DEVICE, fused=True)
-    stage = Stage(part, PagedKv(1, 40, 2, 8, device=DEVICE), BLOCK_SIZE)
+    stage = Stage(PlainPath(part, PagedKv(1, 40, 2, 8, device=DEVICE), BLOCK_SIZE))
     hidden = torch.randn(3, 32, device=DEVICE)
     before = hidden.clone()
     stage.run(make_step([PagedRequest([2, 9]).chunk(TOKENS[:3], 0)]), hidden)

@@ -13,6 +13,7 @@ from draftline.models.layers.gpu_linear import GpuHead, GpuInt8Linear, sum_exact
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.memory import make_kv
+from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
@@ -28,7 +29,7 @@ def fused_stage(
     part = load_slice(folder, span, dtype, quantization=quantization, fused=True)
     kv = make_kv(part, 12, BLOCK_SIZE)
     backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton")
-    return Stage(part, kv, BLOCK_SIZE, attention=backend)
+    return Stage(PlainPath(part, kv, BLOCK_SIZE, backend))
 
 
 @pytest.mark.parametrize("runs_triton", [False, True])
@@ -39,9 +40,9 @@ def test_fused_8_bit_layers_answer_as_those_that_are_not(
     with monkeypatch.context() as patch:
         patch.setattr(int8_linear, "runs_triton", lambda _: runs_triton)
         ours = fused_stage(folder, 2, quantization="int8")
-    assert isinstance(ours._part.layers[0].self_attn.project, GpuInt8Linear)
+    assert isinstance(ours.path.part.layers[0].self_attn.project, GpuInt8Linear)
     part = load_slice(folder, LayerSpan(0, 2, 2), quantization="int8")
-    theirs = Stage(part, make_kv(part, 12, BLOCK_SIZE), BLOCK_SIZE)
+    theirs = Stage(PlainPath(part, make_kv(part, 12, BLOCK_SIZE), BLOCK_SIZE))
     step = make_step([PagedRequest(range(6)).chunk(list(range(2, 11)), 0)])
     rows = np.arange(9, dtype=np.int32)
     found, expected = (stage.logits(step, None, rows) for stage in (ours, theirs))
@@ -53,7 +54,7 @@ def test_logits_are_not_rounded_to_the_stages_dtype(num_rows: int, tmp_path: Pat
     """Rounded, logits of one row would be alike all over; few rows and many are alike."""
     folder = save_tiny_model("llama", tmp_path, num_layers=1)
     stage = fused_stage(folder, 1, "bfloat16")
-    head, norm = stage._part.head, stage._part.norm
+    head, norm = stage.path.part.head, stage.path.part.norm
     assert isinstance(head, GpuHead)
     assert isinstance(norm, nn.Module)
     states = torch.randn(num_rows, 32, generator=torch.Generator().manual_seed(1)).bfloat16()

@@ -20,14 +20,20 @@ from draftline.models.layers.gpu_linear import GpuHead, GpuLinear
 from draftline.models.layers.invariant_layers import InvariantLinear, make_invariant
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.graph_runner import CudaCapture, GraphOptions
-from draftline.models.stage.invariance import invariant_options, invariant_slice
+from draftline.models.stage.gpu_path import (
+    CudaCapture,
+    GraphOptions,
+    invariant_options,
+    invariant_slice,
+)
 from draftline.models.stage.memory import make_kv
 from draftline.models.stage.options import StageOptions
+from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage, load_stage
 from support.fakes.products_in_order import use_products_in_order
 from support.fakes.recorded_graph import RecordedGraphs
 from support.inputs.steps import PagedRequest, Rows, make_step
+from support.tools.graph_paths import use_graphs
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch import nn
 
@@ -46,7 +52,7 @@ def interpreted(folder: Path, dtype: str) -> Stage:
     kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
     tiles = TileOptions(max_requests=3, fixed_lines=True)
     backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton", tiles=tiles)
-    return Stage(part, kv, BLOCK_SIZE, attention=backend)
+    return Stage(PlainPath(part, kv, BLOCK_SIZE, backend))
 
 
 def requests() -> tuple[list[Rows], list[list[Rows]]]:
@@ -99,7 +105,7 @@ def test_rows_are_alike_in_any_company(
     save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
     alone, among = (interpreted(tmp_path, dtype) for _ in range(2))
     graphs = RecordedGraphs(monkeypatch)
-    among.use_graphs(GRAPHS, graphs).capture_all(iter([0.0, 0.0, 61.0, 61.0]).__next__)
+    use_graphs(among, GRAPHS, graphs).capture_all(iter([0.0, 0.0, 61.0, 61.0]).__next__)
     assert_alike(alone, among)
     assert sum(graphs.num_replays) == 2
 
@@ -175,7 +181,7 @@ def graph_stage(folder: Path, *, captured: bool) -> Stage:
     )
     if captured:
         capture = CudaCapture(torch.device("cuda"))
-        stage.use_graphs(GRAPHS, capture).capture_all(lambda: 0.0)
+        use_graphs(stage, GRAPHS, capture).capture_all(lambda: 0.0)
     return stage
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftline.core.errors import ConfigError
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.graph_runner import GraphOptions
+from draftline.models.stage.gpu_path import GraphOptions
 from draftline.models.stage.memory import GIB, SLACK_BYTES, fitting_blocks
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage

@@ -11,10 +11,11 @@ import torch
 from draftline.core.arrays import Int32
 from draftline.core.steps import MultiStepInput, SamplingRows, StepInput, StepOutput
 from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
-from support.tools.own_operators import FOLDER, load_own_operators
+from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
 
 pytestmark = pytest.mark.compiler
@@ -31,7 +32,7 @@ NO_ENDS = np.empty((3, 0), dtype=np.int32)
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    load_own_operators()
+    load_cpu_kernels()
 
 
 def prompted_stage(folder: Path, kind: str) -> Stage:
@@ -110,7 +111,7 @@ def test_a_part_of_a_model_decodes_one(tmp_path: Path) -> None:
     options = StageOptions(compile="auto", compile_cache=str(FOLDER))
     for span in (LayerSpan(0, 1, layers), LayerSpan(1, layers, layers)):
         stage = load_stage(tmp_path, span, 60, BLOCK_SIZE, options=options)
-        assert stage.runs_own_operators
+        assert isinstance(stage.path, CpuPath)
         assert not stage.decodes_several
 
 
@@ -145,7 +146,7 @@ def test_a_pass_that_is_not_finite_is_told_with_the_step_that_begins_with_it(
     # The last of the first request's tokens that comes no earlier in any text.
     said = whole[0].tolist()
     bad = next(i for i in range(1, COUNT) if said[i] not in {*said[:i], *whole[1:, : i + 1].flat})
-    embed = stage._part.embed
+    embed = stage.path.part.embed
     assert isinstance(embed, torch.nn.Embedding)
     embed.weight.data[said[bad]] = torch.nan
     output = decoded(last, 0)

@@ -14,13 +14,15 @@ from draftline.core.logits_params import LogitsParams
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepInput
 from draftline.models.attention.backend import choose_backend
-from draftline.models.attention.kernel_attention import TileOptions
+from draftline.models.attention.kernel_attention import KernelBackend, TileOptions
 from draftline.models.layers import int8_linear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.sampling import KernelSampler
 from draftline.models.stage.memory import make_kv
+from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage
+from draftline.models.stage.warm_up import warm_kernels
 from support.inputs.steps import PagedRequest, make_step
 from support.tools.tiny_models import save_tiny_model
 from triton.runtime.interpreter import InterpretedFunction
@@ -104,9 +106,10 @@ def test_serving_launches_no_kernel_for_the_first_time(
     backend, _ = choose_backend(
         kv, part.dtype, BLOCK_SIZE, part.config.num_attention_heads, "triton", tiles=tiles
     )
-    stage = Stage(part, kv, BLOCK_SIZE, attention=backend)
+    stage = Stage(PlainPath(part, kv, BLOCK_SIZE, backend))
     variants = Variants(monkeypatch)
-    stage.compile_kernels()
+    assert isinstance(backend, KernelBackend)
+    warm_kernels(stage, backend.share, stage.vocab_size)
     assert not kv.data.any()
     compiled = set(variants.seen)
     for step in serving_steps():

@@ -10,7 +10,7 @@ from draftline.core.arrays import ROOT, Float64
 from draftline.core.errors import ConfigError
 from draftline.drafters.coupled_rank import CoupledChoice
 from draftline.drafters.model.vocabulary.prefix_code import (
-    FirstTokens,
+    FirstTargetTokens,
     StringExpansion,
     StringLimits,
     check_prefix_code,
@@ -37,7 +37,7 @@ def next_probs(string: tuple[int, ...]) -> Float64:
 
 def grown(limits: StringLimits, temperature: float = 1.0) -> StringExpansion:
     text = WrittenText(DRAFT, TARGET, Retokenizer(DRAFT), [1])
-    first = FirstTokens(DRAFT, TARGET)
+    first = FirstTargetTokens(DRAFT, TARGET)
     strings = StringExpansion(first, text, limits)
     while strings.frontier:
         ids, log_probs = [], []

@@ -47,7 +47,7 @@ POST_NORM_LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 
-def own_obstacle(part: ModelSlice) -> str | None:
+def cpu_obstacle(part: ModelSlice) -> str | None:
     """Why the CPU kernels cannot run the slice's layers; None if they can."""
     if part.device.type != "cpu":
         return f"they are of CPUs, and the stage is on {part.device}"
@@ -79,7 +79,7 @@ class _Layer:
     numbers: tuple[float, ...]
 
 
-class OwnLayers:
+class CpuLayers:
     """Runs a slice's layers, its last norm and its head. The CPU kernels must be loaded.
 
     The slice's weights are moved, layer by layer, so that memory never holds more than one layer
@@ -87,7 +87,7 @@ class OwnLayers:
     """
 
     def __init__(self, part: ModelSlice) -> None:
-        assert own_obstacle(part) is None
+        assert cpu_obstacle(part) is None
         kinds = sorted({kind or "" for kind in part.layer_types})
         self._kinds = [kind or None for kind in kinds]
         layers = [

@@ -14,9 +14,10 @@ from draftline.core.steps import NO_HEADS, HeadInput, StepInput, StepOutput, pro
 from draftline.core.verify.accepted_rows import accepted_rows
 from draftline.models.load.model_info import read_model_info
 from draftline.models.load.partition import partition_layers
+from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
-from support.tools.own_operators import load_own_operators
+from support.tools.cpu_kernels import load_cpu_kernels
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -64,10 +65,10 @@ def step_of(tokens: list[int]) -> StepInput:
 @pytest.mark.parametrize("compile_", ["off", "auto"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_features_are_the_layers_outputs(checkpoint: Path, count: int, compile_: str) -> None:
-    load_own_operators()
+    load_cpu_kernels()
     tokens = [(5 * k) % VOCAB_SIZE for k in range(NUM_ROWS)]
     stages = stages_of(checkpoint, count, LAYERS, compile_)
-    assert stages[0].runs_own_operators == (compile_ == "auto")
+    assert isinstance(stages[0].path, CpuPath) == (compile_ == "auto")
     features = run(stages, step_of(tokens)).features
     # By torch's attention transformers 5.17 left out the soft bounds of Gemma 2.
     model = AutoModelForCausalLM.from_pretrained(
@@ -83,7 +84,7 @@ def test_features_are_the_layers_outputs(checkpoint: Path, count: int, compile_:
 
 @pytest.mark.parametrize("compile_", ["off", "auto"])
 def test_who_hands_out_features_chooses_as_before(checkpoint: Path, compile_: str) -> None:
-    load_own_operators()
+    load_cpu_kernels()
     step = step_of([(3 * k) % VOCAB_SIZE for k in range(NUM_ROWS)])
     tapped = run(stages_of(checkpoint, 2, LAYERS, compile_), step)
     plain = run(stages_of(checkpoint, 2, (), compile_), replace(step, heads=NO_HEADS))
@@ -96,9 +97,9 @@ def test_hidden_states_between_stages_are_as_wide_as_said(checkpoint: Path) -> N
     first, second, last = stages_of(checkpoint, 3, LAYERS)
     hidden = first.run(step)
     assert isinstance(hidden, Tensor)
-    assert hidden.shape == (3, first.taps.output_size) == (3, second.taps.input_size)
-    assert second.taps.output_size == last.taps.input_size > first.taps.output_size
-    assert last.empty_hidden(5).shape == (5, last.taps.input_size)
+    assert hidden.shape == (3, first.path.taps.output_size) == (3, second.path.taps.input_size)
+    assert second.path.taps.output_size == last.path.taps.input_size > first.path.taps.output_size
+    assert last.empty_hidden(5).shape == (5, last.path.taps.input_size)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -110,7 +111,7 @@ def test_borders_are_as_wide_as_what_is_noted_before_them(checkpoint: Path, coun
             model_path=str(checkpoint), span=span, num_blocks=4, block_size=BLOCK_SIZE,
             hidden_size=hidden_size(checkpoint), options=StageOptions(feature_layers=NOTED),
         )  # fmt: skip
-        assert (stage.taps.input_size, stage.taps.output_size) == (
+        assert (stage.path.taps.input_size, stage.path.taps.output_size) == (
             spec.input_size, spec.output_size,
         )  # fmt: skip
         assert not isinstance(hidden, StepOutput)
@@ -126,7 +127,7 @@ def test_a_stage_without_rows_hands_on_none(checkpoint: Path) -> None:
     [first, _] = stages_of(checkpoint, 2, LAYERS)
     hidden = first.run(replace(step_of([]), request_starts=np.zeros(2, dtype=np.int32)))
     assert isinstance(hidden, Tensor)
-    assert hidden.shape == (0, first.taps.output_size)
+    assert hidden.shape == (0, first.path.taps.output_size)
 
 
 def test_layers_that_the_model_has_not_are_refused(checkpoint: Path) -> None:

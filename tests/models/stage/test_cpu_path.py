@@ -1,4 +1,4 @@
-"""Stages by own operators: against torch's, in any company, and the switch between the two."""
+"""Stages by CPU kernels: against torch's, and in any batch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from draftline.core.errors import ConfigError
 from draftline.kernels.cpu import build as cpu_build
 from draftline.models.layers.fast_modules import FastLinear
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.operator_switch import OperatorSwitch, begin_switch
+from draftline.models.stage import cpu_path
+from draftline.models.stage.cpu_path import CpuPath, load_kernels_for
 from draftline.models.stage.options import StageOptions
+from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage, load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
-from support.tools.own_operators import FOLDER, load_own_operators
+from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
 
 pytestmark = pytest.mark.compiler
@@ -34,7 +36,7 @@ TESTS = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    load_own_operators()
+    load_cpu_kernels()
 
 
 def stage_of(folder: Path, kind: str, compile_: str = "auto", **options: str) -> Stage:
@@ -54,8 +56,8 @@ def logits(stage: Stage, requests: Sequence[Rows]) -> torch.Tensor:
 def test_logits_equal_those_of_torchs_operators(kind: str, tmp_path: Path) -> None:
     save_tiny_model(kind, tmp_path)
     own, theirs = stage_of(tmp_path, kind), stage_of(tmp_path, kind, "off")
-    assert own.runs_own_operators
-    assert not theirs.runs_own_operators
+    assert isinstance(own.path, CpuPath)
+    assert not isinstance(theirs.path, CpuPath)
     scattered, straight, late = (
         PagedRequest(blocks)
         for blocks in ([9, 3, 8, 2, 30, 1, 29, 28], range(10, 18), range(40, 50))
@@ -97,55 +99,14 @@ def test_weights_are_not_kept_twice(tmp_path: Path) -> None:
     stage = stage_of(tmp_path, "llama")
     linears = [
         linear
-        for layer in stage._part.layers
+        for layer in stage.path.part.layers
         for module in (layer.self_attn, layer.mlp)
         for linear in vars(module).values()
         if isinstance(linear, FastLinear)
     ]
-    assert isinstance(stage._part.head, FastLinear)
+    assert isinstance(stage.path.part.head, FastLinear)
     assert len(linears) == 5 * 4
-    assert sum(linear.weight.numel() for linear in [*linears, stage._part.head]) == 0
-
-
-class FakeBuild(cpu_build.BackgroundBuild):
-    """A build that ends when the test says so."""
-
-    def __init__(self, error: ConfigError | None = None) -> None:
-        self.ended = False
-        self._error = error
-
-    @property
-    def is_done(self) -> bool:
-        return self.ended
-
-
-def test_the_switch_comes_between_two_steps_and_the_text_goes_on(tmp_path: Path) -> None:
-    save_tiny_model("qwen3", tmp_path)
-    stage, theirs = stage_of(tmp_path, "qwen3", "off"), stage_of(tmp_path, "qwen3", "off")
-    build = FakeBuild()
-    stage.use_own_operators(OperatorSwitch(FOLDER, build))
-    request = PagedRequest([9, 3, 8, 2, 30, 1])
-    for number, (first, last) in enumerate([(0, 9), (9, 10), (10, 14), (14, 15)]):
-        build.ended = number > 1
-        chunk = [request.chunk(TOKENS[first:last], first)]
-        ours = logits(stage, chunk)
-        assert stage.runs_own_operators == (number > 1)
-        torch.testing.assert_close(ours, logits(theirs, chunk), rtol=0, atol=1e-4)
-
-
-def test_a_build_that_fails_is_one_warning_and_torchs_operators_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    save_tiny_model("llama", tmp_path)
-    stage = stage_of(tmp_path, "llama", "off")
-    build = FakeBuild(ConfigError("compile", "failed: g++: no space"))
-    build.ended = True
-    with caplog.at_level(logging.WARNING):
-        stage.use_own_operators(OperatorSwitch(FOLDER, build))
-    [record] = caplog.records
-    assert "failed: g++: no space" in record.getMessage()
-    assert not stage.runs_own_operators
-    assert logits(stage, [PagedRequest([1]).chunk(TOKENS[:3], 0)]).shape == (3, VOCAB_SIZE)
+    assert sum(linear.weight.numel() for linear in [*linears, stage.path.part.head]) == 0
 
 
 @pytest.mark.parametrize(
@@ -167,7 +128,7 @@ def test_what_they_do_not_know_stays_with_torch_and_invariance_is_refused(
         )  # fmt: skip
 
     with caplog.at_level(logging.INFO):
-        assert not load().runs_own_operators
+        assert not isinstance(load().path, CpuPath)
     assert reason in caplog.text
     with pytest.raises(ConfigError, match=f"batch_invariant: on needs .*{reason}"):
         load(batch_invariant="on")
@@ -175,10 +136,10 @@ def test_what_they_do_not_know_stays_with_torch_and_invariance_is_refused(
 
 def test_they_are_of_cpus(tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
-    part = replace(stage_of(tmp_path, "llama", "off")._part, device=torch.device("cuda"))
+    part = replace(stage_of(tmp_path, "llama", "off").path.part, device=torch.device("cuda"))
     for batch_invariant in ("auto", "on"):
         options = StageOptions(compile="auto", batch_invariant=batch_invariant)
-        assert begin_switch(part, options) is None
+        assert not load_kernels_for(part, options)
 
 
 def test_without_a_compiler_and_a_build_one_warning_says_so(
@@ -186,35 +147,54 @@ def test_without_a_compiler_and_a_build_one_warning_says_so(
 ) -> None:
     save_tiny_model("llama", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("draftline.models.stage.operator_switch.are_loaded", lambda: False)
+    for module in (cpu_build, cpu_path):
+        monkeypatch.setattr(module, "are_loaded", lambda: False)
     with caplog.at_level(logging.WARNING):
         stage = load_stage(
             tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE,
             options=StageOptions(compile="auto", compile_cache=str(tmp_path / "none")),
         )  # fmt: skip
-    assert not stage.runs_own_operators
+    assert not isinstance(stage.path, CpuPath)
     [record] = caplog.records
     assert "no-such-compiler" in record.getMessage()
 
 
-def test_a_build_in_the_background_ends_with_what_went_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("is_required", [False, True])
+def test_a_build_that_fails_is_one_warning_or_refuses_invariance(
+    is_required: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    save_tiny_model("llama", tmp_path)
     compiler = tmp_path / "fails"
     compiler.write_text("#!/bin/sh\necho 'error: no such flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    build = cpu_build.BackgroundBuild(tmp_path / "kept")
-    build.wait(30)
-    assert build.is_done
-    with pytest.raises(ConfigError, match="no such flag"):
-        build.result()
+    for module in (cpu_build, cpu_path):
+        monkeypatch.setattr(module, "are_loaded", lambda: False)
+
+    def load() -> Stage:
+        options = StageOptions(
+            compile="auto", compile_cache=str(tmp_path / "none"),
+            batch_invariant="on" if is_required else "auto",
+        )  # fmt: skip
+        return load_stage(tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE, options=options)
+
+    if is_required:
+        with pytest.raises(ConfigError, match=r"batch_invariant: on needs .*no such flag"):
+            load()
+        return
+    with caplog.at_level(logging.WARNING):
+        stage = load()
+    [record] = caplog.records
+    assert "no such flag" in record.getMessage()
+    assert isinstance(stage.path, PlainPath)
+    assert logits(stage, [PagedRequest([1]).chunk(TOKENS[:3], 0)]).shape == (3, VOCAB_SIZE)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("capability", ["avx2", "default"])
 def test_narrower_vectors_pass_the_same_tests(capability: str) -> None:
-    paths = [TESTS / "kernels/cpu", TESTS / "models/stage/test_own_operators.py"]
+    paths = [TESTS / "kernels/cpu", TESTS / "models/stage/test_cpu_path.py"]
     result = subprocess.run(
         [Path(sys.executable).with_name("pytest"), "-q", "-n", "1", *paths, "-m", "not full"],
         env=os.environ | {"ATEN_CPU_CAPABILITY": capability},

@@ -1,9 +1,9 @@
 """Ranks a drafter's own tokens by the sampling noise of the target's tokens that they write.
 
-The target's token at a position is argmax(log p / T + noise), the noise being that of its own ids.
-A drafted token of another vocabulary is heard as the first of the target's tokens that it adds to
-the text, or changes in it. So what the target will probably choose is drafted, where noise of the
-drafter's own would choose anything. See docs/drafters.md, "SLEM".
+The target's token at a position is argmax(log p / T + noise), and the noise belongs to its own ids.
+A drafted token of another vocabulary gets the noise of the first of the target's tokens that it
+adds to the text, or changes in it. So drafts follow the target's choice, which noise of the
+drafter's own ids would not. See docs/drafters.md, "SLEM".
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .surfaces import Vocabulary
 
 # Tokens after a text that are looked at, for noise may raise an unlikely one.
 NUM_LOOKED_AT = 24
-# Stands for the id of a token that is heard as none: of bytes that are no whole character.
-UNHEARD = -1
+# For drafted tokens that add none of the target's: their bytes are no whole character.
+NO_TOKEN = -1
 # What is remembered of pairs of tokens.
 MAX_REMEMBERED = 65_536
 
 
-class Heard(NamedTuple):
+class Retokenized(NamedTuple):
     """What a drafted token adds to a text that is encoded in the target's tokens.
 
     token  the first of them that is new
@@ -40,7 +40,7 @@ class Heard(NamedTuple):
     added: int
 
 
-class HeardTokens:
+class TargetTokens:
     """The drafter's tokens behind one of the target's, as the target's tokenizer writes the two.
 
     Tokens further back may change it, too: drafts are encoded as a whole once they are made, and
@@ -52,14 +52,14 @@ class HeardTokens:
     def __init__(self, draft: Vocabulary, target: Vocabulary) -> None:
         self._draft = draft
         self._target = target
-        self._remembered: dict[tuple[int, int], Heard] = {}
+        self._remembered: dict[tuple[int, int], Retokenized] = {}
 
     @property
     def num_looked_at(self) -> int:
         """Number of most probable tokens to rank after a text."""
         return min(NUM_LOOKED_AT, len(self._draft.surfaces))
 
-    def after(self, last: int, token: int) -> Heard:
+    def after(self, last: int, token: int) -> Retokenized:
         """`token` of the drafter behind `last` of the target."""
         pair = last, token
         found = self._remembered.get(pair)
@@ -69,26 +69,26 @@ class HeardTokens:
             found = self._remembered[pair] = self._written(last, token)
         return found
 
-    def _written(self, last: int, token: int) -> Heard:
+    def _written(self, last: int, token: int) -> Retokenized:
         if token == self._draft.end and self._target.end is not None:
-            return Heard(self._target.end, 0, self._target.end, 1)
+            return Retokenized(self._target.end, 0, self._target.end, 1)
         before, own = self._target.surface(last), self._draft.surface(token)
         try:
             ids = self._target.encode((before + own).decode())
         except UnicodeDecodeError:
             before, ids = b"", self._target.encode(own.decode(errors="ignore"))
         if not ids:
-            return Heard(UNHEARD, 0, last, 0)
+            return Retokenized(NO_TOKEN, 0, last, 0)
         if not before:
-            return Heard(ids[0], 0, ids[-1], len(ids))
+            return Retokenized(ids[0], 0, ids[-1], len(ids))
         if ids[0] != last:
-            return Heard(ids[0], -1, ids[-1], len(ids) - 1)
+            return Retokenized(ids[0], -1, ids[-1], len(ids) - 1)
         if len(ids) == 1:
-            return Heard(UNHEARD, 0, last, 0)
-        return Heard(ids[1], 0, ids[-1], len(ids) - 1)
+            return Retokenized(NO_TOKEN, 0, last, 0)
+        return Retokenized(ids[1], 0, ids[-1], len(ids) - 1)
 
 
-class HeardNoise:
+class TargetNoise:
     """The noise of one request's next tokens, for drafts in another vocabulary.
 
     last    the last committed target id
@@ -97,7 +97,7 @@ class HeardNoise:
 
     __slots__ = ("_choice", "_last", "_tokens")
 
-    def __init__(self, tokens: HeardTokens, last: int, choice: CoupledChoice) -> None:
+    def __init__(self, tokens: TargetTokens, last: int, choice: CoupledChoice) -> None:
         self._tokens = tokens
         self._last = last
         self._choice = choice
@@ -117,11 +117,11 @@ class HeardNoise:
         """
         last, length = self._last, 0
         for token in path:
-            heard = self._tokens.after(last, token)
-            last, length = heard.last, length + heard.added
+            found = self._tokens.after(last, token)
+            last, length = found.last, length + found.added
         every = [self._tokens.after(last, token) for token in tokens.tolist()]
-        ids = np.array([heard.token for heard in every], dtype=np.int32)
+        ids = np.array([found.token for found in every], dtype=np.int32)
         # A committed token is never replaced.
-        depths = np.array([max(0, length + heard.place) for heard in every], dtype=np.int32)
+        depths = np.array([max(0, length + found.place) for found in every], dtype=np.int32)
         kept, given = rank_siblings(log_probs, ids, depths, self._choice, count)
         return tokens[kept], given

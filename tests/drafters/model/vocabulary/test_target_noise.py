@@ -12,12 +12,12 @@ from draftline.core.sampling.noise import gumbel
 from draftline.drafters.coupled_rank import CoupledChoice
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
-from draftline.drafters.model.vocabulary import heard_noise
-from draftline.drafters.model.vocabulary.heard_noise import (
-    UNHEARD,
-    Heard,
-    HeardNoise,
-    HeardTokens,
+from draftline.drafters.model.vocabulary import target_noise
+from draftline.drafters.model.vocabulary.target_noise import (
+    NO_TOKEN,
+    Retokenized,
+    TargetNoise,
+    TargetTokens,
 )
 from draftline.drafters.model.vocabulary.written import WrittenVocabulary
 from draftline.models.load.model_info import ModelInfo
@@ -28,7 +28,7 @@ DRAFT = letters("a", "b", "c", "ab", "cab")
 TARGET = letters("a", "b", "c", "bc", "abc", "ca")
 A, B, C, AB, CAB, END = range(6)
 T_A, T_B, T_C, T_BC, T_ABC, T_CA, T_END = range(7)
-TOKENS = HeardTokens(DRAFT, TARGET)
+TOKENS = TargetTokens(DRAFT, TARGET)
 TEMPERATURE, SEED, NEXT = 0.8, 11, 40
 CHOICE = CoupledChoice(TEMPERATURE, SEED, NEXT)
 
@@ -39,32 +39,32 @@ def noise_of(token: int, position: int) -> float:
 
 
 def test_a_token_of_its_own_is_the_next_one() -> None:
-    assert TOKENS.after(T_B, A) == Heard(T_A, 0, T_A, 1)
-    assert TOKENS.after(T_A, CAB) == Heard(T_CA, 0, T_B, 2)
+    assert TOKENS.after(T_B, A) == Retokenized(T_A, 0, T_A, 1)
+    assert TOKENS.after(T_A, CAB) == Retokenized(T_CA, 0, T_B, 2)
 
 
 def test_what_is_written_with_the_last_token_takes_its_place() -> None:
-    assert TOKENS.after(T_C, A) == Heard(T_CA, -1, T_CA, 0)
-    assert TOKENS.after(T_C, AB) == Heard(T_CA, -1, T_B, 1)
+    assert TOKENS.after(T_C, A) == Retokenized(T_CA, -1, T_CA, 0)
+    assert TOKENS.after(T_C, AB) == Retokenized(T_CA, -1, T_B, 1)
 
 
 def test_the_end_of_a_text_is_the_target_s() -> None:
-    assert TOKENS.after(T_A, END) == Heard(T_END, 0, T_END, 1)
+    assert TOKENS.after(T_A, END) == Retokenized(T_END, 0, T_END, 1)
     # Nothing before it counts behind a special token.
-    assert TOKENS.after(T_END, C) == Heard(T_C, 0, T_C, 1)
+    assert TOKENS.after(T_END, C) == Retokenized(T_C, 0, T_C, 1)
 
 
-def test_half_a_character_is_heard_as_nothing() -> None:
+def test_half_a_character_adds_no_token() -> None:
     draft, target = vocabulary(single_bytes()), vocabulary(unigram())
     half = draft.encode("é")[0]
     [letter] = target.encode("x")[-1:]
-    assert HeardTokens(draft, target).after(letter, half) == Heard(UNHEARD, 0, letter, 0)
+    assert TargetTokens(draft, target).after(letter, half) == Retokenized(NO_TOKEN, 0, letter, 0)
 
 
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {(last, token): TOKENS.after(last, token) for last in range(6) for token in range(5)}
-    monkeypatch.setattr(heard_noise, "MAX_REMEMBERED", 4)
-    tokens = HeardTokens(DRAFT, TARGET)
+    monkeypatch.setattr(target_noise, "MAX_REMEMBERED", 4)
+    tokens = TargetTokens(DRAFT, TARGET)
     for pair, heard in expected.items():
         assert tokens.after(*pair) == heard
         assert len(tokens._remembered) <= 4
@@ -74,7 +74,7 @@ def test_ranks_are_those_of_the_target_s_noise() -> None:
     ids = np.array([A, B, C], dtype=np.int32)
     log_probs = np.log(np.array([0.5, 0.3, 0.2], dtype=np.float32))
     # Behind the drafted "b" a "c" makes it "bc", which takes its place.
-    noise = HeardNoise(TOKENS, T_A, CHOICE)
+    noise = TargetNoise(TOKENS, T_A, CHOICE)
     ranked, given = noise.rank([B], ids, log_probs, 3)
     places = {A: (T_A, NEXT + 1), B: (T_B, NEXT + 1), C: (T_BC, NEXT)}
     scores = {
@@ -92,7 +92,7 @@ def test_ranks_are_those_of_the_target_s_noise() -> None:
 def test_a_committed_token_s_place_is_never_asked_about() -> None:
     ids = np.array([A, B], dtype=np.int32)
     log_probs = np.log(np.array([0.5, 0.5], dtype=np.float32))
-    ranked, _ = HeardNoise(TOKENS, T_C, CHOICE).rank([], ids, log_probs, 2)
+    ranked, _ = TargetNoise(TOKENS, T_C, CHOICE).rank([], ids, log_probs, 2)
     best = max((A, B), key=lambda token: noise_of({A: T_CA, B: T_B}[token], NEXT))
     assert ranked[0] == best
 

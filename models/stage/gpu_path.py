@@ -1,4 +1,4 @@
-"""A stage's layers as CUDA graphs: one launch a step instead of hundreds.
+"""A stage on a GPU: its layers as CUDA graphs, one launch a step instead of hundreds.
 
 A graph is captured for several numbers of rows, and serves every step with at most as many: padding
 rows write nothing, see nothing, and are never read. Attention tiles are as large as the rows allow.
@@ -10,23 +10,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.errors import ConfigError
 from ...core.steps import StepInput
 from ...kernels.attention.layout_capacity import LayoutCapacity
 from ...kernels.attention.step_layout import StepLayout
+from ...kernels.dispatch import Machine, triton_obstacle
+from ...kernels.sampling.dispatch import choose_sampling
 from ..attention.kernel_attention import KernelBackend
-from ..layers.fast_modules import RotaryTable
+from ..attention.step_attention import PagedKv
+from ..layers.invariant_layers import make_invariant
 from ..layers.model_slice import ModelSlice, run_layers
-from .feature_taps import FeatureTaps
-from .options import GraphOptions
+from .hidden_state_taps import HiddenStateTaps
+from .options import GraphOptions, StageOptions
+from .plain_path import PlainPath
 
 Work = Callable[[], None]
+FIELD = "batch_invariant"
 # Larger steps keep a GPU busy for longer than their launches take.
 MOST_ROWS = 512
 # Spacing is small around 65 rows, a tree of 64 nodes and its root.
@@ -101,23 +107,25 @@ class _StepGraph:
     replay: Work
 
 
-class GraphRunner:
-    """Runs steps that fit a captured graph. `capture_all` comes first.
+class GraphPath(PlainPath):
+    """Replays a captured graph for each step that fits one; other steps run eagerly.
 
-    Steps are launched without waiting for the device; a result is valid until the next step runs.
+    `capture_all` comes after the kernels were compiled. Steps are launched without waiting for the
+    device.
     """
 
     def __init__(
-        self, part: ModelSlice, rotary: RotaryTable, backend: KernelBackend, taps: FeatureTaps,
-        options: GraphOptions, capture: Capture,
+        self, part: ModelSlice, kv: PagedKv, block_size: int, backend: KernelBackend,
+        taps: HiddenStateTaps | None, options: GraphOptions, capture: Capture,
     ) -> None:  # fmt: skip
-        self._taps = taps
-        self._part, self._rotary, self._backend = part, rotary, backend
+        super().__init__(part, kv, block_size, backend, taps)
+        taps = self.taps
+        self._backend = backend
         self._options, self._capture = options, capture
         self.rows = rows_of_graphs(options.max_rows)
-        rotary.reserve(options.max_positions)
+        self._rotary.reserve(options.max_positions)
         # Graphs read exactly these tensors, which the table would replace if it grew.
-        self._tables = rotary.tables
+        self._tables = self._rotary.tables
         like = torch.empty(self.rows[-1], 0, dtype=part.dtype, device=part.device)
         self._hidden = like.new_zeros(self.rows[-1], taps.input_size)
         self._out = like.new_zeros(self.rows[-1], taps.output_size)
@@ -170,20 +178,22 @@ class GraphRunner:
             and self._backend.tile_lines(rows) > lines
         )  # fmt: skip
 
-    def run(self, step: StepInput, hidden: Tensor | None) -> Tensor | None:
-        """Hidden states [rows, output_size] of the taps; None: no graph holds the step.
+    def hidden_states(self, step: StepInput, hidden: Tensor | None) -> Tensor:
+        """Run a step's layers: [rows, input_size] to [rows, output_size] of the taps.
 
-        `hidden` is that of the stage before; None on the first. KV moves are not done here.
+        On the last stage the result is valid until the next step runs.
         """
         graph = self._find(step)
         if graph is None:
-            return None
+            return super().hidden_states(step, hidden)
         num_rows = len(step.token_ids)
         graph.layout.refill(step)
         if hidden is not None:
             self._hidden[:num_rows].copy_(hidden, non_blocking=True)
         graph.replay()
-        return self._out[:num_rows]
+        out = self._out[:num_rows]
+        # The next stage may still read the states when this one runs the next step.
+        return out if self.part.head is not None else out.clone()
 
     def _find(self, step: StepInput) -> _StepGraph | None:
         if not len(step.token_ids) or int(step.positions.max()) >= self._options.max_positions:
@@ -200,14 +210,14 @@ class GraphRunner:
     def _captured(self, rows: int, lines: int) -> _StepGraph:
         layout = self._backend.static_layout(self._capacity(rows), lines)
         attention = self._backend.begin_static(layout, self._attended[:rows])
-        part = self._part
+        part = self.part
 
         def work() -> None:
             embed = part.embed
             states = self._hidden[:rows] if embed is None else embed(layout.token_ids)
             rotations = self._rotary.look_up(self._tables, layout.positions)
             self._out[:rows].copy_(
-                self._taps.run(
+                self.taps.run(
                     states,
                     lambda states, span: run_layers(
                         part, states, layout.positions, rotations, attention, span=span
@@ -226,6 +236,52 @@ class GraphRunner:
         columns = 2 * rows + SPARE_COLUMNS
         words = min(-(-columns // 64), MOST_WORDS)
         return LayoutCapacity(rows, requests, columns, num_blocks, words)
+
+
+def invariant_options(options: StageOptions, machine: Machine) -> StageOptions:
+    """`options` with attention that splits a context independently of the batch.
+
+    Raises `ConfigError` (`batch_invariant`) if another setting, or the machine, does not support
+    it.
+    """
+    if options.attention not in ("auto", "triton"):
+        raise ConfigError(
+            FIELD, f"on needs draftline's own attention on a GPU, and attention is "
+            f"{options.attention}: use attention: triton or auto, or batch_invariant: auto",
+        )  # fmt: skip
+    if options.quantization != "none":
+        raise ConfigError(
+            FIELD, f"on has no products of weights in {options.quantization}: use "
+            "quantization: none, or batch_invariant: auto",
+        )  # fmt: skip
+    obstacle = triton_obstacle(machine)
+    if obstacle is not None:
+        raise ConfigError(
+            FIELD, f"on needs draftline's kernels on a GPU: {obstacle}; or use "
+            "batch_invariant: auto",
+        )  # fmt: skip
+    return replace(options, attention="triton")
+
+
+def invariant_slice(part: ModelSlice) -> ModelSlice:
+    """`part` with batch-invariant products.
+
+    Raises `ConfigError` (`batch_invariant`) for layers that draftline's kernels do not support.
+    """
+    if not part.fast:
+        raise ConfigError(
+            FIELD, "on needs layers that draftline's kernels know, and these of "
+            f"{part.config.model_type} are others: use batch_invariant: auto",
+        )  # fmt: skip
+    return make_invariant(part)
+
+
+def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
+    """Whether a stage on `device` has the modules of `models/layers/fused_modules.py`.
+
+    `attention` is the stage's setting; `sdpa` asks for transformers' own modules.
+    """
+    return choose_sampling(Machine.of(device)) == "triton" and attention != "sdpa"
 
 
 def rows_of_graphs(max_rows: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from ..load.partition import LayerSpan
 RunLayers = Callable[[Tensor, slice], Tensor]
 
 
-class FeatureTaps:
+class HiddenStateTaps:
     """The taps of one stage.
 
     input_size, output_size  columns of the hidden states that it takes and returns

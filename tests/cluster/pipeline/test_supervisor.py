@@ -1,4 +1,4 @@
-"""What a keeper keeps, who gets it and when it ends, over actors that are only names."""
+"""What a supervisor keeps, who gets it and when it ends, over actors that are only names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-from draftline.cluster.pipeline.keeper import ORPHAN_SECONDS, Holder, Keeper, Wanted, key_of
+from draftline.cluster.pipeline.supervisor import ORPHAN_SECONDS, Holder, Supervisor, Wanted, key_of
 
 FIRST, SECOND = Holder("first", "coordinator-1"), Holder("second", "coordinator-2")
 
@@ -71,28 +71,28 @@ def stage(port: FakePort, index: int, node: str | None = None, note: str = "") -
 async def test_a_dead_holders_actors_go_to_its_successor_and_to_nobody_else(
     port: FakePort, clock: Clock
 ) -> None:
-    keeper = Keeper(port, "here", 0, clock)
-    mine = await keeper.take(FIRST, stage(port, 0, note="token of the first"))
+    supervisor = Supervisor(port, "here", 0, clock)
+    mine = await supervisor.take(FIRST, stage(port, 0, note="token of the first"))
     assert not mine.is_kept
     # As long as the first lives, another coordinator gets one of its own.
-    other = await keeper.take(SECOND, stage(port, 0))
+    other = await supervisor.take(SECOND, stage(port, 0))
     assert other.actor != mine.actor
     port.dead.add("coordinator-1")
-    assert not (await keeper.take(SECOND, stage(port, 1))).is_kept
-    taken = await keeper.take(SECOND, stage(port, 0, note="token of the second"))
+    assert not (await supervisor.take(SECOND, stage(port, 1))).is_kept
+    taken = await supervisor.take(SECOND, stage(port, 0, note="token of the second"))
     assert (taken.actor, taken.is_kept, taken.note) == (mine.actor, True, "token of the first")
     # It is taken now.
-    assert not (await keeper.take(SECOND, stage(port, 0))).is_kept
+    assert not (await supervisor.take(SECOND, stage(port, 0))).is_kept
 
 
 async def test_two_top_next_tokens_at_once_never_get_the_same_actor(
     port: FakePort, clock: Clock
 ) -> None:
-    keeper = Keeper(port, "here", 0, clock)
-    await keeper.take(FIRST, stage(port, 0))
+    supervisor = Supervisor(port, "here", 0, clock)
+    await supervisor.take(FIRST, stage(port, 0))
     port.dead.add("coordinator-1")
     takers = (Holder("second", "coordinator-2"), Holder("third", "coordinator-3"))
-    taken = await asyncio.gather(*(keeper.take(one, stage(port, 0)) for one in takers))
+    taken = await asyncio.gather(*(supervisor.take(one, stage(port, 0)) for one in takers))
     assert [one.is_kept for one in taken] == [True, False]
     assert taken[0].actor != taken[1].actor
 
@@ -101,78 +101,78 @@ async def test_two_top_next_tokens_at_once_never_get_the_same_actor(
 async def test_an_actor_of_another_node_is_not_adopted(
     port: FakePort, clock: Clock, node: str | None, is_kept: bool
 ) -> None:
-    keeper = Keeper(port, "here", 0, clock)
-    await keeper.take(FIRST, stage(port, 0, node="a"))
+    supervisor = Supervisor(port, "here", 0, clock)
+    await supervisor.take(FIRST, stage(port, 0, node="a"))
     port.dead.add("coordinator-1")
-    assert (await keeper.take(SECOND, stage(port, 0, node))).is_kept == is_kept
+    assert (await supervisor.take(SECOND, stage(port, 0, node))).is_kept == is_kept
 
 
 async def test_orphans_end_when_nobody_comes_for_them(port: FakePort, clock: Clock) -> None:
-    keeper = Keeper(port, "here", 0, clock)
-    mine = await keeper.take(FIRST, stage(port, 0))
+    supervisor = Supervisor(port, "here", 0, clock)
+    mine = await supervisor.take(FIRST, stage(port, 0))
     clock.now = 10 * ORPHAN_SECONDS
-    await keeper.tend()
+    await supervisor.tend()
     assert port.killed == []
     port.dead.add("coordinator-1")
-    await keeper.tend()
+    await supervisor.tend()
     clock.now += ORPHAN_SECONDS
-    await keeper.tend()
+    await supervisor.tend()
     assert port.killed == []
     clock.now += 1
-    await keeper.tend()
+    await supervisor.tend()
     assert port.killed == [mine.actor]
-    assert not (await keeper.take(SECOND, stage(port, 0))).is_kept
+    assert not (await supervisor.take(SECOND, stage(port, 0))).is_kept
 
 
 async def test_spare_workers_are_taken_and_replaced_when_asked(
     port: FakePort, clock: Clock
 ) -> None:
-    keeper = Keeper(port, "here", 1, clock)
-    keeper.replenish(2)
+    supervisor = Supervisor(port, "here", 1, clock)
+    supervisor.replenish(2)
     first, second = port.started
-    taken = [await keeper.take(FIRST, stage(port, index)) for index in range(3)]
+    taken = [await supervisor.take(FIRST, stage(port, index)) for index in range(3)]
     assert [one.actor for one in taken][:2] == [first, second]
     assert len(port.started) == 3, "a start beyond the spare ones is a new worker"
-    keeper.replenish()
-    keeper.replenish()
+    supervisor.replenish()
+    supervisor.replenish()
     assert len(port.started) == 4
     port.dead.add(port.started[-1])
-    await keeper.tend()
+    await supervisor.tend()
     assert len(port.started) == 5, "a spare worker that died is replaced"
-    keeper.close()
+    supervisor.close()
     assert set(port.started) - set(port.killed) == {port.started[3]}
 
 
 async def test_a_spare_worker_waits_where_a_stage_was_last_wanted(
     port: FakePort, clock: Clock
 ) -> None:
-    keeper = Keeper(port, "here", 1, clock)
-    keeper.replenish()
-    taken = await keeper.take(FIRST, stage(port, 0, node="there"))
+    supervisor = Supervisor(port, "here", 1, clock)
+    supervisor.replenish()
+    taken = await supervisor.take(FIRST, stage(port, 0, node="there"))
     assert taken.actor == "worker-1@there"
-    keeper.replenish()
+    supervisor.replenish()
     assert port.killed == ["worker-0@here"]
-    assert (await keeper.take(FIRST, stage(port, 1, node="there"))).actor == "worker-2@there"
+    assert (await supervisor.take(FIRST, stage(port, 1, node="there"))).actor == "worker-2@there"
 
 
 async def test_a_spare_worker_that_cannot_import_is_of_no_use(port: FakePort, clock: Clock) -> None:
     port.cannot_import = True
-    keeper = Keeper(port, "here", 1, clock)
-    keeper.replenish()
+    supervisor = Supervisor(port, "here", 1, clock)
+    supervisor.replenish()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert (await keeper.take(FIRST, stage(port, 0))).actor == port.started[1]
+    assert (await supervisor.take(FIRST, stage(port, 0))).actor == port.started[1]
 
 
 async def test_a_dropped_actor_is_killed_and_never_given_again(
     port: FakePort, clock: Clock
 ) -> None:
-    keeper = Keeper(port, "here", 0, clock)
-    mine = await keeper.take(FIRST, stage(port, 0))
-    keeper.drop(mine.actor)
+    supervisor = Supervisor(port, "here", 0, clock)
+    mine = await supervisor.take(FIRST, stage(port, 0))
+    supervisor.drop(mine.actor)
     assert port.killed == [mine.actor]
     port.dead.add("coordinator-1")
-    assert not (await keeper.take(SECOND, stage(port, 0))).is_kept
+    assert not (await supervisor.take(SECOND, stage(port, 0))).is_kept
 
 
 def test_keys_tell_nothing_and_differ() -> None:

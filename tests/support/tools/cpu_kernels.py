@@ -1,4 +1,4 @@
-"""Draftline's own CPU operators for tests, from the folder that `conftest.py` has filled."""
+"""Draftline's CPU kernels for tests, from the folder that `conftest.py` has filled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from draftline.models.stage.options import StageOptions
 FOLDER = Path(StageOptions().compile_cache).expanduser()
 
 
-def load_own_operators() -> None:
+def load_cpu_kernels() -> None:
     """Register the operators in this process."""
     load_cpu_ops(FOLDER)

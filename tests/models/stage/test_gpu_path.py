@@ -13,19 +13,21 @@ from draftline.core.steps import HeadInput, LogProbInput, ProbeInput, StepInput,
 from draftline.models.attention.backend import choose_backend
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage import graph_runner
-from draftline.models.stage.graph_runner import (
+from draftline.models.stage import gpu_path
+from draftline.models.stage.gpu_path import (
     CudaCapture,
     GraphOptions,
+    GraphPath,
     GraphReport,
-    GraphRunner,
     rows_of_graphs,
 )
 from draftline.models.stage.memory import make_kv
 from draftline.models.stage.options import StageOptions
+from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage, load_stage
 from support.fakes.recorded_graph import RecordedGraphs
 from support.inputs.steps import PagedRequest, Rows, make_step
+from support.tools.graph_paths import use_graphs
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch.utils._pytree import tree_leaves
 
@@ -84,8 +86,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
     return RecordedGraphs(monkeypatch)
 
 
-def captured(stage: Stage, graphs: RecordedGraphs, options: GraphOptions = OPTIONS) -> GraphRunner:
-    runner = stage.use_graphs(options, graphs)
+def captured(stage: Stage, graphs: RecordedGraphs, options: GraphOptions = OPTIONS) -> GraphPath:
+    runner = use_graphs(stage, options, graphs)
     runner.capture_all(lambda: 0.0)
     return runner
 
@@ -128,7 +130,7 @@ def test_fused_modules_are_replayed_too(kind: str, tmp_path: Path, graphs: Recor
     for _ in range(2):
         kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
         backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton")
-        stages.append(Stage(part, kv, BLOCK_SIZE, attention=backend))
+        stages.append(Stage(PlainPath(part, kv, BLOCK_SIZE, backend)))
     captured(stages[0], graphs)
     for step in random_steps(2, seed=8):
         found, expected = (stage.run(step) for stage in stages)
@@ -213,7 +215,7 @@ def test_states_between_layers_are_noted_in_a_cuda_graph(tmp_path: Path) -> None
     folder = save_tiny_model("llama", tmp_path)
     stages, peers = noting_stages(folder, "cuda"), noting_stages(folder, "cuda")
     for stage in stages:
-        stage.use_graphs(OPTIONS, CudaCapture(torch.device("cuda"))).capture_all(lambda: 0.0)
+        use_graphs(stage, OPTIONS, CudaCapture(torch.device("cuda"))).capture_all(lambda: 0.0)
     compare_noting_stages(stages, peers, 1e-2)
 
 
@@ -248,7 +250,7 @@ def test_the_smallest_graph_that_was_captured_in_time_runs(
 ) -> None:
     folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     stage = load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton")
-    runner = stage.use_graphs(OPTIONS, graphs)
+    runner = use_graphs(stage, OPTIONS, graphs)
     shown: list[int] = []
     times = iter([0.0, 1.0, 61.0, 62.0])
     report = runner.capture_all(lambda: next(times), shown.append)
@@ -265,12 +267,12 @@ def test_requests_of_few_rows_have_graphs_of_small_tiles(
     tmp_path: Path, graphs: RecordedGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 8 rows each: 16 lines, where a request of 18 rows has 64."""
-    monkeypatch.setattr(graph_runner, "SMALL_ROWS", ())
+    monkeypatch.setattr(gpu_path, "SMALL_ROWS", ())
     folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (
         load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton") for _ in range(2)
     )
-    runner = ours.use_graphs(GraphOptions(max_rows=20, max_requests=3, max_positions=64), graphs)
+    runner = use_graphs(ours, GraphOptions(max_rows=20, max_requests=3, max_positions=64), graphs)
     assert runner.capture_all(lambda: 0.0) == GraphReport((20,), (), 0.0, narrow=(20,))
     alone, *several = (PagedRequest(range(first, first + 8), BLOCK_SIZE) for first in (0, 8, 16))
     few = [one.chunk([5, 6, 7, 8, 9, 10, 11, 12], 0) for one in several]
@@ -301,7 +303,7 @@ def test_cuda_graphs_equal_eager_steps(kind: str, tmp_path: Path) -> None:
         load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, device="cuda", attention="triton")
         for _ in range(2)
     )
-    report = ours.use_graphs(OPTIONS, CudaCapture(torch.device("cuda"))).capture_all(lambda: 0.0)
+    report = use_graphs(ours, OPTIONS, CudaCapture(torch.device("cuda"))).capture_all(lambda: 0.0)
     assert not report.given_up
     assert not ours.kv.data.any()
     for step in random_steps(7, seed=3):
@@ -340,8 +342,8 @@ def test_steps_launched_ahead_answer_as_one_after_the_other(device: str, tmp_pat
         load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, device=device) for _ in range(2)
     )
     if device == "cuda":
-        ours.use_graphs(OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
-        theirs.use_graphs(OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
+        use_graphs(ours, OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
+        use_graphs(theirs, OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
         # Kernels of the head and of sampling are compiled at their first call.
         all_answers(ours, list(random_steps(7, seed=5)), ahead=True)
         ours.kv.data.zero_()

@@ -1,6 +1,7 @@
-"""Keeps actors beyond the coordinator that uses them, and spare ones beside them.
+"""Keeps actors alive beyond the coordinator that uses them, with spare workers beside them.
 
-Pure but for the `ActorPort` that it is given: what is kept, who may have it and when it ends.
+It decides which actors are kept, which coordinator may have one, and when one ends. `ActorPort` is
+its only contact with Ray.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
-# A replica that Ray Serve replaces is back far sooner; nobody comes for what is older.
+# A replica that Ray Serve replaces is back far sooner. No coordinator takes older orphans.
 ORPHAN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A coordinator; `actor` is asked whether it lives, None: it lives as long as the keeper."""
+    """A coordinator. Without an `actor` it lives as long as the supervisor."""
 
     id: str
     actor: Any = None
@@ -33,8 +34,8 @@ class Wanted:
     key        all that the actor depends on: one that was started for an equal key will do
     node       id of the Ray node where it must run; None: anywhere
     spawn      starts a new one; picklable
-    note       what its next holder must know of it, too
-    may_be_spare  a worker that waits without a stage will do, too
+    note       what its next holder must know of it
+    may_be_spare  whether a worker that waits without a stage will do
     """
 
     key: str
@@ -58,19 +59,19 @@ class Taken:
 
 
 def key_of(kind: str, *values: object) -> str:
-    """A key of all that an actor depends on, which tells nothing of it."""
+    """A key of all that an actor depends on, which does not reveal it."""
     return f"{kind}-{hashlib.sha256(repr(values).encode()).hexdigest()[:16]}"
 
 
 class ActorPort(Protocol):
-    """What the keeper asks of Ray."""
+    """The supervisor's interface to Ray."""
 
     def spawn_spare(self, node: str) -> Any:
         """Start a worker without a stage on this Ray node."""
         ...
 
     async def prepare(self, spare: Any) -> None:
-        """Wait until its imports are done. Raises what became of it."""
+        """Wait until its imports are done. Raises the error of a worker that failed."""
         ...
 
     async def is_dead(self, actor: Any) -> bool:
@@ -78,7 +79,7 @@ class ActorPort(Protocol):
         ...
 
     def kill(self, actor: Any) -> None:
-        """End it, whatever it does."""
+        """End its process at once."""
         ...
 
 
@@ -100,7 +101,7 @@ class _Spare:
     ready: asyncio.Future[None]
 
 
-class Keeper:
+class Supervisor:
     """The actors of the coordinators of one deployment. Used on one event loop.
 
     node        where spare workers wait until some stage is wanted elsewhere

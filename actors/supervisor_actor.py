@@ -1,4 +1,4 @@
-"""The keeper as an actor of a Ray Serve deployment."""
+"""The supervisor as an actor of a Ray Serve deployment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
-from ..cluster.pipeline.keeper import Holder, Keeper, Taken, Wanted
+from ..cluster.pipeline.supervisor import Holder, Supervisor, Taken, Wanted
 from .stage_actor import spawn_beside
 
 # An actor that does not answer within this time counts as alive.
@@ -19,7 +19,7 @@ TEND_PERIOD_S = 5.0
 
 
 class RayPort:
-    """The keeper's actors in Ray (`ActorPort`). They end with this process."""
+    """The supervisor's actors in Ray (`ActorPort`). They end with this process."""
 
     def spawn_spare(self, node: str) -> ActorHandle:
         """See `ActorPort`."""
@@ -46,13 +46,13 @@ class RayPort:
             ray.kill(actor)
 
 
-def new_keeper(num_spares: int) -> Keeper:
-    """A keeper whose spare workers wait on this node."""
+def new_supervisor(num_spares: int) -> Supervisor:
+    """A supervisor whose spare workers wait on this node."""
     node = ray.get_runtime_context().get_node_id()
-    return Keeper(RayPort(), node, num_spares, time.monotonic)
+    return Supervisor(RayPort(), node, num_spares, time.monotonic)
 
 
-class KeeperServer:
+class SupervisorServer:
     """Serves the coordinators of one deployment; Ray Serve stops it with the deployment.
 
     Its actors end with it, since Ray stops actors whose owner is gone.
@@ -61,26 +61,26 @@ class KeeperServer:
     def __init__(self, num_first: int, num_spares: int) -> None:
         """`num_first` spare workers import their libraries in parallel with the first
         coordinator."""
-        self._keeper = new_keeper(num_spares)
-        self._keeper.replenish(num_first)
+        self._supervisor = new_supervisor(num_spares)
+        self._supervisor.replenish(num_first)
         self._tending = asyncio.ensure_future(self._tend())
 
     async def take(self, holder: Holder, wanted: Wanted) -> Taken:
-        """See `Keeper`."""
-        return await self._keeper.take(holder, wanted)
+        """See `Supervisor`."""
+        return await self._supervisor.take(holder, wanted)
 
     async def drop(self, actor: Any) -> None:
-        """See `Keeper`."""
-        self._keeper.drop(actor)
+        """See `Supervisor`."""
+        self._supervisor.drop(actor)
 
     async def replenish(self) -> None:
-        """See `Keeper`."""
-        self._keeper.replenish()
+        """See `Supervisor`."""
+        self._supervisor.replenish()
 
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(TEND_PERIOD_S)
-            await self._keeper.tend()
+            await self._supervisor.tend()
 
 
-KeeperActor = ray.remote(KeeperServer)
+SupervisorActor = ray.remote(SupervisorServer)

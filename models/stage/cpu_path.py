@@ -1,0 +1,202 @@
+"""A stage's layers by draftline's CPU kernels, with several tokens of each request in a step.
+
+Without drafts, a step has one token a request, and the engine's overhead may take longer than the
+pass. A stage that holds the whole model then feeds each token back into its first layer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.arrays import Int32
+from ...core.errors import ConfigError
+from ...core.step.layout import kv_slots
+from ...core.steps import MultiStepInput, StepInput
+from ...kernels.cpu.build import are_loaded, library_path, load_cpu_ops
+from ..attention.operator import advance, attending
+from ..attention.step_attention import PagedKv
+from ..device import to_device
+from ..layers.cpu_layers import CpuLayers, cpu_obstacle
+from ..layers.fast_modules import Rotation
+from ..layers.model_slice import ModelSlice, embedded, is_table
+from ..sampling import Sampler
+from .hidden_state_taps import HiddenStateTaps
+from .options import StageOptions
+from .plain_path import layer_input, no_taps, rotary_table
+
+logger = logging.getLogger(__name__)
+
+
+def load_kernels_for(part: ModelSlice, options: StageOptions) -> bool:
+    """Load the CPU kernels if the stage is to run by them; the first call compiles them.
+
+    Where they cannot be used, the log says why. Raises `ConfigError` (`batch_invariant`) if that
+    setting requires them.
+    """
+    is_required = options.batch_invariant == "on"
+    if part.device.type != "cpu" or (options.compile == "off" and not is_required):
+        return False
+    obstacle = cpu_obstacle(part)
+    if options.attention != "auto":
+        obstacle = f"attention is {options.attention}"
+    level = logging.INFO
+    if obstacle is None:
+        try:
+            _load(Path(options.compile_cache).expanduser())
+        except (ConfigError, OSError) as error:
+            obstacle, level = str(error), logging.WARNING
+    if obstacle is None:
+        return True
+    if is_required:
+        raise ConfigError("batch_invariant", f"on needs the CPU kernels on a CPU: {obstacle}")
+    logger.log(level, "event=cpu_kernels_not_used reason=%s; torch's kernels run", obstacle)
+    return False
+
+
+def _load(folder: Path) -> None:
+    is_built = are_loaded() or library_path(folder).exists()
+    begin = time.perf_counter()
+    if not is_built:
+        logger.info("event=cpu_kernels_build folder=%s", folder)
+    load_cpu_ops(folder)
+    if not is_built:
+        logger.info("event=cpu_kernels_built seconds=%.1f", time.perf_counter() - begin)
+
+
+class DecodedTokens(NamedTuple):
+    """What `CpuPath.decode` found.
+
+    tokens    int32 [passes, rows]; -1 in the only pass after a row that is not finite
+    features  float32 [passes, rows, width]  of the taps; None: not wanted, or states between two
+              layers are
+    """
+
+    tokens: Int32
+    features: Tensor | None
+
+
+class CpuPath:
+    """Runs all layers in one call. The kernels must be loaded; they take over the weights."""
+
+    def __init__(
+        self, part: ModelSlice, kv: PagedKv, block_size: int, taps: HiddenStateTaps | None = None
+    ) -> None:
+        """Takes as long as copying the weights. The modules of `part` cannot run afterwards."""
+        self.part, self.kv, self.block_size = part, kv, block_size
+        self.taps = taps or no_taps(part)
+        self._rotary = rotary_table(part)
+        self._layers = CpuLayers(part)
+        self._embed = part.embed
+        logger.info("event=cpu_kernels_used layers=%d", len(part.layers))
+
+    def move(self, moves: Int32) -> None:
+        """Copy slots of the cache, int32 [m, 2] (from, to). All are read first."""
+        self.kv.move(to_device(moves, self.part.device))
+
+    def hidden_states(self, step: StepInput, hidden: Tensor | None) -> Tensor:
+        """Run a step's layers: [rows, input_size] to [rows, output_size] of the taps."""
+        states = layer_input(self.part, step, hidden)
+        if not len(states):
+            return states.new_empty(0, self.taps.output_size)
+        tables = self._rotary.tables_of(int(step.positions.max()))
+        with attending(step, self.kv, self.block_size):
+            return self.taps.run(states, lambda states, span: self._layers(states, tables, span))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last layer's states [rows, hidden_size] as the output head reads them."""
+        return self._layers.normed(hidden)
+
+    def projected(self, normed: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of normed states, by the output head."""
+        return self._layers.project(normed.contiguous())
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of the last layer's states [rows, hidden_size]."""
+        return self._layers.logits(hidden, self.part.softcap)
+
+    @property
+    def decodes_several(self) -> bool:
+        """Whether the stage holds the whole model, as `decode` needs."""
+        return self.part.embed is not None and self.part.head is not None
+
+    def decode(
+        self, step: StepInput, wanted: MultiStepInput, rows: tuple[Int32, Int32],
+        sampler: Sampler, *, with_features: bool,
+    ) -> DecodedTokens:  # fmt: skip
+        """The tokens of all passes of `rows`. Fewer if all answers end, or the next pass has logits
+        that are not finite.
+
+        Each token equals that of a single step, as the noise uses the positions of the rows. On
+        return, the cache has the KV of all rows but the last.
+
+        rows    `following_rows` of the step
+        """
+        assert self._embed is not None
+        slots, positions = rows
+        tables, said = self._rotary.tables_of(int(positions.max()) + 1), None
+        if with_features and not self.taps.needs_layers:
+            said = torch.empty(*slots.shape, self.part.config.hidden_size)
+        with attending(step, self.kv, self.block_size):
+            if is_table(self._embed) and step.sampling.is_unfiltered:
+                tokens = self._layers.decode(
+                    step.token_ids, slots, positions, self._embed, self.part.softcap,
+                    step.sampling, wanted.end_ids, tables, said,
+                )  # fmt: skip
+            else:
+                tokens = self._pass_by_pass(step, wanted.end_ids, rows, tables, said, sampler)
+        if said is None:
+            return DecodedTokens(tokens, None)
+        features = self.taps.features(said.flatten(0, 1), self.normed)
+        return DecodedTokens(tokens, features.unflatten(0, said.shape[:2]))
+
+    def _pass_by_pass(
+        self,
+        step: StepInput,
+        end_ids: Int32,
+        rows: tuple[Int32, Int32],
+        tables: Mapping[str | None, Rotation],
+        said: Tensor | None,
+        sampler: Sampler,
+    ) -> Int32:
+        """int32 [passes, rows], for models with another embedding or sampling than the fused
+        kernel's."""
+        assert self._embed is not None
+        slots, positions = rows
+        decoded = np.empty(slots.shape, dtype=np.int32)
+        has_ended = np.zeros(slots.shape[1], dtype=np.bool_)
+        tokens, sampling = step.token_ids, step.sampling
+        index = 0
+        for index in range(len(slots)):
+            if index:
+                advance(slots[index], positions[index])
+                sampling = replace(sampling, position=step.sampling.position + index)
+            hidden = self._layers(
+                embedded(self._embed, to_device(tokens, self.part.device)), tables
+            )
+            if said is not None:
+                said[index] = hidden
+            logits = self.logits(hidden)
+            tokens = decoded[index] = sampler.choose(logits, sampling).numpy()
+            if (tokens < 0).any():
+                return decoded[: max(index, 1)]
+            has_ended |= (tokens[:, None] == end_ids).any(axis=1)
+            if has_ended.all():
+                break
+        return decoded[: index + 1]
+
+
+def following_rows(step: StepInput, num_passes: int, block_size: int) -> tuple[Int32, Int32]:
+    """KV slots and positions of the rows of each pass, int32 [num_passes, rows] each."""
+    positions = step.positions + np.arange(num_passes, dtype=np.int32)[:, None]
+    owners = np.tile(np.arange(len(step.positions), dtype=np.int32), len(positions))
+    slots = kv_slots(step.block_tables, owners, positions.ravel(), block_size)
+    return slots.reshape(positions.shape), positions
