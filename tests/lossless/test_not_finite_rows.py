@@ -14,7 +14,7 @@ import torch
 from draftline import DrafterConfig
 from safetensors.torch import load_file, save_file
 from support.servers.api_in_process import DRAFTERS, serving
-from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
+from support.tools.cpu_kernels import load_cpu_kernels
 from support.tools.tiny_models import save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
 
@@ -84,7 +84,7 @@ async def test_the_others_have_their_text_by_cpu_kernels(
 ) -> None:
     """Without drafts and log-probabilities they decode several tokens a step."""
     load_cpu_kernels()
-    own = {"compile": "auto", "compile_cache": str(FOLDER), "drafters": drafters}
+    own = {"compile": "auto", "drafters": drafters}
     async with serving(folder, **SIZES, **own) as client:
         await check_all(client, {"logprobs": None})
         await check_all(client, {"logprobs": None, "temperature": 0.2})
