@@ -38,8 +38,8 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     turns = _turns.get(loop)
     if turns is None:
         turns = _turns[loop] = asyncio.Semaphore(MAX_BUSY_THREADS)
-    # It waits here rather than in the pool: to hand over hundreds of pieces of work at once, and to
-    # be told of their ends at once, each time against busy threads, holds up the loop, too.
+    # Work waits here rather than in the pool: handing over hundreds of calls at once, and taking
+    # their results at once, each time against busy threads, would hold up the loop.
     async with turns:
         return await loop.run_in_executor(_busy, partial(function, *args, **kwargs))
 

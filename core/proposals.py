@@ -98,8 +98,8 @@ class Proposal:
     log_probs float32 [n]  log-probability of each token given its parent; 0 if unknown
     probe                  rows that are computed for the drafter beside the tree
     num_top_next_tokens    how many of the target's most probable next tokens after the root and
-                           every node of the request's tree come back through `Commit`, whoever
-                           proposed them
+                           every node of the request's tree come back through `StepCommit`,
+                           whichever drafter proposed them
     distributions          what the nodes were drawn from; None: they are no draws. Only acceptance
                            rules other than `coupled` look at them
 

@@ -28,7 +28,7 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-unauthenticated",
         action="store_true",
-        help="listen on other than loopback without tokens: whoever reaches the port is served",
+        help="listen on other than loopback without tokens: any client of the port is served",
     )
 
 

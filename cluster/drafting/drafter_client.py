@@ -482,6 +482,6 @@ def _below(path: list[int], answered: Query, proposal: Proposal) -> Proposal | N
     """What is left of an answer behind this path, which began where its query's text ended."""
     assumed = answered.assumed or ()
     if tuple(path[: len(assumed)]) != assumed:
-        # It stands elsewhere; what it wishes to know may be told of any tree.
+        # It runs in another process; what it asks to know may come with any tree.
         return cut(proposal, 0) if proposal.num_top_next_tokens else None
     return reroot(proposal, np.array(path[len(assumed) :], dtype=np.int32))

@@ -201,7 +201,7 @@ class RayPipeline:
         self._source.replenish()
 
     async def _free_worker(self, index: int) -> StagePlace:
-        """Where the stage will be; its worker does nothing else, and is told so."""
+        """Where the stage will be. Its worker does nothing else and knows it."""
         while index not in self._stages:
             taken = await self._source.take(index, self._specs[index])
             self._stages[index] = taken.worker

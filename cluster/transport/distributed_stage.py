@@ -38,7 +38,7 @@ class Deliveries:
            while the last one's results are on their way. Otherwise at once, which is faster where
            there is nothing to wait for.
 
-    In that thread `on_end` hears of a neighbour or a coordinator that is gone, once; what is left
+    In that thread `on_end` is called once when a neighbour or the coordinator is gone; what is left
     then is dropped. Without the thread, `add` raises instead.
     """
 

@@ -188,8 +188,8 @@ class PipelinedTree(Generic[A]):
     def place(self, nodes: Sequence[PipelinedNode[A]]) -> None:
         """Give nodes places for their KV; the root's is where it belongs from now on.
 
-        A place is free again as soon as its node is dropped: stages run steps in order, so whoever
-        gets it writes it after every step that reads the old one.
+        A place is free again as soon as its node is dropped: stages run steps in order, so its next
+        node is written after every step that reads the old one.
         """
         root = self.root
         if root.place is not None:
@@ -310,17 +310,17 @@ def token_tree(
         (node.token, index.get(id(node.parent), ROOT), node.position - root_position, node.source)
         for node in nodes
     ]
-    told = [
+    attributed = [
         (place, drafter, rank, log_prob)
         for place, node in enumerate(nodes)
         for drafter, rank, log_prob in node.attributions
     ]
-    attributions = np.array([row[:3] for row in told], dtype=np.int32).reshape(-1, 3)
+    attributions = np.array([row[:3] for row in attributed], dtype=np.int32).reshape(-1, 3)
     return TokenTree(
         np.array(rows, dtype=np.int32),
         np.array([node.value for node in nodes]),
         attributions,
-        np.array([row[3] for row in told], dtype=np.float32),
+        np.array([row[3] for row in attributed], dtype=np.float32),
         names,
     )
 

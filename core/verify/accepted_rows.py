@@ -74,9 +74,9 @@ def committed_rows(
         is_whole = np.ones(len(ends), dtype=np.bool_)
         is_whole[list(step.heads.chunk_requests)] = False
         rows, ends = rows[is_whole.repeat(lengths)], (lengths * is_whole).cumsum()
-    told = NO_ROWS if step.heads.following_tokens is None else step.heads.following_tokens
+    behind = NO_ROWS if step.heads.following_tokens is None else step.heads.following_tokens
     return CommittedRows(
-        *with_following(rows, ends, step.token_ids, step.logits_rows, target_tokens, told)
+        *with_following(rows, ends, step.token_ids, step.logits_rows, target_tokens, behind)
     )
 
 
@@ -180,21 +180,21 @@ def walk_rows(
 
 @compiled
 def with_following(
-    rows: Int32, ends: Int64, tokens: Int32, logits_rows: Int32, targets: Int32, told: Int32
+    rows: Int32, ends: Int64, tokens: Int32, logits_rows: Int32, targets: Int32, behind: Int32
 ) -> tuple[Int32, Int32, Int32]:
-    """The fields of `CommittedRows`. `told`: `HeadInput.following_tokens` of the last requests."""
+    """The fields of `CommittedRows`. `behind`: `HeadInput.following_tokens` of the last requests."""
     known = np.empty(len(rows), dtype=np.int32)
     following = np.empty(len(rows), dtype=np.int32)
     starts = np.zeros(len(ends) + 1, dtype=np.int32)
-    count, chosen, first, num_untold = 0, 0, 0, len(ends) - len(told)
+    count, chosen, first, num_unknown = 0, 0, 0, len(ends) - len(behind)
     for request in range(len(ends)):
         for index in range(first, ends[request]):
             row, token = rows[index], -1
             if index + 1 < ends[request]:
                 token = tokens[rows[index + 1]]
             else:
-                if request >= num_untold:
-                    token = told[request - num_untold]
+                if request >= num_unknown:
+                    token = behind[request - num_unknown]
                 while chosen < len(logits_rows) and logits_rows[chosen] < row:
                     chosen += 1
                 is_chosen = chosen < len(logits_rows) and logits_rows[chosen] == row

@@ -4,7 +4,7 @@ A map is four arrays:
 entries  int32 [capacity, 2 + longest + values]  USED, the turn of its last use; the LENGTH of its
                                                  n-gram; the n-gram's tokens; values at the end
 table    int64 [slots]  entries by a hash of their n-gram, whose upper half stands above the entry,
-                        so that most others are told apart without a look at them; NONE where free;
+                        so that most others are ruled out without reading them; NONE where free;
                         a power of two, at least twice the capacity
 order    int64 [5]      how many entries there are, how many TURNS were taken, a VACANT entry; of
                         the queue, the PLACE of its next entry and the turn that it was MADE in

@@ -72,7 +72,7 @@ def tree_template(num_nodes: int, num_candidates: int) -> tuple[TemplateNode, ..
 class SuccessorTable:
     """token -> its `num_top_next_tokens` most probable next tokens, where it was seen last.
 
-    A matrix that grows with the ids it hears of. Ids from `max_vocab` on are refused.
+    A matrix that grows with the ids that occur. Ids from `max_vocab` on are refused.
     """
 
     __slots__ = ("_ids", "_max_vocab")

@@ -118,12 +118,12 @@ class HttpEndpoint:
             logprobs=num_top,
             extra_body=self.extra_body(ask),
         )
-        told = answer.choices[0].logprobs
-        if told is None or not told.tokens or not told.top_logprobs:
+        log_probs = answer.choices[0].logprobs
+        if log_probs is None or not log_probs.tokens or not log_probs.top_logprobs:
             return "", {}
         # The list also has the chosen token if it is not among the likeliest.
-        likeliest = sorted(told.top_logprobs[0].items(), key=itemgetter(1))[-num_top:]
-        return told.tokens[0], {
+        likeliest = sorted(log_probs.top_logprobs[0].items(), key=itemgetter(1))[-num_top:]
+        return log_probs.tokens[0], {
             text: math.exp(log_prob) for text, log_prob in likeliest if UNDECODED not in text
         }
 

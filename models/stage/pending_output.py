@@ -72,7 +72,7 @@ def launch_answer(
         "target_tokens": marked,
         **_probed(step, logits_of(step.probes.rows)),
         **_scored(step, logits_of(step.log_probs.scored_rows), sampler),
-        **_told(step, target_logits, targets, sampler),
+        **_asked_for(step, target_logits, targets, sampler),
     }
     if step.heads.feature_requests:
         assert features is not None
@@ -125,11 +125,13 @@ def _chosen(
     results = verification_results(edited, step.sampling, step.verification)
     # So that log-probabilities belong to the committed tokens.
     committed = with_verification_results(targets.cpu().numpy(), step.verification, results)
-    told = to_device(committed, logits.device).to(torch.int32)
-    return told.masked_fill(is_bad, -1), results
+    chosen = to_device(committed, logits.device).to(torch.int32)
+    return chosen.masked_fill(is_bad, -1), results
 
 
-def _told(step: StepInput, logits: Tensor, targets: Tensor, sampler: Sampler) -> dict[str, Tensor]:
+def _asked_for(
+    step: StepInput, logits: Tensor, targets: Tensor, sampler: Sampler
+) -> dict[str, Tensor]:
     """Log-probabilities and entropies of `logits_rows`, by name, as far as the step wants them."""
     wanted = step.log_probs
     if not wanted.of_targets and not wanted.with_entropies:

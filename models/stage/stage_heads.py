@@ -284,8 +284,8 @@ def _with_streams(
             num_known.append(pipelined.walk.num_known)
     starts = np.array([0, *map(len, rows)], dtype=np.int32).cumsum(dtype=np.int32)
     slots, positions, following = np.concatenate(rows).T.copy()
-    told = np.array(num_known, dtype=np.int32)
-    return TextRows(slots, positions, following, starts, texts.keys, told), torch.cat(values)
+    known = np.array(num_known, dtype=np.int32)
+    return TextRows(slots, positions, following, starts, texts.keys, known), torch.cat(values)
 
 
 def _num_accepted(step: StepInput, texts: TextRows) -> list[int]:

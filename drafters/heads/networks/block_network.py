@@ -16,7 +16,7 @@ from .kept_keys import KeptKeys
 
 
 class DFlashNetwork:
-    """A DFlash drafter: all nodes of a level have one distribution, told by text and root.
+    """A DFlash drafter: all nodes of a level have one distribution, which depends on text and root.
 
     Only keys and values of the text are kept; a block's own are thrown away with it.
     """

@@ -177,7 +177,7 @@ class FeatureNetwork:
 
 
 class SpecFormerNetwork:
-    """A SpecFormer: all nodes of a level have one distribution, told by the text alone."""
+    """A SpecFormer: all nodes of a level have one distribution, which depends on the text alone."""
 
     num_layers = 1
     says_all_levels = True

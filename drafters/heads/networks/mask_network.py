@@ -15,7 +15,7 @@ from .kept_keys import KeySegment, SegmentAttention, causal_mask
 
 
 class PEagleNetwork(FeatureNetwork):
-    """A P-EAGLE drafter: all nodes of a level have one distribution, told by the text alone.
+    """A P-EAGLE drafter: all nodes of a level have one distribution, given by the text alone.
 
     Rows of the text are read as EAGLE-3 reads them, and kept; masks are thrown away with the tree.
     """

@@ -14,7 +14,7 @@ from .kept_keys import KeptKeys
 
 
 class MedusaNetwork:
-    """All nodes of a level have one distribution, told by one state of the target.
+    """All nodes of a level have one distribution, which depends on one state of the target.
 
     The state is that of the last token but one, whose next token, the root, is committed: so the
     root's children are what head 0 says, theirs what head 1 says.
@@ -44,7 +44,7 @@ class MedusaNetwork:
         return features
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
-        """All levels are told with the first."""
+        """All levels come with the first."""
         return level_of_all(trees, self._all_levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
