@@ -182,7 +182,7 @@ def walk_rows(
 def with_following(
     rows: Int32, ends: Int64, tokens: Int32, logits_rows: Int32, targets: Int32, behind: Int32
 ) -> tuple[Int32, Int32, Int32]:
-    """The fields of `CommittedRows`. `behind`: `HeadInput.following_tokens` of the last requests."""
+    """The fields of `CommittedRows`. `behind`: tokens that follow the last requests' rows."""
     known = np.empty(len(rows), dtype=np.int32)
     following = np.empty(len(rows), dtype=np.int32)
     starts = np.zeros(len(ends) + 1, dtype=np.int32)
