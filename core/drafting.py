@@ -61,7 +61,7 @@ class _Group:
 
 
 class Drafting:
-    """Speaks with the drafters, and makes the trees of a step. One event loop uses it."""
+    """Asks the drafters, and makes the trees of a step. One event loop uses it."""
 
     def __init__(
         self,
@@ -88,8 +88,7 @@ class Drafting:
         self._masks = GrammarMaskQueue(self._allow, fail, notify)
         self._group: _Group | None = None
         self._commits: list[StepCommit] = []
-        # Of heads of the last stage, as of the last plan that had them draft: what a further level
-        # takes, in tokens that would save as much.
+        # By head of the last stage: cost of one more draft level in tokens, as of its last plan.
         self._level_tokens: dict[str, float] = {}
 
     # ---- what drafters receive
@@ -159,7 +158,7 @@ class Drafting:
         return self._group is not None and self._group.answer.done()
 
     def take_delay(self) -> float | None:
-        """Seconds until a request with steps in flight may have another; None: it may not."""
+        """Seconds until another chunk of a pipelined tree may go out; None: none waits."""
         return None
 
     async def start(self, states: Sequence[RequestState]) -> None:
@@ -211,7 +210,10 @@ class Drafting:
         queries: Sequence[Query],
         asked: Mapping[str, Sequence[str]],
     ) -> tuple[Mapping[str, Sequence[Proposal]], frozenset[str]]:
-        """Proposals for the step's `states`, and the drafters that were not waited for."""
+        """Proposals for the step's `states`, and the drafters that were not waited for.
+
+        `PipelinedDrafting` does not wait for all.
+        """
         del states
         return await self._drafters.exchange(commits, queries, asked), frozenset()
 
@@ -253,8 +255,8 @@ class Drafting:
     def _order(
         self, states: Sequence[RequestState], plan: DraftPlan, sizes: Mapping[str, int] = NO_SIZES
     ) -> None:
-        """The next step hands out the features of requests that such a drafter is asked for, and
-        its heads draft trees of `sizes` nodes for the requests of their orders."""
+        """Ask the next step for the hidden states that asked drafters read, and for drafts of at
+        most `sizes` nodes by heads of the last stage."""
         names = self._drafters.feature_drafters
         if names:
             wanting = set[str]().union(*(plan.by_drafter.get(name, ()) for name in names))
@@ -296,7 +298,7 @@ class Drafting:
     def _complete(
         self, trees: TreeSteps, states: Sequence[RequestState], batch: DraftBatch
     ) -> TreeSteps:
-        """The trees of a step for which the drafters answered `batch` about `states`."""
+        """The trees of a step; `PipelinedDrafting` adds chunks of pipelined ones of `states`."""
         del states, batch
         return trees
 
@@ -378,8 +380,7 @@ class Drafting:
     def _as_drawn(self, drafted: DraftedTrees) -> TreeSteps:
         """Trees for a verification rule: cut by the order of nodes, never by what was drawn.
 
-        So no policy selects among the nodes, and no rule of the request: what it forbids, the
-        target gives no probability.
+        Neither the policy nor rules of the request cut nodes: forbidden tokens have probability 0.
         """
         extras = {}
         for place, part in enumerate(drafted.parts()):
@@ -417,7 +418,7 @@ class Drafting:
 
     def fit(self, trees: TreeSteps) -> tuple[TreeSteps, int]:
         """The trees of all requests that get KV slots for them, in order; and how many tokens of
-        each request the step decodes, which is one beside drafts."""
+        each request the step decodes (1 if it has drafts)."""
         num_decode_steps = self._num_decode_steps(trees)
         fitting: list[int] = []
         bare: dict[int, TreeExtras] = {}

@@ -1,9 +1,10 @@
 """The engine: what one step does, from its requests to their deltas.
 
-`EngineCore.step` has three phases. Schedule: requests get KV blocks, drafters are asked, and the
-trees and prompt chunks of a step are chosen (`drafting.py`, `schedule/scheduler.py`). Run: they
-become flat arrays and go to the pipeline; up to one step more than stages is in flight. Update: an
-answer is verified, committed, cut by stop rules, sent to the requests' sinks, and learned from.
+`EngineCore.step` has three phases, each of another step. Update: the answer of an earlier step is
+verified, committed, cut by stop rules, sent to the requests' sinks, and learned from. Schedule:
+requests get KV blocks, drafters are asked, and the trees and prompt chunks of the next step are
+chosen (`drafting.py`, `schedule/scheduler.py`). Run: they become flat arrays and go to the
+pipeline; with several stages, up to one step more than stages is in flight.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogPr
 from .request.output_queue import OutputQueue
 from .request.request import Request, RequestState, RequestStats
 from .request.sampling_params import PipeliningMode
-from .request.stop import Advance, StopRule
+from .request.stop import StopResult, StopRule
 from .schedule.fair_share import EndedRequests
 from .schedule.scheduler import Scheduler
-from .speculation.draft_plan import DraftBatch, StepOutcome, nobody_asked
+from .speculation.draft_plan import StepOutcome, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.builder import build_step, edits_of_parts
 from .step.in_flight import (
     NO_TREE_OUTPUT,
-    BuiltStep,
     Flights,
+    ScheduledStep,
     StepDeadline,
     StepInFlight,
     StepResults,
@@ -60,10 +61,9 @@ from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
-# So many steps of a request may be lost with a stage, one after the other, before it is taken for
-# the cause and ends.
+# Consecutive steps that a request may lose with a stage before it is ended as the suspected cause.
 MAX_LOSSES = 1
-# How long a wait may last that no answer of a stage ends.
+# Longest wait while no step is in flight.
 IDLE_WAIT_S = 0.05
 
 
@@ -90,8 +90,8 @@ class EngineCore:
 
         `pipelined_trees`: whether a request's tree may go through the stages in several chunks
         (`core/pipelined_drafting.py`).
-        A step whose answer takes longer than `step_timeout_s`, and many times longer than steps
-        take, is a lost stage's.
+        A step whose answer takes longer than `step_timeout_s`, and far longer than usual, counts
+        as lost with its stage.
         """
         self._pipeline = pipeline
         self._scheduler = scheduler
@@ -100,7 +100,7 @@ class EngineCore:
         self._acceptance = acceptance
         self._trace = trace
         self._wakeup = Wakeup()
-        # Only a coupled walk needs nothing of a node but the target's token after it.
+        # Only the coupled rule verifies by target tokens alone.
         is_pipelined = pipelined_trees != "off" and acceptance == COUPLED
         make = partial(PipelinedDrafting, mode=pipelined_trees) if is_pipelined else Drafting
         self.drafting: Drafting = make(
@@ -183,17 +183,17 @@ class EngineCore:
         """Take the answers of earlier steps, and submit the next one; without one, wait.
 
         Waits for the first event: an answer, proposals, token masks, a new request, a cancellation.
-        What goes wrong with a request ends that request; what no request can be blamed for ends
-        those that run. Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or
+        What goes wrong with a request ends that request; other errors end all running
+        requests. Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or
         all requests ended (`fail_all`).
         """
         with self._supervised():
             self._wakeup.clear()
             while (in_flight := self._in_flight.answered) is not None:
                 self._update(in_flight)
-            built, draft_batch = await self._schedule()
-            if built is not None:
-                self._submit(built, draft_batch)
+            scheduled = await self._schedule()
+            if scheduled is not None:
+                self._run(scheduled)
                 return
             self._output.deliver()
             await self._wait()
@@ -213,19 +213,24 @@ class EngineCore:
 
     # ---- schedule
 
-    async def _schedule(self) -> tuple[BuiltStep | None, DraftBatch | None]:
-        """The next step, if one can go out now, and what was drafted for it."""
+    async def _schedule(self) -> ScheduledStep | None:
+        """The parts of the next step; None if it is empty, or may not go out now."""
         for state in self._scheduler.admit():
             with self._contain(state):
                 state.stats.start_time = state.stats.start_time or self._clock()
                 self.drafting.open(state)
         await self._start_drafting()
         if not self._has_room:
-            return None, None
+            return None
         if self._trace is not None:
             self._trace.building()
         draft_batch, trees = await self.drafting.trees(self.deadline.patience_s)
-        return self._build(trees), draft_batch
+        trees, num_decode_steps = self.drafting.fit(trees)
+        chunks = self._scheduler.prompt_chunks(int(trees.num_rows.sum()))
+        trees, chunks, edits = edits_of_parts(trees, chunks, self._contain)
+        if not trees.states and not chunks:
+            return None
+        return ScheduledStep(trees, chunks, edits, num_decode_steps, draft_batch)
 
     async def _start_drafting(self) -> None:
         """Ask the drafters about requests whose commits are known, one group of them at a time.
@@ -244,26 +249,19 @@ class EngineCore:
 
     @property
     def _has_room(self) -> bool:
-        """Whether a step may go out now. A group that is being drafted for keeps its place."""
+        """Whether a step may go out now. One place is kept for the requests being drafted for."""
         is_late = self.drafting.is_asking and not self.drafting.has_answer
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
 
-    def _build(self, trees: TreeSteps) -> BuiltStep | None:
-        """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting, num_decode_steps = self.drafting.fit(trees)
-        chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
-        fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
-        if not fitting.states and not chunks:
-            return None
-        step = build_step(
-            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
-        )
-        return BuiltStep(self.drafting.prepare(step, fitting, chunks), fitting, chunks)
-
     # ---- run
 
-    def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:
-        step, trees, chunks = built
+    def _run(self, scheduled: ScheduledStep) -> None:
+        """Build a step's arrays, and send it to the pipeline."""
+        trees, chunks, edits, num_decode_steps, draft_batch = scheduled
+        step = build_step(
+            self.num_steps, chunks, trees, self._scheduler.block_size, edits, num_decode_steps
+        )
+        step = self.drafting.prepare(step, trees, chunks)
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
@@ -298,7 +296,7 @@ class EngineCore:
 
     def _update(self, in_flight: StepInFlight) -> None:
         """Commit what a step's answer means for its requests."""
-        results = self._read(in_flight)
+        results = self._verify(in_flight)
         if results is None:
             return
         outcome = self._outcome(in_flight, results)
@@ -306,7 +304,7 @@ class EngineCore:
             state.num_losses = 0
         self.drafting.note_results(results.features, results.drafted)
         trees = in_flight.trees
-        self._count(trees, results, outcome)
+        self._account(trees, results, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
         parts = zip(trees.states, walks, results.trees, strict=True)
         contain_each(self._commit_tree, parts, self._fail_part)
@@ -319,15 +317,15 @@ class EngineCore:
         if in_flight.traced is not None:
             in_flight.traced.committed()
 
-    def _read(self, in_flight: StepInFlight) -> StepResults | None:
-        """What the step's answer means; None if the step failed."""
+    def _verify(self, in_flight: StepInFlight) -> StepResults | None:
+        """Verify the trees of an answered step; None if the step failed."""
         try:
             output = in_flight.answer.result()
             if in_flight.traced is not None:
                 in_flight.traced.answered(output)
             self.drafting.note_answer(in_flight, output)
             apart = self._set_apart(in_flight, output)
-            results = in_flight.read(output)
+            results = in_flight.verify(output)
             if apart:
                 results = results.without(apart, in_flight)
         except StageLost:
@@ -341,11 +339,10 @@ class EngineCore:
         return results
 
     def _set_apart(self, in_flight: StepInFlight, output: StepOutput) -> list[RequestState]:
-        """Requests with rows whose logits are NaN or infinite, of which this step's answers do not
-        count.
+        """Requests with NaN or infinite logits, whose part of the answer is dropped.
 
-        Nodes of drafts, and KV of others, may be what is wrong: a request that has any computes its
-        KV again without them. Any other ends.
+        Drafts or the KV of others may be the cause: a request that has any computes its KV again
+        without them. Any other ends.
         """
         found = in_flight.not_finite(output)
         for state, num_nodes in found:
@@ -378,8 +375,8 @@ class EngineCore:
             bool(in_flight.trees.tree_chunks), in_flight.trees.followers,
         )  # fmt: skip
 
-    def _count(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:
-        """Count the paths through the trees of requests that have not ended meanwhile."""
+    def _account(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:
+        """Count the paths through the trees, charge tenants, and keep what is to be explained."""
         states, paths = trees.states, results.paths
         rows = [state.stats.nodes.row for state in states]
         self._draft_stats.add(rows, trees.trees, paths.sources, paths.ends)
@@ -400,33 +397,34 @@ class EngineCore:
         if state.has_ended:
             return
         if not walk.tokens:
-            # Of a pipelined tree, of which what follows the root may be on its way still.
+            # Set apart, or a chunk whose root has no target token yet.
             return
         self._scheduler.share(state, state.num_in_place)
         rows, tokens, sources, token_ids, moves = walk
-        advance = state.stop.advance(tokens)
-        taken = advance.num_tokens
+        stopped = state.stop.advance(tokens)
+        taken = stopped.num_tokens
         if sources[0] == TARGET_SOURCE:
             # Without drafts each token had a pass of its own.
             state.stats.accepted_lengths += [0] * max(taken, 1)
         else:
             untaken = (source for source in sources[taken:] if source != TARGET_SOURCE)
             state.stats.nodes.take_back(untaken)
-            # Mostly the last one is the target's own token, and no node.
+            # Usually the last token is the bonus token.
             num_targets = taken > 0 and sources[taken - 1] == TARGET_SOURCE
             state.stats.accepted_lengths.append(taken - num_targets)
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         verified = self._explained(state, rows[1 : taken + 1])
         self._append(state, tokens, token_ids, answer)
-        if advance.finish_reason is None:
+        if stopped.finish_reason is None:
             state.move_kv(moves)
+            state.advance_grammar(tokens)
         num_top = state.request.params.logprobs
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
-        self._emit(state, advance, tokens, sources, log_probs, trees=verified)
+        self._emit(state, stopped, tokens, sources, log_probs, trees=verified)
 
     def _commit_chunk(self, chunk: PromptChunk, chosen: Chosen | None) -> None:
-        """Take the token that the last prompt chunk predicts; None: nothing of the chunk."""
+        """Take the token that the last prompt chunk predicts; None: the request was set apart."""
         if chosen is None:
             return
         state = chunk.state
@@ -437,12 +435,14 @@ class EngineCore:
         tokens = chosen.tokens.tolist()
         if not state.stop.num_tokens_left:
             # Only the prompt was to be computed.
-            self._emit(state, Advance(0, "", "length"), [], [], ())
+            self._emit(state, StopResult(0, "", "length"), [], [], ())
             return
-        advance = state.stop.advance(tokens)
+        stopped = state.stop.advance(tokens)
         self._append(state, tokens, chosen.tokens, NO_TREE_OUTPUT)
+        if stopped.finish_reason is None:
+            state.advance_grammar(tokens)
         log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
-        self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
+        self._emit(state, stopped, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
         self, state: RequestState, tokens: Sequence[int], token_ids: Int32, answer: TreeOutput
@@ -458,18 +458,18 @@ class EngineCore:
     def _emit(
         self,
         state: RequestState,
-        advance: Advance,
+        stopped: StopResult,
         tokens: Sequence[int],
         sources: Sequence[str],
         log_probs: tuple[TokenLogProb, ...],
         *,
         trees: tuple[VerifiedTree, ...] = (),
     ) -> None:
-        """Tell of committed tokens."""
+        """Send committed tokens to the request's sink."""
         prompt_log_probs = None
         if state.prompt_log_probs is not None and state.num_answered == len(tokens):
             prompt_log_probs = tuple(state.prompt_log_probs)
-        _, text, finish_reason, stop_reason = advance
+        _, text, finish_reason, stop_reason = stopped
         delta = Delta(
             state.request_id,
             tuple(tokens),
@@ -483,9 +483,6 @@ class EngineCore:
             trees,
         )
         if finish_reason is None:
-            request = state.request
-            if request.allowed_tokens is not None:
-                request.allowed_tokens.advance(tokens)
             self._output.post(state, delta)
         else:
             self._finish(state, delta)
@@ -515,7 +512,7 @@ class EngineCore:
         return Contained(state.request_id, partial(self._fail, state))
 
     def _fail_running(self, error: Exception) -> None:
-        """End those that run; or the first that waits, so that the engine always gets on."""
+        """End those that run, or else the first that waits, so that no error repeats for ever."""
         running = list(self._scheduler.running.values()) or self._scheduler.waiting[:1]
         for state in running:
             self._fail(state, as_request_failure(error, state.request_id))

@@ -1,8 +1,9 @@
 """Drafting for pipelined trees: one request's tree goes through the stages in several chunks.
 
-A request whose steps go one at a time keeps one stage busy. As long as there are more steps in
-flight than requests, each may have several: chunks of one tree that grows below them. With more
-requests each has one step in flight again, as without this module. See docs/how-it-works.md,
+A request whose steps go one at a time keeps one stage busy. While the pipeline takes at
+least twice as many steps as there are requests, each request may have several in flight: chunks of
+one tree that grows below them. With more requests each has one step in flight, as without this
+module. See docs/how-it-works.md,
 "Pipelined trees".
 """
 
@@ -31,12 +32,11 @@ from .steps import StepInput, StepOutput
 from .tree.merge import merge, reroot
 from .tree.pipelined_tree import PipelinedTree, path_to
 
-# No node that is less probable, for each request that runs, is sent ahead of what is known, however
-# cheap a row is.
+# Least probability of a node that is sent ahead, for each running request.
 LEAST_VALUE = 0.004
 # A drafted token that is more probable than not: slow drafters are not waited for.
 SURE_VALUE, MOST_FIRSTS = 0.5, 16
-# With fewer steps in flight nothing goes ahead.
+# Steps in flight of a request that make a pipelined tree.
 MIN_FLIGHTS = 2
 # Fewer stages leave little to fill, and on CPUs they share cores.
 LEAST_STAGES = 4
@@ -167,8 +167,7 @@ class PipelinedDrafting(Drafting):
         wanting: Sequence[RequestState],
         costs: Mapping[str, DraftCost],
     ) -> DraftPlan:
-        """Nothing is decided anew behind steps in flight: stages have time for it, and drafters
-        that are worth asking for a step are worth more, as long as they are right."""
+        """Requests with steps in flight keep the drafters of their first chunk."""
         if not wanting or not costs:
             return NOBODY
         begun = [state for state in wanting if state.pipelined is None or state.pipelined.is_new]
@@ -191,7 +190,7 @@ class PipelinedDrafting(Drafting):
         return plan.beside(behind)
 
     def _planned(self, state: RequestState) -> PlannedRequest:
-        """Also whether its text has come to a leaf behind which heads had no order to draft."""
+        """Also whether heads drafted below the leaf that its text has come to."""
         planned = super()._planned(state)
         outcomes = () if state.pipelined is None else state.pipelined.outcomes
         if not outcomes or not outcomes[-1]:
@@ -349,7 +348,7 @@ class PipelinedDrafting(Drafting):
     def prepare(
         self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
     ) -> StepInput:
-        """Now and then stages are to say how long they work on a step with chunks."""
+        """Now and then stages report how long they work on a step with chunks."""
         step = super().prepare(step, trees, chunks)
         if trees.tree_chunks and self.pace.wants_spans():
             return replace(step, is_traced=True)
@@ -363,7 +362,7 @@ class PipelinedDrafting(Drafting):
         self.pace.sent(_pipelined_trees(step), step.num_rows, planned_at)
 
     def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
-        """Count what an answer came too late for; before it moves any root."""
+        """Count pruned nodes, before the answer advances any root."""
         if not self._may_be:
             return
         if output.stage_spans and step.trees.tree_chunks:

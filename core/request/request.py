@@ -144,8 +144,8 @@ class RequestStats:
 class PackedParams(NamedTuple):
     """The parameters of a request in the form in which a step reads them.
 
-    floats          bytes of float32 temperature, top_p, min_p and typical_p, and
-    ints            of int64 top_k and seed, which a step joins for all its requests
+    floats          bytes of float32 temperature, top_p, min_p and typical_p
+    ints            bytes of int64 top_k and seed; a step joins both for all its requests
     edits_logits    whether they change logits, so that the request's rows may need `LogitEdits`
     num_tops        most probable tokens beside log-probabilities of the answer and of the prompt;
                     None where no log-probabilities are wanted
@@ -176,7 +176,7 @@ class RequestState:
 
     max_nodes      most nodes of its tree, whatever a step has room for; 0: it takes no drafts
     token_ids      committed tokens, prompt included
-    order          (priority, number of arrival): the lower one goes first
+    order          (priority, arrival number): the lower one goes first
     in_flight      steps of this request that were submitted and not committed yet
     num_losses     steps of it that were lost with a stage since the last that was answered
     token_counts   of the text, for penalties; None where there are none
@@ -186,8 +186,7 @@ class RequestState:
     head_orders    what heads of the last stage draft behind its next step, by name
     pipelined      its tree, if that goes through the pipeline in chunks; several of its steps may
                    be in flight then
-    verified       the tree whose walk is committed next, and its step, of a request that is
-                   explained
+    verified       for `explain`: the tree to be committed next, and its timing
     has_ended      it is no request of the engine any more
     """
 
@@ -280,11 +279,16 @@ class RequestState:
         if self.token_counts is not None:
             self.token_counts.append(tokens)
 
+    def advance_grammar(self, tokens: Sequence[int]) -> None:
+        """The rules about its tokens follow committed ones, behind which the answer goes on."""
+        if self.request.allowed_tokens is not None:
+            self.request.allowed_tokens.advance(tokens)
+
     def move_kv(self, moves: Int32) -> None:
         """Have the next step bring the KV of accepted nodes to where it belongs.
 
-        A request that was preempted meanwhile has none; that of a pipelined tree was noted when its
-        root advanced.
+        A request that was preempted meanwhile has none; for pipelined trees
+        `read_chunk` did this.
         """
         if self.kv.blocks and self.pipelined is None:
             self.kv.moves = moves

@@ -45,7 +45,7 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> froz
     return frozenset((*params.stop_token_ids, *eos))
 
 
-class Advance(NamedTuple):
+class StopResult(NamedTuple):
     """Offered tokens that belong to the answer, the text they make final, and why it ends.
 
     stop_reason  the stop text, or the id out of `stop_token_ids`, that ended it; None for anything
@@ -100,7 +100,7 @@ class StopRule:
         """Tokens that end the answer."""
         return tuple(self._stop_ids)
 
-    def advance(self, token_ids: Sequence[int]) -> Advance:
+    def advance(self, token_ids: Sequence[int]) -> StopResult:
         """Offer tokens in order; those after the end are not taken."""
         # Mostly no stop text is looked for, and none of the tokens is the last.
         count = len(token_ids)
@@ -108,7 +108,7 @@ class StopRule:
         if not (self._stop_texts or is_long) and self._stop_ids.isdisjoint(token_ids):
             self.num_tokens_left -= count
             text = "" if self._is_silent else "".join(map(self._stream.push, token_ids))
-            return Advance(count, text, None)
+            return StopResult(count, text, None)
         text = ""
         for index, token_id in enumerate(token_ids):
             self.num_tokens_left -= 1
@@ -122,14 +122,14 @@ class StopRule:
                 new, match = self._rest()
                 text += new
             if match is not None:
-                return Advance(index + 1, text, "stop", match.text)
+                return StopResult(index + 1, text, "stop", match.text)
             if special is not None:
-                return Advance(index + 1, text, "stop", special)
+                return StopResult(index + 1, text, "stop", special)
             if is_stop:
-                return Advance(index + 1, text, "stop", self._named(token_id))
+                return StopResult(index + 1, text, "stop", self._named(token_id))
             if is_last:
-                return Advance(index + 1, text, "length")
-        return Advance(len(token_ids), text, None)
+                return StopResult(index + 1, text, "length")
+        return StopResult(len(token_ids), text, None)
 
     @property
     def _may_stop(self) -> bool:

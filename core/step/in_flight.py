@@ -18,7 +18,7 @@ from ..proposals import Drafted, FeatureRows, TopNextTokens
 from ..request.output import Chosen, token_log_prob
 from ..request.request import RequestState
 from ..speculation.draft_plan import DraftBatch
-from ..steps import StepInput, StepOutput
+from ..steps import LogitEdits, StepInput, StepOutput
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
 from .heads import drafted_of, features_of, features_of_tree_chunks
@@ -117,11 +117,11 @@ class StepOutputReader:
         return Chosen.of_rows(self._output, slice(first, first + count))
 
 
-# A step that takes so many times what steps take now and then is no slow step any more.
+# Multiple of the peak step time after which a step is lost.
 SLOWEST = 20.0
 # Weight of the newest step.
 WEIGHT = 0.05
-# Share of a step that is waited for what only some of its requests need, and its bounds, seconds.
+# Share of a step to wait for late masks; the bounds, in seconds, are below.
 PATIENCE = 0.05
 # Upper ends of the classes that steps are counted in, seconds.
 STEP_BOUNDS_S = (
@@ -134,7 +134,7 @@ class StepResults(NamedTuple):
 
     num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
-    verified  the same by the rows of the step's trees: those of chunks begin below the root
+    verified  `paths` by rows of the step
     trees   what else was answered to each tree
     judged  the trees as they were drafted, whose roots these paths follow
     chunks  what was chosen after each prompt chunk; None: what was answered does not count
@@ -173,12 +173,19 @@ class StepResults(NamedTuple):
         return sum(drafted.seconds for drafted in self.drafted)
 
 
-class BuiltStep(NamedTuple):
-    """A step, and what its parts are, in order."""
+class ScheduledStep(NamedTuple):
+    """What goes into the next step.
 
-    step: StepInput
+    edits             changes to the logits of each part, trees first (`build_step`)
+    num_decode_steps  tokens of each request, above 1 in a step of roots alone
+    draft_batch       what drafters proposed for it; None if none was asked
+    """
+
     trees: TreeSteps
     chunks: Sequence[PromptChunk]
+    edits: Sequence[LogitEdits | None]
+    num_decode_steps: int
+    draft_batch: DraftBatch | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,8 +246,11 @@ class StepInFlight:
                 first = end
         return [(self.states[place], nodes[place]) for place in sorted(places)]
 
-    def read(self, output: StepOutput) -> StepResults:
-        """The answer, cut into those of the trees and the chunks."""
+    def verify(self, output: StepOutput) -> StepResults:
+        """Walk the trees by the target's tokens; what was answered to each part.
+
+        Pipelined trees advance by it.
+        """
         has_rule = any(own.candidates is not None for own in self.trees.extras.values())
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"

@@ -172,8 +172,8 @@ class TreeSteps:
 
     drafted  the trees before the budget cut them, to learn from
     extras   by a request's place, of those that have any
-    chunks   likewise, of those whose trees go out in chunks; nodes of `trees` that follow nodes of
-             earlier chunks stand below the root
+    tree_chunks  likewise, of those whose trees go out in chunks; nodes of `trees` that follow nodes
+             of earlier chunks stand below the root
     """
 
     states: Sequence[RequestState]

@@ -61,7 +61,7 @@ class PipelinedNode(Generic[A]):
         self.attributions: list[tuple[int, int, float]] = []
 
 
-class Advance(NamedTuple, Generic[A]):
+class RootAdvance(NamedTuple, Generic[A]):
     """What the root went over.
 
     tokens, sources  that are committed; the source of a token that is no node is -1
@@ -237,9 +237,9 @@ class PipelinedTree(Generic[A]):
         """Places from the first token's on, up to the last that is in use."""
         return max((self.root.position, *self._used)) + 1
 
-    def advance(self) -> Advance[A]:
+    def advance(self) -> RootAdvance[A]:
         """Follow the target's tokens from the root for as long as they are known."""
-        passed, at_leaf = Advance[A]([], [], [], [], at_leaf=True), True
+        passed, at_leaf = RootAdvance[A]([], [], [], [], at_leaf=True), True
         while (token := self.root.target) is not None:
             old = self.root
             assert old.place is not None

@@ -90,9 +90,10 @@ def test_engine_totals() -> None:
     assert value(found, "vllm:prefix_cache_queries_total") == 100
     assert value(found, "vllm:prefix_cache_hits_total") == 64
     assert value(found, "draftline:spec_decode_num_wasted_tokens_total", source="spectra") == 11
-    streamed = {"slices": 17, "nodes": 90, "pruned_nodes": 21, "idle_turns": 14}
-    for name, count in streamed.items():
-        assert value(found, f"draftline:streaming_{name}_total") == count
+    assert value(found, "draftline:tree_chunks_total") == 17
+    chunks = {"nodes": 90, "pruned_nodes": 21, "idle_turns": 14}
+    for name, count in chunks.items():
+        assert value(found, f"draftline:tree_chunk_{name}_total") == count
     proposals = "draftline:drafter_proposals_total"
     assert value(found, proposals, outcome="in_time") == 25
     assert value(found, proposals, outcome="late_used") == 5
