@@ -194,7 +194,7 @@ async def test_a_configured_server_is_reached_with_tls_and_token(
         token_env="FAR_TOKEN",
     )
     placement = Placement(EngineConfig(model="demo", drafters=[config]))
-    hub = DrafterHub(await placement.make_links(), LIMITS)
+    hub = DrafterHub(await placement.make_drafters(), LIMITS)
     await hub.start()
     assert await HubSession(hub).step(1)
     await hub.stop()
@@ -219,7 +219,7 @@ FAR = {"kind": "suffix", "transport": "grpc", "address": "127.0.0.1:1"}
 )
 async def test_wrong_credentials_name_the_setting(drafter: dict[str, str], message: str):
     async def start() -> None:
-        await Placement(EngineConfig.model_validate({"drafters": [drafter]})).make_links()
+        await Placement(EngineConfig.model_validate({"drafters": [drafter]})).make_drafters()
 
     with pytest.raises(ConfigError, match=message):
         await start()
