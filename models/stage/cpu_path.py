@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
+from ...core.progress import Progress, unseen
 from ...core.step.layout import kv_slots
 from ...core.steps import MultiStepInput, StepInput
 from ...kernels.cpu.build import are_loaded, library_path, load_cpu_ops
@@ -36,7 +37,7 @@ from .plain_path import layer_input, no_taps, rotary_table
 logger = logging.getLogger(__name__)
 
 
-def load_kernels_for(part: ModelSlice, options: StageOptions) -> bool:
+def load_kernels_for(part: ModelSlice, options: StageOptions, progress: Progress = unseen) -> bool:
     """Load the CPU kernels if the stage is to run by them; the first call compiles them.
 
     Where they cannot be used, the log says why. Raises `ConfigError` (`batch_invariant`) if that
@@ -51,7 +52,7 @@ def load_kernels_for(part: ModelSlice, options: StageOptions) -> bool:
     level = logging.INFO
     if obstacle is None:
         try:
-            _load(Path(options.compile_cache).expanduser())
+            _load(Path(options.compile_cache).expanduser(), progress)
         except (ConfigError, OSError) as error:
             obstacle, level = str(error), logging.WARNING
     if obstacle is None:
@@ -62,14 +63,18 @@ def load_kernels_for(part: ModelSlice, options: StageOptions) -> bool:
     return False
 
 
-def _load(folder: Path) -> None:
-    is_built = are_loaded() or library_path(folder).exists()
+def _load(folder: Path, progress: Progress) -> None:
+    if are_loaded() or library_path(folder).exists():
+        load_cpu_ops(folder)
+        return
+    logger.info("event=cpu_kernels_build folder=%s", folder)
     begin = time.perf_counter()
-    if not is_built:
-        logger.info("event=cpu_kernels_build folder=%s", folder)
-    load_cpu_ops(folder)
-    if not is_built:
-        logger.info("event=cpu_kernels_built seconds=%.1f", time.perf_counter() - begin)
+    # Nothing else tells why a first start takes a minute.
+    label = "compiling CPU kernels, once for this version"
+    with progress(label, total=1, unit="libraries") as work:
+        load_cpu_ops(folder)
+        work.advance()
+    logger.info("event=cpu_kernels_built seconds=%.1f", time.perf_counter() - begin)
 
 
 class DecodedTokens(NamedTuple):

@@ -85,7 +85,7 @@ def load_stage(
             lambda count: stage_of(plain_path(count)), block_size, options, CudaMemory(part.device)
         )
     path = plain_path(num_blocks)
-    if load_kernels_for(part, options):
+    if load_kernels_for(part, options, progress):
         return stage_of(CpuPath(part, path.kv, block_size, taps))
     if part.device.type != "cuda" or not isinstance(path.attention, KernelBackend):
         return stage_of(path)

@@ -22,6 +22,7 @@ from ....core.request.output import TARGET_SOURCE
 from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.settings import ServeArgs, build_serve_args
+from ..cpu_kernels import compile_cpu_kernels
 from ..serve.command import base_url, describe, with_port
 from ..serve.listening import free_port
 from .held_out_prompts import HeldOutPrompt, held_out_prompts
@@ -320,6 +321,7 @@ def run_demo(job: DemoJob) -> int:
 
 
 def _serve_and_compare(args: ServeArgs, screen: Screen, job: DemoJob) -> list[DemoComparison]:
+    compile_cpu_kernels(args.engine)
     with ExitStack() as stack:
         with screen.phase("starting Ray, two stages and the drafters (half a minute)"):
             stack.enter_context(serve_on_ray(args))

@@ -24,6 +24,7 @@ from ...ray_serve.runtime import exits_within, quiet_libraries, serve_on_ray, sh
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
 from ...tenants.store import check_tenant_store
+from ..cpu_kernels import compile_cpu_kernels
 from ..progress import progress
 from .listening import bind
 
@@ -175,6 +176,8 @@ def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) ->
                 f"drafters[{index}].drafter_pool",
                 f"{pool!r} is not under pools; or --ray-address names a cluster that has it",
             )
+    if ray_address is None:
+        compile_cpu_kernels(args.engine)
     console.print("starting Ray and the stages (about half a minute on a small machine)")
     # A signal also ends the start.
     with (
