@@ -72,9 +72,11 @@ async def test_what_is_known_is_still_checked(serving: Any, engine: FakeEngine) 
 
 
 def test_names_of_clients_can_stand_in_a_header() -> None:
-    response = IgnoredFields(lambda: 0.0).tell(Response(), ["a\r\nset-cookie: x", "é", "b" * 500])
+    response = IgnoredFields(lambda: 0.0).add_header(
+        Response(), ["a\r\nset-cookie: x", "é", "b" * 500]
+    )
     assert response.headers[HEADER] == "a??set-cookie??x, ?, " + "b" * 64
-    many = IgnoredFields(lambda: 0.0).tell(Response(), [f"f{i}" for i in range(100)])
+    many = IgnoredFields(lambda: 0.0).add_header(Response(), [f"f{i}" for i in range(100)])
     assert many.headers[HEADER].endswith("f15, ...")
 
 
@@ -83,6 +85,6 @@ def test_the_log_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     ignored = IgnoredFields(lambda: now[0])
     for second in range(100):
         now[0] = float(second)
-        ignored.tell(Response(), ["one" if second < 50 else "two"])
+        ignored.add_header(Response(), ["one" if second < 50 else "two"])
     names = [one.message.split("names=")[1] for one in caplog.records]
     assert names == ["one", "one,two"]
