@@ -31,7 +31,7 @@ LEAST_P = 1e-4
 def output() -> Any:
     """A row after which three tokens are possible."""
     ids, log_probs = np.array([[7, 8, 9]], dtype=np.int32), np.log(PROBS)[None].astype(np.float32)
-    return SimpleNamespace(top=TopTokens(ids, log_probs))
+    return SimpleNamespace(log_probs=SimpleNamespace(top=TopTokens(ids, log_probs)))
 
 
 def draws(temperature: float = 1.0, seed: int = 0) -> TreeDraws:
