@@ -135,7 +135,7 @@ class AllowedTokens:
         None where all are. `num_answered` tokens of the answer are committed, of which `answered`
         are the last `lookback` or more; `grammar_masks` uint32 [1 + nodes, words] are those of
         the constraint, if any. Where two rules leave nothing together, a grammar goes before a list
-         of tokens, both before sequences, and all before a least length.
+        of tokens, both before sequences, and all before a least length.
         """
         mask = None if self.always is None else self.always[None]
         if grammar_masks is not None:

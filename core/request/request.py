@@ -287,8 +287,7 @@ class RequestState:
     def move_kv(self, moves: Int32) -> None:
         """Have the next step bring the KV of accepted nodes to where it belongs.
 
-        A request that was preempted meanwhile has none; for pipelined trees
-        `read_chunk` did this.
+        A request that was preempted meanwhile has none; for pipelined trees `read_chunk` did this.
         """
         if self.kv.blocks and self.pipelined is None:
             self.kv.moves = moves

@@ -277,8 +277,8 @@ class StepInFlight:
     def _read_chunks(
         self, paths: Paths, outputs: Sequence[TreeOutput], output: StepOutput
     ) -> tuple[Paths, Paths, TreeBatch, Sequence[TreeOutput], list[FeatureRows]]:
-        """Paths, the same by rows of the step, drafted trees and answers, of chunks what their
-        pipelined_trees make of these; and the features of what is committed of these."""
+        """Paths, the same by rows of the step, drafted trees and outputs, those of chunks taken
+        from their pipelined trees; and the features of what these commit."""
         steps, judged = paths.of_each(), list(self.trees.drafted)
         by_rows = list(steps)
         outputs, features = list(outputs), list[FeatureRows]()

@@ -19,16 +19,11 @@ def compile_cpu_kernels(config: EngineConfig) -> None:
     if config.compile == "off" or config.dtype not in ("auto", "float32"):
         return
     # torch takes a second to import, which a port in use is to be reported before.
-    from ...kernels.cpu.build import build, library_path  # noqa: PLC0415
+    from ...kernels.cpu.build import ensure_built  # noqa: PLC0415
     from ...models.device import choose_device  # noqa: PLC0415
     from ...models.stage.options import StageOptions  # noqa: PLC0415
 
     if choose_device(config.device, has_gpu=stages_have_gpu(config)) != "cpu":
         return
-    library = library_path(Path(StageOptions().compile_cache).expanduser())
-    if library.exists():
-        return
-    label = "compiling CPU kernels, once for this version"
-    with suppress(ConfigError), progress(label, total=1, unit="libraries") as work:
-        build(library)
-        work.advance()
+    with suppress(ConfigError):
+        ensure_built(Path(StageOptions().compile_cache).expanduser(), progress)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ...core.errors import ConfigError
+from ...core.progress import Progress, unseen
 
 HERE = Path(__file__).parent / "source"
 SOURCES = sorted(HERE.glob("*.cpp"))
@@ -63,17 +64,26 @@ def are_loaded() -> bool:
     return hasattr(torch.ops.draftline, "packed_linear")
 
 
-def load_cpu_ops(folder: Path) -> None:
+def ensure_built(folder: Path, progress: Progress = unseen) -> Path:
+    """The library in `folder`; compiles it first if it is missing. Raises as `build`."""
+    library = library_path(folder)
+    if not library.exists():
+        # Nothing else shows why a first start takes a minute.
+        label = "compiling CPU kernels, once for this version"
+        with progress(label, total=1, unit="libraries") as work:
+            build(library)
+            work.advance()
+    return library
+
+
+def load_cpu_ops(folder: Path, progress: Progress = unseen) -> None:
     """Register `torch.ops.draftline`; builds the library in `folder` if it is missing.
 
     Raises `ConfigError` (`compile`) if the compiler is missing or fails.
     """
     if are_loaded():
         return
-    library = library_path(folder)
-    if not library.exists():
-        build(library)
-    torch.ops.load_library(library)
+    torch.ops.load_library(ensure_built(folder, progress))
 
 
 def find_compiler() -> str:

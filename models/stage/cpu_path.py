@@ -69,11 +69,7 @@ def _load(folder: Path, progress: Progress) -> None:
         return
     logger.info("event=cpu_kernels_build folder=%s", folder)
     begin = time.perf_counter()
-    # Nothing else tells why a first start takes a minute.
-    label = "compiling CPU kernels, once for this version"
-    with progress(label, total=1, unit="libraries") as work:
-        load_cpu_ops(folder)
-        work.advance()
+    load_cpu_ops(folder, progress)
     logger.info("event=cpu_kernels_built seconds=%.1f", time.perf_counter() - begin)
 
 
