@@ -9,26 +9,22 @@ that are worth their time. `fit` cuts the trees to the KV slots that are free.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from types import MappingProxyType
 
-from .arrays import UInt32
 from .errors import DraftlineError
-from .grammar_masks import GrammarMaskQueue
+from .grammar_masks import GrammarMaskQueue, with_grammar_masks
 from .interfaces import ProposalSource
 from .length_buckets import EVERY_LENGTH_BUCKET
 from .proposals import (
     DraftCost,
     Drafted,
     FeatureRows,
-    Probe,
     Proposal,
     Query,
     StepCommit,
 )
-from .request.allowed_tokens import GrammarMasks, rows_in
 from .request.request import HeadOrder, RequestState
 from .schedule.scheduler import Scheduler
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
@@ -38,16 +34,16 @@ from .step.in_flight import StepInFlight
 from .step.parts import (
     NO_EXTRAS,
     NO_TREE_STEPS,
-    DraftedTree,
     DraftedTrees,
     PromptChunk,
     TreeExtras,
     TreeSteps,
 )
+from .step.probes import extras_of, wants_extras
 from .steps import StepInput, StepOutput
 from .tree.merge import merge_all
 from .tree.tree import empty_trees
-from .verify.rules import COUPLED, candidates_of, no_candidates
+from .verify.rules import COUPLED, candidates_of
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
@@ -85,7 +81,7 @@ class Drafting:
         self._clock = clock
         self._acceptance = acceptance
         self._notify = notify
-        self._masks = GrammarMaskQueue(self._allow, fail, notify)
+        self._masks = GrammarMaskQueue(fail, notify, cuts_trees=acceptance == COUPLED)
         self._group: _Group | None = None
         self._commits: list[StepCommit] = []
         # By head of the last stage: cost of one more draft level in tokens, as of its last plan.
@@ -320,43 +316,21 @@ class Drafting:
         self._policy.note_host(self._clock() - start)
         return DraftedTrees(states, trees, proposals, limits)
 
-    def _allow(self, drafted: DraftedTree, grammar: GrammarMasks | None) -> DraftedTree:
-        """Cut the nodes that the request's rules forbid, which would only cost rows.
-
-        `grammar`: what its grammar allows, if it has one. Trees of draws stay as they are.
-        """
-        state, tree = drafted.state, drafted.tree
-        permitted = state.request.allowed_tokens
-        if permitted is None or self._acceptance != COUPLED:
-            return drafted
-        answered = state.last_answered(permitted.lookback)
-        allowed = permitted.allowed(tree, state.num_answered, answered, grammar)
-        masks = None
-        if grammar is not None:
-            masks = grammar.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
-        return replace(drafted, tree=tree.keep(allowed), grammar_masks=masks)
-
     def _select(self, drafted: DraftedTrees, batch: DraftBatch) -> TreeSteps:
         """The requests' parts of the step: trees cut to the nodes that are worth their time."""
-        if not len(drafted) or not (batch.by_request or len(drafted.trees.nodes)):
-            return self._without_drafts(drafted)
         if self._acceptance != COUPLED:
             return self._as_drawn(drafted)
+        if not (batch.by_request or len(drafted.trees.nodes)):
+            none = empty_trees(len(drafted))
+            return with_grammar_masks(TreeSteps(drafted.states, none, none), drafted)
         start = self._clock()
-        extras: dict[int, TreeExtras] = {}
-        # Few requests have any.
-        if _has_extras(chain.from_iterable(drafted.proposals)):
-            parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
-            extras = {
-                place: TreeExtras(
-                    self._probes(state, proposals, batch.plan), top_next_tokens(proposals)
-                )
-                for place, (state, proposals) in parts
-                if _has_extras(proposals)
-            }
-        num_probe_rows = sum(
-            len(probe.tokens) for own in extras.values() for probe in own.probes.values()
-        )
+        extras = dict[int, TreeExtras]()
+        for place, (state, proposals) in enumerate(
+            zip(drafted.states, drafted.proposals, strict=True)
+        ):
+            if (own := self._extras(state, proposals, batch.plan)) is not NO_EXTRAS:
+                extras[place] = own
+        num_probe_rows = sum(own.num_probe_rows for own in extras.values())
         trees = self._policy.select(
             drafted.trees,
             drafted.max_nodes,
@@ -365,17 +339,10 @@ class Drafting:
             spent_s=batch.seconds + batch.ahead_s,
             may_decode_several=want_tokens_alone(drafted.states),
         )
-        for place, masks in drafted.grammar_masks.items():
-            left = masks[rows_in(trees[place], drafted.trees[place])]
-            extras[place] = replace(extras.get(place, NO_EXTRAS), grammar_masks=left)
+        steps = TreeSteps(drafted.states, trees, drafted.trees, extras)
+        steps = with_grammar_masks(steps, drafted)
         self._policy.note_host(self._clock() - start)
-        return TreeSteps(drafted.states, trees, drafted.trees, extras)
-
-    def _without_drafts(self, drafted: DraftedTrees) -> TreeSteps:
-        none = empty_trees(len(drafted))
-        places = drafted.grammar_masks if self._acceptance == COUPLED else range(len(drafted))
-        extras = {place: self._root_extras(drafted.grammar_masks.get(place)) for place in places}
-        return TreeSteps(drafted.states, none, none, extras)
+        return steps
 
     def _as_drawn(self, drafted: DraftedTrees) -> TreeSteps:
         """Trees for a verification rule: cut by the order of nodes, never by what was drawn.
@@ -385,34 +352,20 @@ class Drafting:
         extras = {}
         for place, part in enumerate(drafted.parts()):
             candidates = candidates_of(self._acceptance, part.tree, part.proposals, part.max_nodes)
-            own = TreeExtras(self._fitting(part.proposals), top_next_tokens(part.proposals))
+            own = extras_of(part.proposals, self._scheduler.max_probe_rows)
             extras[place] = replace(own, candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), extras)
 
-    def _root_extras(self, masks: UInt32 | None) -> TreeExtras:
-        """What a root alone has beside it. `masks`: those of its grammar, the root's first."""
-        candidates = None if self._acceptance == COUPLED else no_candidates(self._acceptance)
-        return TreeExtras(candidates=candidates, grammar_masks=None if masks is None else masks[:1])
-
-    def _probes(
+    def _extras(
         self, state: RequestState, proposals: Sequence[Proposal], plan: DraftPlan
-    ) -> dict[str, Probe]:
-        """The probes of a request that are worth their rows."""
+    ) -> TreeExtras:
+        """What drafters want beside a request's tree; probes where they are worth their rows."""
+        if not wants_extras(proposals):
+            return NO_EXTRAS
         for proposal in proposals:
             if proposal.probe is not None:
                 self._policy.note_probe(proposal.source, len(proposal.probe.tokens))
-        return self._fitting(
-            [p for p in proposals if state.request_id in plan.probing.get(p.source, ())]
-        )
-
-    def _fitting(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
-        probes: dict[str, Probe] = {}
-        room = self._scheduler.max_probe_rows
-        for proposal in proposals:
-            if proposal.probe is not None and len(proposal.probe.tokens) <= room:
-                probes[proposal.source] = proposal.probe
-                room -= len(proposal.probe.tokens)
-        return probes
+        return extras_of(proposals, self._scheduler.max_probe_rows, plan.probers(state.request_id))
 
     # ---- which trees have KV slots
 
@@ -421,7 +374,7 @@ class Drafting:
         each request the step decodes (1 if it has drafts)."""
         num_decode_steps = self._num_decode_steps(trees)
         fitting: list[int] = []
-        bare: dict[int, TreeExtras] = {}
+        bare: list[int] = []
         slots = self._slots(trees, num_decode_steps)
         missing = self._scheduler.missing_blocks(trees.states, slots)
         for place, state in enumerate(trees.states):
@@ -436,7 +389,7 @@ class Drafting:
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, len(state.token_ids)):
                 fitting.append(place)
-                bare[place] = self._root_extras(trees.part(place).extras.grammar_masks)
+                bare.append(place)
         # Tenants' turns change with the requests that run, so one that got its slots may have lost
         # them.
         fitting = [place for place in fitting if trees.states[place].kv.blocks]
@@ -492,12 +445,3 @@ def wanted(state: RequestState, batch: DraftBatch) -> Sequence[Proposal]:
     proposals = batch.by_request.get(state.request_id, ())
     drafters = state.request.options.drafters
     return proposals if drafters is None else [p for p in proposals if p.source in drafters]
-
-
-def top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
-    """How many most probable next tokens each drafter wants."""
-    return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
-
-
-def _has_extras(proposals: Iterable[Proposal]) -> bool:
-    return any(p.probe is not None or p.num_top_next_tokens for p in proposals)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .errors import Contained, DraftlineError
-from .request.allowed_tokens import Constraint, GrammarMasks
+from .request.allowed_tokens import Constraint, GrammarMasks, rows_in
 from .request.request import RequestState
-from .step.parts import DraftedTree, DraftedTrees
+from .step.parts import NO_EXTRAS, DraftedTree, DraftedTrees, TreeSteps
 
-Allow = Callable[[DraftedTree, GrammarMasks | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
 
 
@@ -29,16 +28,17 @@ class GrammarMaskQueue:
     waits for another's grammar. Its text does not depend on that.
     """
 
-    __slots__ = ("_allow", "_fail", "_on_ready", "_pending")
+    __slots__ = ("_cuts_trees", "_fail", "_on_ready", "_pending")
 
-    def __init__(self, allow: Allow, fail: Fail, on_ready: Callable[[], object]) -> None:
+    def __init__(self, fail: Fail, on_ready: Callable[[], object], *, cuts_trees: bool) -> None:
         """What is done with masks.
 
-        allow     cuts a tree by its request's rules
-        fail      ends a request where that fails
-        on_ready  called when masks are there
+        fail        ends a request whose rules fail
+        on_ready    called when masks are there
+        cuts_trees  whether nodes that a request's rules forbid are left out. Trees of draws stay as
+                    they are
         """
-        self._allow = allow
+        self._cuts_trees = cuts_trees
         self._fail = fail
         self._on_ready = on_ready
         self._pending: dict[str, _Pending] = {}
@@ -96,16 +96,43 @@ class GrammarMaskQueue:
         state = drafted.state
         if _constraint(state) is None:
             with Contained(state.request_id, partial(self._fail, state)):
-                return self._allow(drafted, None)
+                return self._allowed(drafted, None)
             return None
         pending = self._pending.get(state.request_id)
         if pending is None or not pending.masks.done():
             return None
         del self._pending[state.request_id]
         with Contained(state.request_id, partial(self._fail, state)):
-            allowed = self._allow(pending.drafted, pending.masks.result())
+            allowed = self._allowed(pending.drafted, pending.masks.result())
             return replace(allowed, max_nodes=min(allowed.max_nodes, most_nodes))
         return None
+
+    def _allowed(self, drafted: DraftedTree, grammar: GrammarMasks | None) -> DraftedTree:
+        """A tree without the nodes that its request's rules forbid, which would only cost rows.
+
+        `grammar`: what its grammar allows, if it has one.
+        """
+        state, tree = drafted.state, drafted.tree
+        permitted = state.request.allowed_tokens
+        if permitted is None or not self._cuts_trees:
+            return drafted
+        answered = state.last_answered(permitted.lookback)
+        allowed = permitted.allowed(tree, state.num_answered, answered, grammar)
+        masks = None
+        if grammar is not None:
+            masks = grammar.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
+        return replace(drafted, tree=tree.keep(allowed), grammar_masks=masks)
+
+
+def with_grammar_masks(steps: TreeSteps, drafted: DraftedTrees) -> TreeSteps:
+    """The trees of a step with the masks of their rows; they were cut from those of `drafted`."""
+    if not drafted.grammar_masks:
+        return steps
+    extras = dict(steps.extras)
+    for place, masks in drafted.grammar_masks.items():
+        left = masks[rows_in(steps.trees[place], drafted.trees[place])]
+        extras[place] = replace(extras.get(place, NO_EXTRAS), grammar_masks=left)
+    return replace(steps, extras=extras)
 
 
 async def _wait(pending: Sequence[_Pending], seconds: float) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .drafting import NO_SIZES, Drafting, asked_of, top_next_tokens, wanted
+from .drafting import NO_SIZES, Drafting, asked_of, wanted
 from .errors import DraftlineError
 from .interfaces import ProposalSource
 from .length_buckets import AT_LEAVES
@@ -281,10 +281,10 @@ class PipelinedDrafting(Drafting):
             is_behind = (
                 state.pipelined is not None and state.pipelined.asked is state.pipelined.root
             )
-            probes = self._probes(state, proposals, batch.plan) if is_behind else {}
+            extras = self._extras(state, proposals, batch.plan if is_behind else NOBODY)
             self._grow(state, proposals, limit)
             if (part := self._chunk(state, limit)) is not None:
-                tree_chunks.append((state, part, TreeExtras(probes, top_next_tokens(proposals))))
+                tree_chunks.append((state, part, extras))
         self._policy.note_host(self._clock() - start)
         return trees.beside(tree_chunks)
 

@@ -74,6 +74,10 @@ class DraftPlan:
             if request_id in ids and request_id not in self.trials.get(name, ())
         )
 
+    def probers(self, request_id: str) -> set[str]:
+        """Drafters whose probes for a request go into the step."""
+        return {name for name, ids in self.probing.items() if request_id in ids}
+
     def beside(self, more: Mapping[str, Sequence[str]]) -> DraftPlan:
         """This one, whose drafters are also asked for requests that nothing was decided about."""
         if not more:

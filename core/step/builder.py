@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arrays import Int32, UInt64
+from ..arrays import Int32
 from ..pipelined.chunks import rows_of_edits, with_tree_chunks
 from ..proposals import chain_proposal
 from ..request.draft_stats import DraftStats
@@ -18,14 +18,11 @@ from ..sampling.rows import build_edits, path_entries, rows_of_requests
 from ..steps import (
     NO_HEADS,
     NO_LOG_PROBS,
-    NO_PROBES,
     NO_ROWS,
-    WORD_BITS,
     HeadInput,
     LogitEdits,
     LogProbInput,
     MultiStepInput,
-    ProbeInput,
     StepInput,
     StepTrees,
     TreeRows,
@@ -35,10 +32,11 @@ from ..tree.acceptance import AcceptanceTable
 from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
 from ..tree.tree import NO_TREE
-from ..tree.tree_loops import pack, unpack, visible_columns
+from ..tree.tree_loops import visible_columns
 from ..verify.walk import Paths, RowSlots, walk_all
 from .layout import fill_tables, lay_out
 from .parts import PromptChunk, TreeStep, TreeSteps
+from .probes import ancestors_of, probe_input, probe_rows
 
 NO_TOPS = (None, None)
 
@@ -82,7 +80,7 @@ def build_step(
         trees.trees.nodes,
         trees.trees.node_ends,
         np.array([state.token_ids[-1] for state in trees.states], dtype=np.int32),
-        *_probe_nodes(trees),
+        *probe_rows(trees),
         *_chunk_rows(chunks),
         contexts,
         tables,
@@ -104,7 +102,7 @@ def build_step(
         edits=placed_edits(chosen, edits),
         verification=_verification(trees, context_lens),
         log_probs=_log_probs(states, chunks, starts[len(trees) : -1]),
-        probes=_probes(trees, starts),
+        probes=probe_input(trees, starts),
         multi_step=_multi_step(states, num_decode_steps),
         heads=_heads(states, trees),
         request_keys=tuple(state.kv.key for state in states),
@@ -115,7 +113,7 @@ def _tree_rows(
     trees: TreeSteps, starts: Int32, slots: Int32, positions: Int32, tables: Int32, block_size: int
 ) -> Sequence[TreeRows | None]:
     """What the rows see; those of chunks get their KV slots."""
-    rows = StepTrees(_ancestors(trees), starts, slots, positions, len(trees))
+    rows = StepTrees(ancestors_of(trees), starts, slots, positions, len(trees))
     if not trees.tree_chunks:
         return rows
     probes = {place: [*extras.probes.values()] for place, extras in trees.extras.items()}
@@ -162,19 +160,6 @@ def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification
     )
 
 
-def _probe_nodes(trees: TreeSteps) -> tuple[Int32, Int32, Int32]:
-    """Tokens and offsets of all probe rows, and how many each request has, int32 [requests]."""
-    counts = np.zeros(len(trees), dtype=np.int32)
-    if not trees.extras:
-        return NO_ROWS, NO_ROWS, counts
-    probes = []
-    for place, extras in sorted(trees.extras.items()):
-        probes += extras.probes.values()
-        counts[place] = sum(len(probe.tokens) for probe in extras.probes.values())
-    tokens = np.concatenate([NO_ROWS, *(probe.tokens for probe in probes)])
-    return tokens, np.concatenate([NO_ROWS, *(probe.offsets for probe in probes)]), counts
-
-
 def _chunk_rows(chunks: Sequence[PromptChunk]) -> tuple[Int32, Int32, Int32]:
     """Tokens of all chunks; rows of each, and how many of them get a target token."""
     if not chunks:
@@ -182,55 +167,6 @@ def _chunk_rows(chunks: Sequence[PromptChunk]) -> tuple[Int32, Int32, Int32]:
     rows = np.array([chunk.num_rows for chunk in chunks], dtype=np.int32)
     chosen = np.array([chunk.num_chosen for chunk in chunks], dtype=np.int32)
     return np.concatenate([NO_ROWS, *(chunk.tokens for chunk in chunks)]), rows, chosen
-
-
-def _ancestors(trees: TreeSteps) -> UInt64:
-    """The bits of all trees with their probe rows, one behind the other."""
-    ancestors = trees.trees.ancestors()
-    if not any(extras.probes for extras in trees.extras.values()):
-        return ancestors
-    sizes = trees.trees.sizes + 1
-    bits = np.split(ancestors, (sizes * -(-sizes // WORD_BITS)).cumsum()[:-1])
-    for place, extras in trees.extras.items():
-        if extras.probes:
-            own = bits[place].reshape(sizes[place], -1)
-            bits[place] = _with_probes(own, trees.part(place)).ravel()
-    return np.concatenate(bits)
-
-
-def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
-    """The bits of a tree, and of probe rows, which see the root and their own probe."""
-    size, start = step.num_rows, step.num_chosen
-    mask = np.zeros((size, size), dtype=np.bool_)
-    mask[:, 0] = True
-    mask[:start, :start] = unpack(bits, start)
-    for probe in step.extras.probes.values():
-        end = start + len(probe.tokens)
-        mask[start:end, start:end] = probe.mask
-        start = end
-    return pack(mask)
-
-
-def _probes(trees: TreeSteps, starts: Int32) -> ProbeInput:
-    wanted = list[Int32]()
-    for place, extras in sorted(trees.extras.items()):
-        start = int(starts[place])
-        first = start + trees.part(place).num_chosen
-        if extras.num_top_next_tokens:
-            wanted.append(np.arange(start, first, dtype=np.int32))
-        for probe in extras.probes.values():
-            wanted.append(probe.wanted + np.int32(first))
-            first += len(probe.tokens)
-    if not wanted:
-        return NO_PROBES
-    return ProbeInput(np.concatenate(wanted), _probe_top_k(trees))
-
-
-def _probe_top_k(trees: TreeSteps) -> int:
-    extras = trees.extras.values()
-    probes = (probe.top_k for own in extras for probe in own.probes.values())
-    top_next_tokens = (count for own in extras for count in own.num_top_next_tokens.values())
-    return max((*probes, *top_next_tokens))
 
 
 def _scored_rows(chunks: Sequence[PromptChunk], starts: Int32) -> Int32:

@@ -23,6 +23,7 @@ from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
 from .heads import drafted_of, features_of, features_of_tree_chunks
 from .parts import PromptChunk, TreeStep, TreeSteps
+from .probes import ProbeReader
 from .trace import TracedStep
 
 
@@ -55,11 +56,12 @@ NO_TREE_OUTPUT = TreeOutput(Chosen(np.empty(0, dtype=np.int32), None, None), {},
 class StepOutputReader:
     """Takes the answers in the order in which `build_step` asked."""
 
-    __slots__ = ("_next_chosen", "_next_probe", "_next_scored", "_output")
+    __slots__ = ("_next_chosen", "_next_scored", "_output", "_probes")
 
     def __init__(self, output: StepOutput) -> None:
         self._output = output
-        self._next_chosen = self._next_probe = self._next_scored = 0
+        self._probes = ProbeReader(output)
+        self._next_chosen = self._next_scored = 0
 
     def of_trees(self, steps: TreeSteps) -> list[TreeOutput]:
         """`of_tree` for all; nothing where only the walks are wanted."""
@@ -69,13 +71,8 @@ class StepOutputReader:
         return [NO_TREE_OUTPUT] * len(steps)
 
     def of_tree(self, step: TreeStep) -> TreeOutput:
-        """What was chosen after the root and each node, and what drafters asked for.
-
-        To be called before the commit: the request's last token is the root.
-        """
-        top_next_tokens = self._top_next_tokens(step) if step.extras.num_top_next_tokens else {}
-        probe_ids = self._probe_ids(step)
-        return TreeOutput(self._chosen(step.num_chosen), probe_ids, top_next_tokens)
+        """What was chosen after the root and each node, and what drafters asked for."""
+        return TreeOutput(self._chosen(step.num_chosen), *self._probes.of_tree(step))
 
     def of_chunk(self, chunk: PromptChunk) -> Chosen:
         """What was chosen after the chunk, if it asked; keeps its tokens' log-probabilities."""
@@ -92,25 +89,6 @@ class StepOutputReader:
                 log_prob = token_log_prob(token, scores, top, first + index, num_top)
                 state.prompt_log_probs[position] = log_prob
         return self._chosen(int(chunk.wants_token))
-
-    def _probe_ids(self, step: TreeStep) -> dict[str, Int32]:
-        return {
-            source: self._best_ids(len(probe.wanted))[:, : probe.top_k]
-            for source, probe in step.extras.probes.items()
-        }
-
-    def _top_next_tokens(self, step: TreeStep) -> dict[str, TopNextTokens]:
-        tokens = np.append(np.int32(step.root_token), step.tree.tokens)
-        ids = self._best_ids(len(tokens))
-        return {
-            source: TopNextTokens(tokens, ids[:, :count])
-            for source, count in step.extras.num_top_next_tokens.items()
-        }
-
-    def _best_ids(self, count: int) -> Int32:
-        first, self._next_probe = self._next_probe, self._next_probe + count
-        assert self._output.probe_ids is not None, "the stage did not do what it was asked"
-        return self._output.probe_ids[first : self._next_probe]
 
     def _chosen(self, count: int) -> Chosen:
         first, self._next_chosen = self._next_chosen, self._next_chosen + count

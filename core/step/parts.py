@@ -3,7 +3,7 @@ beside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..proposals import Probe, Proposal
 from ..request.request import RequestState
 from ..steps import TreeCandidates
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
+from ..verify.rules import no_candidates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +138,19 @@ class TreeExtras:
         has_rows = self.probes or self.num_top_next_tokens
         return not has_rows and self.candidates is None and self.grammar_masks is None
 
+    @property
+    def num_probe_rows(self) -> int:
+        """Rows of its probes."""
+        return sum(len(probe.tokens) for probe in self.probes.values())
+
+    def of_root(self) -> TreeExtras:
+        """What the root has where its tree is left out."""
+        rule, masks = self.candidates, self.grammar_masks
+        return TreeExtras(
+            candidates=None if rule is None else no_candidates(rule.rule),
+            grammar_masks=None if masks is None else masks[:1],
+        )
+
 
 NO_EXTRAS = TreeExtras()
 
@@ -163,7 +177,7 @@ class TreeStep:
     @property
     def num_rows(self) -> int:
         """Rows in the step."""
-        return self.num_chosen + sum(len(probe.tokens) for probe in self.extras.probes.values())
+        return self.num_chosen + self.extras.num_probe_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +207,7 @@ class TreeSteps:
         """int64 [requests]: rows of each in the step."""
         rows = self.trees.sizes + 1
         for place, extras in self.extras.items():
-            rows[place] += sum(len(probe.tokens) for probe in extras.probes.values())
+            rows[place] += extras.num_probe_rows
         return rows
 
     @property
@@ -226,23 +240,22 @@ class TreeSteps:
             dict(enumerate(tree_chunks, count)),
         )
 
-    def with_bare(self, bare: Mapping[int, TreeExtras]) -> TreeSteps:
-        """The requests at these places get their root alone, as in plain decoding, and `bare`."""
-        if not bare:
+    def with_bare(self, places: Collection[int]) -> TreeSteps:
+        """The requests at these places get their root alone, as in plain decoding."""
+        if not places:
             return self
         is_kept = np.ones(len(self), dtype=np.bool_)
-        is_kept[list(bare)] = False
+        is_kept[list(places)] = False
+        extras = {
+            place: own.of_root() if place in places else own for place, own in self.extras.items()
+        }
         return TreeSteps(
             self.states,
             self.trees.keep(is_kept.repeat(self.trees.sizes)),
             self.drafted.keep(is_kept.repeat(self.drafted.sizes)),
+            {place: own for place, own in extras.items() if not own.is_empty},
             {
-                place: extras
-                for place, extras in {**self.extras, **bare}.items()
-                if not extras.is_empty
-            },
-            {
-                place: part.bare() if place in bare else part
+                place: part.bare() if place in places else part
                 for place, part in self.tree_chunks.items()
             },
         )
