@@ -1,6 +1,7 @@
 """Is a server with drafters ever slower than one without, or than the best fixed setting?
 
     python -m draftline.benchmarks.serving.budget_promise [--prompts code=FILE] [--rounds 3]
+    python -m draftline.benchmarks.serving.budget_promise --model FOLDER --chat --prompts chats=FILE
 
 For each set of drafters, load, temperature and kind of prompts four engines start: without
 drafters, with them, with them at fixed numbers of nodes, and once more without drafters, which
@@ -77,8 +78,13 @@ Runs = Mapping[str, Sequence[RunMetrics]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetCell:
-    """What is measured together."""
+    """What is measured together.
 
+    is_chat  prompts are said by a user, and answers end where the model ends them
+    """
+
+    model: str
+    is_chat: bool
     drafters: str
     prompts: str
     temperature: float
@@ -107,11 +113,16 @@ class BudgetRow:
 
 def main(
     *,
+    model: Annotated[str, typer.Option(help="Folder of the target, or `demo`.")] = "demo",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Prompts go through the model's chat template.")
+    ] = False,
     drafters: Annotated[
         str, typer.Option(help="Sets of drafters, parted by commas; + joins several.")
     ] = "suffix+prompt_lookup",
     prompts: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILE or NAME=FILE@CATEGORY, beside bundled ones.")
+        list[str] | None,
+        typer.Option(help="NAME=FILE or NAME=FILE@CATEGORY; else the bundled ones."),
     ] = None,
     streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32",
     temperatures: Annotated[str, typer.Option(help="Temperatures.")] = "0,0.7,1",
@@ -123,9 +134,9 @@ def main(
     """Measure what the node budget promises."""
     torch.set_num_threads(1)
     console = Console(width=110, highlight=False)
-    kinds = dict(_kind(text) for text in ["bundled", *(prompts or [])])
+    kinds = dict(_kind(text) for text in prompts or ["bundled"])
     cells = [
-        BudgetCell(*parts)
+        BudgetCell(model, chat, *parts)
         for parts in product(
             drafters.split(","),
             kinds,
@@ -167,7 +178,8 @@ async def _measure(
     cell: BudgetCell, prompts: Sequence[BenchPrompt], tokens: int, seconds: float, rounds: int
 ) -> BudgetRow:
     load = Load(concurrency=cell.streams)
-    plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load)
+    plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load,
+                is_chat=cell.is_chat, ignore_eos=not cell.is_chat)  # fmt: skip
     found = [await _round(cell, plan, seconds, turn) for turn in range(rounds)]
     names = [setting.name for setting in [PLAIN, *FIXED]]
     median = {name: statistics.median(_rate(steady[name]) for _, steady in found) for name in names}
@@ -239,7 +251,7 @@ async def _run(endpoint: EngineEndpoint, plan: Plan, setting: Setting) -> RunMet
 async def _engines(cell: BudgetCell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]]:
     names = cell.drafters.split("+")
     common: dict[str, Any] = {
-        "model": "demo",
+        "model": cell.model,
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": cell.streams,
         "kv_cache_tokens": cell.streams * MAX_MODEL_LEN,
@@ -264,7 +276,7 @@ async def _engines(cell: BudgetCell) -> AsyncIterator[Mapping[Setting, EngineEnd
         # As servers do: a full collection takes a tenth of a half, and only one setting has it.
         with collector_spared():
             yield {
-                setting: EngineEndpoint(engine, per_request=False)
+                setting: EngineEndpoint(engine, per_request=False, tokenizer=engine.tokenizer)
                 for setting, engine in engines.items()
             }
     finally:
