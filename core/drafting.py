@@ -16,7 +16,6 @@ from types import MappingProxyType
 from .errors import DraftlineError
 from .grammar_masks import GrammarMaskQueue, with_grammar_masks
 from .interfaces import ProposalSource
-from .length_buckets import EVERY_LENGTH_BUCKET
 from .proposals import (
     DraftCost,
     Drafted,
@@ -25,11 +24,11 @@ from .proposals import (
     Query,
     StepCommit,
 )
-from .request.request import HeadOrder, RequestState
+from .request.request import RequestState
 from .schedule.scheduler import Scheduler
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
 from .speculation.policy import SpeculationPolicy
-from .step.heads import with_head_tasks
+from .step.heads import HeadOrders, is_ordered
 from .step.in_flight import StepInFlight
 from .step.parts import (
     NO_EXTRAS,
@@ -82,10 +81,9 @@ class Drafting:
         self._acceptance = acceptance
         self._notify = notify
         self._masks = GrammarMaskQueue(fail, notify, cuts_trees=acceptance == COUPLED)
+        self._heads = HeadOrders(drafters)
         self._group: _Group | None = None
         self._commits: list[StepCommit] = []
-        # By head of the last stage: cost of one more draft level in tokens, as of its last plan.
-        self._level_tokens: dict[str, float] = {}
 
     # ---- what drafters receive
 
@@ -100,14 +98,8 @@ class Drafting:
                 self._planned(state), self._drafters.costs(), len(self._scheduler.running)
             )
             self._drafters.open(state.draft_request(), expected)
-            names = self._drafters.feature_drafters
-            state.wants_features = not names.isdisjoint(expected)
             most = min(self._scheduler.nodes_each(1), state.max_nodes)
-            state.head_orders = {
-                name: HeadOrder(most, EVERY_LENGTH_BUCKET)
-                for name in self._drafters.stage_heads
-                if name in expected
-            }
+            self._heads.open(state, expected, most)
 
     def close(self, state: RequestState) -> None:
         """End a request with every drafter, after handing them its last tokens."""
@@ -125,12 +117,8 @@ class Drafting:
         self._commits.append(commit)
 
     def note_results(self, features: Sequence[FeatureRows], drafted: Sequence[Drafted]) -> None:
-        """Keep what a step brought for heads: hidden states for the next message to those of other
-        processes, and what those of the last stage drafted for the next step."""
-        if features:
-            self._drafters.note_features(features)
-        if drafted:
-            self._drafters.note_drafted(drafted)
+        """Keep what a step brought for heads, and of them."""
+        self._heads.note_results(features, drafted)
 
     # ---- which drafters are asked
 
@@ -251,21 +239,8 @@ class Drafting:
     def _order(
         self, states: Sequence[RequestState], plan: DraftPlan, sizes: Mapping[str, int] = NO_SIZES
     ) -> None:
-        """Ask the next step for the hidden states that asked drafters read, and for drafts of at
-        most `sizes` nodes by heads of the last stage."""
-        names = self._drafters.feature_drafters
-        if names:
-            wanting = set[str]().union(*(plan.by_drafter.get(name, ()) for name in names))
-            for state in states:
-                state.wants_features = state.request_id in wanting
-        if self._drafters.stage_heads:
-            for state in states:
-                state.head_orders = {}
-            by_id = {state.request_id: state for state in states}
-            self._level_tokens.update(plan.level_tokens)
-            for name, buckets_by_id in plan.heads.items():
-                for one, length_buckets in buckets_by_id.items():
-                    by_id[one].head_orders[name] = HeadOrder(sizes[one], length_buckets)
+        """Order of the next step what heads need and draft; trees have at most `sizes` nodes."""
+        self._heads.order(states, plan, sizes)
 
     # ---- which trees are verified
 
@@ -407,8 +382,7 @@ class Drafting:
         self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
     ) -> StepInput:
         """The step with what heads of the last stage do in it."""
-        heads = self._drafters.stage_heads
-        return with_head_tasks(step, heads, trees.states, chunks, self._level_tokens)
+        return self._heads.with_tasks(step, trees.states, chunks)
 
     def note_sent(self, step: StepInFlight) -> None:
         """A step went out."""
@@ -423,7 +397,7 @@ class Drafting:
             return 1
         if self._scheduler.is_prefilling or not want_tokens_alone(states):
             return 1
-        if any(state.wants_features or state.head_orders for state in states):
+        if any(map(is_ordered, states)):
             return 1
         most = min(state.stop.num_tokens_left for state in states)
         return self._policy.num_decode_steps(len(states), most)

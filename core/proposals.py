@@ -17,17 +17,23 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from .arrays import ROOT, Bool, Float32, Int32
-from .draft_distributions import DraftDistributions
-from .errors import ProtocolError
-from .logits_params import UNSHAPED, LogitsParams
+from .errors import (
+    MAX_INT32,
+    ProtocolError,
+    are_token_ids,
+    is_number,
+    is_token_id,
+    is_whole,
+    require,
+)
 
 LOG_PROB_SLACK = 1e-3
 # Rows that a drafter may probe with for a request in one step, whatever it asks for.
@@ -43,6 +49,8 @@ MAX_TOP_NEXT_TOKENS = 64
 # Of the tokens that are expected of a further level of drafts: what others do not bring, and rows
 # leave.
 LEVEL_SHARE = 0.8
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
 
 
 def _all_below(ids: Int32, bound: int) -> bool:
@@ -86,6 +94,42 @@ class Probe:
             raise ProtocolError("probe: token id outside the vocabulary")
         if not _all_below(self.offsets - 1, max_rows) or not _all_below(self.wanted, count):
             raise ProtocolError("probe: an offset or a wanted row is out of range")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftDistributions:
+    """What the nodes of a proposal were drawn from, each given all that was drawn before it.
+
+    ids    int32 [n, k]  the only tokens that could be drawn
+    probs  float32 [n, k]  of these; they add up to 1. A row of zeros: the node is no draw, but a
+           function of the past
+    """
+
+    ids: Int32
+    probs: Float32
+
+    def rows(self, places: Sequence[int] | slice) -> DraftDistributions:
+        """The distributions of the nodes at `places`."""
+        return DraftDistributions(self.ids[places], self.probs[places])
+
+    def check(self, tokens: Int32, vocab_size: int) -> None:
+        """Raise `ProtocolError` unless these tokens can have been drawn so."""
+        if self.ids.ndim != 2 or self.ids.shape != self.probs.shape:
+            raise ProtocolError("distributions: arrays differ in shape")
+        if len(self.ids) != len(tokens) or self.ids.shape[1] > vocab_size:
+            raise ProtocolError("distributions: not a row for each node, or rows too long")
+        if self.ids.dtype != np.int32 or self.probs.dtype != np.float32:
+            raise ProtocolError("distributions: ids must be int32 and probabilities float32")
+        if not ((self.ids >= 0) & (self.ids < vocab_size)).all():
+            raise ProtocolError("distributions: a token id is outside the vocabulary")
+        sums = self.probs.sum(axis=1, dtype=np.float64)
+        is_draw = self.probs.any(axis=1)
+        # A NaN fails every comparison.
+        if not (self.probs >= 0).all() or not (abs(sums[is_draw] - 1) < DISTRIBUTION_SLACK).all():
+            raise ProtocolError("distributions: probabilities do not add up to 1")
+        drawn = np.where(self.ids == tokens[:, None], self.probs, 0.0).sum(axis=1)
+        if not (drawn[is_draw] > 0).all():
+            raise ProtocolError("distributions: a token was drawn that its distribution excludes")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,6 +214,78 @@ def chain_proposal(source: str, tokens: Int32, log_probs: Float32 | None = None)
     probs = np.zeros(count, dtype=np.float32) if log_probs is None else log_probs
     parents = np.arange(-1, count - 1, dtype=np.int32)
     return Proposal(source, tokens.astype(np.int32), parents, probs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsParams:
+    """What changes the distribution of tokens, beside temperature and structured output.
+
+    The fields are those of `SamplingParams`, which explains them; the defaults change nothing.
+    Raises `RequestError` naming the field.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a token's place in the text changes its logit."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    def __post_init__(self) -> None:
+        self._check_filters()
+        self._check_penalties()
+        self._check_tokens()
+
+    def _check_filters(self) -> None:
+        for name in ("top_p", "min_p", "typical_p"):
+            require(is_number(getattr(self, name)), name, "must be a finite number")
+        for name in ("top_k", "min_tokens"):
+            value = getattr(self, name)
+            require(is_whole(value), name, "must be a whole number")
+            # Steps and messages carry it in 32 bits.
+            require(value <= MAX_INT32, name, "must be below 2**31")
+        require(self.top_k >= 0, "top_k", "must be 0 (off) or more")
+        require(self.min_tokens >= 0, "min_tokens", "must be 0 or more")
+        require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
+        require(0 <= self.min_p <= 1, "min_p", "must be from 0 to 1")
+        require(0 < self.typical_p <= 1, "typical_p", "must be above 0 and at most 1")
+
+    def _check_penalties(self) -> None:
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            require(is_number(getattr(self, name)), name, "must be a finite number")
+        repetition = self.repetition_penalty
+        require(0 < repetition <= 100, "repetition_penalty", "must be above 0 and at most 100")
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(abs(getattr(self, name)) <= MAX_PENALTY, name, "must be from -2 to 2")
+
+    def _check_tokens(self) -> None:
+        allowed, banned = self.allowed_token_ids, self.banned_token_ids
+        require(are_token_ids(banned), "banned_token_ids", "must be a tuple of token ids")
+        listed = allowed is None or are_token_ids(allowed)
+        require(listed, "allowed_token_ids", "must be a tuple of token ids")
+        require(allowed != (), "allowed_token_ids", "must not be empty")
+        pairs = self.logit_bias.items()
+        numbers = all(is_token_id(token) and is_number(bias) for token, bias in pairs)
+        require(numbers, "logit_bias", "must give finite numbers by token id")
+        limited = all(abs(bias) <= MAX_BIAS for _, bias in pairs)
+        require(limited, "logit_bias", "must be from -100 to 100")
+
+
+UNSHAPED = LogitsParams()
+
+
+# Probabilities are float32.
+DISTRIBUTION_SLACK = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)

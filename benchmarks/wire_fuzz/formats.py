@@ -20,14 +20,14 @@ from ...cluster.transport.messages import (
     encode_result,
 )
 from ...cluster.transport.step_codec.decoder import MAX_SLOTS
-from ...core.draft_distributions import DraftDistributions
 from ...core.errors import DraftlineError, StageError, StageLost
 from ...core.interfaces import Ended, Subtree
-from ...core.logits_params import LogitsParams
 from ...core.proposals import (
     Commit,
+    DraftDistributions,
     DraftRequest,
     FeatureRows,
+    LogitsParams,
     Probe,
     Proposal,
     Query,

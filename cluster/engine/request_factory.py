@@ -17,10 +17,15 @@ from ...core.request.allowed_tokens import (
     Constraint,
     allowed_tokens_of,
 )
-from ...core.request.input_checks import answer_room, check_vocabulary, checked_prompt
 from ...core.request.request import Request, Sink
 from ...core.request.request_kv import PrefixKeys
-from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...core.request.sampling_params import (
+    RequestOptions,
+    SamplingParams,
+    answer_room,
+    check_vocabulary,
+    checked_prompt,
+)
 from ...core.request.stop import SilentStream, StopRule, stop_token_ids
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint, GrammarFactory

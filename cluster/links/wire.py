@@ -14,18 +14,18 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from ...core.arrays import PackedArray, pack, unpack
-from ...core.draft_distributions import DraftDistributions
 from ...core.errors import DrafterError, ProtocolError, RequestError
 from ...core.interfaces import PrefixCounts
-from ...core.logits_params import LogitsParams
 from ...core.proposals import (
     MAX_ASSUMED_TOKENS,
     MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
     Commit,
+    DraftDistributions,
     DraftRequest,
     FeatureLayers,
     FeatureRows,
+    LogitsParams,
     Probe,
     Proposal,
     Query,

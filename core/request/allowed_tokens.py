@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import ROOT, Bool, UInt32
 from ..errors import RequestError
-from ..logits_params import LogitsParams
+from ..proposals import LogitsParams
 from ..tree.tree import TokenTree
 
 Kind = Literal["json_object", "json", "regex", "choice", "grammar"]

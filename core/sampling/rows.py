@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import Float32, Int32, Int64, UInt32
 from ..compiled import compiled
-from ..logits_params import LogitsParams
+from ..proposals import LogitsParams
 from ..request.request import RequestState, TokenCounts
 from ..steps import LogitEdits, Penalties, SamplingRows
 from ..tree.tree import TokenTree

@@ -2,17 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..arrays import Float32, Int32, lengths_of
+from ..interfaces import ProposalSource
+from ..length_buckets import EVERY_LENGTH_BUCKET
 from ..proposals import Drafted, FeatureRows
-from ..request.request import RequestState
+from ..request.request import HeadOrder, RequestState
+from ..speculation.draft_plan import DraftPlan
 from ..steps import HeadDrafts, HeadTask, StepInput, StepOutput
 from ..verify.walk import Paths
 from .parts import PromptChunk
+
+
+class HeadOrders:
+    """What a request's next step does for heads: it hands out hidden states for those of other
+    processes, and lets those of the last stage draft at its end."""
+
+    __slots__ = ("_drafters", "_level_tokens")
+
+    def __init__(self, drafters: ProposalSource) -> None:
+        self._drafters = drafters
+        # By head of the last stage: cost of one more draft level in tokens, as of its last plan.
+        self._level_tokens: dict[str, float] = {}
+
+    def open(self, state: RequestState, expected: Collection[str], max_nodes: int) -> None:
+        """Order what the drafters that will probably be asked first need of the prompt."""
+        state.wants_features = not self._drafters.feature_drafters.isdisjoint(expected)
+        state.head_orders = {
+            name: HeadOrder(max_nodes, EVERY_LENGTH_BUCKET)
+            for name in self._drafters.stage_heads
+            if name in expected
+        }
+
+    def order(
+        self, states: Sequence[RequestState], plan: DraftPlan, sizes: Mapping[str, int]
+    ) -> None:
+        """Order the hidden states that asked drafters read, and drafts of at most `sizes` nodes."""
+        names = self._drafters.feature_drafters
+        if names:
+            wanting = set[str]().union(*(plan.by_drafter.get(name, ()) for name in names))
+            for state in states:
+                state.wants_features = state.request_id in wanting
+        if self._drafters.stage_heads:
+            for state in states:
+                state.head_orders = {}
+            by_id = {state.request_id: state for state in states}
+            self._level_tokens.update(plan.level_tokens)
+            for name, buckets_by_id in plan.heads.items():
+                for one, length_buckets in buckets_by_id.items():
+                    by_id[one].head_orders[name] = HeadOrder(sizes[one], length_buckets)
+
+    def with_tasks(
+        self, step: StepInput, states: Sequence[RequestState], chunks: Sequence[PromptChunk]
+    ) -> StepInput:
+        """The step with a task for each head of the last stage, of the requests that want drafts.
+
+        `states` have trees; a prompt chunk is drafted behind if it is the last one.
+        """
+        heads = self._drafters.stage_heads
+        if not heads:
+            return step
+        tasks = _tasks(heads, states, chunks, self._level_tokens)
+        read = replace(step.heads, tasks=tasks, following_tokens=_following_tokens(chunks))
+        return replace(step, heads=read)
+
+    def note_results(self, features: Sequence[FeatureRows], drafted: Sequence[Drafted]) -> None:
+        """Keep hidden states for the next message to heads of other processes, and what those of
+        the last stage drafted for the next step."""
+        if features:
+            self._drafters.note_features(features)
+        if drafted:
+            self._drafters.note_drafted(drafted)
+
+
+def is_ordered(state: RequestState) -> bool:
+    """Whether heads want anything of the request's next step."""
+    return state.wants_features or bool(state.head_orders)
 
 
 def features_of(
@@ -57,25 +126,6 @@ def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float
         first += count
     assert first == len(output.features), "stage and coordinator walked different ways"
     return parts
-
-
-def with_head_tasks(
-    step: StepInput,
-    heads: Sequence[str],
-    states: Sequence[RequestState],
-    chunks: Sequence[PromptChunk],
-    level_tokens: Mapping[str, float],
-) -> StepInput:
-    """The step with a task for each head, of the requests that want drafts of it.
-
-    `level_tokens` are those of `HeadTask`, by head. `states` have trees; a prompt chunk is drafted
-    behind if it is the last one.
-    """
-    if not heads:
-        return step
-    tasks = _tasks(heads, states, chunks, level_tokens)
-    read = replace(step.heads, tasks=tasks, following_tokens=_following_tokens(chunks))
-    return replace(step, heads=read)
 
 
 def _tasks(

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from ...core.errors import DraftlineError
-from ...core.logits_params import LogitsParams
+from ...core.proposals import LogitsParams
 from ...core.request.output import Delta, TokenLogProb
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import MAX_PRIORITY, RequestOptions, SamplingParams

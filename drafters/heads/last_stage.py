@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Int32
-from ...core.logits_params import LogitsParams
-from ...core.proposals import FeatureLayers, Proposal
+from ...core.proposals import FeatureLayers, LogitsParams, Proposal
 from ...core.steps import HeadDrafts, HeadTask, StepInput
 from ...models.attention.step_attention import PagedKv
 from ...models.device import to_device

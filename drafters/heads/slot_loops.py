@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.arrays import Bool, Int32
 from ...core.compiled import compiled
-from ...core.step.layout import kv_slot
+from ...core.step.builder import kv_slot
 
 READ, UNKNOWN = -1, -2
 

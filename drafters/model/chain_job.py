@@ -11,8 +11,7 @@ import numpy as np
 
 from ...core.arrays import ROOT, Int32
 from ...core.sampling.rows import sampling_rows
-from ...core.step.builder import block_tables
-from ...core.step.layout import kv_slots
+from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import (
     NO_PROBES,
     LogitEdits,

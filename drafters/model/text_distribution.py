@@ -10,9 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.arrays import Float32, Float64, Int32
-from ...core.draft_distributions import DraftDistributions
-from ...core.logits_params import LogitsParams
-from ...core.proposals import DraftRequest
+from ...core.proposals import DraftDistributions, DraftRequest, LogitsParams
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.request.request import TokenCounts
 from ...core.sampling.rows import edits_of

@@ -11,8 +11,7 @@ import numpy as np
 
 from ...core.arrays import ROOT, Bool, Float32, Int32
 from ...core.sampling.rows import sampling_rows
-from ...core.step.builder import block_tables
-from ...core.step.layout import kv_slots
+from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
 from ...core.tree.tree_loops import pack
 from ..coupled_rank import CoupledChoice, rank_coupled

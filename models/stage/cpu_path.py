@@ -20,7 +20,7 @@ from torch import Tensor
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
-from ...core.step.layout import kv_slots
+from ...core.step.builder import kv_slots
 from ...core.steps import MultiStepInput, StepInput
 from ...kernels.cpu.build import are_loaded, library_path, load_cpu_ops
 from ..attention.operator import advance, attending

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ....core.arrays import Bool, Int32
-from ....core.step.layout import kv_slots
+from ....core.step.builder import kv_slots
 from ....core.steps import SamplingRows, StepInput, TreeRows
 from ....core.tree.tree_loops import pack
 from ....models.attention.backend import NAME as ATTENTION

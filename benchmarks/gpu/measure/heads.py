@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ....core.logits_params import LogitsParams
+from ....core.proposals import LogitsParams
 from ....drafters.heads.drafter import network_of
 from ....drafters.heads.networks.head_network import HeadNetwork
 from ....drafters.heads.networks.kept_keys import KeptKeys

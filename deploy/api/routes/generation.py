@@ -15,8 +15,7 @@ from fastapi import FastAPI, Request, Response
 
 from ....cluster.loop_calls import off_loop
 from ....core.errors import RequestError
-from ....core.request.input_checks import answer_room
-from ....core.request.sampling_params import MAX_SEED, SamplingParams
+from ....core.request.sampling_params import MAX_SEED, SamplingParams, answer_room
 from ..errors import ApiError, to_api_error
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs

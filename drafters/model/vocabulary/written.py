@@ -16,8 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from ....core.arrays import ROOT, Int32
-from ....core.logits_params import UNSHAPED
-from ....core.proposals import DraftRequest
+from ....core.proposals import UNSHAPED, DraftRequest
 from ...coupled_rank import CoupledChoice
 from ..text_distribution import TextDistribution
 from .mapped import special_ids

@@ -10,9 +10,8 @@ from draftline.cluster.drafting.drafter_limits import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.links.failures import RetryPolicy
-from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.engine import EngineCore
-from draftline.core.proposals import Probe, Proposal, Query
+from draftline.core.proposals import DraftDistributions, Probe, Proposal, Query
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from draftline.cluster.links.link import REPORT_EVERY
 from draftline.core.errors import ProtocolError
-from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
     MAX_ASSUMED_TOKENS,
     MAX_PROPOSAL_NODES,
@@ -18,6 +17,7 @@ from draftline.core.proposals import (
     DraftRequest,
     FeatureLayers,
     FeatureRows,
+    LogitsParams,
     Probe,
     Proposal,
     Query,

@@ -10,17 +10,17 @@ from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
 from draftline.cluster.links.features import from_bfloat16
 from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
-from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.interfaces import PrefixCounts
-from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
     MAX_ASSUMED_TOKENS,
     MAX_TOP_NEXT_TOKENS,
     Commit,
+    DraftDistributions,
     DraftRequest,
     FeatureLayers,
     FeatureRows,
+    LogitsParams,
     Probe,
     Proposal,
     Query,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import RequestError
-from draftline.core.request.input_checks import answer_room, check_vocabulary, checked_prompt
+from draftline.core.request.sampling_params import answer_room, check_vocabulary, checked_prompt
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
-from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.errors import ProtocolError
-from draftline.core.proposals import Proposal, chain_proposal
+from draftline.core.proposals import DraftDistributions, Proposal, chain_proposal
 from draftline.core.steps import TreeCandidates
 from draftline.core.tree.merge import merge
 from draftline.core.verify.rules import candidates_of

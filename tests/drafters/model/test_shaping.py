@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.core.logits_params import LogitsParams
-from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, LogitsParams, Proposal, Query
 from draftline.core.request.allowed_tokens import allowed_tokens_of
 from draftline.core.request.request import Request, RequestState, RequestStats
 from draftline.core.request.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.logits_params import LogitsParams
+from draftline.core.proposals import LogitsParams
 from draftline.core.request.allowed_tokens import mask_of
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepOutput

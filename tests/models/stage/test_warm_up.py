@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.core.logits_params import LogitsParams
+from draftline.core.proposals import LogitsParams
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepInput
 from draftline.models.attention.backend import choose_backend

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from draftline.core.arrays import ROOT
-from draftline.core.draft_distributions import DraftDistributions
-from draftline.core.proposals import Proposal
+from draftline.core.proposals import DraftDistributions, Proposal
 from draftline.core.steps import TreeCandidates, Verification
 from draftline.core.tree.merge import merge
 from draftline.core.verify.rules import candidates_of, no_candidates

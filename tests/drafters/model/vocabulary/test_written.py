@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 from draftline.core.arrays import ROOT
-from draftline.core.logits_params import LogitsParams
-from draftline.core.proposals import DraftRequest
+from draftline.core.proposals import DraftRequest, LogitsParams
 from draftline.drafters.model.vocabulary.strategy import DraftNodes
 from draftline.drafters.model.vocabulary.written import WrittenVocabulary
 from support.tools.tiny_tokenizers import letters, single_bytes, unigram, vocabulary
