@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from ...deploy.cli.demo.held_out_prompts import held_out_prompts
+from ...deploy.cli.demo.prompts import held_out_prompts
 from .cases import Case, FuzzRequest, Garbage
 
 # What the server says with a 503 that is no fault: it is full, or on its way out.

@@ -24,7 +24,7 @@ from rich.console import Console
 from ...cluster.config import Backend, DrafterConfig, EngineConfig
 from ...cluster.engine.assembly import plan_model
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...deploy.cli.demo.held_out_prompts import held_out_prompts
+from ...deploy.cli.demo.prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...measure.records.record import machine
 from ...measure.runs.near_tie import Judge, Parting

@@ -22,7 +22,7 @@ from ...cluster.engine.assembly import plan_model
 from ...core.request.allowed_tokens import StructuredOutput
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...deploy.cli.demo.held_out_prompts import held_out_prompts
+from ...deploy.cli.demo.prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...measure.runs.near_tie import Judge, Parting
 from ..peers.transformers_peer import TransformersPeer

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from ...cluster.config import EngineConfig
 from ...core.arrays import Float64
 from ...core.request.sampling_params import SamplingParams
-from ...deploy.cli.demo.held_out_prompts import held_out_prompts
+from ...deploy.cli.demo.prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...deploy.ray_serve.runtime import quiet_libraries
 from ...drafters.model.vocabulary.mapped import Translation

@@ -1,141 +1,135 @@
-"""A Llama checkpoint as a GGUF file in float32, with its byte-level BPE tokenizer.
-
-The format is that of ggml's `docs/gguf.md`, version 3: a header, keys with values, what the tensors
-are, and their data, each part little-endian and the data aligned.
-"""
+"""A checkpoint as a GGUF file, with its byte-level BPE tokenizer, as llama.cpp reads it."""
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import (
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFWriter,
+    TokenType,
+    get_tensor_name_map,
+)
+from gguf.quants import quantize
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from ...core.errors import DraftlineError
 
-MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
-# Types of values; a tensor's type 0 is float32.
-UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
-PACKED = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}
-TENSOR_FLOAT32 = 0
-NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
-
-MODEL_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
+# By `model_type`; a Mistral is a Llama there, and is known by its name.
+ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "mistral": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "gemma2": MODEL_ARCH.GEMMA2,
+    "gemma3_text": MODEL_ARCH.GEMMA3,
 }
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-
-# Type and value by key; the type of an array's items stands behind that of the array.
-Values = Mapping[str, tuple[int | tuple[int, int], Any]]
+# Queries and keys are reordered in these, and norms are one more in those.
+ROTATES_NEIGHBOURS, NORMS_AROUND_ONE = {"llama", "mistral"}, {"gemma2", "gemma3_text"}
 
 
-def write_checkpoint(checkpoint: Path, path: Path) -> None:
-    """Write a Llama checkpoint of one safetensors file, and its tokenizer if it has one.
+def write_checkpoint(
+    checkpoint: Path, path: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32
+) -> None:
+    """Write a checkpoint of one safetensors file, and its tokenizer if it has one.
+
+    kind: of the matrices; vectors stay float32
 
     Raises `DraftlineError` for a tokenizer that is not byte-level BPE as GPT-2 has it.
     """
     config = AutoConfig.from_pretrained(checkpoint)
-    tensors = load_file(checkpoint / "model.safetensors")
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    arrays = {}
-    for name, tensor in tensors.items():
-        count = heads.get(name.split(".")[-2])
-        array = tensor.float().numpy()
-        arrays[gguf_name(name)] = array if count is None else reordered(array, count)
+    architecture = ARCHITECTURES[config.model_type]
+    writer = GGUFWriter(path, _name(architecture))
+    _add_settings(writer, config)
     tokenizer = checkpoint / "tokenizer.json"
-    words = tokenizer_values(json.loads(tokenizer.read_text("utf-8"))) if tokenizer.exists() else {}
-    write_gguf(path, {**model_values(config), **(words or NO_TOKENIZER)}, arrays)
+    if tokenizer.exists():
+        template = checkpoint / "chat_template.jinja"
+        _add_tokenizer(writer, json.loads(tokenizer.read_text("utf-8")), config)
+        if template.exists():
+            writer.add_chat_template(template.read_text("utf-8"))
+    else:
+        writer.add_tokenizer_model("no_vocab")
+    names = get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, f"llama.cpp has no name for {name}"
+        array = _stored(name, tensor.float().numpy(), config)
+        own = kind if array.ndim > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(stored, quantize(array, own), raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
-def model_values(config: Any) -> Values:
-    """What llama.cpp asks of a Llama model's shape; `config` is that of transformers."""
+def _name(architecture: MODEL_ARCH) -> str:
+    return {MODEL_ARCH.GEMMA3: "gemma3"}.get(architecture, architecture.name.lower())
+
+
+def _add_settings(writer: GGUFWriter, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    numbers = {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "rope.dimension_count": head_dim,
-        "vocab_size": config.vocab_size,
-    }
-    return {
-        "general.architecture": (STRING, "llama"),
-        "general.file_type": (UINT32, 0),
-        **{f"llama.{key}": (UINT32, number) for key, number in numbers.items()},
-        "llama.attention.layer_norm_rms_epsilon": (FLOAT32, config.rms_norm_eps),
-        "llama.rope.freq_base": (FLOAT32, config.rope_parameters["rope_theta"]),
-    }
+    writer.add_name(config.model_type)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if config.model_type in NORMS_AROUND_ONE:
+        writer.add_sliding_window(config.sliding_window)
+    for cap, add in (
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    ):
+        if getattr(config, cap, None) is not None:
+            add(getattr(config, cap))
 
 
-NO_TOKENIZER: Values = {"tokenizer.ggml.model": (STRING, "no_vocab")}
-
-
-def tokenizer_values(tokenizer: Mapping[str, Any]) -> Values:
-    """The words of a `tokenizer.json`. Raises `DraftlineError`."""
+def _add_tokenizer(writer: GGUFWriter, tokenizer: Mapping[str, Any], config: Any) -> None:
     words, splits = tokenizer["model"], tokenizer["pre_tokenizer"]
     if words["type"] != "BPE" or splits["type"] != "ByteLevel" or splits["add_prefix_space"]:
         raise DraftlineError("only byte-level BPE as GPT-2 has it can be written for llama.cpp")
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
     ids = {**words["vocab"], **{one["content"]: one["id"] for one in tokenizer["added_tokens"]}}
     tokens = sorted(ids, key=lambda token: ids[token])
-    kinds = [CONTROL_TOKEN if ids[token] in special else NORMAL_TOKEN for token in tokens]
+    kinds = [TokenType.CONTROL if ids[token] in special else TokenType.NORMAL for token in tokens]
     merges = [one if isinstance(one, str) else " ".join(one) for one in words["merges"]]
-    end = min(special, default=0)
-    return {
-        "tokenizer.ggml.model": (STRING, "gpt2"),
-        "tokenizer.ggml.pre": (STRING, "gpt-2"),
-        "tokenizer.ggml.tokens": ((ARRAY, STRING), tokens),
-        "tokenizer.ggml.token_type": ((ARRAY, INT32), kinds),
-        "tokenizer.ggml.merges": ((ARRAY, STRING), merges),
-        "tokenizer.ggml.bos_token_id": (UINT32, end),
-        "tokenizer.ggml.eos_token_id": (UINT32, end),
-        "tokenizer.ggml.add_bos_token": (BOOL, False),
-    }
+    end = config.eos_token_id
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)
 
 
-def write_gguf(path: Path, values: Values, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write values and float32 arrays, C-contiguous, in their order."""
-    head = [MAGIC, struct.pack("<IQQ", VERSION, len(arrays), len(values))]
-    head += [_string(key) + _value(*value) for key, value in values.items()]
-    offset = 0
-    for name, array in arrays.items():
-        # The dimension that lies closest in memory stands first.
-        shape = array.shape[::-1]
-        head.append(_string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
-        head.append(struct.pack("<IQ", TENSOR_FLOAT32, offset))
-        offset += _aligned(array.nbytes)
-    with path.open("wb") as file:
-        file.write(b"".join(head))
-        file.write(b"\0" * (_aligned(file.tell()) - file.tell()))
-        for array in arrays.values():
-            file.write(array.astype("<f4", copy=False).tobytes())
-            file.write(b"\0" * (_aligned(array.nbytes) - array.nbytes))
-
-
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a tensor of Hugging Face's."""
-    if name in MODEL_NAMES:
-        return MODEL_NAMES[name]
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.weight')]}.weight"
+def _stored(name: str, array: np.ndarray, config: Any) -> np.ndarray:
+    """A tensor as llama.cpp has it."""
+    if config.model_type in ROTATES_NEIGHBOURS and name.endswith(
+        ("q_proj.weight", "k_proj.weight")
+    ):
+        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        return reordered(array, heads)
+    if config.model_type in NORMS_AROUND_ONE and name.endswith("norm.weight"):
+        return array + 1
+    return array
 
 
 def reordered(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -143,27 +137,3 @@ def reordered(weight: np.ndarray, heads: int) -> np.ndarray:
     outputs, inputs = weight.shape
     halves = weight.reshape(heads, 2, outputs // heads // 2, inputs)
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(outputs, inputs)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(kind: int | tuple[int, int], value: Any) -> bytes:
-    if isinstance(kind, tuple):
-        return struct.pack("<I", ARRAY) + _items(kind[1], value)
-    return struct.pack("<I", kind) + _packed(kind, value)
-
-
-def _items(kind: int, items: Sequence[Any]) -> bytes:
-    packed = b"".join(_packed(kind, item) for item in items)
-    return struct.pack("<IQ", kind, len(items)) + packed
-
-
-def _packed(kind: int, value: Any) -> bytes:
-    return _string(value) if kind == STRING else struct.pack(PACKED[kind], value)

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ...deploy.cli.demo.held_out_prompts import held_out_prompts
+from ...deploy.cli.demo.prompts import held_out_prompts
 from ...measure.records.record import machine
 from .ray_servers import pids_of, served
 

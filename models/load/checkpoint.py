@@ -18,6 +18,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from ...core.errors import CheckpointError
 from .bundled import BUNDLED_HEADS, BUNDLED_NAMES, demo_path
+from .gguf_file import unpacked
+from .public_models import PUBLIC_MODELS, public_folder
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -41,10 +43,16 @@ PAGE_BYTES = 4096
 
 
 def resolve_model_path(model: str | Path) -> Path:
-    """The folder of a model: `model` itself, a bundled one by name, or the snapshot of a hub id.
+    """The folder of a model: `model` itself, what a GGUF file is unpacked to, a bundled or public
+    one by name, or the snapshot of a hub id.
 
-    Raises `CheckpointError` if it is neither a folder nor a hub id that can be fetched.
+    Raises `CheckpointError` if it is none of these, or cannot be fetched.
     """
+    if str(model) in PUBLIC_MODELS:
+        return public_folder(str(model))
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return unpacked(path)
     return _folder(model, BUNDLED_NAMES, ("*.safetensors", "*.json", "*.jinja", "tokenizer.model"))
 
 
@@ -60,7 +68,9 @@ def _folder(model: str | Path, bundled: Sequence[str], patterns: Sequence[str]) 
     if path.is_dir():
         return path
     if isinstance(model, Path) or str(model).count("/") != 1 or str(model).startswith((".", "/")):
-        raise CheckpointError(f"model folder {model} does not exist; give a folder or a hub id")
+        raise CheckpointError(
+            f"model folder {model} does not exist; give a folder, a hub id or a GGUF file"
+        )
     try:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

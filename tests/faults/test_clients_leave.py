@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(3)]
 PARAMS = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)

@@ -12,7 +12,7 @@ import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.retrieval_store.serving.open_store import open_store
 from support.servers.processes import drafter_pids
 from support.servers.redis_server import RedisServer

@@ -12,7 +12,7 @@ import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.cluster.drafting.stats import DrafterStats
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from support.servers.drafter_pool import POOL, RAY_VARIABLES, serving_pool
 from support.servers.ray_cluster import ray_nodes
 from support.servers.self_signed import self_signed_files

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from support.servers.processes import coordinator_pids
 from support.servers.served_model import ServedModel, served_model
 

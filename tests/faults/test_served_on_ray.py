@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from support.contracts.client_contract import check_client
 from support.servers.processes import coordinator_pids, stage_pids
 from support.servers.served_model import ServedModel, served_model

@@ -13,7 +13,7 @@ import pytest
 from draftline import Engine, EngineConfig, SamplingParams
 from draftline.cluster.drafting.stats import DrafterStats
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from support.servers.drafter_pool import DRAFTER, drafter_pool, pool_pids
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(4)]

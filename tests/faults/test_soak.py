@@ -24,7 +24,7 @@ from draftline.benchmarks.peers.transformers_peer import TransformersPeer
 from draftline.cluster.engine.assembly import plan_model
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.measure.runs.near_tie import Judge
 from support.servers.processes import drafter_pids
 

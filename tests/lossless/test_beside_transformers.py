@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.proposals import DraftRequest, Query
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.model.options import ModelOptions
 from draftline.models.load.bundled import demo_path

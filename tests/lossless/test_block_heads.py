@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.models.heads.dspark import DSparkConfig
 from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.models.heads.load_head import build_head

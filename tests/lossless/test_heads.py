@@ -14,7 +14,7 @@ from draftline.actors.drafter_process import DrafterProcess
 from draftline.core.errors import ConfigError
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.drafters.heads.last_stage import LastStageHead
 from draftline.models.load.bundled import BUNDLED_HEADS
 from draftline.models.stage.stage_heads import MOST_FAILURES

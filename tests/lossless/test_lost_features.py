@@ -12,7 +12,7 @@ from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.proposals import Proposal, Query
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.drafters.heads.drafter import HeadDrafter
 
 PLAIN = RequestOptions(speculative=False)

@@ -12,7 +12,7 @@ import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli import main as cli
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.drafters.heads import reading_trial
 from draftline.models.load.checkpoint import resolve_head_path
 from draftline.models.stage.stage_heads import StageHead, StageHeads

@@ -11,7 +11,7 @@ from draftline.core.drafting import Drafting
 from draftline.core.proposals import Drafted, FeatureRows
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 
 NUM_TOKENS = 40
 PROMPTS = [prompt.text for prompt in held_out_prompts()[:3]]

@@ -13,7 +13,7 @@ from draftline.core.errors import RequestError
 from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.core.request.output import Delta, TokenLogProb
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 
 NUM_TOKENS = 48
 PROMPT = held_out_prompts(1)[0].text

@@ -12,7 +12,7 @@ from draftline.core.arrays import Int32
 from draftline.core.proposals import Proposal
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.core.tree.proposal_batch import num_right
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.drafters.model.sequoia import SequoiaShapes
 
 

@@ -13,7 +13,7 @@ from draftline.cluster.drafting.head_watch import NUM_DRAFTS
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.core.steps import StepInput
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.models.heads.load_head import build_head
 from draftline.models.heads.medusa import MedusaConfig
 from draftline.models.load.model_info import read_model_info

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.deploy.cli.train.fit import head_config
 from draftline.deploy.cli.train.job import HeadJob, head_plan, head_recipe
 from draftline.models.load.bundled import demo_path

@@ -11,7 +11,7 @@ from ....cluster.engine.assembly import Assembly, ModelPlan, local_pipeline, pla
 from ....cluster.engine.engine_thread import EngineThread
 from ....core.request.output import OutputCollector, RequestOutput
 from ....core.request.sampling_params import RequestOptions, SamplingParams
-from ....deploy.cli.demo.held_out_prompts import held_out_prompts
+from ....deploy.cli.demo.prompts import held_out_prompts
 from ....drafters.model.drafter import load_model_drafter
 from ....drafters.ngram.prompt_lookup import PromptLookupDrafter
 from ....drafters.spectra.drafter import SpectraDrafter

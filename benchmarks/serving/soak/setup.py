@@ -13,7 +13,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ....deploy.cli.demo.held_out_prompts import held_out_prompts
+from ....deploy.cli.demo.prompts import held_out_prompts
 from ....deploy.ray_serve.deployment_plan import placement_bundles
 from ....deploy.settings.exposure import KEY_VARIABLE
 from ....deploy.settings.settings import build_serve_args

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.request.sampling_params import PipeliningMode, RequestOptions
-from ....deploy.cli.demo.held_out_prompts import held_out_prompts
+from ....deploy.cli.demo.prompts import held_out_prompts
 from ....deploy.engine.engine import Engine
 from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.prompts.files import read_prompts

@@ -7,7 +7,7 @@ from pathlib import Path
 from ....core.errors import ConfigError
 from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.prompts.files import read_prompts
-from ..demo.held_out_prompts import held_out_prompts
+from ..demo.prompts import held_out_prompts
 
 
 def bench_prompts(path: Path | None, dataset: str | None = None) -> list[BenchPrompt]:

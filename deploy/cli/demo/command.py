@@ -1,4 +1,4 @@
-"""`draftline demo`: the served system at work on held-out prompts, with drafting off and on."""
+"""`draftline demo`: the served system at work, with drafting off and on."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rich.text import Text
 from ....cluster.engine.assembly import plan_model
 from ....core.errors import ConfigError, DraftlineError
 from ....core.request.output import TARGET_SOURCE
+from ....models.load.bundled import BUNDLED_NAMES
 from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.settings import ServeArgs, build_serve_args
 from ..cpu_kernels import compile_cpu_kernels
 from ..serve.command import base_url, describe, with_port
 from ..serve.listening import free_port
-from .held_out_prompts import HeldOutPrompt, held_out_prompts
+from .prompts import QUESTIONS, DemoPrompt, held_out_prompts
 
 # A first request may wait for every part to warm up on a busy machine.
 TIMEOUT_S = 300.0
@@ -67,14 +68,18 @@ class DraftedText:
 class DemoClient:
     """A client of one server. Not for several threads."""
 
-    def __init__(self, base_url: str, model: str, sampling: DemoSampling) -> None:
+    def __init__(
+        self, base_url: str, model: str, sampling: DemoSampling, *, is_chat: bool = False
+    ) -> None:
+        """`is_chat`: prompts are questions of a chat, whose answers end where the model ends."""
         self._client = httpx.Client(base_url=base_url, timeout=TIMEOUT_S)
+        self._is_chat = is_chat
         self._body = {
             "model": model,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
-            "ignore_eos": True,
+            "ignore_eos": not is_chat,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -84,16 +89,20 @@ class DemoClient:
         self._client.close()
 
     def stream(self, prompt: str, run: DemoRun, *, speculative: bool) -> Iterator[DraftedText]:
-        """Pieces of a completion as they come; fills `run`. Raises `DraftlineError`."""
-        options = {"enabled": speculative, "report": True}
-        body = self._body | {"prompt": prompt, "speculative": options}
+        """Pieces of an answer as they come; fills `run`. Raises `DraftlineError`."""
+        body = self._body | {"speculative": {"enabled": speculative, "report": True}}
+        if self._is_chat:
+            path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": prompt}]
+        else:
+            path, body["prompt"] = "/v1/completions", prompt
         begin = time.perf_counter()
-        with self._client.stream("POST", "/v1/completions", json=body) as response:
+        with self._client.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 raise DraftlineError(response.read().decode())
             for event in _events(response):
                 if event["choices"]:
-                    run.text += event["choices"][0]["text"]
+                    choice = event["choices"][0]
+                    run.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
                     run.num_tokens += len(event["draftline"]["token_ids"])
                     run.seconds = time.perf_counter() - begin
                     report = event["draftline"]
@@ -198,7 +207,7 @@ class Screen:
             legend.append(", ").append(source, style=self._styles.get(source, ""))
         self._console.print(legend)
 
-    def stream(self, prompt: HeldOutPrompt, num_prompts: int) -> StreamPrinter:
+    def stream(self, prompt: DemoPrompt, num_prompts: int) -> StreamPrinter:
         """Print a prompt's name and last line; the printer takes its completion."""
         self._console.print(Text(f"── {prompt.name}", style="bold"))
         printer = StreamPrinter(self._console, self._styles, MAX_LINES // num_prompts)
@@ -285,7 +294,7 @@ def _row(result: DemoComparison, sources: Sequence[str]) -> list[str]:
 
 def _sampling_line(sampling: DemoSampling) -> str:
     if sampling.temperature == 0:
-        return "greedy: so small a model repeats itself, and repeated text is easily drafted"
+        return "greedy: a small model repeats itself, and repeated text is easily drafted"
     return (
         f"sampled at temperature {sampling.temperature:g}, seed {sampling.seed}; "
         "--greedy shows text that repeats, where drafts fit best"
@@ -294,11 +303,22 @@ def _sampling_line(sampling: DemoSampling) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DemoJob:
-    """How much to show, how its tokens are chosen, and where a picture of it goes."""
+    """Which model to show, how much, how its tokens are chosen, and where a picture of it goes."""
 
     num_prompts: int
     sampling: DemoSampling
     svg: Path | None = None
+    model: str = "demo"
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model is asked questions: the bundled ones only continue code."""
+        return self.model not in BUNDLED_NAMES
+
+    @property
+    def prompts(self) -> list[DemoPrompt]:
+        """What is asked."""
+        return QUESTIONS[: self.num_prompts] if self.is_chat else held_out_prompts(self.num_prompts)
 
 
 def run_demo(job: DemoJob) -> int:
@@ -309,7 +329,7 @@ def run_demo(job: DemoJob) -> int:
     screen = Screen()
     # The parts of a cluster: two stages, and the default drafters (docs/decisions.md).
     args = build_serve_args(
-        {"model": "demo", "pipeline_parallel_size": 2, "backend": "ray", "server": {"port": 0}}
+        {"model": job.model, "pipeline_parallel_size": 2, "backend": "ray", "server": {"port": 0}}
     )
     plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
     screen.line(describe(args))
@@ -325,9 +345,9 @@ def _serve_and_compare(args: ServeArgs, screen: Screen, job: DemoJob) -> list[De
     with ExitStack() as stack:
         with screen.phase("starting Ray, two stages and the drafters (half a minute)"):
             stack.enter_context(serve_on_ray(args))
-            client = DemoClient(base_url(args), args.model_name, job.sampling)
+            client = DemoClient(base_url(args), args.model_name, job.sampling, is_chat=job.is_chat)
             stack.callback(client.close)
-            prompts = held_out_prompts(job.num_prompts)
+            prompts = job.prompts
             for speculative in (False, True):
                 _drain(client.stream(prompts[0].text, DemoRun(), speculative=speculative))
         screen.legend([drafter.source for drafter in args.engine.drafters])
@@ -338,7 +358,7 @@ def _serve_and_compare(args: ServeArgs, screen: Screen, job: DemoJob) -> list[De
 
 
 def compare_all(
-    client: DemoClient, prompts: Sequence[HeldOutPrompt], screen: Screen
+    client: DemoClient, prompts: Sequence[DemoPrompt], screen: Screen
 ) -> list[DemoComparison]:
     """Complete every prompt plainly, then with drafts, which is what the screen shows."""
     results = []

@@ -26,7 +26,7 @@ from draftline.deploy.cli.demo.command import (
     compare_all,
     run_demo,
 )
-from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.demo.prompts import held_out_prompts
 from rich.console import Console
 
 SAMPLED = DemoSampling(max_tokens=4, temperature=0.8, seed=3)

