@@ -81,7 +81,7 @@ def test_samples_unless_told_to_be_greedy(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 0
-    assert jobs == [DemoJob(3, DemoSampling(96, temperature, 3))]
+    assert jobs == [DemoJob(3, DemoSampling(96, temperature, 3), None, "demo")]
 
 
 def test_both_runs_of_a_prompt_are_asked_for_alike(bodies: list[dict[str, object]]) -> None:
@@ -97,6 +97,19 @@ def test_both_runs_of_a_prompt_are_asked_for_alike(bodies: list[dict[str, object
     assert result.drafted.num_tokens == 2
     assert result.drafted.tau == 2.0
     assert "a b" in file.getvalue()
+
+
+def test_chat_models_are_asked_questions(bodies: list[dict[str, object]]) -> None:
+    screen, _ = recording_screen()
+    job = DemoJob(1, SAMPLED, model="smollm2")
+    client = DemoClient("http://test", "smollm2", SAMPLED, is_chat=job.is_chat)
+    [result] = compare_all(client, job.prompts, screen)
+    assert [body["messages"] for body in bodies] == [
+        [{"role": "user", "content": job.prompts[0].text}]
+    ] * 2
+    assert not any(body["ignore_eos"] for body in bodies)
+    assert result.drafted.num_tokens == 2
+    assert not DemoJob(1, SAMPLED).is_chat
 
 
 def test_table_shows_what_was_run_and_how() -> None:
