@@ -2,13 +2,17 @@
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo serve test test-full soak lint types docs audit sbom redis browser compiler tools clean
+.PHONY: help demo chat serve test test-full soak lint types docs audit sbom redis browser compiler tools clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(READY) ## serve the bundled model, show speculation at work, shut down
 	@.venv/bin/draftline demo $(ARGS)
+
+chat: $(READY) ## fetch SmolLM2 once, and ask it questions with drafts off and on
+	@.venv/bin/draftline fetch smollm2
+	@.venv/bin/draftline demo --model smollm2 --prompts 2 --greedy $(ARGS)
 
 serve: $(READY) ## serve the bundled model with the OpenAI API; ARGS="--port 8000 ..."
 	@.venv/bin/draftline serve $(ARGS)

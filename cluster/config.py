@@ -147,7 +147,9 @@ class EngineConfig(Settings):
         super().__init__(**values)
 
     model: str = Field(
-        "demo", description="folder or hub id of the target; demo is the bundled model"
+        "demo",
+        description="folder, GGUF file or hub id of the target; demo is the bundled model, and "
+        "smollm2 a public one",
     )
     served_model_name: str | None = Field(
         None,
@@ -353,9 +355,11 @@ class EngineConfig(Settings):
 
 
 def _folder_name(model: str) -> str:
-    """The last part of a folder's path; of a hub id or a bundled name, nothing."""
+    """The last part of a folder's or GGUF file's path; of a hub id or another name, nothing."""
     # The API may run where the folder is not.
     path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return path.stem
     if not model.startswith((".", "~", "/")) and not path.is_dir():
         return ""
     return path.resolve().name if path.name in {"", ".."} else path.name

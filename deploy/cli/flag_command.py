@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str | None,
     typer.Argument(
-        help="Model folder or hub id. Default: the bundled demo model.", metavar="MODEL"
+        help="Model folder, GGUF file, hub id or smollm2. Default: the bundled demo model.",
+        metavar="MODEL",
     ),
 ]
 ConfigFile = Annotated[

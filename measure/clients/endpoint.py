@@ -66,3 +66,8 @@ class DrawingEndpoint(Endpoint, Protocol):
         Tokens are identified by text or id. Without log-probabilities the mapping is empty.
         """
         ...
+
+
+def said_of(text: str, *, is_chat: bool) -> Said:
+    """A prompt as a text, or as what a user says."""
+    return ({"role": "user", "content": text},) if is_chat else text

@@ -28,11 +28,12 @@ UNDECODED = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's self-description; only a draftline server has `drafters`."""
+    """A server's self-description; only a draftline server says more than its model's name."""
 
     model: str
     is_draftline: bool
     drafters: tuple[str, ...]
+    is_chat: bool = False
 
 
 class HttpEndpoint:
@@ -80,7 +81,10 @@ class HttpEndpoint:
             raise ConfigError("model", f"{model!r} is not served; known: {known or 'none'}")
         extra = card.model_extra or {}
         self.info = ServerInfo(
-            card.id, card.owned_by == "draftline", tuple(extra.get("drafters") or ())
+            card.id,
+            card.owned_by == "draftline",
+            tuple(extra.get("drafters") or ()),
+            extra.get("is_chat") is True,
         )
         return self
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...core.progress import Progress, unseen
-from ..clients.endpoint import Ask, Endpoint
+from ..clients.endpoint import Ask, Endpoint, said_of
 from ..clients.load import Load, run_load
 from ..clients.setting import TARGET_ONLY, Setting
 from ..prompts.bench_prompt import BenchPrompt
@@ -62,9 +62,12 @@ async def check_answers(
     *,
     max_tokens: int,
     together: int,
+    is_chat: bool = False,
     progress: Progress = unseen,
 ) -> list[Check]:
     """Check every sampling and setting, one request after another and `together` at once.
+
+    is_chat: prompts are said by a user, two turns of each
 
     `settings` begins with the target alone, whose sequential answers are the expected ones. Raises
     `DraftlineError`.
@@ -75,7 +78,7 @@ async def check_answers(
     with progress("answers", total=num_asks, unit="prompts") as work:
         for sampling in SAMPLINGS:
             work.advance(0, f"{sampling.name}: {settings[0].name}, 1 at once")
-            asks = _asks(sampling, settings[0], prompts, max_tokens)
+            asks = _asks(sampling, settings[0], prompts, max_tokens, is_chat)
             expected, _ = await run_load(endpoint, asks, Load(concurrency=1), work)
             for setting in settings:
                 for count in (1, together):
@@ -89,12 +92,17 @@ async def check_answers(
 
 
 def _asks(
-    sampling: Sampling, setting: Setting, prompts: Sequence[BenchPrompt], max_tokens: int
+    sampling: Sampling,
+    setting: Setting,
+    prompts: Sequence[BenchPrompt],
+    max_tokens: int,
+    is_chat: bool,
 ) -> list[Ask]:
     return [
         Ask(
             name=prompt.name,
-            prompt=prompt.text,
+            prompt=said_of(prompt.text, is_chat=is_chat),
+            further_turns=prompt.further_turns[:1] if is_chat else (),
             setting=setting,
             max_tokens=max_tokens,
             temperature=sampling.temperature,

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...core.progress import Progress, unseen
-from ..clients.endpoint import Ask, Endpoint
+from ..clients.endpoint import Ask, Endpoint, said_of
 from ..clients.load import Load, run_load
 from ..clients.setting import Setting
 from ..prompts.bench_prompt import BenchPrompt
-from ..records.record import Record, Said
+from ..records.record import Record
 from ..records.run_metrics import RunMetrics, run_metrics
 
 
@@ -39,7 +39,7 @@ class Plan:
         return [
             Ask(
                 name=prompt.name,
-                prompt=self._said(prompt),
+                prompt=said_of(prompt.text, is_chat=self.is_chat),
                 setting=setting,
                 max_tokens=min(prompt.answer_tokens or self.max_tokens, self.max_tokens),
                 temperature=self.temperature,
@@ -50,9 +50,6 @@ class Plan:
             )
             for index, prompt in enumerate(self.prompts)
         ]
-
-    def _said(self, prompt: BenchPrompt) -> Said:
-        return ({"role": "user", "content": prompt.text},) if self.is_chat else prompt.text
 
 
 @dataclass(frozen=True, slots=True)

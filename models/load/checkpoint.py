@@ -108,6 +108,24 @@ def read_config(model: str | Path) -> PretrainedConfig:
     return part
 
 
+def answers_chats(model: str | Path) -> bool:
+    """Whether a model is asked in chats: its files have a chat template. The bundled ones have one,
+    too, and only continue code.
+
+    The tokenizer is not loaded. False where there are no files: on a cluster, others may have them.
+    """
+    if str(model) in BUNDLED_NAMES:
+        return False
+    try:
+        folder = resolve_model_path(model)
+    except CheckpointError:
+        return False
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and bool(read_json(config).get("chat_template"))
+
+
 def composite_type(folder: Path, config: PretrainedConfig) -> str | None:
     """The model_type of the composite model whose text part `config` (of `read_config`) is; None:
     the folder holds no composite model."""

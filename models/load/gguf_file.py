@@ -105,7 +105,7 @@ def unpack(file: Path, folder: Path) -> None:
     _complete(model.config)
     if (scaling := _rope_scaling(file, reader, model.config)) is not None:
         model.config.rope_parameters = {**model.config.rope_parameters, **scaling}
-    del model.config.quantization_config
+    delattr(model.config, "quantization_config")
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
@@ -152,13 +152,15 @@ SPLITS = {
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without transformers' progress bars. One of them has no switch."""
-    is_shown, bar = logging.is_progress_bar_enabled(), gguf_utils.tqdm
+    # Typed as anything: the name is not one that it exports.
+    module: Any = gguf_utils
+    is_shown, bar = logging.is_progress_bar_enabled(), module.tqdm
     logging.disable_progress_bar()
-    gguf_utils.tqdm = partial(bar, disable=True)
+    module.tqdm = partial(bar, disable=True)
     try:
         yield
     finally:
-        gguf_utils.tqdm = bar
+        module.tqdm = bar
         if is_shown:
             logging.enable_progress_bar()
 

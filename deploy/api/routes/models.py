@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 
 from ....cluster.config import EngineConfig
 from ....core.errors import shortened
+from ....models.load.bundled import BUNDLED_NAMES
 from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
 from ..errors import ApiError, bad_request
@@ -51,10 +52,13 @@ class ServedModel:
         if engine is not None and engine.served_model_name is None:
             self.names.add(engine.model)
         self._drafters = [drafter.source for drafter in drafters]
+        # The bundled ones have a template, and only continue code.
+        self._is_bundled = engine is not None and engine.model in BUNDLED_NAMES
         self._created = int(time.time())
 
     def card(self, caller: Caller) -> dict[str, Any]:
         """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
+        template = self.source.engine_client.codec.template.source
         return {
             "id": self.name,
             "object": "model",
@@ -65,6 +69,7 @@ class ServedModel:
             "max_model_len": caller.context(self.source.engine_client.max_model_len),
             "permission": [],
             "drafters": self._drafters,
+            "is_chat": not self._is_bundled and bool(template),
         }
 
 

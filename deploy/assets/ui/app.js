@@ -2,7 +2,7 @@
 
 import { Answer, firstDifference } from "./answer.js";
 import { drawFigures, drawSources, drawTenants, loadLine } from "./panels.js";
-import { ServerError, key, modelNames, samples, serverInfo } from "./server.js";
+import { ServerError, key, samples, servedModels, serverInfo } from "./server.js";
 import { Legend, element, meet } from "./sources.js";
 import { captionOf, drawTree } from "./tree.js";
 
@@ -11,7 +11,11 @@ const MAX_SEED = 2 ** 31;
 
 const at = (id) => document.getElementById(id);
 const legend = new Legend(at("legend"), [at("drafted"), at("plain")]);
-const shown = { drafted: null, plain: null, samples: [], step: 0, isStale: false, engines: [] };
+const shown = { drafted: null, plain: null, samples: [], step: 0, isStale: false, engines: [], chats: new Set() };
+const EXAMPLES = {
+  completion: at("prompt").value,
+  chat: "Write a recipe for pancakes: first the ingredients, then the steps.",
+};
 let running = null;
 
 function tell(error) {
@@ -23,8 +27,10 @@ function tell(error) {
 
 async function open() {
   try {
-    const [info, names] = [await serverInfo(), await modelNames()];
+    const [info, models] = [await serverInfo(), await servedModels()];
+    const names = models.map((model) => model.id);
     shown.engines = info.engines;
+    shown.chats = new Set(models.filter((model) => model.is_chat).map((model) => model.id));
     at("chosen-model").replaceChildren(...names.map((name) => element("option", { text: name, value: name })));
     at("models").hidden = names.length === 1;
     at("forget").hidden = !key.get();
@@ -56,6 +62,13 @@ function choose() {
   meet(names);
   at("model").textContent = model;
   drawDrafters(names);
+  ask(shown.chats.has(model) ? "chat" : "completion");
+}
+
+/** Ask for answers or for continuations; a prompt of one's own stays. */
+function ask(kind) {
+  document.querySelector(`input[name=kind][value=${kind}]`).checked = true;
+  if (Object.values(EXAMPLES).includes(at("prompt").value)) at("prompt").value = EXAMPLES[kind];
 }
 
 function drawDrafters(names) {

@@ -33,7 +33,7 @@ async function ask(path, options = {}) {
 
 export const serverInfo = async () => (await ask("server_info")).json();
 
-export const modelNames = async () => (await (await ask("v1/models")).json()).data.map((model) => model.id);
+export const servedModels = async () => (await (await ask("v1/models")).json()).data;
 
 /**
  * Samples of /metrics of one model as {name, labels, value}.

@@ -63,6 +63,7 @@ def bench(
     job = BenchJob(model=model, **ctx.obj[BenchJob])
     settings = _engine_settings(ctx, job, config, speculative_config)
     _check_belongings(job)
+    job = job.for_target(settings.get("model", "demo"), ctx.obj[BenchJob])
     if job.suite is not None:
         job, settings = with_suite(job, settings, console.print)
     sys.exit(run_bench(job, settings, console))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +15,7 @@ from ....measure.clients.setting import Setting
 from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.replay.recording import Recording
 from ....measure.runs.matched import Plan
+from ....models.load.checkpoint import answers_chats
 from ...settings.exposure import KEY_VARIABLE
 from ..flags import FlagGroup
 
@@ -60,7 +61,11 @@ class BenchJob:
         ),
     ] = 1
     chat: Annotated[
-        bool, Field(description="prompts are said by a user, through the model's chat template")
+        bool,
+        Field(
+            description="prompts are said by a user, through the model's chat template; where it "
+            "has one, this is the default, with two turns and answers that end where they end"
+        ),
     ] = False
     dataset_lengths: Annotated[
         bool,
@@ -174,6 +179,15 @@ class BenchJob:
     plots: Annotated[Path | None, Field(description="folder for PNG plots")] = None
     model: str | None = None
     rows: tuple[Setting, ...] | None = None
+
+    def for_target(self, target: str, given: Collection[str]) -> BenchJob:
+        """The job with the defaults for chats, if the target answers them; `given` flags stay."""
+        if not {"chat", "record", "replay", "base_url"}.isdisjoint(given):
+            return self
+        if not answers_chats(target):
+            return self
+        chats = {"chat": True, "turns": 2, "ignore_eos": False}
+        return replace(self, **{name: one for name, one in chats.items() if name not in given})
 
     @property
     def asks_plainly(self) -> bool:

@@ -23,11 +23,12 @@ from ....measure.prompts.bench_prompt import BenchPrompt, spread
 from ....measure.report.lossless_report import LosslessReport
 from ....measure.runs.distribution import check_first_token, check_seeds
 from ....measure.runs.lossless import check_answers
+from ....models.load.checkpoint import answers_chats
 from ...engine.async_engine import AsyncEngine
 from ...ray_serve.runtime import quiet_libraries
 from ...settings.settings import build_serve_args
 from ..progress import progress
-from .endpoints import that_fit
+from .endpoints import CHAT_FRAME, that_fit
 from .job import LosslessJob
 from .prompts import bench_prompts
 
@@ -52,14 +53,14 @@ class _Checked:
     ways: Sequence[Setting]
     prompts: Sequence[BenchPrompt]
     what: dict[str, Any]
+    is_chat: bool = False
 
 
 async def _check(job: LosslessJob, settings: Mapping[str, Any]) -> LosslessReport:
-    prompts = spread(bench_prompts(job.prompts), job.num_prompts)
     if job.base_url is not None:
-        opened = _open_server(job, job.base_url, prompts)
+        opened = _open_server(job, job.base_url)
     else:
-        opened = _open_engine(job, settings, prompts)
+        opened = _open_engine(job, settings)
     async with opened as checked:
         endpoint, ways = checked.endpoint, checked.ways
         checks = await check_answers(
@@ -68,6 +69,7 @@ async def _check(job: LosslessJob, settings: Mapping[str, Any]) -> LosslessRepor
             checked.prompts,
             max_tokens=job.max_tokens,
             together=job.concurrency,
+            is_chat=checked.is_chat,
             progress=progress,
         )
         plain, drafted = ways[0], ways[-1]
@@ -84,9 +86,7 @@ async def _check(job: LosslessJob, settings: Mapping[str, Any]) -> LosslessRepor
 
 
 @asynccontextmanager
-async def _open_server(
-    job: LosslessJob, url: str, prompts: Sequence[BenchPrompt]
-) -> AsyncIterator[_Checked]:
+async def _open_server(job: LosslessJob, url: str) -> AsyncIterator[_Checked]:
     async with HttpEndpoint(url, job.api_key) as endpoint:
         info = (await endpoint.connect(job.model)).info
         if not info.is_draftline:
@@ -95,13 +95,12 @@ async def _open_server(
         if len(ways) == 1:
             raise ConfigError("base-url", f"{url} has no drafters, so nothing can differ")
         what = {"base_url": url, "model": info.model, "drafters": list(info.drafters)}
-        yield _Checked(endpoint, ways, prompts, what)
+        prompts = _prompts(job, is_chat=info.is_chat)
+        yield _Checked(endpoint, ways, prompts, what, info.is_chat)
 
 
 @asynccontextmanager
-async def _open_engine(
-    job: LosslessJob, settings: Mapping[str, Any], prompts: Sequence[BenchPrompt]
-) -> AsyncIterator[_Checked]:
+async def _open_engine(job: LosslessJob, settings: Mapping[str, Any]) -> AsyncIterator[_Checked]:
     # With drafts that do not pay left out, a check might have no drafts and prove nothing.
     config = build_serve_args({"node_budget": "full", **settings}).engine
     drafters = [drafter.source for drafter in config.drafters]
@@ -113,10 +112,18 @@ async def _open_engine(
         await engine.start()
     try:
         endpoint = EngineEndpoint(engine, per_request=True, tokenizer=engine.tokenizer)
-        fit = that_fit(prompts, engine, job.max_tokens)
-        yield _Checked(endpoint, ways, fit, {"model": config.model, "drafters": drafters})
+        is_chat = answers_chats(config.model)
+        turns, frame = (2, CHAT_FRAME) if is_chat else (1, 0)
+        prompts = _prompts(job, is_chat=is_chat)
+        fit = that_fit(prompts, engine, job.max_tokens, turns=turns, frame=frame)
+        what = {"model": config.model, "drafters": drafters}
+        yield _Checked(endpoint, ways, fit, what, is_chat)
     finally:
         await engine.close()
+
+
+def _prompts(job: LosslessJob, *, is_chat: bool) -> list[BenchPrompt]:
+    return spread(bench_prompts(job.prompts, is_chat=is_chat), job.num_prompts)
 
 
 FAMILY, RESULT = "draftline:shadow_requests", "result"

@@ -89,7 +89,7 @@ async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Con
         prompts = [BenchPrompt(answer.name, answer.prompt) for answer in recording.answers]
         job = job.as_recorded(recording)
     else:
-        prompts = spread(bench_prompts(job.prompts, job.dataset), job.num_prompts)
+        prompts = spread(bench_prompts(job.prompts, job.dataset, is_chat=job.chat), job.num_prompts)
     if job.base_url is not None:
         opened = open_server(job, prompts)
     else:

@@ -19,7 +19,7 @@ from rich.text import Text
 from ....cluster.engine.assembly import plan_model
 from ....core.errors import ConfigError, DraftlineError
 from ....core.request.output import TARGET_SOURCE
-from ....models.load.bundled import BUNDLED_NAMES
+from ....models.load.checkpoint import answers_chats
 from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.settings import ServeArgs, build_serve_args
@@ -312,8 +312,8 @@ class DemoJob:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the model is asked questions: the bundled ones only continue code."""
-        return self.model not in BUNDLED_NAMES
+        """Whether the model is asked questions, and not to continue code."""
+        return answers_chats(self.model)
 
     @property
     def prompts(self) -> list[DemoPrompt]:

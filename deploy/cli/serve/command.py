@@ -35,6 +35,9 @@ EXIT_S = 10.0
 EXAMPLE = {
     "prompt": "def load_config(path):", "max_tokens": 36, "temperature": 0.5, "seed": 4
 }  # fmt: skip
+CHAT_EXAMPLE = {
+    "messages": [{"role": "user", "content": "Write a recipe for pancakes."}], "max_tokens": 64
+}  # fmt: skip
 
 
 def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Console) -> None:
@@ -97,8 +100,12 @@ def base_url(args: ServeArgs) -> str:
 
 def curl_line(args: ServeArgs) -> str:
     """A curl command that works as printed, but for the key, which is not shown."""
-    body = {"model": args.model_name, **EXAMPLE}
-    parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
+    from ....models.load.checkpoint import answers_chats  # noqa: PLC0415 - loads torch
+
+    is_chat = answers_chats(args.engine.model)
+    path, example = ("chat/completions", CHAT_EXAMPLE) if is_chat else ("completions", EXAMPLE)
+    body = {"model": args.model_name, **example}
+    parts = ["curl", f"{base_url(args)}/v1/{path}", "-H", "Content-Type: application/json"]
     if args.server.has_keys:
         parts += ["-H", "Authorization: Bearer KEY"]
     return shlex.join([*parts, "-d", json.dumps(body)])
