@@ -1,6 +1,7 @@
 """Whether speculation changes any token: the matrix that `make test-full` runs.
 
     python -m draftline.benchmarks.lossless.matrix [--prompts 24] [--stages 1,2,3]
+    python -m draftline.benchmarks.lossless.matrix --model smollm2 --mixes copying,tli
 
 Greedy answers are compared with transformers' `generate`, sampled ones with the engine's own
 answers without speculation. Where two answers part, the target's scores of the two tokens decide:
@@ -24,10 +25,15 @@ from rich.console import Console
 from ...cluster.config import Backend, DrafterConfig, EngineConfig
 from ...cluster.engine.assembly import plan_model
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...deploy.cli.demo.prompts import held_out_prompts
+from ...deploy.cli.bench.prompts import bench_prompts
 from ...deploy.engine.engine import Engine
+from ...measure.clients.endpoint import said_of
+from ...measure.clients.engine_endpoint import prompt_ids
+from ...measure.prompts.bench_prompt import spread
 from ...measure.records.record import machine
 from ...measure.runs.near_tie import Judge, Parting
+from ...models.load.checkpoint import answers_chats
+from ...models.text.tokenizer import load_tokenizer
 from ..peers.transformers_peer import TransformersPeer
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -63,6 +69,8 @@ MIXES: dict[str, tuple[str, ...]] = {
     "all": tuple(DRAFTERS),
     **{name: (name,) for name in OF_MODELS},
     "models": ("model", "tli", "slem"),
+    # Any target's: no store or model of the bundled one's vocabulary.
+    "copying": tuple(name for name in DRAFTERS if name not in {"retrieval", "model", "head"}),
 }
 PLAIN = RequestOptions(speculative=False)
 SAMPLED = (
@@ -75,8 +83,12 @@ SAMPLED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """What is run. Sampled answers take the first `sampled_prompts` prompts, at half the length."""
+    """What is run. Sampled answers take the first `sampled_prompts` prompts, at half the length.
 
+    model  the target; one with a chat template is asked chats
+    """
+
+    model: str = "demo"
     prompts: int = 24
     tokens: int = 128
     sampled_prompts: int = 8
@@ -149,9 +161,9 @@ def run_matrix(matrix: Matrix, console: Console | None = None) -> Report:
     """Run every cell; prints a line a cell where a console is given."""
     torch.set_num_threads(1)
     start = time.monotonic()
-    peer = TransformersPeer("demo", "demo-drafter")
-    judge = Judge(peer.target, plan_model(EngineConfig(model="demo")).request_factory())
-    prompts = [peer.encode(prompt.text) for prompt in held_out_prompts(matrix.prompts)]
+    peer = TransformersPeer(matrix.model, "demo-drafter")
+    judge = Judge(peer.target, plan_model(EngineConfig(model=matrix.model)).request_factory())
+    prompts = _prompts(matrix)
     greedy = [peer.generate(prompt, matrix.tokens, {}).token_ids for prompt in prompts]
     report = Report()
     references: dict[int, list[Tokens]] = {}
@@ -173,6 +185,12 @@ def run_matrix(matrix: Matrix, console: Console | None = None) -> Report:
     return report
 
 
+def _prompts(matrix: Matrix) -> list[list[int]]:
+    is_chat, tokenizer = answers_chats(matrix.model), load_tokenizer(matrix.model)
+    asked = spread(bench_prompts(None, is_chat=is_chat), matrix.prompts)
+    return [prompt_ids(tokenizer, said_of(prompt.text, is_chat=is_chat)) for prompt in asked]
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     config: EngineConfig
@@ -185,7 +203,7 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
         for stages in matrix.stages:
             for mix in matrix.mixes:
                 config = EngineConfig(
-                    model="demo",
+                    model=matrix.model,
                     # On GPUs, too: the answers it is compared with are of float32.
                     dtype="float32",
                     backend=backend,
@@ -260,6 +278,7 @@ def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]
 
 
 def main(
+    model: Annotated[str, typer.Option(help="The target.")] = "demo",
     prompts: Annotated[int, typer.Option(help="Held-out prompts.")] = 24,
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
     stages: Annotated[str, typer.Option(help="Numbers of stages.")] = "1,2,3",
@@ -270,6 +289,7 @@ def main(
     """Run the matrix and keep its report; exits 1 if anything but near-ties differs."""
     names: list[Backend] = ["ray" if name == "ray" else "local" for name in backends.split(",")]
     matrix = Matrix(
+        model=model,
         prompts=prompts,
         tokens=tokens,
         stages=tuple(int(count) for count in stages.split(",")),

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from ...models.load.bundled import demo_path
+from ...models.load.checkpoint import resolve_model_path
 from ...models.text.tokenizer import load_tokenizer
 
 
@@ -76,6 +76,6 @@ class TransformersPeer:
 
 
 def _load(name: str) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(demo_path(name), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), dtype=torch.float32)
     model.generation_config.eos_token_id = None
     return model.eval()
