@@ -182,7 +182,7 @@ class PipelinedDrafting(Drafting):
             if (pipelined := state.pipelined) is None:
                 continue
             if pipelined.is_new:
-                pipelined.drafters = self._in_time(plan.lasting(state.request_id), costs)
+                pipelined.drafters = self._in_time(plan.asked(state.request_id), costs)
                 continue
             for name in pipelined.drafters:
                 if name in costs:

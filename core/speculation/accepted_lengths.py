@@ -17,7 +17,7 @@ import numpy as np
 from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
 from ..tree.acceptance import estimate
-from ..tree.tree_loops import DEPTH, DRAFTER, NODE, RANK
+from ..tree.tree_loops import DEPTH, DRAFTED_DEPTH, DRAFTER, NODE, RANK
 
 # Steps that are kept of each drafter, and steps without any gain that a mean begins with.
 NUM_KEPT, PRIOR_STEPS = 256, 1.0
@@ -98,8 +98,8 @@ def lengths_of(
             node, drafter = attributions[place, NODE], attributions[place, DRAFTER]
             depth = nodes[first + node, DEPTH]
             if depth < length and rows[first_row + depth] == node + 1:
-                rank = attributions[place, RANK]
-                edge = estimate(counts, drafter, log_probs[place], depth, rank)
+                rank, drafted_depth = attributions[place, RANK], attributions[place, DRAFTED_DEPTH]
+                edge = estimate(counts, drafter, log_probs[place], drafted_depth, rank)
                 edges[drafter, depth] = max(edges[drafter, depth], edge)
         for drafter in range(num_drafters):
             value = 1.0

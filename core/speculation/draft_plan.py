@@ -66,13 +66,9 @@ class DraftPlan:
     token_s: float = 0.0
     buckets: Mapping[str, int] = field(default_factory=dict)
 
-    def lasting(self, request_id: str) -> tuple[str, ...]:
-        """Drafters that are asked for a request because they pay."""
-        return tuple(
-            name
-            for name, ids in self.by_drafter.items()
-            if request_id in ids and request_id not in self.trials.get(name, ())
-        )
+    def asked(self, request_id: str) -> tuple[str, ...]:
+        """Drafters that are asked for a request."""
+        return tuple(name for name, ids in self.by_drafter.items() if request_id in ids)
 
     def probers(self, request_id: str) -> set[str]:
         """Drafters whose probes for a request go into the step."""

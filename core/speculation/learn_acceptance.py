@@ -11,7 +11,7 @@ from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
 from ..tree.acceptance import AcceptanceTable, record
 from ..tree.tree import TreeBatch
-from ..tree.tree_loops import DRAFTER, NODE, PARENT, RANK, TOKEN
+from ..tree.tree_loops import DRAFTED_DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN
 from ..verify.walk import Paths
 
 
@@ -38,7 +38,7 @@ def _learn(
 ) -> None:
     first, first_said, first_token = 0, 0, 0
     for tree in range(ends.shape[1]):
-        own, at, depth = nodes[first : ends[0, tree]], -1, 1
+        own, at = nodes[first : ends[0, tree]], -1
         for token in tokens[first_token : token_ends[tree]]:
             right = -1
             for node in range(at + 1, len(own)):
@@ -48,8 +48,9 @@ def _learn(
                 node = attributions[place, NODE]
                 if own[node, PARENT] == at:
                     drafter, rank = attributions[place, DRAFTER], attributions[place, RANK]
+                    depth = attributions[place, DRAFTED_DEPTH]
                     record(counts, drafter, log_probs[place], depth, rank, node == right)
             if right < 0:
                 break
-            at, depth = right, depth + 1
+            at = right
         first, first_said, first_token = ends[0, tree], ends[1, tree], token_ends[tree]

@@ -38,7 +38,8 @@ class PipelinedNode(Generic[A]):
     answer    where that was answered; None until it is known
     is_alive  whether it is the root or below it; else the root has gone over it, or it is_dropped
     was_asked whether drafters were asked what follows it
-    attributions  of each drafter that proposed it: its id, its rank, its log-probability
+    attributions  of each drafter that proposed it: its id, its rank, its depth in the proposal, its
+              log-probability
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class PipelinedNode(Generic[A]):
         self.answer: A | None = None
         self.is_alive, self.is_dropped = True, False
         self.was_asked = False
-        self.attributions: list[tuple[int, int, float]] = []
+        self.attributions: list[tuple[int, int, int, float]] = []
 
 
 class RootAdvance(NamedTuple, Generic[A]):
@@ -149,12 +150,12 @@ class PipelinedTree(Generic[A]):
         for parent in (at, *nodes):
             _share_out(parent)
         log_probs = tree.attribution_log_probs.tolist()
-        for (index, drafter, rank), log_prob in zip(
+        for (index, drafter, rank, depth), log_prob in zip(
             tree.attributions.tolist(), log_probs, strict=True
         ):
             own = nodes[index].attributions
-            if all(drafter != other for other, _, _ in own):
-                own.append((drafter, rank, log_prob))
+            if all(drafter != other for other, *_ in own):
+                own.append((drafter, rank, depth, log_prob))
 
     def to_extend(self, least_value: float, max_depth: int) -> PipelinedNode[A] | None:
         """The most probable node that nothing follows yet and that was not asked about; None where
@@ -311,16 +312,16 @@ def token_tree(
         for node in nodes
     ]
     attributed = [
-        (place, drafter, rank, log_prob)
+        (place, *attribution)
         for place, node in enumerate(nodes)
-        for drafter, rank, log_prob in node.attributions
+        for attribution in node.attributions
     ]
-    attributions = np.array([row[:3] for row in attributed], dtype=np.int32).reshape(-1, 3)
+    attributions = np.array([row[:4] for row in attributed], dtype=np.int32).reshape(-1, 4)
     return TokenTree(
         np.array(rows, dtype=np.int32),
         np.array([node.value for node in nodes]),
         attributions,
-        np.array([row[3] for row in attributed], dtype=np.float32),
+        np.array([row[4] for row in attributed], dtype=np.float32),
         names,
     )
 

@@ -22,8 +22,9 @@ class TokenTree:
     nodes                  int32 [n, 4]  tokens, parents, depths and sources, as below
     values                 float64 [n]   probability that the target's path goes through the node;
                            never above its parent's
-    attributions           int32 [m, 3]  one for each drafter that proposed a node: node, drafter,
-                           and its place among that drafter's children of the parent
+    attributions           int32 [m, 4]  one for each drafter that proposed a node: node, drafter,
+                           its place among that drafter's children of the parent, and its depth in
+                           what the drafter proposed
     attribution_log_probs  float32 [m]  what these drafters gave
     names                  drafters; their places are the ids above
     """
@@ -80,7 +81,7 @@ class TokenTree:
         """Assert the invariants above."""
         count, num_attributions = len(self), len(self.attribution_log_probs)
         assert self.nodes.shape == (count, 4)
-        assert self.attributions.shape == (num_attributions, 3)
+        assert self.attributions.shape == (num_attributions, 4)
         assert np.all((self.parents >= ROOT) & (self.parents < np.arange(count)))
         above = np.where(self.parents == ROOT, 0, self.depths[self.parents])
         assert np.array_equal(self.depths, above + 1)
@@ -198,7 +199,7 @@ class TreeBatch(Sequence[TokenTree]):
 NO_TREE = TokenTree(
     np.empty((0, 4), dtype=np.int32),
     np.empty(0),
-    np.empty((0, 3), dtype=np.int32),
+    np.empty((0, 4), dtype=np.int32),
     np.empty(0, dtype=np.float32),
     (),
 )

@@ -3,7 +3,7 @@
 Nodes stand in topological order: a parent has a lower index than its children, ROOT is -1. Arrays
 of several trees stand one behind the other, and nodes are counted from their own tree's first. An
 attribution says that a drafter proposed a node: one row (node, drafter, rank among the drafter's
-children of the parent) and the drafter's log-probability.
+children of the parent, depth in its proposal) and the drafter's log-probability.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .acceptance import estimate
 CUT = ROOT - 1
 # Columns of nodes, and of attributions.
 TOKEN, PARENT, DEPTH, SOURCE = range(4)
-NODE, DRAFTER, RANK = range(3)
+NODE, DRAFTER, RANK, DRAFTED_DEPTH = range(4)
 
 
 @compiled
@@ -40,12 +40,12 @@ def merge_nodes(  # noqa: PLR0917 - flat arrays, and one loop over them
     `request_ends` int64 [requests], where each request's proposals end; `counts` of an
     `AcceptanceTable`: without drafters every node is worth the same.
 
-    Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [m, 3]
+    Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [m, 4]
     attributions, float32 [m] their log-probabilities, int64 [2, requests] where each tree's end.
     """
     size = len(tokens)
     nodes, values = np.empty((size, 4), dtype=np.int32), np.zeros(size, dtype=np.float64)
-    attributions = np.empty((size, 3), dtype=np.int32)
+    attributions = np.empty((size, 4), dtype=np.int32)
     attribution_log_probs = np.empty(size, dtype=np.float32)
     tree_ends = np.zeros((2, len(request_ends)), dtype=np.int64)
     # Of the proposals' nodes: the tree's node or CUT, and how many children came so far. The root's
@@ -71,12 +71,12 @@ def merge_nodes(  # noqa: PLR0917 - flat arrays, and one loop over them
                 if node == CUT:
                     continue
                 count = max(count, node + 1)
+                depth = nodes[first + node, DEPTH]
                 row = attributions[used]
-                row[NODE], row[DRAFTER], row[RANK] = node, source, rank
+                row[NODE], row[DRAFTER], row[RANK], row[DRAFTED_DEPTH] = node, source, rank, depth
                 attribution_log_probs[used] = log_probs[index]
                 used += 1
                 above = 1.0 if parent == ROOT else float(values[first + parent])
-                depth = nodes[first + node, DEPTH]
                 value = _value(counts, above, source, log_probs[index], depth, rank)
                 values[first + node] = max(values[first + node], value)
             start, proposal = ends[proposal], proposal + 1

@@ -201,7 +201,7 @@ async def test_heads_draft_behind_slices_that_go_on_from_others() -> None:
 
 async def test_probes_are_answered() -> None:
     bench = await one_stream(probes=True)
-    assert bench.drafters.probe_answers > 2
+    assert bench.drafters.probe_answers > 1
 
 
 async def test_features_of_nodes_come_with_their_commit() -> None:

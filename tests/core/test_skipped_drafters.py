@@ -81,4 +81,5 @@ def test_nothing_is_learned_of_drafters_that_were_skipped(skipped: tuple[str, ..
         outcome.count(["r"], [tree], TreeBatch.of([tree]), Paths.of([path]))
         policy.update(outcome, 1.0 + step)
     # What always brought a token pays; what nobody knows is only tried.
-    assert ("b" in policy.plan([wish], costs, 0).lasting("r")) is not skipped
+    plan = policy.plan([wish], costs, 0)
+    assert ("r" in plan.by_drafter.get("b", ()) and "b" not in plan.trials) is not skipped

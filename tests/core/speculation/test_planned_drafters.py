@@ -424,7 +424,8 @@ def test_nothing_is_learned_of_slices_that_went_behind_others(is_behind: bool) -
         )
         outcome.count(["a"], [tree], TreeBatch.of([tree]), Paths.of([path]))
         policy.update(outcome, 1.0 + step)
-    assert ("b" in policy.plan([wish], costs, 0).lasting("a")) is is_behind
+    plan = policy.plan([wish], costs, 0)
+    assert ("a" in plan.by_drafter.get("b", ()) and "b" not in plan.trials) is is_behind
 
 
 def test_a_plan_that_asks_nobody_may_have_requests_beside_it() -> None:
@@ -458,12 +459,12 @@ def learn_of(
     policy.update(outcome, 1.0)
 
 
-def test_those_who_pay_are_asked_behind_steps_in_flight_and_those_on_trial_are_not() -> None:
+def test_a_plan_tells_whom_it_asks_for_a_request() -> None:
     plan = DraftPlan(
         {"a": ("one", "two"), "b": ("one",), "c": ("two",)}, {}, trials={"b": frozenset({"one"})}
     )
-    assert plan.lasting("one") == ("a",)
-    assert plan.lasting("two") == ("a", "c")
+    assert plan.asked("one") == ("a", "b")
+    assert plan.asked("two") == ("a", "c")
     more = plan.beside({"a": ["three"], "d": ["three", "four"]})
     assert more.by_drafter == {
         "a": ("one", "two", "three"), "b": ("one",), "c": ("two",), "d": ("three", "four"),
