@@ -1,8 +1,9 @@
-"""`draftline fetch`, and its question where a command names a public model that is not here yet."""
+"""`draftline fetch`, and what other commands do where a model must be fetched or unpacked first."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -26,11 +27,19 @@ def run_fetch(name: str, console: Console) -> None:
     console.print(f"serve it: draftline serve {name}")
 
 
-def offer_to_fetch(name: object, console: Console) -> None:
-    """Ask whether to fetch the public model that a command names; nothing where it is here.
+def make_ready(name: object, console: Console) -> None:
+    """Unpack the GGUF file that a command names, or ask whether to fetch the public model; nothing
+    where that was done.
 
-    Without a terminal nothing is asked: loading the model says what to do.
+    Without a terminal nothing is asked: loading the model says what to do. Raises
+    `CheckpointError`.
     """
+    if isinstance(name, str) and name.endswith(".gguf") and Path(name).is_file():
+        from ...models.load.gguf_file import unpacked  # noqa: PLC0415 - loads torch
+
+        with progress(f"unpacking {Path(name).name}", total=1, unit="files"):
+            unpacked(Path(name))
+        return
     if not isinstance(name, str) or name not in PUBLIC_MODELS or is_fetched(name):
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

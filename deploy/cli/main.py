@@ -102,14 +102,14 @@ def serve(
     from ...cluster.config import EngineConfig
     from ..settings.exposure import check_key_variable
     from ..settings.settings import ServerConfig
-    from .fetch import offer_to_fetch
+    from .fetch import make_ready
     from .serve.command import run_server
     from .serve.options import command_settings
 
     check_key_variable(os.environ)
     flags = {"model": model, **ctx.obj[EngineConfig], "server": ctx.obj[ServerConfig]}
     settings = command_settings(flags, config, speculative_config)
-    offer_to_fetch(settings.get("model"), console)
+    make_ready(settings.get("model"), console)
     run_server(settings, ray_address, console)
 
 
@@ -162,9 +162,9 @@ def demo(
 ) -> None:
     """Serve the bundled model, show speculation at work, compare, and shut down."""
     from .demo.command import DemoJob, DemoSampling, run_demo
-    from .fetch import offer_to_fetch
+    from .fetch import make_ready
 
-    offer_to_fetch(model, console)
+    make_ready(model, console)
     sampling = DemoSampling(max_tokens, 0.0 if greedy else temperature, seed)
     sys.exit(run_demo(DemoJob(prompts, sampling, svg, model)))
 

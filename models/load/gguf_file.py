@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -110,7 +111,10 @@ def unpack(file: Path, folder: Path) -> None:
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    save_torch_state_dict(model.state_dict(), folder, shared_tensors_to_discard=_tied(model))
+    try:
+        save_torch_state_dict(model.state_dict(), folder, shared_tensors_to_discard=_tied(model))
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder.parent} cannot be written: {error}") from error
 
 
 class _Split(NamedTuple):
@@ -228,9 +232,8 @@ def _check_known(file: Path, reader: GGUFReader) -> str:
 
 def _check_tensors(file: Path, reader: GGUFReader, model: PreTrainedModel) -> None:
     """Raise `CheckpointError` for tensors that would be left out."""
-    taken = gguf_utils.get_gguf_hf_weights_map(model, gguf_utils.TensorProcessor()).keys() | {
-        ROPE_FREQS
-    }
+    names = gguf_utils.get_gguf_hf_weights_map(model, gguf_utils.TensorProcessor())
+    taken = names.keys() | {ROPE_FREQS}
     stored = {tensor.name for tensor in reader.tensors}
     if left := sorted(stored - taken):
         raise CheckpointError(

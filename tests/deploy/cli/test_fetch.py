@@ -57,12 +57,23 @@ def test_a_terminal_is_asked(
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(cli.typer, "confirm", lambda text, default: asked.append(text) or answer)
-    cli.offer_to_fetch("smollm2", screen())
+    cli.make_ready("smollm2", screen())
     assert asked == ["smollm2 is not on this machine. Fetch it (93 MB, Apache-2.0)?"]
     assert fetched == names
 
 
 @pytest.mark.parametrize("name", ["smollm2", "demo", None, "/models/own"])
 def test_without_a_terminal_nothing_is_asked(name: str | None, fetched: list[str]) -> None:
-    cli.offer_to_fetch(name, screen())
+    cli.make_ready(name, screen())
     assert not fetched
+
+
+def test_a_file_is_unpacked_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Path] = []
+    monkeypatch.setattr("draftline.models.load.gguf_file.unpacked", done.append)
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    cli.make_ready(str(tmp_path / "small.gguf"), screen())
+    cli.make_ready(str(tmp_path / "none.gguf"), screen())
+    assert done == [tmp_path / "small.gguf"]
