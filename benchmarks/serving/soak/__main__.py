@@ -1,6 +1,6 @@
 """Mixed requests of four tenants on real Ray, while something is killed, paused, filled or slowed.
 
-    python -m draftline.benchmarks.serving.soak [--minutes 30 --requests 1000 --fault-s 20]
+    python -m draftline.benchmarks.serving.soak [--minutes 30 --fault-s 20]
         [--model-drafters]
 
 Serves the demo model by `draftline serve` on a Ray cluster of two nodes on this machine: two
@@ -21,13 +21,18 @@ import typer
 
 from .run import SoakSetting, print_report, report_of, soak
 
+# Requests; so many more in shorter runs would only be refused.
+A_MINUTE = 1000 / 30
 RESULTS = Path(__file__).parents[2] / "results" / "soak.json"
 
 
 def main(
     *,
     minutes: Annotated[float, typer.Option(help="How long requests are sent.")] = 30.0,
-    requests: Annotated[int, typer.Option(help="Requests of all tenants together.")] = 1000,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Requests of all tenants together; default: 1,000 in half an hour."),
+    ] = None,
     fault_s: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 20.0,
     seed: Annotated[int, typer.Option(help="Of requests and faults.")] = 0,
     replicas: Annotated[int, typer.Option(help="Replicas of the engine.")] = 2,
@@ -42,7 +47,7 @@ def main(
     load_before = os.getloadavg()
     setting = SoakSetting(
         minutes=minutes,
-        requests=requests,
+        requests=round(minutes * A_MINUTE) if requests is None else requests,
         fault_s=fault_s,
         seed=seed,
         replicas=replicas,
