@@ -12,7 +12,7 @@ demo: $(READY) ## serve the bundled model, show speculation at work, shut down
 
 chat: $(READY) ## fetch SmolLM2 once, and ask it questions with drafts off and on
 	@.venv/bin/draftline fetch smollm2
-	@.venv/bin/draftline demo --model smollm2 --prompts 2 --greedy $(ARGS)
+	@.venv/bin/draftline demo --model smollm2 --prompts 2 --temperature 0.5 $(ARGS)
 
 serve: $(READY) ## serve the bundled model with the OpenAI API; ARGS="--port 8000 ..."
 	@.venv/bin/draftline serve $(ARGS)

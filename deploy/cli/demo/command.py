@@ -211,7 +211,7 @@ class Screen:
         """Print a prompt's name and last line; the printer takes its completion."""
         self._console.print(Text(f"── {prompt.name}", style="bold"))
         printer = StreamPrinter(self._console, self._styles, MAX_LINES // num_prompts)
-        ending = "\n" if prompt.text.endswith("\n") else ""
+        ending = "\n" if prompt.is_question or prompt.text.endswith("\n") else ""
         printer.show(prompt.text.splitlines()[-1] + ending, "dim")
         return printer
 
@@ -246,9 +246,13 @@ class StreamPrinter:
     def show(self, text: str, style: str) -> None:
         """Print text as far as there is room."""
         for char_run in text.expandtabs(4).splitlines(keepends=True):
+            line = char_run.rstrip("\r\n")
+            if self._column and self._column + len(line) > WIDTH:
+                self._end_line()
+                line = line.lstrip()
             if not self._lines_left:
                 return
-            line = char_run.rstrip("\r\n")[: WIDTH - self._column]
+            line = line[:WIDTH]
             self._console.print(Text(line, style=style), end="")
             self._column += len(line)
             if char_run != char_run.rstrip("\r\n"):

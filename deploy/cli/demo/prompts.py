@@ -14,16 +14,22 @@ class DemoPrompt:
 
     name: str
     text: str
+    is_question: bool = False
 
 
 QUESTIONS = [
-    DemoPrompt("a recipe", "Write a recipe for pancakes: first the ingredients, then the steps."),
+    DemoPrompt(
+        "a recipe",
+        "Write a recipe for pancakes: first the ingredients, then the steps.",
+        is_question=True,
+    ),
     DemoPrompt(
         "a correction",
         "Correct the spelling of this text, and repeat it: The quik brown fox jumps over the lazi "
         "dog. The dog sleeps on, and the fox runs back into the forrest.",
+        is_question=True,
     ),
-    DemoPrompt("an explanation", "Explain to a child why the sky is blue."),
+    DemoPrompt("an explanation", "Explain to a child why the sky is blue.", is_question=True),
 ]
 
 
