@@ -69,9 +69,9 @@ MIXES: dict[str, tuple[str, ...]] = {
     "all": tuple(DRAFTERS),
     **{name: (name,) for name in OF_MODELS},
     "models": ("model", "tli", "slem"),
-    # Any target's: no store or model of the bundled one's vocabulary.
-    "copying": tuple(name for name in DRAFTERS if name not in {"retrieval", "model", "head"}),
 }
+# For any target: no store or model of the bundled one's vocabulary.
+COPYING = tuple(name for name in DRAFTERS if name not in {"retrieval", "model", "head"})
 PLAIN = RequestOptions(speculative=False)
 SAMPLED = (
     SamplingParams(temperature=0.7, top_p=0.9, seed=1, ignore_eos=True, max_tokens=1),
@@ -212,7 +212,9 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
                     node_budget="full",
                     pipelined_trees="on",
                     draft_deadline_ms=10_000,
-                    drafters=[(DRAFTERS | OF_MODELS)[name] for name in MIXES[mix]],
+                    drafters=[
+                        (DRAFTERS | OF_MODELS)[name] for name in (MIXES | {"copying": COPYING})[mix]
+                    ],
                 )
                 yield config, mix
 

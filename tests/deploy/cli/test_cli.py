@@ -31,7 +31,7 @@ from typer.testing import CliRunner
 
 COMMANDS = (
     "serve", "generate", "demo", "doctor", "corpus", "train", "bench", "lossless", "tenant",
-    "dashboard",
+    "dashboard", "fetch",
 )  # fmt: skip
 runner = CliRunner()
 
