@@ -26,7 +26,7 @@ from ...settings.settings import ServeArgs, build_serve_args
 from ...tenants.store import check_tenant_store
 from ..cpu_kernels import compile_cpu_kernels
 from ..progress import progress
-from .listening import bind
+from .listening import bind, free_port
 
 # From the end of Ray to that of the process.
 EXIT_S = 10.0
@@ -55,8 +55,9 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
         bound = with_port(args, listener.getsockname()[1])
         _introduce(bound, console)
         if bound.engine.backend == "ray":
-            # Ray Serve's proxy listens.
+            # Ray Serve's proxy listens, in half a minute: on a port that nobody takes meanwhile.
             listener.close()
+            bound = with_port(args, free_port(args.server))
             _serve_on_ray(bound, ray_address, console)
             # Ray has threads that the interpreter waits for.
             exits_within(EXIT_S)

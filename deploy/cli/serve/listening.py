@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
 from ....core.errors import ConfigError
@@ -11,6 +12,9 @@ from ...settings.settings import ServerConfig
 SEND_BUFFER_BYTES = 256 * 1024
 # Connections that wait to be accepted.
 BACKLOG = 2048
+# Ports that nobody gets unasked: below the system's own, and above those of Ray's workers.
+UNASKED_FOR = range(20_000, 32_768)
+TRIES = 20
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -52,6 +56,16 @@ def listen(listener: socket.socket) -> None:
 
 
 def free_port(config: ServerConfig) -> int:
-    """The configured port if it is free; for 0, one that the system chooses."""
-    with bind(config) as listener:
-        return listener.getsockname()[1]
+    """The configured port if it is free; for 0, one that nobody else gets before it is bound again.
+
+    Raises `ConfigError` if the address cannot be bound.
+    """
+    ports = [config.port] if config.port else random.sample(UNASKED_FOR, TRIES)
+    for place, port in enumerate(ports, 1):
+        try:
+            with bind(config.model_copy(update={"port": port})) as listener:
+                return listener.getsockname()[1]
+        except ConfigError:
+            if place == len(ports):
+                raise
+    raise AssertionError("there is at least one port")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli import main as cli
-from draftline.deploy.cli.serve.listening import bind, listen
+from draftline.deploy.cli.serve.listening import UNASKED_FOR, bind, free_port, listen
 from draftline.deploy.settings.settings import ServerConfig
 
 
@@ -81,3 +81,12 @@ def test_a_taken_port_is_told_before_anything_is_loaded(
         f"error: server.port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
     )
     assert not printed.out
+
+
+def test_a_port_that_is_bound_later_is_none_that_others_get_unasked() -> None:
+    assert free_port(ServerConfig(host="127.0.0.1", port=0)) in UNASKED_FOR
+    with bind(ServerConfig(host="127.0.0.1", port=0)) as taken:
+        listen(taken)
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            free_port(ServerConfig(host="127.0.0.1", port=port))
