@@ -9,7 +9,7 @@ from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.prompts.files import read_prompts
 from ..demo.prompts import held_out_prompts
 
-CHATS = Path(__file__).parents[3] / "assets" / "prompts" / "chats.jsonl"
+CHATS = Path(__file__).parents[2] / "assets" / "prompts" / "chats.jsonl"
 
 
 def bench_prompts(
