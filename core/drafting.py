@@ -1,9 +1,9 @@
 """The drafting half of a step: which drafters are asked, and which trees of their proposals are
 verified.
 
-`start` asks the drafters about a group of requests, in the background. `trees` takes what they
-proposed: one tree a request, merged, without the tokens that a grammar forbids, cut to the nodes
-that are worth their time. `fit` cuts the trees to the KV slots that are free.
+`start` asks the drafters about a group of requests, in the background. `merge_and_select` takes
+what they proposed: one tree a request, merged, without the tokens that a grammar forbids, cut to
+the nodes that are worth their time. `fit_to_kv` cuts the trees to the KV slots that are free.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Drafting:
 
     # ---- which trees are verified
 
-    async def trees(self, patience_s: float) -> tuple[DraftBatch | None, TreeSteps]:
+    async def merge_and_select(self, patience_s: float) -> tuple[DraftBatch | None, TreeSteps]:
         """What the drafters answered, and the trees of the requests that may be verified now.
 
         patience_s: how long token masks of grammars are waited for
@@ -344,7 +344,7 @@ class Drafting:
 
     # ---- which trees have KV slots
 
-    def fit(self, trees: TreeSteps) -> tuple[TreeSteps, int]:
+    def fit_to_kv(self, trees: TreeSteps) -> tuple[TreeSteps, int]:
         """The trees of all requests that get KV slots for them, in order; and how many tokens of
         each request the step decodes (1 if it has drafts)."""
         num_decode_steps = self._num_decode_steps(trees)
@@ -378,17 +378,17 @@ class Drafting:
         roots = [len(state.token_ids) - 1 for state in trees.states]
         return (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
 
-    def prepare(
+    def with_head_tasks(
         self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
     ) -> StepInput:
         """The step with what heads of the last stage do in it."""
         return self._heads.with_tasks(step, trees.states, chunks)
 
     def note_sent(self, step: StepInFlight) -> None:
-        """A step went out."""
+        """A step went out; only `PipelinedDrafting` follows it."""
 
     def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
-        """A step was answered, and nothing of it has been committed."""
+        """A step was answered, and nothing of it has been committed; as `note_sent`."""
 
     def _num_decode_steps(self, trees: TreeSteps) -> int:
         """Tokens of each request in a step of roots alone of which nothing else is wanted."""

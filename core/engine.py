@@ -1,10 +1,15 @@
 """The engine: what one step does, from its requests to their deltas.
 
-`EngineCore.step` has three phases, each of another step. Update: the answer of an earlier step is
-verified, committed, cut by stop rules, sent to the requests' sinks, and learned from. Schedule:
-requests get KV blocks, drafters are asked, and the trees and prompt chunks of the next step are
-chosen (`drafting.py`, `schedule/scheduler.py`). Run: they become flat arrays and go to the
-pipeline; with several stages, up to one step more than stages is in flight.
+`EngineCore.step` commits the steps that were answered, chooses the parts of the next one, and
+submits it:
+
+- update: the trees of an answered step are verified; tokens are committed, cut by stop rules and
+  sent to the requests' sinks; drafters and policy learn from them;
+- schedule: requests get KV blocks, drafters are asked, their proposals are merged, and the policy
+  selects the draft tokens that are verified (`drafting.py`); prompts give their next chunks;
+- run: all parts become flat arrays, which go to the pipeline.
+
+With several stages, up to one step more than stages is in flight.
 """
 
 from __future__ import annotations
@@ -100,8 +105,10 @@ class EngineCore:
         self._acceptance = acceptance
         self._trace = trace
         self._wakeup = Wakeup()
-        # Only the coupled rule verifies by target tokens alone.
-        is_pipelined = pipelined_trees != "off" and acceptance == COUPLED
+        # Only the coupled rule verifies by target tokens alone, and one stage is never idle.
+        is_pipelined = (
+            pipelined_trees != "off" and acceptance == COUPLED and scheduler.num_groups > 1
+        )
         make = partial(PipelinedDrafting, mode=pipelined_trees) if is_pipelined else Drafting
         self.drafting: Drafting = make(
             drafters, scheduler, policy, clock,
@@ -220,12 +227,12 @@ class EngineCore:
                 state.stats.start_time = state.stats.start_time or self._clock()
                 self.drafting.open(state)
         await self._start_drafting()
-        if not self._has_room:
+        if not self._may_submit:
             return None
         if self._trace is not None:
             self._trace.building()
-        draft_batch, trees = await self.drafting.trees(self.deadline.patience_s)
-        trees, num_decode_steps = self.drafting.fit(trees)
+        draft_batch, trees = await self.drafting.merge_and_select(self.deadline.patience_s)
+        trees, num_decode_steps = self.drafting.fit_to_kv(trees)
         chunks = self._scheduler.prompt_chunks(int(trees.num_rows.sum()))
         trees, chunks, edits = edits_of_parts(trees, chunks, self._contain)
         if not trees.states and not chunks:
@@ -239,8 +246,8 @@ class EngineCore:
         """
         if self.drafting.is_asking:
             return
-        has_room = len(self._in_flight) < self._pipeline.max_in_flight
-        if has_room and (decoding := self.drafting.decoding()):
+        is_free = len(self._in_flight) < self._pipeline.max_in_flight
+        if is_free and (decoding := self.drafting.decoding()):
             if self._trace is not None:
                 self._trace.asking()
             await self.drafting.start(decoding)
@@ -248,7 +255,7 @@ class EngineCore:
             self._wakeup.notify_in(self.drafting.take_delay())
 
     @property
-    def _has_room(self) -> bool:
+    def _may_submit(self) -> bool:
         """Whether a step may go out now. One place is kept for the requests being drafted for."""
         is_late = self.drafting.is_asking and not self.drafting.has_answer
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
@@ -261,7 +268,8 @@ class EngineCore:
         step = build_step(
             self.num_steps, chunks, trees, self._scheduler.block_size, edits, num_decode_steps
         )
-        step = self.drafting.prepare(step, trees, chunks)
+        # Heads of the last stage draft behind the step's own tokens.
+        step = self.drafting.with_head_tasks(step, trees, chunks)
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
@@ -299,7 +307,7 @@ class EngineCore:
         results = self._verify(in_flight)
         if results is None:
             return
-        outcome = self._outcome(in_flight, results)
+        outcome = self._measure(in_flight, results)
         for state in in_flight.states:
             state.num_losses = 0
         self.drafting.note_results(results.features, results.drafted)
@@ -324,7 +332,7 @@ class EngineCore:
             if in_flight.traced is not None:
                 in_flight.traced.answered(output)
             self.drafting.note_answer(in_flight, output)
-            apart = self._set_apart(in_flight, output)
+            apart = self._handle_not_finite(in_flight, output)
             results = in_flight.verify(output)
             if apart:
                 results = results.without(apart, in_flight)
@@ -338,7 +346,7 @@ class EngineCore:
         self._in_flight.land()
         return results
 
-    def _set_apart(self, in_flight: StepInFlight, output: StepOutput) -> list[RequestState]:
+    def _handle_not_finite(self, in_flight: StepInFlight, output: StepOutput) -> list[RequestState]:
         """Requests with NaN or infinite logits, whose part of the answer is dropped.
 
         Drafts or the KV of others may be the cause: a request that has any computes its KV again
@@ -360,8 +368,11 @@ class EngineCore:
             self._fail(state, NotFinite())
         return [state for state, _ in found]
 
-    def _outcome(self, in_flight: StepInFlight, results: StepResults) -> StepOutcome:
-        """What an answered step took: from its start, or from the answer before it."""
+    def _measure(self, in_flight: StepInFlight, results: StepResults) -> StepOutcome:
+        """What an answered step took: from its start, or from the answer before it.
+
+        Deadline and scheduler learn it; `_account` adds to it what the drafts gained.
+        """
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
@@ -397,16 +408,17 @@ class EngineCore:
         if state.has_ended:
             return
         if not walk.tokens:
-            # Set apart, or a chunk whose root has no target token yet.
+            # Not finite, or a chunk of a pipelined tree whose root has no target token yet.
             return
         self._scheduler.share(state, state.num_in_place)
         rows, tokens, sources, token_ids, moves = walk
         stopped = state.stop.advance(tokens)
         taken = stopped.num_tokens
         if sources[0] == TARGET_SOURCE:
-            # Without drafts each token had a pass of its own.
+            # No draft was accepted: each token had a pass of its own.
             state.stats.accepted_lengths += [0] * max(taken, 1)
         else:
+            # Drafts accepted behind a stop do not count.
             untaken = (source for source in sources[taken:] if source != TARGET_SOURCE)
             state.stats.nodes.take_back(untaken)
             # Usually the last token is the bonus token.

@@ -92,13 +92,13 @@ class PipelinedDrafting(Drafting):
 
     def take_delay(self) -> float | None:
         """Seconds until the next chunk may be planned; None where none waits for its turn."""
-        return self.pace.take_delay() if self._may_be else None
+        return self.pace.take_delay()
 
     def _num_flights(self, state: RequestState) -> int:
         """Steps that a request may have in flight."""
         options = state.request.options
         mode = "off" if options.explain else options.pipelined_trees
-        if mode == "off" or not self._may_be:
+        if mode == "off":
             return 1
         each = self._scheduler.num_flights_each
         if "on" in (self._mode, mode):
@@ -118,11 +118,6 @@ class PipelinedDrafting(Drafting):
             # Of what is drafted behind it half is right, as far as anybody knows.
             value = max(value, leaf.value / 2)
         return value > 0 and self.pace.is_turn(pipelined, value)
-
-    @property
-    def _may_be(self) -> bool:
-        """Whether there are stages enough to have several steps of a request in flight."""
-        return self._scheduler.num_groups >= MIN_FLIGHTS
 
     @property
     def _least_value(self) -> float:
@@ -345,26 +340,22 @@ class PipelinedDrafting(Drafting):
 
     # ---- what steps in flight tell
 
-    def prepare(
+    def with_head_tasks(
         self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
     ) -> StepInput:
         """Now and then stages report how long they work on a step with chunks."""
-        step = super().prepare(step, trees, chunks)
+        step = super().with_head_tasks(step, trees, chunks)
         if trees.tree_chunks and self.pace.wants_spans():
             return replace(step, is_traced=True)
         return step
 
     def note_sent(self, step: StepInFlight) -> None:
         """Note when its chunks went out."""
-        if not self._may_be:
-            return
         planned_at = None if step.draft_batch is None else step.draft_batch.began_at
         self.pace.sent(_pipelined_trees(step), step.num_rows, planned_at)
 
     def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
         """Count pruned nodes, before the answer advances any root."""
-        if not self._may_be:
-            return
         if output.stage_spans and step.trees.tree_chunks:
             self.pace.note_spans(output.stage_spans, step.num_rows)
         for part in step.trees.tree_chunks.values():

@@ -34,7 +34,7 @@ from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
 from ..tree.tree import NO_TREE
 from ..tree.tree_loops import DEPTH, TOKEN, visible_columns
-from ..verify.walk import Paths, RowSlots, walk_all
+from ..verify.walk import Paths, RowSlots, follow, walks_along
 from .parts import PromptChunk, TreeStep, TreeSteps
 from .probes import ancestors_of, probe_input, probe_rows
 
@@ -208,7 +208,9 @@ def load_kernels() -> None:
     cut = trees.keep(trees.best_of_each([1, 1]))
     none, starts = NO_ROWS, np.array([0, 3], dtype=np.int32)
     visible_columns(cut.ancestors(), (cut.sizes + 1).astype(np.int32))
-    walk_all(trees, np.arange(6, dtype=np.int32), RowSlots(starts, np.arange(6, dtype=np.int32)))
+    rows = np.arange(6, dtype=np.int32)
+    walked = Paths(*follow(trees.nodes, trees.node_ends, rows))
+    list(walks_along(walked, trees.names, RowSlots(starts, rows)))
     paths = Paths.of([[(0, 0, -1)]] * 2)
     DraftStats().add([0, 0], trees, paths.sources, paths.ends)
     nodes = trees.nodes, trees.node_ends, ids

@@ -1,5 +1,5 @@
-"""What is committed of each tree: the acceptance walk of coupled sampling, or a rule's verification
-result.
+"""What is committed of each tree: the acceptance walk of coupled sampling (`follow`), or a rule's
+verification result.
 
 Why the walk gives the text of plain decoding: docs/how-it-works.md, "Coupled walk".
 """
@@ -17,7 +17,7 @@ from ..compiled import compiled
 from ..request.output import TARGET_SOURCE
 from ..request.request_kv import NO_MOVES
 from ..steps import StepOutput, VerificationResult
-from ..tree.tree import TokenTree, TreeBatch
+from ..tree.tree import TreeBatch
 from ..tree.tree_loops import PARENT, SOURCE, TOKEN
 
 
@@ -122,20 +122,6 @@ def _as_decoded(tokens: Int32) -> Paths:
     return Paths(np.stack([none, tokens.ravel(), none - 1]), ends)
 
 
-def walk_all(trees: Sequence[TokenTree], target_tokens: Int32, row_slots: RowSlots) -> list[Walk]:
-    """Follow the target's own choices through each tree until they leave it.
-
-    `target_tokens` int32 holds, tree by tree, the target's token after the root and after each
-    node. Each is a function of the text before it and of noise keyed by position, so the committed
-    tokens are those of plain decoding, whatever stands in the tree.
-    """
-    if not trees:
-        return []
-    batch = TreeBatch.of(trees)
-    paths = Paths(*follow(batch.nodes, batch.node_ends, target_tokens))
-    return list(walks_along(paths, batch.names, row_slots))
-
-
 def walks_along(paths: Paths, drafters: Sequence[str], row_slots: RowSlots) -> Iterator[Walk]:
     """The walk through each tree; `drafters`: the names of the sources."""
     # The last one stands for the target, whose id is -1.
@@ -155,6 +141,9 @@ def walks_along(paths: Paths, drafters: Sequence[str], row_slots: RowSlots) -> I
 @compiled
 def follow(nodes: Int32, ends: Int64, targets: Int32) -> tuple[Int32, Int64]:
     """The rows that the target's choices go through, `targets[row]` after each row of all trees.
+
+    Each choice is a function of the text before it and of noise keyed by position, so the committed
+    tokens are those of plain decoding, whatever stands in a tree.
 
     Gives int32 [3, rows]: of each tree the root's row 0 and those of the k nodes, the tokens that
     the target chose after them, and the sources of these tokens, of which the last is no node's:

@@ -9,7 +9,7 @@ from draftline.core.request.output import TARGET_SOURCE
 from draftline.core.tree.merge import merge, merge_all
 from draftline.core.tree.tree import TokenTree, TreeBatch
 from draftline.core.tree.tree_loops import pack, unpack
-from draftline.core.verify.walk import RowSlots, Walk, walk_all
+from draftline.core.verify.walk import Paths, RowSlots, Walk, follow, walks_along
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,12 @@ VOCAB = 5
 def walks(trees: Sequence[TokenTree], targets: Int32) -> list[Walk]:
     """The walks through trees whose rows have the slots 0, 1, 2 and so on."""
     starts = np.cumsum([0, *(len(tree) + 1 for tree in trees)], dtype=np.int32)
-    return walk_all(trees, targets, RowSlots(starts, np.arange(starts[-1], dtype=np.int32)))
+    if not trees:
+        return []
+    batch = TreeBatch.of(trees)
+    walked = Paths(*follow(batch.nodes, batch.node_ends, targets))
+    slots = RowSlots(starts, np.arange(starts[-1], dtype=np.int32))
+    return list(walks_along(walked, batch.names, slots))
 
 
 def proposal(source: str, nodes: list[tuple[int, int]]) -> Proposal:
