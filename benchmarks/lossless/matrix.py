@@ -161,7 +161,7 @@ def run_matrix(matrix: Matrix, console: Console | None = None) -> Report:
     """Run every cell; prints a line a cell where a console is given."""
     torch.set_num_threads(1)
     start = time.monotonic()
-    peer = TransformersPeer(matrix.model, "demo-drafter")
+    peer = TransformersPeer(matrix.model)
     judge = Judge(peer.target, plan_model(EngineConfig(model=matrix.model)).request_factory())
     prompts = _prompts(matrix)
     greedy = [peer.generate(prompt, matrix.tokens, {}).token_ids for prompt in prompts]

@@ -158,7 +158,7 @@ def run_matrix(
         node_budget="full",
         draft_deadline_ms=10_000,
     )
-    target = TransformersPeer("demo", "demo-drafter").target
+    target = TransformersPeer("demo").target
     judge = Judge(target, plan_model(config).request_factory())
     cells = []
     with Engine(config) as engine:

@@ -1,14 +1,18 @@
 """draftline beside vLLM, llama.cpp and transformers: same prompts, model, threads and client.
 
-    python -m draftline.benchmarks.peers [--install] [--llama-server FILE] [--rounds 3]
-        [--prompts bundled --prompts humaneval=FILE] [--streams 1,4,8,16,32,64] [--resume]
+    python -m draftline.benchmarks.peers [--model smollm2] [--temperature 0.7] [--install]
+        [--llama-server FILE] [--prompts bundled --prompts humaneval=FILE]
+        [--streams 1,4,8,16,32,64] [--rounds 3] [--resume]
 
-Greedy, float32, no prefix shared, and no prompt twice for one start of a server: some draft from
-earlier answers. Every server answers through its OpenAI endpoint, streamed to the client of
-`draftline bench`, at each number of streams; only one runs at a time. In a round all take turns,
-each round begins with another one, and has its own prompts. transformers runs in this process,
-plain, once. Prints tables, and writes benchmarks/results/peers.json after every turn; `--resume`
-goes on with what stands there. `--install` first makes vLLM's environment with pip, in build/.
+No prefix is shared, and no prompt asked twice of one start of a server: some draft from earlier
+answers. A chat model is asked in chats, whose answers end where they end. Every server answers
+through its OpenAI endpoint, streamed to the client of `draftline bench`, at each number of streams;
+only one runs at a time. In a round all take turns, each round begins with another one, and has its
+own prompts. transformers runs in this process, plain, once. All weights are float32, but for those
+of llama.cpp's servers that say otherwise in their names. Prints tables, and writes
+benchmarks/results/peers.json (with the model's name, if another, in the file's) after every turn;
+`--resume` goes on with what stands there. `--install` first makes vLLM's environment with pip, in
+build/.
 """
 
 from __future__ import annotations
@@ -22,33 +26,36 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from gguf import GGMLQuantizationType
 from rich.console import Console
 
 from ...core.errors import ConfigError, DraftlineError
 from ...kernels.cpu.build import load_cpu_ops
 from ...measure.records.record import machine
-from ...models.load.bundled import demo_path
 from ...models.stage.options import StageOptions
 from .catalogue import Peers, chosen, known_servers, shown
 from .gguf_file import write_checkpoint
 from .plan import BUNDLED, PromptSets, digest, make_starts, read_sets
-from .report import Comparison, print_comparison, resumed
-from .rounds import TRANSFORMERS, Turn, estimate, make_turns, run_turns
-from .servers import DRAFTER, HOW_TO, TARGET, LlamaBinary, PeerEnvironment, ServerSpec
+from .report import NARROW, Comparison, print_comparison, resumed
+from .rounds import TRANSFORMERS, Asked, Turn, estimate, make_turns, run_turns
+from .servers import HOW_TO, WIDE, LlamaBinary, PeerEnvironment, ServerSpec
+from .target import Target
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
+RESULTS = ROOT / "benchmarks" / "results"
 BUILD = ROOT / "build"
 LOGS = BUILD / "peers-logs"
 
 
 def main(  # noqa: PLR0913 - one parameter a flag
     *,
+    model: Annotated[str, typer.Option(help="Model of all servers.")] = "demo",
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
     prompts: Annotated[
         list[str] | None, typer.Option(help="`bundled`, or LABEL=FILE; may be given several times.")
     ] = None,
     num_prompts: Annotated[int, typer.Option(help="Least prompts for each number of streams.")] = 8,
-    tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer; of a chat's, at most.")] = 128,
     rounds: Annotated[int, typer.Option(help="Times that every server runs.")] = 3,
     streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,8,16,32,64",
     threads: Annotated[int, typer.Option(help="Threads of each server's model.")] = 1,
@@ -62,7 +69,9 @@ def main(  # noqa: PLR0913 - one parameter a flag
     llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's llama-server.")] = None,
     eager: Annotated[bool, typer.Option("--eager", help="vLLM does not compile.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with --output.")] = False,
-    output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
+    output: Annotated[
+        Path | None, typer.Option(help="JSON of the results; default: peers.json, as above.")
+    ] = None,
 ) -> None:
     """Compare servers of one model."""
     torch.set_num_threads(threads)
@@ -72,27 +81,34 @@ def main(  # noqa: PLR0913 - one parameter a flag
     vllm = PeerEnvironment(environment, "cuda" if torch.cuda.is_available() else "cpu")
     if install and vllm.version() is None:
         vllm.install()
-    sets = read_sets(prompts or [BUNDLED], tokens)
+    target = Target(model)
+    file = output or RESULTS / (
+        f"peers{'' if target.is_bundled else f'-{target.folder.name}'}.json"
+    )
+    asked = Asked(target, tokens, temperature)
+    sets = read_sets(target, prompts or [BUNDLED], tokens)
     loads = [int(count) for count in streams.split(",")]
     plans = [make_starts(sets, loads, num_prompts, seed) for seed in range(rounds)]
     with tempfile.TemporaryDirectory() as models:
         llama = None if llama_server is None else LlamaBinary(llama_server)
-        peers = Peers(vllm, llama, Path(models), threads, eager)
+        peers = Peers(target, vllm, llama, Path(models), threads, eager)
         specs = _specs(peers, servers or [], console)
         turns = make_turns(
             plans,
             [spec for spec in specs.values() if spec is not None],
             transformers=TRANSFORMERS in specs,
         )
-        about = _about(peers, sets, tokens, num_prompts, loads) | {
+        about = _about(peers, asked, sets) | {
+            "num_prompts": num_prompts,
+            "streams": loads,
             "commands": {
                 name: shown(spec, peers, ROOT) for name, spec in specs.items() if spec is not None
-            }
+            },
         }
-        comparison = resumed(output, about) if resume and output.exists() else Comparison(about)
+        comparison = resumed(file, about) if resume and file.exists() else Comparison(about)
         _prepare(peers, specs, console)
-        _print_estimate(turns, rounds, tokens, console)
-        failed = run_turns(comparison, turns, lambda: comparison.write(output), LOGS, console)
+        _print_estimate(turns, rounds, asked, console)
+        failed = run_turns(comparison, turns, asked, lambda: comparison.write(file), LOGS, console)
     print_comparison(comparison, console)
     console.print(machine().line(), *failed, sep="\n")
     if failed:
@@ -111,18 +127,17 @@ def _specs(peers: Peers, parts: Sequence[str], console: Console) -> dict[str, Se
     return {name: known[name] for name in chosen(list(known), parts)}
 
 
-def _about(
-    peers: Peers, sets: PromptSets, tokens: int, num_prompts: int, loads: list[int]
-) -> dict[str, Any]:
+def _about(peers: Peers, asked: Asked, sets: PromptSets) -> dict[str, Any]:
     return {
+        "model": peers.target.name,
+        "is_chat": peers.target.is_chat,
+        "temperature": asked.temperature,
         "machine": machine().fields(),
         "vllm": peers.vllm.version(),
         "vllm_eager": peers.eager,
         "llama_cpp": None if peers.llama is None else peers.llama.version(),
         "threads": peers.threads,
-        "max_tokens": tokens,
-        "num_prompts": num_prompts,
-        "streams": loads,
+        "max_tokens": asked.tokens,
         "prompts": {
             label: {"count": len(prompts), "digest": digest(prompts)}
             for label, prompts in sets.items()
@@ -132,9 +147,14 @@ def _about(
 
 def _prepare(peers: Peers, specs: Mapping[str, ServerSpec | None], console: Console) -> None:
     """Make what servers would otherwise make while they are measured."""
+    target = peers.target
     if peers.llama is not None:
-        for name in (TARGET, DRAFTER):
-            write_checkpoint(demo_path(name), peers.models / f"{name}.gguf")
+        for weights in (WIDE, *NARROW) if target.is_chat else (WIDE,):
+            file = peers.models / f"{target.folder.name}-{weights}.gguf"
+            write_checkpoint(target.folder, file, GGMLQuantizationType[weights])
+        if target.assistant is not None:
+            name = f"{target.assistant.name}-{WIDE}.gguf"
+            write_checkpoint(target.assistant, peers.models / name)
     if any(name.startswith("draftline") for name in specs):
         try:
             load_cpu_ops(Path(StageOptions().compile_cache).expanduser())
@@ -142,11 +162,11 @@ def _prepare(peers: Peers, specs: Mapping[str, ServerSpec | None], console: Cons
             console.print(f"draftline runs without its CPU kernels: {error}")
 
 
-def _print_estimate(turns: Sequence[Turn], rounds: int, tokens: int, console: Console) -> None:
-    first = estimate([turn for turn in turns if turn.round == 0], tokens)
+def _print_estimate(turns: Sequence[Turn], rounds: int, asked: Asked, console: Console) -> None:
+    first = estimate([turn for turn in turns if turn.round == 0], asked)
     console.print(
         f"about {first / 60:.0f} minutes for the first round, "
-        f"{estimate(turns, tokens) / 60:.0f} for all {rounds}; {len(turns)} starts"
+        f"{estimate(turns, asked) / 60:.0f} for all {rounds}; {len(turns)} starts"
     )
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import ConfigError
-from .report import OUR_DEFAULT, OUR_PLAIN, VLLM_PLAIN
+from .report import NARROW, OUR_DEFAULT, OUR_PLAIN, VLLM_PLAIN
 from .rounds import TRANSFORMERS
 from .servers import (
+    BUNDLED_ONLY,
+    DRAFT_MODEL,
     DRAFTERS,
     LLAMA_SPECULATION,
+    PLAIN,
     VLLM_SPECULATION,
+    WIDE,
     LlamaBinary,
     PeerEnvironment,
     ServerSpec,
@@ -22,10 +26,11 @@ from .servers import (
     llama_server,
     vllm_server,
 )
+from .target import Target
 
 COMPARED = (
     VLLM_PLAIN, "vLLM, suffix", "vLLM, ngram", "llama.cpp, plain", "llama.cpp, ngram",
-    OUR_PLAIN, OUR_DEFAULT, TRANSFORMERS,
+    "llama.cpp, Q8_0 plain", "llama.cpp, Q4_1 plain", OUR_PLAIN, OUR_DEFAULT, TRANSFORMERS,
 )  # fmt: skip
 
 
@@ -33,6 +38,7 @@ COMPARED = (
 class Peers:
     """What was found here. `models` is the folder of llama.cpp's model files."""
 
+    target: Target
     vllm: PeerEnvironment
     llama: LlamaBinary | None
     models: Path
@@ -43,21 +49,29 @@ class Peers:
 def known_servers(peers: Peers) -> dict[str, ServerSpec]:
     """Every server that can run, by its name, draftline last."""
     specs: list[ServerSpec] = []
+    target, threads = peers.target, peers.threads
     if peers.vllm.version() is not None:
         specs += [
-            vllm_server(name, peers.vllm, peers.threads, eager=peers.eager)
-            for name in VLLM_SPECULATION
+            vllm_server(target, name, peers.vllm, threads, eager=peers.eager)
+            for name in _possible(VLLM_SPECULATION, target)
         ]
     if peers.llama is not None and peers.llama.version() is not None:
+        names = [(WIDE, name) for name in _possible(LLAMA_SPECULATION, target)]
+        # Its users have narrow weights of chat models; the bundled one is of the size of a cache.
+        names += [(weights, PLAIN) for weights in NARROW] if target.is_chat else []
         specs += [
-            llama_server(name, peers.llama.path, peers.models, peers.threads)
-            for name in LLAMA_SPECULATION
+            llama_server(target, name, peers.llama.path, peers.models, threads, weights)
+            for weights, name in names
         ]
-    ours: dict[str, Sequence[str] | None] = {
-        "plain": (), "default": None, "prompt_lookup": ("prompt_lookup",), "all": tuple(DRAFTERS)
-    }  # fmt: skip
-    specs += [draftline_server(name, drafters, peers.threads) for name, drafters in ours.items()]
+    possible = [one for one in DRAFTERS if target.is_bundled or one not in BUNDLED_ONLY]
+    ours: dict[str, Sequence[str] | None] = {PLAIN: (), "default": None}
+    ours |= {drafter: (drafter,) for drafter in possible} | {"all": possible}
+    specs += [draftline_server(target, name, drafters, threads) for name, drafters in ours.items()]
     return {spec.name: spec for spec in specs}
+
+
+def _possible(speculation: Iterable[str], target: Target) -> list[str]:
+    return [name for name in speculation if name != DRAFT_MODEL or target.assistant is not None]
 
 
 def chosen(known: Sequence[str], parts: Sequence[str]) -> list[str]:

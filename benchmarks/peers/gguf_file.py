@@ -30,6 +30,8 @@ ARCHITECTURES = {
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
 }
+# llama.cpp's names of ways to cut a text into words.
+SPLITS = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
 # Queries and keys are reordered in these, and norms are one more in those.
 ROTATES_NEIGHBOURS, NORMS_AROUND_ONE = {"llama", "mistral"}, {"gemma2", "gemma3_text"}
 
@@ -74,6 +76,12 @@ def _name(architecture: MODEL_ARCH) -> str:
     return {MODEL_ARCH.GEMMA3: "gemma3"}.get(architecture, architecture.name.lower())
 
 
+def _splits(pre_tokenizer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of what cuts a text into words, one after the other."""
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    return tuple(part["type"] for part in parts if not part.get("add_prefix_space"))
+
+
 def _add_settings(writer: GGUFWriter, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(config.model_type)
@@ -101,21 +109,25 @@ def _add_settings(writer: GGUFWriter, config: Any) -> None:
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: Mapping[str, Any], config: Any) -> None:
-    words, splits = tokenizer["model"], tokenizer["pre_tokenizer"]
-    if words["type"] != "BPE" or splits["type"] != "ByteLevel" or splits["add_prefix_space"]:
-        raise DraftlineError("only byte-level BPE as GPT-2 has it can be written for llama.cpp")
+    words = tokenizer["model"]
+    splits = SPLITS.get(_splits(tokenizer["pre_tokenizer"]))
+    if words["type"] != "BPE" or splits is None:
+        raise DraftlineError(
+            "only byte-level BPE, split as GPT-2 or SmolLM do it, can be written for llama.cpp"
+        )
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
     ids = {**words["vocab"], **{one["content"]: one["id"] for one in tokenizer["added_tokens"]}}
     tokens = sorted(ids, key=lambda token: ids[token])
     kinds = [TokenType.CONTROL if ids[token] in special else TokenType.NORMAL for token in tokens]
     merges = [one if isinstance(one, str) else " ".join(one) for one in words["merges"]]
     end = config.eos_token_id
+    start = config.bos_token_id if config.bos_token_id is not None else end
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(splits)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
-    writer.add_bos_token_id(end)
+    writer.add_bos_token_id(start)
     writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)
 

@@ -12,28 +12,25 @@ from random import Random
 from ...core.errors import ConfigError
 from ...deploy.cli.bench.prompts import bench_prompts
 from ...measure.prompts.bench_prompt import BenchPrompt
-from ...models.text.tokenizer import load_tokenizer
-from .servers import MAX_MODEL_LEN, TARGET
+from .target import MAX_MODEL_LEN, Target
 
 BUNDLED = "bundled"
 FIELD = "prompts"
 
 
-def read_sets(options: Sequence[str], tokens: int) -> dict[str, list[BenchPrompt]]:
+def read_sets(target: Target, options: Sequence[str], tokens: int) -> dict[str, list[BenchPrompt]]:
     """The sets of `bundled` and of LABEL=FILE; each leaves room for answers of so many tokens.
 
     Texts that stand twice are taken once. Raises `ConfigError`.
     """
-    tokenizer = load_tokenizer(TARGET)
-    # The tokenizer warns of each text that its model cannot read: they are left out here.
-    tokenizer.model_max_length = 10**9
     room = MAX_MODEL_LEN - tokens
     sets: dict[str, list[BenchPrompt]] = {}
     for option in options:
         label, path = read_option(option)
         if label in sets:
             raise ConfigError(FIELD, f"{label} is given twice")
-        sets[label] = fitting(bench_prompts(path), lambda text: len(tokenizer.encode(text)), room)
+        found = bench_prompts(path, is_chat=target.is_chat)
+        sets[label] = fitting(found, lambda text: len(target.prompt_ids(text)), room)
     return sets
 
 
@@ -132,15 +129,13 @@ def digest(prompts: Sequence[BenchPrompt]) -> str:
     return hashlib.sha256(repr([prompt.text for prompt in prompts]).encode()).hexdigest()[:16]
 
 
-# Of the slowest server here, plain decoding on one thread of a cloud machine: tokens a second are
-# about RATE * streams ** SCALING.
-RATE, SCALING = 130.0, 0.6
+# Several streams share what a pass costs: tokens a second rise with streams ** SCALING.
+SCALING = 0.6
 START_S = {"vLLM": 40.0, "draftline": 12.0, "llama.cpp": 2.0}
 
 
-def estimated_seconds(start: Start, family: str, tokens: int) -> float:
+def estimated_seconds(start: Start, family: str, tokens: int, seconds_a_pass: float) -> float:
     """About how long one start of a server takes, with answers of so many tokens."""
-    seconds = START_S.get(family, 0.0) + WARM_UP * tokens / (RATE * WARM_UP**SCALING)
-    for cell in start.cells:
-        seconds += len(cell.prompts) * tokens / (RATE * cell.streams**SCALING)
-    return seconds
+    of_one = tokens * seconds_a_pass
+    seconds = START_S.get(family, 0.0) + WARM_UP ** (1 - SCALING) * of_one
+    return seconds + sum(len(cell.prompts) * of_one / cell.streams**SCALING for cell in start.cells)

@@ -1,9 +1,9 @@
 """The picture and the tables of `peers.json`, in the documentation.
 
-    python -m draftline.benchmarks.peers.plot [--results FILE] [--picture FILE] [--docs FOLDER]
+    python -m draftline.benchmarks.peers.plot [--results FILE] [--docs FOLDER]
 
-Draws docs/peers.png, replaces the tables between two marks in docs/results.md, and prints what the
-page leaves out: latencies, processor time, tau and equal answers. `--docs ""` writes no page.
+Of NAME.json it draws docs/NAME.png, and replaces the tables between two marks of that name in
+docs/results.md. Prints what the page leaves out: latencies, processor time, tau and equal answers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .report import (
     markdown_rates,
     print_comparison,
     read_comparison,
+    sampling,
 )
 
 if TYPE_CHECKING:
@@ -140,9 +141,12 @@ def caption(comparison: Comparison) -> str:
         for name, key in (("vLLM", "vllm"), ("llama.cpp", "llama_cpp"))
         if about.get(key)
     ]
+    most = "at most " if about.get("is_chat") else ""
+    threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
     return (
-        f"{many}; greedy, float32, {about['max_tokens']} tokens an answer\n"
-        f"{machine['processor'].replace('(R)', '')}, {about['threads']} thread a model\n"
+        f"{about.get('model', 'demo')}; {many}; {sampling(comparison)}, float32, "
+        f"{most}{about['max_tokens']} tokens an answer\n"
+        f"{machine['processor'].replace('(R)', '')}, {threads} a model\n"
         f"torch {machine['torch']}, transformers {machine['transformers']}, {', '.join(peers)}"
     )
 
@@ -150,17 +154,15 @@ def caption(comparison: Comparison) -> str:
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 DOCS = ROOT / "docs"
-# The part of results.md that is written.
-PART = "peers"
 WIDTH = 120
 
 
-def write_docs(comparison: Comparison, docs: Path) -> None:
-    """Write the tables of `results.md`. Raises `ConfigError`."""
+def write_docs(comparison: Comparison, docs: Path, part: str) -> None:
+    """Write the tables of a part of `results.md`. Raises `ConfigError`."""
     page = docs / "results.md"
     line = fill(_line(comparison), WIDTH)
     tables = f"{line}.\n\n{markdown_rates(comparison)}"
-    page.write_text(replaced(page.read_text("utf-8"), tables, PART), encoding="utf-8")
+    page.write_text(replaced(page.read_text("utf-8"), tables, part), encoding="utf-8")
 
 
 def _line(comparison: Comparison) -> str:
@@ -171,15 +173,13 @@ def _line(comparison: Comparison) -> str:
 def main(
     *,
     results: Annotated[Path, typer.Option(help="What the comparison wrote.")] = RESULTS,
-    picture: Annotated[Path, typer.Option(help="Its ending says which kind.")] = DOCS / "peers.png",
-    docs: Annotated[str, typer.Option(help="Folder of the pages; empty: none.")] = str(DOCS),
+    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = DOCS,
 ) -> None:
     """Draw the comparison and write its tables."""
     comparison = read_comparison(results)
     print_comparison(comparison, Console())
-    write_picture(comparison, picture)
-    if docs:
-        write_docs(comparison, Path(docs))
+    write_picture(comparison, docs / f"{results.stem}.png")
+    write_docs(comparison, docs, results.stem)
 
 
 if __name__ == "__main__":

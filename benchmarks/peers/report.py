@@ -17,11 +17,15 @@ from ...core.errors import ConfigError
 from ...measure.records.run_metrics import Latency
 
 # What a comparison must share with an earlier one that it goes on with.
-MATCHED = ("machine", "threads", "max_tokens", "num_prompts", "streams", "prompts")
+MATCHED = (
+    "model", "temperature", "machine", "threads", "max_tokens", "num_prompts", "streams", "prompts"
+)  # fmt: skip
 LATENCIES = ("ttft", "tpot", "itl")
 OURS = "draftline"
 OUR_PLAIN, OUR_DEFAULT = f"{OURS}, plain", f"{OURS}, default"
 VLLM_PLAIN = "vLLM, plain"
+# Parts of the names of servers whose weights are not the float32 of all others.
+NARROW = ("Q8_0", "Q4_1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +189,25 @@ class Ratio:
 
 
 def to_best_peer(comparison: Comparison, prompts: str, streams: int) -> Ratio | None:
-    """draftline as it serves by default, over the fastest peer of the same round."""
+    """draftline as it serves by default, over the fastest peer of the same round and weights."""
     cell = comparison.cell(prompts, streams)
-    peers = {name: runs for name, runs in cell.items() if not next(iter(runs.values())).is_ours}
-    return _ratio(cell.get(OUR_DEFAULT, {}), peers)
+    return _ratio(cell.get(OUR_DEFAULT, {}), _peers(cell, narrow=False))
+
+
+def to_narrow_weights(comparison: Comparison, prompts: str, streams: int) -> Ratio | None:
+    """draftline in float32 as it serves by default, over the fastest peer with narrow weights."""
+    cell = comparison.cell(prompts, streams)
+    return _ratio(cell.get(OUR_DEFAULT, {}), _peers(cell, narrow=True))
+
+
+def _peers(
+    cell: Mapping[str, dict[int, PeerRun]], *, narrow: bool
+) -> dict[str, dict[int, PeerRun]]:
+    return {
+        name: runs
+        for name, runs in cell.items()
+        if family(name) != OURS and any(part in name for part in NARROW) == narrow
+    }
 
 
 def plain_to_vllm(comparison: Comparison, prompts: str, streams: int) -> Ratio | None:
@@ -202,15 +221,11 @@ def best_setting(comparison: Comparison, prompts: str, streams: int) -> Ratio | 
     """draftline's fastest setting over the fastest peer of the same round."""
     cell = comparison.cell(prompts, streams)
     ours: dict[int, PeerRun] = {}
-    peers = {}
     for name, runs in cell.items():
-        if not next(iter(runs.values())).is_ours:
-            peers[name] = runs
-            continue
-        for turn, run in runs.items():
+        for turn, run in runs.items() if family(name) == OURS else ():
             if turn not in ours or run.rate > ours[turn].rate:
                 ours[turn] = run
-    return _ratio(ours, peers)
+    return _ratio(ours, _peers(cell, narrow=False))
 
 
 def _ratio(
@@ -244,12 +259,24 @@ NOTHING = "-"
 RATIOS = {
     "draftline, default / best peer": to_best_peer,
     "draftline, best setting / best peer": best_setting,
+    "draftline, default / llama.cpp with 8 or 4 bits": to_narrow_weights,
     "draftline, plain / vLLM, plain": plain_to_vllm,
 }
 
 
+def sampling(comparison: Comparison) -> str:
+    """How tokens were chosen."""
+    temperature = comparison.about.get("temperature", 0)
+    return f"temperature {temperature:g}" if temperature else "greedy"
+
+
 def same_answers(comparison: Comparison, run: PeerRun) -> tuple[int, int] | None:
-    """Answers that read as those of draftline without drafters, same round, and how many."""
+    """Answers that read as those of draftline without drafters, same round, and how many.
+
+    None where there is nothing to compare: others draw other samples for a seed.
+    """
+    if comparison.about.get("temperature", 0) and not run.is_ours:
+        return None
     base = comparison.cell(run.prompts, run.streams).get(OUR_PLAIN, {}).get(run.round)
     if base is None:
         return None
@@ -260,7 +287,8 @@ def same_answers(comparison: Comparison, run: PeerRun) -> tuple[int, int] | None
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """One table a set of prompts, and the ratios; latencies are medians over rounds."""
     for label in comparison.labels:
-        table = Table(title=f"{label}: greedy, float32; medians over rounds", box=None)
+        title = f"{label}: {sampling(comparison)}, float32; medians over rounds"
+        table = Table(title=title, box=None)
         table.add_column("server")
         for title in (
             "streams", "tok/s", "(least - most)", "TTFT ms", "p99", "ITL ms", "p99", "CPU ms/tok",

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -17,13 +17,15 @@ from ...measure.clients.endpoint import Ask
 from ...measure.clients.http_endpoint import HttpEndpoint
 from ...measure.clients.load import Load, run_load
 from ...measure.clients.setting import Setting
+from ...measure.prompts.bench_prompt import BenchPrompt
 from ...measure.records.record import Record
 from ...measure.records.run_metrics import run_metrics
 from ...measure.records.spec_counts import total
 from ...measure.runs.matched import Plan
 from .plan import WARM_UP, PeerCell, Start, estimated_seconds
 from .report import Comparison, PeerRun, family
-from .servers import DRAFTER, TARGET, RunningServer, ServerSpec, cpu_seconds, running
+from .servers import RunningServer, ServerSpec, cpu_seconds, running
+from .target import Target
 from .transformers_peer import TransformersPeer
 
 # Whatever the server does by itself.
@@ -31,15 +33,37 @@ SERVED = Setting("served", None)
 DIGEST_LEN = 6
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How all servers are asked.
+
+    tokens  most of an answer; chats end where they end, else answers go on to it
+    """
+
+    target: Target
+    tokens: int
+    temperature: float = 0.0
+
+    def asks(self, prompts: Sequence[BenchPrompt], salt: str) -> list[Ask]:
+        """One request for each prompt."""
+        plan = Plan(
+            prompts=prompts,
+            max_tokens=self.tokens,
+            temperature=self.temperature,
+            is_chat=self.target.is_chat,
+            ignore_eos=not self.target.is_chat,
+        )
+        return plan.asks(SERVED, salt)
+
+
 def measure_server(
-    server: RunningServer, name: str, start: Start, tokens: int, turn: int
+    server: RunningServer, name: str, start: Start, asked: Asked, turn: int
 ) -> list[PeerRun]:
     """What a healthy server does in each cell, after a warm-up. Raises `DraftlineError`."""
-    plan = Plan(prompts=start.warm_up, max_tokens=tokens)
-    asyncio.run(_load(server, plan.asks(SERVED, "warm-up"), WARM_UP))
+    asyncio.run(_load(server, asked.asks(start.warm_up, "warm-up"), WARM_UP))
     found = []
     for cell in start.cells:
-        asks = replace(plan, prompts=cell.prompts).asks(SERVED, f"{cell.label} {cell.streams}")
+        asks = asked.asks(cell.prompts, f"{cell.label} {cell.streams}")
         begin = cpu_seconds(server.pid)
         records, seconds = asyncio.run(_load(server, asks, cell.streams))
         end = cpu_seconds(server.pid)
@@ -113,23 +137,24 @@ def tau(records: Sequence[Record]) -> float:
 
 
 def measure_transformers(
-    peer: TransformersPeer, cell: PeerCell, tokens: int, turn: int, name: str
+    peer: TransformersPeer, cell: PeerCell, asked: Asked, turn: int, name: str
 ) -> PeerRun:
-    """One round of plain `generate` on a cell's prompts, as many at a time as it has streams.
-
-    Raises `DraftlineError` where an answer is short.
-    """
-    prompts = [peer.encode(prompt.text) for prompt in cell.prompts]
+    """One round of plain `generate` on a cell's prompts, as many at a time as it has streams."""
+    target = asked.target
+    prompts = [target.prompt_ids(prompt.text) for prompt in cell.prompts]
+    options = (
+        {"do_sample": True, "temperature": asked.temperature, "top_k": 0}
+        if asked.temperature
+        else {}
+    )
     begin, start = time.process_time(), time.perf_counter()
     outputs = [
         output
         for group in batched(prompts, cell.streams)
-        for output in peer.generate_batch(group, tokens, {})
+        for output in peer.generate_batch(group, asked.tokens, options)
     ]
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - begin
     num_tokens = sum(len(output.token_ids) for output in outputs)
-    if num_tokens != tokens * len(prompts):
-        raise DraftlineError(f"transformers answered with {num_tokens} tokens")
     return PeerRun(
         round=turn,
         prompts=cell.label,
@@ -142,8 +167,9 @@ def measure_transformers(
         tpot=None,
         itl=None,
         cpu_s=cpu_s,
-        tau=(num_tokens - len(outputs)) / sum(output.passes - 1 for output in outputs),
-        answers=digests(peer.decode(output.token_ids) for output in outputs),
+        # Plain decoding; rows that wait for the longest of their group are not its.
+        tau=1.0,
+        answers=digests(target.decode(list(output.token_ids)) for output in outputs),
     )
 
 
@@ -202,14 +228,18 @@ def _in_process(starts: Sequence[Start]) -> list[Start]:
     return found
 
 
-def estimate(turns: Sequence[Turn], tokens: int) -> float:
+def estimate(turns: Sequence[Turn], asked: Asked) -> float:
     """Seconds that the turns take, or about so many."""
-    return sum(estimated_seconds(turn.start, family(turn.server), tokens) for turn in turns)
+    seconds = asked.target.seconds_a_pass
+    return sum(
+        estimated_seconds(turn.start, family(turn.server), asked.tokens, seconds) for turn in turns
+    )
 
 
 def run_turns(
     comparison: Comparison,
     turns: Sequence[Turn],
+    asked: Asked,
     keep: Callable[[], None],
     logs: Path,
     console: Console,
@@ -218,11 +248,10 @@ def run_turns(
 
     Returns what was left out because its server failed.
     """
-    tokens = comparison.about["max_tokens"]
     left = [turn for turn in turns if not comparison.has(turn.round, turn.server, turn.cells)]
-    failed, begin, expected = [], time.monotonic(), estimate(left, tokens)
+    failed, begin, expected = [], time.monotonic(), estimate(left, asked)
     for place, turn in enumerate(left):
-        rest = estimate(left[place:], tokens)
+        rest = estimate(left[place:], asked)
         spent = time.monotonic() - begin
         # What is done tells how far off the estimate is here.
         scale = spent / (expected - rest) if place else 1.0
@@ -231,7 +260,7 @@ def run_turns(
             f"{scale * rest / 60:.0f} minutes left)"
         )
         try:
-            found = _measure(turn, tokens, logs)
+            found = _measure(turn, asked, logs)
         except DraftlineError as error:
             console.print(f"LEFT OUT in this round: {error}", style="bold red")
             failed.append(f"round {turn.round + 1}: {turn.server}: {error}")
@@ -241,12 +270,12 @@ def run_turns(
     return failed
 
 
-def _measure(turn: Turn, tokens: int, logs: Path) -> list[PeerRun]:
+def _measure(turn: Turn, asked: Asked, logs: Path) -> list[PeerRun]:
     if turn.spec is None:
-        peer = TransformersPeer(TARGET, DRAFTER)
+        peer = TransformersPeer(asked.target.name, ends=asked.target.is_chat)
         return [
-            measure_transformers(peer, cell, tokens, turn.round, turn.server)
+            measure_transformers(peer, cell, asked, turn.round, turn.server)
             for cell in turn.start.cells
         ]
     with running(turn.spec, logs) as server:
-        return measure_server(server, turn.server, turn.start, tokens, turn.round)
+        return measure_server(server, turn.server, turn.start, asked, turn.round)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from ...core.errors import DraftlineError
-from ...models.load.bundled import demo_path
+from .target import MAX_MODEL_LEN, MAX_SEQS, Target
 
 # suffix needs arctic-inference, which does not declare numpy; vLLM's own log asks for Intel OpenMP.
 COMMON = ("arctic-inference", "numpy")
@@ -100,47 +100,41 @@ class LlamaBinary:
         return told[0] if found.returncode == 0 and told else None
 
 
-MAX_MODEL_LEN = 1024
-MAX_SEQS = 64
-TARGET, DRAFTER = "demo", "demo-drafter"
-# The space of vLLM's keys and values. In float32 a token of the demo takes 6 KiB (6 layers of 2
-# heads of 64), so this holds every request at its longest.
-KV_GIB = 1
-
 DEFAULT = "default"
-# In order of priority.
+# In order of priority. The last two need what only the bundled target has.
 DRAFTERS: dict[str, dict[str, Any]] = {
     "suffix": {"kind": "suffix"},
     "prompt_lookup": {"kind": "prompt_lookup"},
+    "token_recycling": {"kind": "token_recycling"},
     "spectra": {"kind": "spectra"},
     "retrieval": {"kind": "retrieval", "store": "demo"},
-    "model": {"kind": "model", "model": DRAFTER},
+    "model": {"kind": "model", "model": "demo-drafter"},
 }
-VLLM_SPECULATION: dict[str, dict[str, Any] | None] = {
-    "plain": None,
+BUNDLED_ONLY = {"retrieval", "model"}
+PLAIN, DRAFT_MODEL = "plain", "draft_model"
+VLLM_SPECULATION: dict[str, dict[str, Any]] = {
+    PLAIN: {},
     "ngram": {
         "method": "ngram",
         "num_speculative_tokens": 5,
         "prompt_lookup_max": 5,
         "prompt_lookup_min": 2,
     },
-    "draft_model": {
-        "method": "draft_model",
-        "model": str(demo_path(DRAFTER)),
-        "num_speculative_tokens": 4,
-    },
+    DRAFT_MODEL: {"method": "draft_model", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix"},
 }
 LLAMA_SPECULATION: dict[str, tuple[str, ...]] = {
-    "plain": (),
+    PLAIN: (),
     # Of its n-gram kinds this takes the least processor time a token on the demo; the sizes that it
     # has by itself, 12 and 48, are for rewriting long texts.
     "ngram": (
         "--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "4",
         "--spec-ngram-map-k-size-m", "12",
     ),
-    "draft_model": ("--spec-type", "draft-simple", "--spec-draft-n-max", "4"),
+    DRAFT_MODEL: ("--spec-type", "draft-simple", "--spec-draft-n-max", "4"),
 }  # fmt: skip
+# llama.cpp's weights where they are everybody's; its users have `NARROW` ones.
+WIDE = "F32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +151,15 @@ class ServerSpec:
         return self.name.partition(",")[0]
 
 
-def draftline_server(name: str, drafters: Sequence[str] | None, threads: int) -> ServerSpec:
+def draftline_server(
+    target: Target, name: str, drafters: Sequence[str] | None, threads: int
+) -> ServerSpec:
     """draftline with these drafters.
 
     None: those of `draftline serve` when it is told nothing, on one stage, since each stage has a
     thread of its own.
     """
-    own = [] if drafters is None else [TARGET]
+    own = [] if drafters is None and target.is_bundled else [target.name]
     command = [
         sys.executable, "-c", "from draftline.deploy.cli.main import main; main()", "serve", *own,
         "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN),
@@ -178,52 +174,61 @@ def draftline_server(name: str, drafters: Sequence[str] | None, threads: int) ->
 
 
 def vllm_server(
-    name: str, peer: PeerEnvironment, threads: int, *, eager: bool = False
+    target: Target, name: str, peer: PeerEnvironment, threads: int, *, eager: bool = False
 ) -> ServerSpec:
     """vLLM with one of `VLLM_SPECULATION`; without `eager` it compiles, as is its default."""
     # By module: the `vllm` command looks for the metadata of a distribution named vllm.
     command = [
         str(peer.python), "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(demo_path(TARGET)), "--served-model-name", TARGET, "--dtype", "float32",
+        "--model", str(target.folder), "--served-model-name", target.name, "--dtype", "float32",
         "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_SEQS),
         "--no-enable-prefix-caching", "--host", "127.0.0.1",
     ]  # fmt: skip
     speculation = VLLM_SPECULATION[name]
-    if speculation is not None:
+    if name == DRAFT_MODEL:
+        speculation = {**speculation, "model": str(target.assistant)}
+    if speculation:
         command += ["--speculative-config", json.dumps(speculation)]
     if eager:
         command.append("--enforce-eager")
     environment = _threads(threads) | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "VLLM_CPU_KVCACHE_SPACE": str(target.kv_gib),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, first_cores(threads))),
         "LD_PRELOAD": ":".join(map(str, peer.preload)),
     }
     return ServerSpec(f"vLLM, {name}", (*command, "--port"), environment)
 
 
-def llama_server(name: str, binary: Path, models: Path, threads: int) -> ServerSpec:
+def llama_server(
+    target: Target, name: str, binary: Path, models: Path, threads: int, weights: str = WIDE
+) -> ServerSpec:
     """llama.cpp's server with one of `LLAMA_SPECULATION`; GGUF files are in `models`.
 
     A slot for every request, each with room for the longest one; keys and values in float32.
     """
     count = str(threads)
     command = [
-        str(binary), "--model", str(models / f"{TARGET}.gguf"), "--alias", TARGET,
+        str(binary), "--model", str(models / f"{target.folder.name}-{weights}.gguf"),
+        "--alias", target.name,
         "--ctx-size", str(MAX_SEQS * MAX_MODEL_LEN), "--parallel", str(MAX_SEQS),
         "--threads", count, "--threads-batch", count,
         "--cache-type-k", "f32", "--cache-type-v", "f32",
         "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--host", "127.0.0.1",
         *LLAMA_SPECULATION[name],
     ]  # fmt: skip
-    if name == "draft_model":
+    if target.is_chat:
+        command.append("--jinja")
+    if name == DRAFT_MODEL:
+        assert target.assistant is not None
         command += [
-            "--model-draft", str(models / f"{DRAFTER}.gguf"), "--threads-draft", count,
-            "--threads-batch-draft", count, "--spec-draft-type-k", "f32",
-            "--spec-draft-type-v", "f32",
+            "--model-draft", str(models / f"{target.assistant.name}-{WIDE}.gguf"),
+            "--threads-draft", count, "--threads-batch-draft", count,
+            "--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32",
         ]  # fmt: skip
-    return ServerSpec(f"llama.cpp, {name}", (*command, "--port"), _threads(threads))
+    shown = name if weights == WIDE else f"{weights} {name}"
+    return ServerSpec(f"llama.cpp, {shown}", (*command, "--port"), _threads(threads))
 
 
 def first_cores(count: int) -> list[int]:

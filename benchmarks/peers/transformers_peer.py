@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from ...models.load.checkpoint import resolve_model_path
-from ...models.text.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +22,28 @@ class PeerOutput:
 
 
 class TransformersPeer:
-    """A bundled target and its assistant in float32."""
+    """A target in float32.
 
-    def __init__(self, target: str, assistant: str) -> None:
+    ends  answers end at the model's end token, which stays in them; else they go on behind it
+    """
+
+    def __init__(self, target: str, *, ends: bool = False) -> None:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        self._tokenizer = load_tokenizer(target)
-        self.target = _load(target)
-        self.assistant = _load(assistant)
+        model = AutoModelForCausalLM.from_pretrained(
+            resolve_model_path(target), dtype=torch.float32
+        )
+        end = model.generation_config.eos_token_id if ends else None
+        self._ends: list[int] = end if isinstance(end, list) else [end] if end is not None else []
+        model.generation_config.eos_token_id = self._ends or None
+        self.target = model.eval()
         self._passes = 0
         self.target.register_forward_pre_hook(self._count)
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
-        return list(self._tokenizer(text)["input_ids"])
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer."""
-        return str(self._tokenizer.decode(list(token_ids)))
 
     def generate(
         self, prompt: list[int], num_tokens: int, options: Mapping[str, Any]
     ) -> PeerOutput:
-        """Exactly `num_tokens` greedy tokens; `options` go to `generate`."""
+        """At most `num_tokens` greedy tokens; `options` go to `generate`."""
         (output,) = self.generate_batch([prompt], num_tokens, options)
         return output
 
@@ -63,19 +61,14 @@ class TransformersPeer:
         output = generate(
             torch.tensor(rows),
             attention_mask=torch.tensor(mask),
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            **options,
+            **{"do_sample": False, "max_new_tokens": num_tokens, "pad_token_id": 0, **options},
         )
-        return [PeerOutput(tuple(row[width:].tolist()), self._passes) for row in output]
+        return [PeerOutput(self._ended(row[width:].tolist()), self._passes) for row in output]
+
+    def _ended(self, tokens: list[int]) -> tuple[int, ...]:
+        """Without the padding behind an end token."""
+        ends = [place for place, token in enumerate(tokens) if token in self._ends]
+        return tuple(tokens[: ends[0] + 1] if ends else tokens)
 
     def _count(self, *_: object) -> None:
         self._passes += 1
-
-
-def _load(name: str) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    return model.eval()

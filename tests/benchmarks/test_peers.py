@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from draftline.benchmarks.peers.plan import (
     read_option,
     read_sets,
 )
-from draftline.benchmarks.peers.rounds import TRANSFORMERS, digests, make_turns, tau
+from draftline.benchmarks.peers.rounds import TRANSFORMERS, Asked, digests, make_turns, tau
 from draftline.benchmarks.peers.servers import (
     LlamaBinary,
     PeerEnvironment,
@@ -34,12 +35,26 @@ from draftline.benchmarks.peers.servers import (
     running,
     vllm_server,
 )
+from draftline.benchmarks.peers.target import Target
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.deploy.cli.serve.options import command_settings
 from draftline.deploy.settings.settings import build_serve_args
 from draftline.measure.prompts.bench_prompt import BenchPrompt
 from draftline.measure.records.record import Arrival
+from draftline.models.load.bundled import demo_path
 from support.fakes.fake_endpoint import ANSWER, record
+
+
+DEMO = Target("demo")
+
+
+@pytest.fixture
+def chat_target(tmp_path: Path) -> Target:
+    """A model folder that is nobody's bundled model, with a chat template."""
+    folder = tmp_path / "talker"
+    shutil.copytree(demo_path("demo-drafter"), folder)
+    assert (folder / "chat_template.jinja").is_file()
+    return Target(str(folder))
 
 
 def prompts(count: int, name: str = "p") -> list[BenchPrompt]:
@@ -66,9 +81,9 @@ def test_tau_is_what_the_server_counts_or_tokens_a_part() -> None:
 
 
 def test_servers_get_the_same_threads_space_and_arithmetic(tmp_path: Path) -> None:
-    ours = draftline_server("x", ("spectra", "model"), 2)
-    theirs = vllm_server("suffix", PeerEnvironment(tmp_path, "cpu"), 2)
-    llama = llama_server("draft_model", tmp_path / "llama-server", tmp_path, 2)
+    ours = draftline_server(DEMO, "x", ("spectra", "model"), 2)
+    theirs = vllm_server(DEMO, "suffix", PeerEnvironment(tmp_path, "cpu"), 2)
+    llama = llama_server(DEMO, "draft_model", tmp_path / "llama-server", tmp_path, 2)
     for spec in (ours, theirs):
         assert option(spec.command, "--dtype") == "float32"
         assert option(spec.command, "--max-num-seqs") == "64"
@@ -85,14 +100,14 @@ def test_servers_get_the_same_threads_space_and_arithmetic(tmp_path: Path) -> No
     assert len(cores) == min(2, len(os.sched_getaffinity(0)))
     config = json.loads(option(ours.command, "--speculative-config"))
     assert [drafter["kind"] for drafter in config] == ["spectra", "model"]
-    plain = vllm_server("plain", PeerEnvironment(tmp_path, "cpu"), 2, eager=True)
+    plain = vllm_server(DEMO, "plain", PeerEnvironment(tmp_path, "cpu"), 2, eager=True)
     assert "--speculative-config" not in plain.command
     assert "--enforce-eager" in plain.command
 
 
 def test_the_default_is_what_serve_does_when_it_is_told_nothing() -> None:
     """On one stage."""
-    command = draftline_server("default", None, 1).command
+    command = draftline_server(DEMO, "default", None, 1).command
     assert "--speculative-config" not in command
     assert command[command.index("serve") + 1] == "--dtype"
     settings = command_settings({"pipeline_parallel_size": 1}, None, None)
@@ -105,7 +120,7 @@ def test_without_a_program_its_servers_are_not_known(tmp_path: Path) -> None:
     assert PeerEnvironment(tmp_path, "cpu").version() is None
     absent = LlamaBinary(tmp_path / "llama-server")
     assert absent.version() is None
-    peers = Peers(PeerEnvironment(tmp_path, "cpu"), absent, tmp_path, 1)
+    peers = Peers(DEMO, PeerEnvironment(tmp_path, "cpu"), absent, tmp_path, 1)
     assert {spec.family for spec in known_servers(peers).values()} == {"draftline"}
 
 
@@ -115,15 +130,50 @@ def test_a_program_says_its_version(tmp_path: Path) -> None:
     binary.chmod(0o755)
     llama = LlamaBinary(binary)
     assert llama.version() == "7 (abc)"
-    peers = Peers(PeerEnvironment(tmp_path / "none", "cpu"), llama, tmp_path / "models", 1)
+    peers = Peers(DEMO, PeerEnvironment(tmp_path / "none", "cpu"), llama, tmp_path / "models", 1)
     known = known_servers(peers)
     assert [name for name in known if name.startswith("llama.cpp")] == [
         "llama.cpp, plain", "llama.cpp, ngram", "llama.cpp, draft_model",
     ]  # fmt: skip
     line = shown(known["llama.cpp, plain"], peers, tmp_path)
-    assert line.startswith("llama-server --model MODELS/demo.gguf")
+    assert line.startswith("llama-server --model MODELS/demo-F32.gguf")
     assert str(tmp_path) not in line
     assert sys.executable not in shown(known["draftline, plain"], peers, tmp_path)
+
+
+def test_what_only_the_bundled_model_has_is_left_out_of_another_ones_servers(
+    chat_target: Target, tmp_path: Path
+) -> None:
+    binary = tmp_path / "llama-server"
+    binary.write_text("#!/bin/sh\necho 'version: 7 (abc)' >&2\n")
+    binary.chmod(0o755)
+    peers = Peers(
+        chat_target, PeerEnvironment(tmp_path / "none", "cpu"), LlamaBinary(binary), tmp_path, 1
+    )
+    known = known_servers(peers)
+    assert list(known) == [
+        "llama.cpp, plain", "llama.cpp, ngram", "llama.cpp, Q8_0 plain", "llama.cpp, Q4_1 plain",
+        "draftline, plain", "draftline, default", "draftline, suffix", "draftline, prompt_lookup",
+        "draftline, token_recycling", "draftline, spectra", "draftline, all",
+    ]  # fmt: skip
+    narrow = known["llama.cpp, Q4_1 plain"].command
+    assert option(narrow, "--model") == str(tmp_path / "talker-Q4_1.gguf")
+    assert "--jinja" in narrow
+    default = known["draftline, default"].command
+    assert default[default.index("serve") + 1] == chat_target.name
+
+
+def test_a_chat_model_is_asked_in_chats_that_end_where_they_end(chat_target: Target) -> None:
+    (bundled,) = read_sets(chat_target, ["bundled"], 64).values()
+    (chat, *_), (code, *_) = (
+        Asked(target, 64, 0.7).asks(asked, "salt")
+        for target, asked in ((chat_target, bundled), (DEMO, prompts(1)))
+    )
+    assert chat.prompt == ({"role": "user", "content": bundled[0].text},)
+    assert (code.prompt, chat.ignore_eos, code.ignore_eos) == ("text p 0", False, True)
+    assert (chat.temperature, chat.max_tokens) == (0.7, 64)
+    # The template stands around what the user says.
+    assert len(chat_target.prompt_ids("x")) > len(DEMO.prompt_ids("x"))
 
 
 def test_servers_are_chosen_by_name() -> None:
@@ -173,7 +223,12 @@ def test_servers_take_turns_and_each_round_begins_with_another() -> None:
     # It is asked one at a time and eight at a time.
     assert [turn.cells for turn in turns[:2]] == [[("a", 1)], [("a", 8)]]
     assert make_turns([starts], [], transformers=False) == []
-    assert estimated_seconds(starts[0], "vLLM", 16) > estimated_seconds(starts[0], "x", 16) > 0
+    assert (
+        estimated_seconds(starts[0], "vLLM", 16, 0.01)
+        > estimated_seconds(starts[0], "x", 16, 0.01)
+        > estimated_seconds(starts[0], "x", 16, 0.001)
+        > 0
+    )
 
 
 def test_prompts_that_the_model_cannot_read_are_left_out(tmp_path: Path) -> None:
@@ -187,11 +242,11 @@ def test_prompts_that_the_model_cannot_read_are_left_out(tmp_path: Path) -> None
     path = tmp_path / "code.jsonl"
     texts = ["def f():", "x = 1\n" * 1000]
     path.write_text("".join(f"{json.dumps({'name': text[0], 'prompt': text})}\n" for text in texts))
-    sets = read_sets(["bundled", f"code={path}"], 128)
+    sets = read_sets(DEMO, ["bundled", f"code={path}"], 128)
     assert [prompt.text for prompt in sets["code"]] == texts[:1]
     assert len(sets["bundled"]) > 60
     with pytest.raises(ConfigError, match="code is given twice"):
-        read_sets([f"code={path}", f"code={path}"], 128)
+        read_sets(DEMO, [f"code={path}", f"code={path}"], 128)
 
 
 def test_processes_of_a_server_are_its_session_and_what_that_started() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from draftline.benchmarks.peers import rounds
 from draftline.benchmarks.peers.plan import PeerCell, Start
-from draftline.benchmarks.peers.plot import PART, RESULTS, read_lines, write_docs, write_picture
+from draftline.benchmarks.peers.plot import RESULTS, read_lines, write_docs, write_picture
 from draftline.benchmarks.peers.report import (
     OUR_DEFAULT,
     OUR_PLAIN,
@@ -27,16 +27,21 @@ from draftline.benchmarks.peers.report import (
     resumed,
     same_answers,
     to_best_peer,
+    to_narrow_weights,
 )
-from draftline.benchmarks.peers.rounds import Turn, run_turns
+from draftline.benchmarks.peers.rounds import Asked, Turn, run_turns
 from draftline.benchmarks.peers.servers import ServerSpec
+from draftline.benchmarks.peers.target import Target
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.measure.records.run_metrics import Latency
 from draftline.measure.report.marked_part import replaced
 from rich.console import Console
 
+ASKED = Asked(Target("demo"), 16)
 LATENCY = Latency(0.02, 0.01, 0.03)
 ABOUT: dict[str, Any] = {
+    "model": "demo",
+    "temperature": 0.0,
     "machine": {"processor": "P", "cores": 2, "python": "3", "torch": "2", "transformers": "5"},
     "vllm": "0.32",
     "llama_cpp": None,
@@ -110,6 +115,24 @@ def test_the_best_setting_may_be_another_one_in_each_round() -> None:
     assert ratio.rounds == pytest.approx((1.2, 1.5))
 
 
+def test_narrow_weights_are_a_comparison_of_their_own() -> None:
+    found = comparison(
+        run(VLLM_PLAIN, 100), run("llama.cpp, Q4_1 plain", 300), run(OUR_DEFAULT, 150)
+    )
+    best, narrow = (ratio(found, "code", 1) for ratio in (to_best_peer, to_narrow_weights))
+    assert best is not None and narrow is not None
+    assert best.rounds == pytest.approx((1.5,))
+    assert narrow.rounds == pytest.approx((0.5,))
+    assert narrow.other == "llama.cpp, Q4_1 plain"
+
+
+def test_sampled_answers_of_others_are_not_compared() -> None:
+    found = comparison(run(OUR_PLAIN, 1), run(VLLM_PLAIN, 1), run(OUR_DEFAULT, 1))
+    found.about["temperature"] = 0.7
+    assert same_answers(found, found.runs[1]) is None
+    assert same_answers(found, found.runs[2]) == (2, 2)
+
+
 def test_answers_are_compared_within_a_round() -> None:
     found = comparison(
         run(OUR_PLAIN, 1),
@@ -160,8 +183,8 @@ def test_what_was_measured_is_not_measured_again_and_each_turn_is_kept(
     turns = rounds.make_turns([[start(1, 8)]] * 2, specs, transformers=False)
     measured: list[tuple[int, str]] = []
 
-    def measure(turn: Turn, tokens: int, _logs: Path) -> list[PeerRun]:
-        assert tokens == ABOUT["max_tokens"]
+    def measure(turn: Turn, asked: Asked, _logs: Path) -> list[PeerRun]:
+        assert asked is ASKED
         measured.append((turn.round, turn.server))
         if turn.server == "c" and turn.round == 0:
             raise DraftlineError("it fell")
@@ -171,13 +194,13 @@ def test_what_was_measured_is_not_measured_again_and_each_turn_is_kept(
     found = comparison(run("a", 1), run("a", 1, streams=8))
     kept: list[int] = []
     console = Console(file=io.StringIO(), width=110)
-    failed = run_turns(found, turns, lambda: kept.append(len(found.runs)), tmp_path, console)
+    failed = run_turns(found, turns, ASKED, lambda: kept.append(len(found.runs)), tmp_path, console)
     assert measured == [(0, "b"), (0, "c"), (1, "b"), (1, "c"), (1, "a")]
     assert kept == [4, 6, 8, 10]
     assert failed == ["round 1: c: it fell"]
     assert len(found.cell("code", 1)["b"]) == 2
     measured.clear()
-    assert run_turns(found, turns, lambda: None, tmp_path, console) == failed
+    assert run_turns(found, turns, ASKED, lambda: None, tmp_path, console) == failed
     assert measured == [(0, "c")]
 
 
@@ -216,18 +239,18 @@ def test_the_tables() -> None:
 def test_pages_are_written_between_their_marks(tmp_path: Path) -> None:
     begin, end = "<!-- peers: begin -->", "<!-- peers: end -->"
     page = f"# Results\n\n{begin}\nold\n{end}\nrest\n"
-    once = replaced(page, "new", PART)
+    once = replaced(page, "new", "peers")
     assert once == f"# Results\n\n{begin}\n\nnew\n\n{end}\nrest\n"
-    assert replaced(once, "new", PART) == once
+    assert replaced(once, "new", "peers") == once
     with pytest.raises(ConfigError, match="has no lines"):
-        replaced("# Results\n", "new", PART)
+        replaced("# Results\n", "new", "peers")
     (tmp_path / "results.md").write_text(page)
     found = comparison(run(OUR_PLAIN, 10), run(VLLM_PLAIN, 10))
-    write_docs(found, tmp_path)
+    write_docs(found, tmp_path, "peers")
     text = (tmp_path / "results.md").read_text()
     assert "old" not in text
     assert "| draftline, plain | 10 | - |" in text
-    assert "One round; greedy, float32, 16 tokens an answer; P, 1 thread a model" in text
+    assert "Demo; one round; greedy, float32, 16 tokens an answer; P, 1 thread a model" in text
 
 
 def test_the_documentation_holds_the_tables_of_the_results() -> None:

@@ -171,7 +171,7 @@ async def test_nothing_changes_a_text_and_nothing_is_lost(
 
 def check_texts(answers: list[tuple[Case, list[int], int | None]]) -> None:
     """Every answer is that of plain decoding, or its beginning where the client left."""
-    target = TransformersPeer("demo", "demo-drafter").target
+    target = TransformersPeer("demo").target
     judge = Judge(target, plan_model(CONFIG).request_factory())
     near_ties = 0
     for case, tokens, cut in answers:
