@@ -256,7 +256,8 @@ class EngineConfig(Settings):
         "auto",
         description="pipeline a request's tree through the stages in chunks. auto: with four "
         "stages or more, and at most half as many requests as steps in flight; on: "
-        "always; off: whole trees. Not with structured outputs or acceptance rules; changes no answer",
+        "always; off: whole trees. Not with structured outputs or acceptance rules; changes no "
+        "answer",
     )
     acceptance: Acceptance = Field(
         "coupled",

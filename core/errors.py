@@ -52,6 +52,14 @@ class CheckpointError(DraftlineError):
     """A model folder is missing, incomplete, corrupt or of an unsupported kind."""
 
 
+class UnsupportedModel(CheckpointError):
+    """Stages cannot run a kind of models."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        """`kind`: its `model_type`."""
+        super().__init__(f"model_type {kind!r} is not supported: {why}")
+
+
 class StoreError(DraftlineError):
     """A retrieval store is out of reach; or a segment is corrupt, or of another model."""
 

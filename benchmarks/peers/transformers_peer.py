@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from ...models.load.checkpoint import resolve_model_path
@@ -36,7 +36,7 @@ class TransformersPeer:
         end = model.generation_config.eos_token_id if ends else None
         self._ends: list[int] = end if isinstance(end, list) else [end] if end is not None else []
         model.generation_config.eos_token_id = self._ends or None
-        self.target = model.eval()
+        self.target: PreTrainedModel = model.eval()
         self._passes = 0
         self.target.register_forward_pre_hook(self._count)
 

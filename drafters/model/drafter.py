@@ -18,11 +18,12 @@ from ...core.interfaces import PrefixCounts
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.steps import StepInput, StepOutput
 from ...models.device import choose_device, choose_dtype
-from ...models.hosted.any_stage import AnyStage, load_any_stage
 from ...models.layers.int8_linear import NONE
 from ...models.load.model_info import ModelInfo, read_model_info
+from ...models.load.partition import LayerSpan
 from ...models.stage.gpu_path import GraphOptions
 from ...models.stage.options import StageOptions
+from ...models.stage.stage import Stage, load_stage
 from ..open_requests import OpenRequests
 from .cached_text import CachedText, TextEnd
 from .chain_job import ChainBatch, ChainJob, build_step, chain_nodes, next_batch
@@ -36,7 +37,7 @@ from .text_distribution import draft_rng, stacked
 from .tree_draws import NO_DRAWS, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
-from .vocabulary.names import SLRS, check_tree
+from .vocabulary.names import check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
 from .vocabulary.target_noise import TargetNoise
@@ -59,11 +60,14 @@ def load_model_drafter(
     draws = chosen.vocabulary.num_draws(options.num_tokens)
     options = replace(options, num_tokens=min(draws, MAX_TOKENS))
     device = choose_device(options.device)
-    stage = load_any_stage(
-        info,
+    stage = load_stage(
+        info.path,
+        LayerSpan(0, info.num_layers, info.num_layers),
         options.num_blocks,
         options.block_size,
-        StageOptions(
+        dtype=choose_dtype(options.dtype, device, info.dtype),
+        device=device,
+        options=StageOptions(
             max_rows=options.prefill_chunk,
             max_requests=options.prefill_chunk,
             graphs=_graphs(info, options),
@@ -71,9 +75,6 @@ def load_model_drafter(
             quantization=NONE if options.weights == AUTO_WEIGHTS else options.weights,
             output=chosen.output,
         ),
-        dtype=choose_dtype(options.dtype, device, info.dtype),
-        device=device,
-        with_trees=options.tree != "chain" or chosen.name == SLRS,
     )
     return ModelDrafter(stage, info, name, options, vocabulary=chosen.vocabulary)
 
@@ -100,7 +101,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        stage: AnyStage,
+        stage: Stage,
         info: ModelInfo,
         name: str = "model",
         options: ModelOptions | None = None,

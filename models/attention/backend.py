@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -65,25 +69,68 @@ def choose_backend(
     return kind(kv, block_size, shape, tiles=tiles), choice
 
 
+_STEP: ContextVar[StepAttention | StepKernels] = ContextVar("draftline_step")
+# What the interface passes that attention over a cache needs no part of.
+WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "cache", "past_key_values"}
+
+
+@contextmanager
+def attending(attention: StepAttention | StepKernels) -> Iterator[None]:
+    """A context in which transformers' layers attend by a step's attention."""
+    token = _STEP.set(attention)
+    try:
+        yield
+    finally:
+        _STEP.reset(token)
+
+
 def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-    attention_mask: StepAttention | StepKernels, **options: Any,
+    attention_mask: StepAttention | StepKernels | None, *, scaling: float | None = None,
+    sliding_window: int | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Write the rows' KV, then attend over all that each row sees.
 
     `query` [1, heads, rows, head_dim]; `key` and `value` [1, kv_heads, rows, head_dim]; options
-    `scaling`, `sliding_window` and `softcap` as the model gives them. The layers' attention mask
-    argument carries the step itself: every model passes it on unchanged. Returns [1, rows, heads,
-    head_dim].
+    as the model gives them. `attention_mask` is the step's attention, or None within `attending`:
+    a model's whole forward makes no mask for attention that it does not know. Returns
+    [1, rows, heads, head_dim]. Raises `ValueError` for an option that it does not know.
     """
-    step = attention_mask
+    unknown = [
+        name
+        for name, value in options.items()
+        if name not in WITHOUT_EFFECT and value is not None and value is not False
+    ]
+    if unknown or options.get("is_causal") is False:
+        raise ValueError(f"its attention wants {', '.join(unknown or ['is_causal=False'])}")
+    if key.shape[-1] != value.shape[-1]:
+        raise ValueError("its keys and values differ in width")
+    step = _STEP.get() if attention_mask is None else attention_mask
     layer: int = module.draftline_layer  # pyright: ignore[reportAssignmentType]
     step.write_heads(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    out = step.attend(
-        layer, query[0].transpose(0, 1), options["scaling"], options.get("sliding_window"),
-        options.get("softcap"),
-    )  # fmt: skip
+    if scaling is None:
+        scaling = 1 / math.sqrt(query.shape[-1])
+    rare: dict[str, Any] = {}
+    if s_aux is not None:
+        rare["sinks"] = s_aux
+    if (chunk := _chunk_size(module)) is not None:
+        rare["chunk"] = chunk
+    if rare and not isinstance(step, StepAttention):
+        raise ValueError(f"draftline's GPU kernels have no {', '.join(rare)} of attention")
+    out = step.attend(layer, query[0].transpose(0, 1), scaling, sliding_window, softcap, **rare)
     return out.unsqueeze(0), None
+
+
+def _chunk_size(module: Any) -> int | None:
+    """Positions of a chunk, within which alone a layer attends; None: it attends beyond."""
+    types = getattr(module.config, "layer_types", None)
+    kind = None if types is None else types[module.layer_idx]
+    if kind == "chunked_attention":
+        return module.config.attention_chunk_size
+    if kind not in (None, "full_attention", "sliding_attention"):
+        raise ValueError(f"a layer of kind {kind!r}")
+    return None
 
 
 AttentionInterface.register(NAME, paged_attention)

@@ -8,6 +8,7 @@ their key/value head: exact, and no key is ever repeated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -113,17 +114,21 @@ class StepAttention:
     def attend(
         self, layer: int, query: Tensor, scaling: float,
         window: int | None = None, softcap: float | None = None,
+        *, sinks: Tensor | None = None, chunk: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Attention of `query` [rows, heads, head_dim] in the stage's layer `layer`; same shape.
 
-        `window` is the largest distance of positions that is seen, plus one; `softcap` bounds the
-        logits as Gemma 2 does.
+        window   the largest distance of positions that is seen, plus one
+        softcap  bounds the logits as Gemma 2 does
+        sinks    [heads]  a logit of each head that takes probability and brings nothing (gpt-oss)
+        chunk    a position sees those of its own chunk of this size alone (Llama 4)
         """
+        options = _Options(scaling, softcap, sinks, (window, chunk))
         if len(self._groups) == 1 and self._groups[0].takes_all_rows:
-            return self._groups[0].attend(layer, query, scaling, window, softcap)
+            return self._groups[0].attend(layer, query, options)
         out = torch.empty_like(query)
         for group in self._groups:
-            rows = group.attend(layer, query[group.row_ids], scaling, window, softcap)
+            rows = group.attend(layer, query[group.row_ids], options)
             if group.real_rows is None:
                 out.index_copy_(0, group.row_ids, rows)
             else:
@@ -139,6 +144,19 @@ class StepAttention:
         self.write(layer, torch.stack((keys, values), dim=1))
 
 
+# Window and chunk of `StepAttention.attend`.
+_Reach = tuple[int | None, int | None]
+
+
+class _Options(NamedTuple):
+    """Those of `StepAttention.attend`."""
+
+    scaling: float
+    softcap: float | None
+    sinks: Tensor | None
+    reach: _Reach
+
+
 class _Group:
     """Requests padded to `batch` x `query_len` rows and `batch` x `num_columns` columns."""
 
@@ -149,7 +167,7 @@ class _Group:
         self.num_columns = max(len(request.slots) for request in requests)
         self._requests = requests
         self._step_positions = row_positions
-        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+        self._masks: dict[tuple[_Reach, int], Tensor | None] = {}
         device = kv.data.device
         slots = self._padded([request.slots for request in requests], self.num_columns)
         self._slots = _as_index(slots.ravel(), device)
@@ -175,9 +193,7 @@ class _Group:
             line[: len(row)], line[len(row) :] = row, row[0]
         return out
 
-    def attend(
-        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, options: _Options) -> Tensor:
         """`query` [batch * query_len, heads, head_dim], in and out."""
         _, num_heads, head_dim = query.shape
         pairs = self.kv.gather(layer, self._slots)
@@ -193,32 +209,34 @@ class _Group:
             .permute(0, 2, 3, 1, 4)
             .reshape(self.batch, kv_heads, share * self.query_len, head_dim)
         )
-        mask = self._mask(window, share, query.dtype)
-        if softcap is None:
-            out = scaled_dot_product_attention(folded, keys, values, mask, scale=scaling)
+        mask = self._mask(options.reach, share, query.dtype)
+        if options.softcap is None and options.sinks is None:
+            out = scaled_dot_product_attention(folded, keys, values, mask, scale=options.scaling)
         else:
-            out = _softcapped_attention(
-                folded, keys, values, mask, scaling=scaling, softcap=softcap
-            )
+            out = _spelled_attention(folded, keys, values, mask, options, share)
         return (
             out.view(self.batch, kv_heads, share, self.query_len, head_dim)
             .permute(0, 3, 1, 2, 4)
             .reshape(self.batch * self.query_len, num_heads, head_dim)
         )
 
-    def _mask(self, window: int | None, share: int, dtype: torch.dtype) -> Tensor | None:
+    def _mask(self, reach: _Reach, share: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [batch, 1, share * query_len, columns]; None where every row sees all."""
-        key = (window, share)
+        key = (reach, share)
         if key not in self._masks:
-            self._masks[key] = self._build_mask(window, share, dtype)
+            self._masks[key] = self._build_mask(reach, share, dtype)
         return self._masks[key]
 
-    def _build_mask(self, window: int | None, share: int, dtype: torch.dtype) -> Tensor | None:
+    def _build_mask(self, reach: _Reach, share: int, dtype: torch.dtype) -> Tensor | None:
         visible = self._visible()
         row_positions = self._step_positions[self._row_ids]
+        window, chunk = reach
         if window is not None and row_positions.max() >= window:
             columns = self._padded([r.positions for r in self._requests], self.num_columns)
             visible = visible & (row_positions[:, :, None] - columns[:, None, :] < window)
+        if chunk is not None and row_positions.max() >= chunk:
+            columns = self._padded([r.positions for r in self._requests], self.num_columns)
+            visible = visible & (row_positions[:, :, None] // chunk == columns[:, None, :] // chunk)
         if visible.all():
             return None
         additive = np.where(visible, np.float32(0), np.float32(-np.inf))
@@ -237,17 +255,26 @@ class _Group:
         return visible
 
 
-def _softcapped_attention(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
-    *, scaling: float, softcap: float,
-) -> Tensor:  # fmt: skip
-    """Attention whose logits are bounded by tanh (Gemma 2, eager formula of transformers)."""
-    logits = torch.matmul(query, keys.transpose(2, 3)) * scaling
-    logits = torch.tanh(logits / softcap) * softcap
+def _spelled_attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: _Options, share: int
+) -> Tensor:
+    """Attention with what torch's own has no option for, by the eager formulas of transformers.
+
+    query  [batch, kv_heads, share * rows, head_dim]
+    """
+    logits = torch.matmul(query, keys.transpose(2, 3)) * options.scaling
+    if options.softcap is not None:
+        logits = torch.tanh(logits / options.softcap) * options.softcap
     if mask is not None:
         logits = logits + mask
+    num_columns = logits.shape[-1]
+    if options.sinks is not None:
+        rows = logits.shape[2] // share
+        sinks = options.sinks.view(logits.shape[1], share).repeat_interleave(rows, dim=1)
+        sinks = sinks[None, :, :, None].expand(len(logits), -1, -1, 1)
+        logits = torch.cat([logits, sinks.to(logits.dtype)], dim=-1)
     weights = torch.softmax(logits, dim=-1, dtype=torch.float32).to(query.dtype)
-    return torch.matmul(weights, values)
+    return torch.matmul(weights[..., :num_columns], values)
 
 
 def _request(step: StepInput, index: int, block_size: int) -> _Request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
@@ -47,15 +48,17 @@ def check_quantization(quantization: str) -> None:
 
 
 def is_quantized(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is the weight of a linear layer within the model's decoder layers."""
+    """Whether a parameter is the weight of a linear layer that is not the head."""
     module, _, attribute = name.rpartition(".")
-    in_layers = ".layers." in f".{module}"
-    return (
-        attribute == "weight" and in_layers and isinstance(model.get_submodule(module), nn.Linear)
-    )
+    if attribute != "weight" or "." not in module:
+        return False
+    return isinstance(model.get_submodule(module), nn.Linear | Conv1D)
 
 
 def put_quantized(model: nn.Module, name: str, weight: Tensor) -> None:
     """Replace the layer of which `name` is the weight."""
     parent, _, child = name.removesuffix(".weight").rpartition(".")
-    setattr(model.get_submodule(parent), child, Int8Linear(weight))
+    owner = model.get_submodule(parent)
+    # GPT-2 has it [inputs, outputs].
+    is_turned = isinstance(getattr(owner, child), Conv1D)
+    setattr(owner, child, Int8Linear(weight.t().contiguous() if is_turned else weight))

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ...core.errors import CheckpointError, ConfigError
 from ...core.progress import Progress, unseen
-from ..attention.backend import NAME as ATTENTION
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from ..load.checkpoint import (
@@ -28,11 +26,14 @@ from ..load.checkpoint import (
     read_config,
     resolve_model_path,
 )
+from ..load.converted_files import converted
+from ..load.empty_model import base_and_layers, empty_model
 from ..load.kv_scales import read_kv_scales
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
 from ..load.quantized.quantized_files import open_weights
-from ..load.supported import check_supported
+from ..load.supported import check_supported, naming, runs_by_layers
+from .base_forward import BaseForward
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
 from .gpu_linear import GpuHead, sum_exactly
@@ -40,7 +41,6 @@ from .int8_linear import NONE, check_quantization, is_quantized, put_quantized
 
 logger = logging.getLogger(__name__)
 
-HEAD_WEIGHT = "lm_head.weight"
 MILLION = 1e6
 Projection = Callable[[Tensor], Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,14 +60,18 @@ def load_tensors(
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    # With the buffers that checkpoints store.
+    parameters = model.state_dict(keep_vars=True)
+    files = converted(files, model)
     _check_unexpected(model, parameters.keys(), files)
-    wanted = [name for name in parameters if _belongs(name, model, span)]
+    parts = _parts(model)
+    every = not runs_by_layers(model.config)
+    wanted = [name for name in parameters if _belongs(name, parts, span, every=every)]
     source_of = {name: _source(name, model, files.names) for name in wanted}
     missing = sorted(set(source_of.values()) - files.names)
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
-    loaded = {}
+    loaded: dict[str, Tensor] = {}
     sources = sorted(set(source_of.values()))
     tensors = files.read(sources)
     size = sum(parameters[name].numel() for name in sources)
@@ -78,7 +82,8 @@ def load_tensors(
             if quantization != NONE and is_quantized(model, name):
                 put_quantized(model, name, placed)
             else:
-                loaded[name] = nn.Parameter(placed, requires_grad=False)
+                is_parameter = isinstance(parameters[name], nn.Parameter)
+                loaded[name] = nn.Parameter(placed, requires_grad=False) if is_parameter else placed
             work.advance(tensor.numel() / MILLION)
     if model.config.tie_word_embeddings:
         _tie_equal(loaded, model, files.folder)
@@ -89,13 +94,24 @@ def load_tensors(
         setattr(model.get_submodule(module), attribute, loaded[source])
 
 
-def _belongs(name: str, model: PreTrainedModel, span: LayerSpan) -> bool:
-    prefix = f"{model.base_model_prefix}."
-    if name.startswith(f"{prefix}layers."):
-        return span.first <= int(name.removeprefix(f"{prefix}layers.").split(".")[0]) < span.last
-    if name.startswith(f"{prefix}embed_tokens."):
+def _belongs(name: str, parts: tuple[str, str, str], span: LayerSpan, *, every: bool) -> bool:
+    """Whether a stage needs a tensor; `every` one what is in neither of `parts`."""
+    layers, embedding, head = parts
+    if name.startswith(layers):
+        return span.first <= int(name.removeprefix(layers).split(".")[0]) < span.last
+    if name.startswith(embedding):
         return span.is_first
-    return span.is_last
+    if name.startswith(head):
+        return span.is_last
+    return span.is_last or every
+
+
+def _parts(model: Any) -> tuple[str, str, str]:
+    """How the names of tensors begin that are in layers, in the embedding and in the head."""
+    modules = base_and_layers(model)[1], model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    layers, embedding, head = (f"{names[id(module)]}." for module in modules)
+    return layers, embedding, head
 
 
 def _source(name: str, model: PreTrainedModel, stored: frozenset[str]) -> str:
@@ -111,10 +127,11 @@ def _source(name: str, model: PreTrainedModel, stored: frozenset[str]) -> str:
 
 def _tied(model: PreTrainedModel) -> tuple[str, str]:
     """The parameters that `tie_word_embeddings` ties."""
-    return f"{model.base_model_prefix}.embed_tokens.weight", HEAD_WEIGHT
+    _, embedding, head = _parts(model)
+    return f"{embedding}weight", f"{head}weight"
 
 
-def _tie_equal(loaded: dict[str, nn.Parameter], model: PreTrainedModel, folder: Path) -> None:
+def _tie_equal(loaded: dict[str, Tensor], model: PreTrainedModel, folder: Path) -> None:
     """Keep one of a stored pair with equal weights; log a warning if they differ."""
     embedding, head = _tied(model)
     if embedding not in loaded or head not in loaded:
@@ -161,6 +178,8 @@ class ModelSlice:
                  cache of FP8; None: it has none
     fast         the modules are those of `fast_modules.py` or `fused_modules.py`: no batch
                  dimension, flat rotations
+    forward      runs the layers of a kind of which more than its layers is needed; None: the layers
+                 run one after the other
     """
 
     config: PretrainedConfig
@@ -168,20 +187,23 @@ class ModelSlice:
     device: torch.device
     layers: tuple[nn.Module, ...]
     layer_types: tuple[str | None, ...]
-    rotary: nn.Module
+    rotary: nn.Module | None
     embed: nn.Module | None
     norm: nn.Module | None
     head: Projection | None
     fast: bool
     kv_scales: Tensor | None = None
+    forward: BaseForward | None = None
 
     @property
     def softcap(self) -> float | None:
-        """Bound of the logits, by tanh; None: none.
+        """Bound of the logits, by tanh, that is not applied by `forward`; None: none.
 
         Only counts if the model's kind has such a setting, since a config keeps unknown fields.
         """
         name = "final_logit_softcapping"
+        if self.forward is not None:
+            return None
         return getattr(self.config, name) if hasattr(type(self.config), name) else None
 
 
@@ -206,9 +228,8 @@ def load_slice(
         raise ConfigError(
             "span", f"is of {span.num_layers} layers, the model has {config.num_hidden_layers}"
         )
-    with init_empty_weights(include_buffers=False):
-        whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
-    _check_causal(whole, folder)
+    with naming(folder, config):
+        whole = empty_model(config)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
     load_tensors(
         whole, span, files, DTYPES[dtype], torch.device(device),
@@ -217,7 +238,7 @@ def load_slice(
     scales = read_kv_scales(
         files, whole.base_model_prefix, span.first, span.last, num_kv_heads(config)
     )
-    part = cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
+    part = cut_slice(whole, span, DTYPES[dtype], torch.device(device), fused=fused)
     return replace(part, kv_scales=None if scales is None else scales.to(device))
 
 
@@ -225,6 +246,8 @@ def cut_slice(
     whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device, *, fused: bool
 ) -> ModelSlice:
     """The stage's modules of a model in which only these have their tensors."""
+    if not runs_by_layers(whole.config):
+        return _forward_slice(whole, span, dtype, device)
     inner = whole.base_model
     layers = inner.layers[span.first : span.last]
     layer_types = tuple(getattr(layer.self_attn, "layer_type", None) for layer in layers)
@@ -256,15 +279,34 @@ def cut_slice(
     )
 
 
+def _forward_slice(
+    whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device
+) -> ModelSlice:
+    for module in whole.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if not buffer.is_meta:
+                setattr(module, name, buffer.to(device))
+    head = whole.get_output_embeddings()
+    forward = BaseForward(whole, span, dtype, device)
+    return ModelSlice(
+        config=whole.config,
+        dtype=dtype,
+        device=device,
+        layers=forward.layers[span.first : span.last],
+        layer_types=(),
+        rotary=None,
+        embed=forward.embed if span.is_first else None,
+        norm=None,
+        head=head if span.is_last else None,
+        fast=False,
+        forward=forward,
+    )
+
+
 def _head(linear: nn.Linear, fused_ops: FusedOps | None, *, fast: bool) -> Projection:
     if fused_ops is not None:
         return GpuHead(fused_ops.few_rows, linear)
     return FastLinear(linear) if fast else linear
-
-
-def _check_causal(whole: Any, folder: Path) -> None:
-    if not all(layer.self_attn.is_causal for layer in whole.base_model.layers):
-        raise CheckpointError(f"{folder}: use_bidirectional_attention is not a causal model")
 
 
 def is_table(embed: nn.Module | None) -> TypeGuard[nn.Embedding]:

@@ -91,7 +91,7 @@ def read_config(model: str | Path) -> PretrainedConfig:
     try:
         whole = AutoConfig.from_pretrained(folder, local_files_only=True)
         part = whole.get_text_config(decoder=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
     if part.model_type == whole.model_type:
         return whole

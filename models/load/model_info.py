@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -72,6 +73,12 @@ def _max_context_len(folder: Path, config: PretrainedConfig) -> int:
     raise CheckpointError(f"{folder / 'config.json'} does not say max_position_embeddings")
 
 
+def declared(config: PretrainedConfig, name: str) -> Any:
+    """A setting that the kind of model has; None: it has none. A config keeps unknown fields."""
+    kind = type(config)
+    return getattr(config, name) if hasattr(kind, name) or name in kind.attribute_map else None
+
+
 def _num_heads(config: PretrainedConfig) -> int:
     num_heads = getattr(config, "num_attention_heads", None)
     if num_heads is None:
@@ -81,12 +88,12 @@ def _num_heads(config: PretrainedConfig) -> int:
 
 def head_dim(config: PretrainedConfig) -> int:
     """Width of one attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // _num_heads(config)
+    return declared(config, "head_dim") or config.hidden_size // _num_heads(config)
 
 
 def num_kv_heads(config: PretrainedConfig) -> int:
     """Number of key/value heads; the number of query heads where they are not grouped."""
-    return getattr(config, "num_key_value_heads", None) or _num_heads(config)
+    return declared(config, "num_key_value_heads") or _num_heads(config)
 
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:

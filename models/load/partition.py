@@ -11,8 +11,9 @@ from transformers import PretrainedConfig
 
 from ...core.errors import ConfigError
 from .checkpoint import read_config, resolve_model_path
+from .empty_model import layer_sizes
 from .model_info import head_dim, num_kv_heads
-from .supported import check_supported
+from .supported import check_supported, naming, runs_by_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +46,23 @@ def partition_layers(config: PretrainedConfig | str | Path, num_stages: int) -> 
     """Split a model (its config or its checkpoint folder) into `num_stages` contiguous spans.
 
     Cost is counted in weights read for one decoded token: a layer's matrices, one row of the
-    embedding, the whole head. Raises `ConfigError` (`pipeline_parallel_size`), and of a folder
-    `CheckpointError` unless stages run such models.
+    embedding, the whole head. Of experts all count: a tree's tokens wake many. Raises `ConfigError`
+    (`pipeline_parallel_size`), and of a folder `CheckpointError` unless stages run such models.
     """
     if not isinstance(config, PretrainedConfig):
         folder = resolve_model_path(config)
         config = read_config(folder)
         check_supported(config, folder)
-    num_heads = config.num_attention_heads + num_kv_heads(config)
-    attention = 2 * config.hidden_size * head_dim(config) * num_heads
-    layer = attention + 3 * config.hidden_size * config.intermediate_size
+        with naming(folder, config):
+            return partition_layers(config, num_stages)
     head = config.vocab_size * config.hidden_size
-    costs = [float(layer)] * config.num_hidden_layers
+    if runs_by_layers(config):
+        num_heads = config.num_attention_heads + num_kv_heads(config)
+        attention = 2 * config.hidden_size * head_dim(config) * num_heads
+        layer = attention + 3 * config.hidden_size * config.intermediate_size
+        costs = [float(layer)] * config.num_hidden_layers
+    else:
+        costs = list(map(float, layer_sizes(config)))
     return partition(costs, num_stages, first_cost=config.hidden_size, last_cost=head)
 
 

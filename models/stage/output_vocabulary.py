@@ -36,7 +36,11 @@ def with_pruned_head(part: ModelSlice, output: OutputVocabulary | None) -> Model
     if output is None:
         return part
     assert part.head is not None
-    return replace(part, head=pruned_head(part.head, output.rows))
+    head = pruned_head(part.head, output.rows)
+    if part.forward is not None:
+        assert isinstance(head, nn.Module)
+        part.forward.prune_head(head)
+    return replace(part, head=head)
 
 
 def pruned_head(head: Projection, rows: Int64) -> Projection:

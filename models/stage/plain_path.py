@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from ...core.steps import StepInput
 from ..attention.backend import AttentionBackend, SdpaBackend
 from ..attention.step_attention import PagedKv
 from ..device import to_device
+from ..layers.base_forward import BaseForward
 from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, run_layers
 from ..load.partition import LayerSpan
@@ -66,7 +68,11 @@ class PlainPath:
         self.part, self.kv, self.block_size = part, kv, block_size
         self.attention = attention or SdpaBackend(kv, block_size)
         self.taps = taps or no_taps(part)
-        self._rotary = rotary_table(part)
+
+    @cached_property
+    def _rotary(self) -> RotaryTable:
+        """Where the layers run one after the other."""
+        return rotary_table(self.part)
 
     def move(self, moves: Int32) -> None:
         """Copy slots of the cache, int32 [m, 2] (from, to). All are read first."""
@@ -75,10 +81,12 @@ class PlainPath:
     def hidden_states(self, step: StepInput, hidden: Tensor | None) -> Tensor:
         """Run a step's layers: [rows, input_size] to [rows, output_size] of the taps."""
         part = self.part
+        positions = to_device(step.positions, part.device)
+        if part.forward is not None:
+            return self._by_forward(part.forward, step, positions, hidden)
         states = layer_input(part, step, hidden)
         if not len(states):
             return states.new_empty(0, self.taps.output_size)
-        positions = to_device(step.positions, part.device)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
         attention = self.attention.begin(step)
         return self.taps.run(
@@ -88,13 +96,33 @@ class PlainPath:
             ),
         )
 
+    def _by_forward(
+        self, forward: BaseForward, step: StepInput, positions: Tensor, hidden: Tensor | None
+    ) -> Tensor:
+        if not len(step.token_ids):
+            size = (0, self.taps.output_size)
+            return torch.empty(size, dtype=self.part.dtype, device=self.part.device)
+        positions = positions.long()
+        tokens = to_device(step.token_ids, self.part.device).long()
+        if hidden is None:
+            hidden = forward.embedded(tokens, positions)
+        attention = self.attention.begin(step)
+        return self.taps.run(
+            hidden.to(self.part.device, non_blocking=True),
+            lambda states, span: forward.run(states, tokens, positions, attention, span),
+        )
+
     def normed(self, hidden: Tensor) -> Tensor:
         """The last layer's states [rows, hidden_size] as the output head reads them."""
+        if self.part.forward is not None:
+            return self.part.forward.normed(hidden)
         assert self.part.norm is not None
         return self.part.norm(hidden)
 
     def projected(self, normed: Tensor) -> Tensor:
         """[rows, vocabulary] of normed states, by the output head."""
+        if self.part.forward is not None:
+            return self.part.forward.projected(normed)
         assert self.part.head is not None
         return self.part.head(normed)
 
@@ -113,6 +141,7 @@ def no_taps(part: ModelSlice) -> HiddenStateTaps:
 
 def rotary_table(part: ModelSlice) -> RotaryTable:
     """The rotations of a slice's layers."""
+    assert part.rotary is not None
     like = torch.empty(0, dtype=part.dtype, device=part.device)
     layer_types = [kind for kind in part.layer_types if kind is not None]
     return RotaryTable(part.rotary, layer_types, like, flat=part.fast)

@@ -18,7 +18,9 @@ from ..attention.kernel_attention import KernelBackend, TileOptions
 from ..attention.step_attention import PagedKv
 from ..device import to_device
 from ..layers.model_slice import load_slice
+from ..load.checkpoint import read_config, resolve_model_path
 from ..load.partition import LayerSpan
+from ..load.supported import naming, runs_by_layers
 from ..sampling import choose_sampler
 from .cpu_path import CpuPath, following_rows, load_kernels_for
 from .gpu_path import (
@@ -34,6 +36,7 @@ from .options import StageOptions
 from .output_vocabulary import LogitsMap, OutputVocabulary, with_pruned_head
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .plain_path import ComputePath, PlainPath
+from .self_check import check_kind
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
 from .warm_up import capture, warm_kernels
 
@@ -48,7 +51,9 @@ def load_stage(
 
     Here is decided how the stage computes, once. On a CPU the CPU kernels run the layers that they
     support, with `compile: auto`; the first start waits until they are compiled. On a GPU
-    draftline's kernels run them, by CUDA graphs if `options.graphs` says so. Else torch does.
+    draftline's kernels run them, by CUDA graphs if `options.graphs` says so. Else torch does. Kinds
+    of models of which more than the layers is needed run by transformers' own forward, once a small
+    copy has shown that it gives the same (`self_check.py`).
 
     Without `num_blocks` the options limit how far the cache fills a GPU. `attention` is a shorthand
     for options with no other field. `make_heads` is for the last stage. Raises `CheckpointError`
@@ -56,6 +61,10 @@ def load_stage(
     """
     options = options or StageOptions(attention=attention)
     _check_taps(options, span)
+    config = read_config(model_path)
+    if not runs_by_layers(config):
+        with naming(resolve_model_path(model_path), config):
+            check_kind(config)
     is_invariant = options.batch_invariant == "on" and torch.device(device).type != "cpu"
     if is_invariant:
         options = invariant_options(options, Machine.of(device))
@@ -87,7 +96,8 @@ def load_stage(
     path = plain_path(num_blocks)
     if load_kernels_for(part, options, progress):
         return stage_of(CpuPath(part, path.kv, block_size, taps))
-    if part.device.type != "cuda" or not isinstance(path.attention, KernelBackend):
+    is_plain = part.forward is not None or part.device.type != "cuda"
+    if is_plain or not isinstance(path.attention, KernelBackend):
         return stage_of(path)
     if options.graphs is None:
         stage = stage_of(path)

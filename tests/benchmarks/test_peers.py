@@ -44,7 +44,6 @@ from draftline.measure.records.record import Arrival
 from draftline.models.load.bundled import demo_path
 from support.fakes.fake_endpoint import ANSWER, record
 
-
 DEMO = Target("demo")
 
 

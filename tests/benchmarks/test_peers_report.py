@@ -120,7 +120,8 @@ def test_narrow_weights_are_a_comparison_of_their_own() -> None:
         run(VLLM_PLAIN, 100), run("llama.cpp, Q4_1 plain", 300), run(OUR_DEFAULT, 150)
     )
     best, narrow = (ratio(found, "code", 1) for ratio in (to_best_peer, to_narrow_weights))
-    assert best is not None and narrow is not None
+    assert best is not None
+    assert narrow is not None
     assert best.rounds == pytest.approx((1.5,))
     assert narrow.rounds == pytest.approx((0.5,))
     assert narrow.other == "llama.cpp, Q4_1 plain"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.tools.greedy_answers import by_engine, by_transformers
-from support.tools.tiny_models import SIZES, save_tiny_model
+from support.tools.tiny_models import FORWARD_KINDS, SIZES, save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
 from transformers import (
     AutoModelForImageTextToText,
@@ -108,6 +108,24 @@ def test_a_setting_counts_where_it_does_in_transformers(kind: str, tmp_path: Pat
         strays["use_bidirectional_attention"] = True
     edit_config(folder, strays)
     assert by_engine(folder) == by_transformers(folder)
+
+
+# The others are in the long run.
+SHOWN = ("cohere2", "gpt2", "gpt_oss", "granite", "qwen3_moe")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    # Among others scaled, with windows, with experts, with sinks, by learned positions.
+    [pytest.param(kind, marks=() if kind in SHOWN else pytest.mark.full) for kind in FORWARD_KINDS],
+)
+def test_other_decoders_say_what_transformers_says(kind: str, tmp_path: Path) -> None:
+    """Greedily over one stage and over two, also with settings of other kinds; with a seed, what
+    one stage says."""
+    folder = tiny(kind, tmp_path)
+    edit_config(folder, STRAY)
+    assert by_engine(folder, 1) == by_engine(folder, 2) == by_transformers(folder)
+    assert by_engine(folder, 1, 0.9) == by_engine(folder, 2, 0.9)
 
 
 TEXT: dict[str, Any] = {**SIZES, "num_hidden_layers": 2}

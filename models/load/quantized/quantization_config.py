@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from ....core.errors import CheckpointError
-from . import awq, gptq, packed
+from . import awq, gptq, mxfp4, packed
 from .awq import AwqLayout
 from .gptq import GptqLayout
 from .layout import Layout
@@ -25,7 +25,7 @@ ACTIVATIONS = frozenset(
 ) | {"activation_scale"}
 INSTEAD = (
     "give the unquantised model, or one in compressed-tensors (FP8, int8, packed int4 or int8), "
-    "fp8, awq (gemm) or gptq"
+    "fp8, awq (gemm), gptq or mxfp4"
 )
 SCALED_FORMATS = frozenset({"float-quantized", "int-quantized", "naive-quantized"})
 PACKED_FORMAT = "pack-quantized"
@@ -38,7 +38,7 @@ class Quantization:
     """The layout of a checkpoint's quantised weights.
 
     description  for display: method, bits and groups
-    layouts      that modules may have
+    layouts      that modules may have; none: experts are stored as `Mxfp4Files` reads them
     ignored      last parts of the names of tensors unrelated to weights
     extra_biases whether modules that have no bias may bring one of zeros
     """
@@ -115,6 +115,10 @@ def _fp8(fields: Mapping[str, Any]) -> Quantization:
     return Quantization(f"FP8, {text}", layouts, ACTIVATIONS)
 
 
+def _mxfp4(_fields: Mapping[str, Any]) -> Quantization:
+    return Quantization("MXFP4, 4 bits, groups of 32", ())
+
+
 def _compressed_tensors(fields: Mapping[str, Any]) -> Quantization:
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
@@ -156,6 +160,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
+    mxfp4.METHOD: _mxfp4,
 }
 
 

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from ....core.errors import CheckpointError
 from ..checkpoint import TensorFiles, WeightFiles, composite_type, listed
 from .layout import WEIGHT, Layout
+from .mxfp4 import Mxfp4Files
 from .quantization_config import Quantization, read_quantization
 from .scaled import is_one_byte
 
@@ -42,6 +43,8 @@ def open_weights(
     if quantization is None:
         return files
     logger.info("event=dequantizing stored_as=%r dtype=%s", quantization.description, dtype)
+    if not quantization.layouts:
+        return Mxfp4Files(files, dtype, device)
     return QuantizedFiles(files, quantization, dtype, device)
 
 

@@ -13,7 +13,6 @@ from draftline.drafters.model import drafter as model
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.model.expansion import DynamicExpansion
 from draftline.drafters.model.options import ModelOptions
-from draftline.models.hosted import any_stage
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.gpu_path import GraphOptions
 from draftline.models.stage.options import StageOptions
@@ -193,7 +192,7 @@ def test_a_gpu_runs_the_passes_as_graphs(checkpoint: Path, monkeypatch: pytest.M
         asked.append((dtype, device, options.graphs))
         return load_stage(path, LayerSpan(0, 4, 4), num_blocks, block_size)
 
-    monkeypatch.setattr(any_stage, "load_stage", load)
+    monkeypatch.setattr(model, "load_stage", load)
     monkeypatch.setattr(model, "choose_device", lambda setting: "cuda")
     load_model_drafter(checkpoint, options=ModelOptions(prefill_chunk=32, num_blocks=4))
     load_model_drafter(checkpoint, options=ModelOptions(enforce_eager=True, dtype="float16"))

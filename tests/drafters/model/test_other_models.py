@@ -1,4 +1,4 @@
-"""Drafters of kinds that draftline's own stage does not know, on tiny random checkpoints."""
+"""Drafters of kinds that run by transformers' own forward, on tiny random checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     GPT2Config,
-    GPTNeoConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MambaConfig,
@@ -39,18 +38,6 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         n_layer=2,
         n_head=4,
         n_positions=128,
-        bos_token_id=0,
-        eos_token_id=1,
-    ),
-    # One of its layers sees a window of 8.
-    "gpt_neo": lambda: GPTNeoConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        max_position_embeddings=128,
-        attention_types=[[["global", "local"], 1]],
-        window_size=8,
         bos_token_id=0,
         eos_token_id=1,
     ),
@@ -153,19 +140,18 @@ def path_of(node: int, nodes: list[tuple[int, int]]) -> list[int]:
     return [token] if parent == -1 else [*path_of(parent, nodes), token]
 
 
-def test_what_takes_no_masks_of_trees_says_so(tmp_path: Path) -> None:
-    config = BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, seq_length=64)
-    folder = saved(config, tmp_path)
-    assert len(proposed(drafter_of(folder), "r", [1, 2, 3]).tokens) == 4
-    with pytest.raises(CheckpointError, match=r"'bloom' takes no masks of trees; use tree: chain"):
-        drafter_of(folder, tree="dynamic")
-
-
-def test_what_keeps_other_states_is_refused(tmp_path: Path) -> None:
-    config = MambaConfig(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, max_position_embeddings=64
-    )
-    with pytest.raises(CheckpointError, match="'mamba'"):
+@pytest.mark.parametrize(
+    "config",
+    [
+        BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, seq_length=64),
+        MambaConfig(
+            vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, max_position_embeddings=64
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_what_has_attention_or_states_of_its_own_is_refused(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"'{config.model_type}'"):
         drafter_of(saved(config, tmp_path))
 
 
@@ -193,7 +179,7 @@ def test_what_cannot_be_rounded_so_is_named() -> None:
         LlamaConfig(**SIZES | {"hidden_size": 24, "intermediate_size": 40}),
         OPTConfig(**SIZES | {"hidden_size": 24}, ffn_dim=40, word_embed_proj_dim=24),
     ],
-    ids=["own stage", "hosted"],
+    ids=["own layers", "other layers"],
 )
 def test_layers_of_any_size_can_be_rounded(config: Any, tmp_path: Path) -> None:
     assert drafter_of(saved(config, tmp_path), weights="int8")

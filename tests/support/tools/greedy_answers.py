@@ -1,4 +1,4 @@
-"""Greedy answers of a checkpoint: transformers' own, and an engine's with and without drafts."""
+"""Answers of a checkpoint: transformers' own, and an engine's with and without drafts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ def by_transformers(folder: Path, auto: Any = AutoModelForCausalLM) -> list[list
     return answers
 
 
-def by_engine(folder: Path, num_stages: int = 1, **settings: Any) -> list[list[int]]:
+def by_engine(
+    folder: Path, num_stages: int = 1, temperature: float = 0.0, **settings: Any
+) -> list[list[int]]:
     """The same by an engine that drafts, which must say the same without drafts.
 
-    The folder needs a tokenizer.
+    The folder needs a tokenizer. Above temperature 0 answers are drawn with a seed.
     """
     config = EngineConfig(
         model=str(folder), drafters=(DrafterConfig(kind="prompt_lookup"),), node_budget="full",
         pipeline_parallel_size=num_stages, **settings,
     )  # fmt: skip
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=NUM_TOKENS, ignore_eos=True)
     with Engine(config) as engine:
         drafted, plain = (
             [list(one.token_ids) for one in engine.generate(PROMPTS, params, options)]

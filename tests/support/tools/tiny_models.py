@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -105,6 +106,72 @@ KINDS: dict[str, TinyModel] = {
 }
 
 
+EXPERTS = {
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}  # fmt: skip
+WINDOWED = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+# Of which more than the layers is needed, by `model_type`.
+FORWARD_KINDS: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "cohere": {},
+    "cohere2": WINDOWED,
+    "ernie4_5": {},
+    "exaone4": WINDOWED,
+    "gemma4_text": {
+        "global_head_dim": 8, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+        **WINDOWED,
+    },
+    "glm": {},
+    "glm4": {},
+    "gpt2": {},
+    "gpt_neox": {},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+    },
+    "hunyuan_v1_dense": {},
+    "ministral": WINDOWED,
+    "ministral3": {},
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": WINDOWED,
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "phi": {},
+    "phi3": {"sliding_window": WINDOW},
+    "seed_oss": {},
+    "smollm3": {"no_rope_layers": [1, 0, 1, 1]},
+    "stablelm": {},
+    "starcoder2": {"sliding_window": WINDOW},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 1, **EXPERTS},
+    "glm4_moe": {
+        "first_k_dense_replace": 1, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, **EXPERTS
+    },
+    "gpt_oss": {**WINDOWED, **EXPERTS},
+    "granitemoe": EXPERTS,
+    "llama4_text": {"attention_chunk_size": 16, "intermediate_size_mlp": 48, **EXPERTS},
+    "mixtral": EXPERTS,
+    "olmoe": EXPERTS,
+    "phimoe": EXPERTS,
+    "qwen2_moe": {"shared_expert_intermediate_size": 16, **EXPERTS},
+    "qwen3_moe": EXPERTS,
+}  # fmt: skip
+
+
+def tiny_config(kind: str, num_layers: int | None = None) -> PretrainedConfig:
+    """Of a kind in `KINDS` or `FORWARD_KINDS`."""
+    if kind in KINDS:
+        return KINDS[kind].config(num_layers)
+    return AutoConfig.for_model(kind, **{**SIZES, **FORWARD_KINDS[kind]})
+
+
 def save_tiny_model(
     kind: str,
     folder: Path,
@@ -121,7 +188,7 @@ def save_tiny_model(
     so that a term that is left out changes the logits visibly.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(KINDS[kind].config(num_layers))
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, num_layers))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = 0.1 if "norm" in name or "bias" in name else 0.25
