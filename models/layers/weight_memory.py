@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import init_empty_weights
+import torch
 from transformers import AutoModelForCausalLM
 
 from ..load.checkpoint import TensorFiles, read_config, resolve_model_path
@@ -49,7 +49,7 @@ def read_weight_memory(model: str | Path) -> WeightMemory:
     config = read_config(folder)
     quantization = read_quantization(folder, config)
     files = TensorFiles(folder)
-    with init_empty_weights():
+    with torch.device("meta"):
         whole: Any = AutoModelForCausalLM.from_config(config)
     parameters = dict(whole.named_parameters(remove_duplicate=False))
     if config.tie_word_embeddings and not files.has_head:
