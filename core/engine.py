@@ -233,11 +233,11 @@ class EngineCore:
             self._trace.building()
         draft_batch, trees = await self.drafting.merge_and_select(self.deadline.patience_s)
         trees, num_decode_steps = self.drafting.fit_to_kv(trees)
-        chunks = self._scheduler.prompt_chunks(int(trees.num_rows.sum()))
-        trees, chunks, edits = edits_of_parts(trees, chunks, self._contain)
-        if not trees.states and not chunks:
+        prompt_chunks = self._scheduler.prompt_chunks(int(trees.num_rows.sum()))
+        trees, prompt_chunks, edits = edits_of_parts(trees, prompt_chunks, self._contain)
+        if not trees.states and not prompt_chunks:
             return None
-        return ScheduledStep(trees, chunks, edits, num_decode_steps, draft_batch)
+        return ScheduledStep(trees, prompt_chunks, edits, num_decode_steps, draft_batch)
 
     async def _start_drafting(self) -> None:
         """Ask the drafters about requests whose commits are known, one group of them at a time.
@@ -264,21 +264,26 @@ class EngineCore:
 
     def _run(self, scheduled: ScheduledStep) -> None:
         """Build a step's arrays, and send it to the pipeline."""
-        trees, chunks, edits, num_decode_steps, draft_batch = scheduled
+        trees, prompt_chunks, edits, num_decode_steps, draft_batch = scheduled
         step = build_step(
-            self.num_steps, chunks, trees, self._scheduler.block_size, edits, num_decode_steps
+            self.num_steps,
+            prompt_chunks,
+            trees,
+            self._scheduler.block_size,
+            edits,
+            num_decode_steps,
         )
         # Heads of the last stage draft behind the step's own tokens.
-        step = self.drafting.with_head_tasks(step, trees, chunks)
+        step = self.drafting.with_head_tasks(step, trees, prompt_chunks)
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
-            traced = self._trace.submitting(step, trees, chunks, draft_batch)
+            traced = self._trace.submitting(step, trees, prompt_chunks, draft_batch)
         sent_at = self._clock()
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
         in_flight = StepInFlight(
-            step, trees, chunks, answer, draft_batch, sent_at, traced,
+            step, trees, prompt_chunks, answer, draft_batch, sent_at, traced,
             self._scheduler.block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
@@ -316,9 +321,9 @@ class EngineCore:
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
         parts = zip(trees.states, walks, results.trees, strict=True)
         contain_each(self._commit_tree, parts, self._fail_part)
-        for chunk, first in zip(in_flight.chunks, results.chunks, strict=True):
+        for chunk, first in zip(in_flight.prompt_chunks, results.prompt_chunks, strict=True):
             with self._contain(chunk.state):
-                self._commit_chunk(chunk, first)
+                self._commit_prompt_chunk(chunk, first)
         now = self._clock()
         self._policy.update(outcome, now)
         self._policy.note_host(self._clock() - now)
@@ -376,10 +381,12 @@ class EngineCore:
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
-        chunks = in_flight.chunks
-        num_prompt_rows = sum(chunk.num_rows for chunk in chunks)
+        prompt_chunks = in_flight.prompt_chunks
+        num_prompt_rows = sum(chunk.num_rows for chunk in prompt_chunks)
         num_in_flight, num_passes = 1 + len(self._in_flight), results.num_passes
-        self._scheduler.note_step(in_flight.num_rows, chunks, seconds / num_passes, num_in_flight)
+        self._scheduler.note_step(
+            in_flight.num_rows, prompt_chunks, seconds / num_passes, num_in_flight
+        )
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
             in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s,
@@ -435,7 +442,7 @@ class EngineCore:
         log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, stopped, tokens, sources, log_probs, trees=verified)
 
-    def _commit_chunk(self, chunk: PromptChunk, chosen: Chosen | None) -> None:
+    def _commit_prompt_chunk(self, chunk: PromptChunk, chosen: Chosen | None) -> None:
         """Take the token that the last prompt chunk predicts; None: the request was set apart."""
         if chosen is None:
             return

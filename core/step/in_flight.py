@@ -74,7 +74,7 @@ class StepOutputReader:
         """What was chosen after the root and each node, and what drafters asked for."""
         return TreeOutput(self._chosen(step.num_chosen), *self._probes.of_tree(step))
 
-    def of_chunk(self, chunk: PromptChunk) -> Chosen:
+    def of_prompt_chunk(self, chunk: PromptChunk) -> Chosen:
         """What was chosen after the chunk, if it asked; keeps its tokens' log-probabilities."""
         state = chunk.state
         if state.prompt_log_probs is not None and chunk.num_scored:
@@ -115,7 +115,7 @@ class StepResults(NamedTuple):
     verified  `paths` by rows of the step
     trees   what else was answered to each tree
     judged  the trees as they were drafted, whose roots these paths follow
-    chunks  what was chosen after each prompt chunk; None: what was answered does not count
+    prompt_chunks  what was chosen after each prompt chunk; None: what was answered does not count
     features  of the requests whose drafters asked for them
     drafted by heads of the last stage, for the next step
     """
@@ -125,7 +125,7 @@ class StepResults(NamedTuple):
     verified: Paths
     trees: Sequence[TreeOutput]
     judged: TreeBatch
-    chunks: Sequence[Chosen | None]
+    prompt_chunks: Sequence[Chosen | None]
     features: Sequence[FeatureRows]
     drafted: Sequence[Drafted]
 
@@ -133,11 +133,13 @@ class StepResults(NamedTuple):
         """These without what was answered to some of the step's requests."""
         ids = {state.request_id for state in states}
         places = [place for place, own in enumerate(step.trees.states) if own in states]
-        chunks = zip(step.chunks, self.chunks, strict=True)
+        prompt_chunks = zip(step.prompt_chunks, self.prompt_chunks, strict=True)
         return self._replace(
             paths=self.paths.without(places),
             verified=self.verified.without(places),
-            chunks=[None if chunk.state in states else chosen for chunk, chosen in chunks],
+            prompt_chunks=[
+                None if chunk.state in states else chosen for chunk, chosen in prompt_chunks
+            ],
             features=[rows for rows in self.features if rows.request_id not in ids],
             drafted=[
                 own._replace(proposals=tuple(one for one in own.proposals if one[0] not in ids))
@@ -160,7 +162,7 @@ class ScheduledStep(NamedTuple):
     """
 
     trees: TreeSteps
-    chunks: Sequence[PromptChunk]
+    prompt_chunks: Sequence[PromptChunk]
     edits: Sequence[LogitEdits | None]
     num_decode_steps: int
     draft_batch: DraftBatch | None
@@ -172,7 +174,7 @@ class StepInFlight:
 
     step: StepInput
     trees: TreeSteps
-    chunks: Sequence[PromptChunk]
+    prompt_chunks: Sequence[PromptChunk]
     answer: asyncio.Future[StepOutput]
     draft_batch: DraftBatch | None
     sent_at: float
@@ -182,7 +184,7 @@ class StepInFlight:
     @property
     def states(self) -> list[RequestState]:
         """Its requests; those that were cancelled meanwhile, too."""
-        return [*self.trees.states, *(chunk.state for chunk in self.chunks)]
+        return [*self.trees.states, *(chunk.state for chunk in self.prompt_chunks)]
 
     @property
     def num_rows(self) -> int:
@@ -211,12 +213,12 @@ class StepInFlight:
         if output.not_finite is None and not has_bad_scores:
             return []
         bad = np.empty(0, dtype=np.int32) if output.not_finite is None else output.not_finite
-        nodes = [*self.trees.trees.sizes.tolist(), *(0 for _ in self.chunks)]
+        nodes = [*self.trees.trees.sizes.tolist(), *(0 for _ in self.prompt_chunks)]
         rows = [1 + count for count in nodes[: len(self.trees.states)]]
-        rows += [int(chunk.wants_token) for chunk in self.chunks]
+        rows += [int(chunk.wants_token) for chunk in self.prompt_chunks]
         places = set(np.searchsorted(np.cumsum(rows), bad, side="right").tolist())
         first = 0
-        for place, chunk in enumerate(self.chunks, len(self.trees.states)):
+        for place, chunk in enumerate(self.prompt_chunks, len(self.trees.states)):
             if scores is not None and chunk.state.prompt_log_probs is not None:
                 end = first + chunk.num_scored
                 if np.isnan(scores[first:end]).any():
@@ -247,7 +249,7 @@ class StepInFlight:
             verified,
             outputs,
             judged,
-            [answers.of_chunk(chunk) for chunk in self.chunks],
+            [answers.of_prompt_chunk(chunk) for chunk in self.prompt_chunks],
             [*features_of(self.step, request_ids, paths, output), *features],
             drafted_of(self.step, request_ids, paths, output),
         )
