@@ -116,8 +116,8 @@ def paged_attention(
         rare["sinks"] = s_aux
     if (chunk := _chunk_size(module)) is not None:
         rare["chunk"] = chunk
-    if rare and not isinstance(step, StepAttention):
-        raise ValueError(f"draftline's GPU kernels have no {', '.join(rare)} of attention")
+    # Of `SdpaBackend`, which models that want these have.
+    assert not rare or isinstance(step, StepAttention)
     out = step.attend(layer, query[0].transpose(0, 1), scaling, sliding_window, softcap, **rare)
     return out.unsqueeze(0), None
 

@@ -69,6 +69,13 @@ class BaseForward:
         self._given = _Given()
         setattr(whole, base, self._given)
 
+    @property
+    def wants_torch(self) -> bool:
+        """Whether its attention has options that torch's own computes alone."""
+        types = getattr(self._whole.config, "layer_types", None) or ()
+        names = (name for layer in self.layers for name, _ in layer.named_parameters())
+        return "chunked_attention" in types or any(name.endswith(".sinks") for name in names)
+
     def embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What the first layer reads, [rows, hidden_size], of int64 tokens at int64 positions."""
         run = _Run(0, 0, None)
@@ -138,8 +145,7 @@ class _Switch(nn.Module):
     def __init__(self, forward: BaseForward, number: int, layer: nn.Module) -> None:
         super().__init__()
         self.layer, self.number = layer, number
-        # In a tuple, so that it is no submodule's attribute to follow.
-        self._of = (forward,)
+        self._passes = forward.passes
 
     def __getattr__(self, name: str) -> Any:
         """Also what the model's forward asks the layer about."""
@@ -150,7 +156,7 @@ class _Switch(nn.Module):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the layer's."""
-        return self._of[0].passes(self.number, self.layer, hidden_states, *args, **kwargs)
+        return self._passes(self.number, self.layer, hidden_states, *args, **kwargs)
 
 
 class _NoEmbedding(nn.Module):

@@ -30,7 +30,7 @@ from ..load.partition import LayerSpan
 from .memory import make_kv
 from .plain_path import PlainPath
 
-MOST_LAYERS = 8
+LEAST_LAYERS = 4
 # Sizes of the copy; settings that a config does not have are not added.
 SIZES = {
     "vocab_size": 128, "vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 8,
@@ -90,11 +90,15 @@ def small_copy(kind: str, fields: dict[str, Any]) -> PretrainedConfig:
         if own in fields:
             fields[name] = fields.pop(own)
     count = fields["num_hidden_layers"]
-    num_layers = min(count, MOST_LAYERS)
-    small = {
-        name: value[:num_layers] if isinstance(value, list) and len(value) == count else value
+    by_layer = {
+        name: value
         for name, value in fields.items()
+        if isinstance(value, list) and len(value) == count
     }
+    # The first layers that have one of every kind.
+    firsts = [value.index(one) for value in by_layer.values() for one in value]
+    num_layers = min(count, max([LEAST_LAYERS - 1, *firsts]) + 1)
+    small = fields | {name: value[:num_layers] for name, value in by_layer.items()}
     heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
     small |= {name: size for name, size in SIZES.items() if fields.get(name)}
     small |= TOKENS

@@ -81,9 +81,9 @@ def load_stage(
     def plain_path(num_blocks: int) -> PlainPath:
         kv = make_kv(part, num_blocks, block_size, options.kv_cache_dtype)
         num_heads = part.config.num_attention_heads
-        backend, _ = choose_backend(
-            kv, part.dtype, block_size, num_heads, options.attention, tiles=tiles
-        )
+        wants_torch = part.forward is not None and part.forward.wants_torch
+        wanted = "sdpa" if wants_torch else options.attention
+        backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, wanted, tiles=tiles)
         return PlainPath(part, kv, block_size, backend, taps)
 
     def stage_of(path: ComputePath) -> Stage:
