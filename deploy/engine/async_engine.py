@@ -27,7 +27,7 @@ from ...core.request.stop import StopRule
 from ...core.verify.rules import COUPLED
 from ...models.text.grammar import GrammarConstraint
 from .delta_queue import MAX_UNREAD_BYTES, DeltaQueue
-from .placement import Placement, stages_have_gpu
+from .placement import Placement, ensure_ray, stages_have_gpu
 from .shadow import Shadow
 from .stats import EngineStats, FinishRate, retry_after_s
 from .usage_log import UsageLog
@@ -75,6 +75,7 @@ class AsyncEngine:
         """
         self.config = config
         self.engine_id = engine_id
+        ensure_ray(config)
         self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
         self._placement = Placement(config, supervisor, progress)
         make_pipeline = self._placement.make_pipeline

@@ -68,7 +68,6 @@ class Placement:
         from ...actors.kept_actors import KeptStages, LocalSupervisor  # noqa: PLC0415
         from ...cluster.pipeline.ray_pipeline import RayPipeline  # noqa: PLC0415
 
-        _ensure_ray()
         has_gpus = any(spec.num_gpus for spec in specs)
         supervisor = None if has_gpus else self._supervisor
         if supervisor is None:
@@ -211,7 +210,6 @@ class Placement:
             return process
         from ...actors.drafter_actor import spawn_drafter  # noqa: PLC0415
 
-        _ensure_ray()
         index = self._config.pipeline_parallel_size + len(self._actors)
         bundle = self._bundles[index] if self._bundles else None
         if self._supervisor is not None and not self._config.gpus_per_drafter:
@@ -278,7 +276,15 @@ def stages_have_gpu(config: EngineConfig) -> bool | None:
     return True if config.device == "cuda" else cluster_has_gpus()
 
 
-def _ensure_ray() -> None:
+def ensure_ray(config: EngineConfig) -> None:
+    """Connect this process to Ray where stages and drafters are its actors.
+
+    To be called in a thread that outlives the engine's. Ray's state cannot be read any more once
+    the thread that connected has ended: the next engine would wait for it until Ray ends the
+    process.
+    """
+    if config.backend == "local":
+        return
     import ray  # noqa: PLC0415
 
     if not ray.is_initialized():
