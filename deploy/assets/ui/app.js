@@ -252,6 +252,9 @@ at("step").addEventListener("input", () => goTo(Number(at("step").value)));
 at("before").addEventListener("click", () => goTo(shown.step - 1));
 at("after").addEventListener("click", () => goTo(shown.step + 1));
 at("follow").addEventListener("change", refreshIfAny);
+for (const kind of document.querySelectorAll("input[name=kind]")) {
+  kind.addEventListener("change", () => ask(kind.value));
+}
 at("chosen-model").addEventListener("change", () => {
   choose();
   readSamples();

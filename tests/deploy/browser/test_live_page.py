@@ -98,6 +98,13 @@ def tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"Tab never comes to {name}")
 
 
+def continue_a_text(page: Page) -> None:
+    """The page begins with chats, as the model has a template."""
+    kind = "document.querySelector('[name=kind][value={}]')"
+    assert page.evaluate(f"{kind.format('chat')}.checked")
+    page.evaluate(f"{kind.format('completion')}.click()")
+
+
 def run(page: Page, max_tokens: int = 64) -> None:
     page.evaluate(f"{BY_ID.format('max-tokens')}.value = {max_tokens}")
     page.press("Enter", CONTROL)
@@ -110,6 +117,7 @@ async def test_a_run_by_keyboard_alone() -> None:
 
 def watch_a_run(page: Page, url: str) -> None:
     enter_by_key(page, url)
+    continue_a_text(page)
     tab_to(page, "prompt")
     page.write("more ")
     run(page)
@@ -156,6 +164,7 @@ async def test_a_text_that_differs_is_told() -> None:
     def watch(page: Page, url: str) -> None:
         page.open(url)
         page.wait_for(f"!{BY_ID.format('page')}.hidden")
+        continue_a_text(page)
         tab_to(page, "prompt")
         run(page)
         assert text_of(page, "verdict") == "\u2717 The texts differ from token 6 on"
