@@ -112,6 +112,13 @@ def test_a_setting_counts_where_it_does_in_transformers(kind: str, tmp_path: Pat
 
 # The others are in the long run.
 SHOWN = ("cohere2", "gpt2", "gpt_oss", "granite", "qwen3_moe")
+# Windows and chunks exclude one another in Gemma 4; the self-check refuses the other two with
+# windows, of which their attention is not told.
+BARRED = {
+    "gemma4_text": "attention_chunk_size",
+    "olmoe": "sliding_window",
+    "phimoe": "sliding_window",
+}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,8 @@ def test_other_decoders_say_what_transformers_says(kind: str, tmp_path: Path) ->
     """Greedily over one stage and over two, also with settings of other kinds; with a seed, what
     one stage says."""
     folder = tiny(kind, tmp_path)
-    edit_config(folder, STRAY)
+    barred = BARRED.get(kind)
+    edit_config(folder, {name: value for name, value in STRAY.items() if name != barred})
     assert by_engine(folder, 1) == by_engine(folder, 2) == by_transformers(folder)
     assert by_engine(folder, 1, 0.9) == by_engine(folder, 2, 0.9)
 
