@@ -97,13 +97,15 @@ def paged_attention(
     a model's whole forward makes no mask for attention that it does not know. Returns
     [1, rows, heads, head_dim]. Raises `ValueError` for an option that it does not know.
     """
+    if options.pop("is_causal", None) is False:
+        raise ValueError("its attention is not causal")
     unknown = [
         name
         for name, value in options.items()
         if name not in WITHOUT_EFFECT and value is not None and value is not False
     ]
-    if unknown or options.get("is_causal") is False:
-        raise ValueError(f"its attention wants {', '.join(unknown or ['is_causal=False'])}")
+    if unknown:
+        raise ValueError(f"its attention wants {', '.join(unknown)}")
     if key.shape[-1] != value.shape[-1]:
         raise ValueError("its keys and values differ in width")
     step = _STEP.get() if attention_mask is None else attention_mask
