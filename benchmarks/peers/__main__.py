@@ -2,7 +2,7 @@
 
     python -m draftline.benchmarks.peers [--model smollm2] [--temperature 0.7] [--install]
         [--llama-server FILE] [--prompts bundled --prompts humaneval=FILE]
-        [--streams 1,4,8,16,32,64] [--rounds 3] [--resume]
+        [--prompt-tokens 256] [--streams 1,4,8,16,32,64] [--rounds 3] [--resume]
 
 No prefix is shared, and no prompt asked twice of one start of a server: some draft from earlier
 answers. A chat model is asked in chats, whose answers end where they end. Every server answers
@@ -39,7 +39,7 @@ from .plan import BUNDLED, PromptSets, digest, make_starts, read_sets
 from .report import NARROW, Comparison, print_comparison, resumed
 from .rounds import TRANSFORMERS, Asked, Turn, estimate, make_turns, run_turns
 from .servers import HOW_TO, WIDE, LlamaBinary, PeerEnvironment, ServerSpec
-from .target import Target
+from .target import MAX_MODEL_LEN, Target
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -56,6 +56,13 @@ def main(  # noqa: PLR0913 - one parameter a flag
     ] = None,
     num_prompts: Annotated[int, typer.Option(help="Least prompts for each number of streams.")] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens of an answer; of a chat's, at most.")] = 128,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of a prompt; default: as many as have room. A long one "
+            "is mostly prefill, which drafts do not change."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Times that every server runs.")] = 3,
     streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,8,16,32,64",
     threads: Annotated[int, typer.Option(help="Threads of each server's model.")] = 1,
@@ -86,7 +93,8 @@ def main(  # noqa: PLR0913 - one parameter a flag
         f"peers{'' if target.is_bundled else f'-{target.folder.name}'}.json"
     )
     asked = Asked(target, tokens, temperature)
-    sets = read_sets(target, prompts or [BUNDLED], tokens)
+    room = MAX_MODEL_LEN - tokens
+    sets = read_sets(target, prompts or [BUNDLED], min(room, prompt_tokens or room))
     loads = [int(count) for count in streams.split(",")]
     plans = [make_starts(sets, loads, num_prompts, seed) for seed in range(rounds)]
     with tempfile.TemporaryDirectory() as models:
@@ -100,6 +108,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
         )
         about = _about(peers, asked, sets) | {
             "num_prompts": num_prompts,
+            "prompt_tokens": prompt_tokens,
             "streams": loads,
             "commands": {
                 name: shown(spec, peers, ROOT) for name, spec in specs.items() if spec is not None

@@ -12,18 +12,17 @@ from random import Random
 from ...core.errors import ConfigError
 from ...deploy.cli.bench.prompts import bench_prompts
 from ...measure.prompts.bench_prompt import BenchPrompt
-from .target import MAX_MODEL_LEN, Target
+from .target import Target
 
 BUNDLED = "bundled"
 FIELD = "prompts"
 
 
-def read_sets(target: Target, options: Sequence[str], tokens: int) -> dict[str, list[BenchPrompt]]:
-    """The sets of `bundled` and of LABEL=FILE; each leaves room for answers of so many tokens.
+def read_sets(target: Target, options: Sequence[str], room: int) -> dict[str, list[BenchPrompt]]:
+    """The sets of `bundled` and of LABEL=FILE: their prompts of at most `room` tokens.
 
     Texts that stand twice are taken once. Raises `ConfigError`.
     """
-    room = MAX_MODEL_LEN - tokens
     sets: dict[str, list[BenchPrompt]] = {}
     for option in options:
         label, path = read_option(option)

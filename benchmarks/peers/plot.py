@@ -142,10 +142,12 @@ def caption(comparison: Comparison) -> str:
         if about.get(key)
     ]
     most = "at most " if about.get("is_chat") else ""
+    longest = about.get("prompt_tokens")
+    prompts = f"prompts of at most {longest} tokens, " if longest else ""
     threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
     return (
         f"{about.get('model', 'demo')}; {many}; {sampling(comparison)}, float32, "
-        f"{most}{about['max_tokens']} tokens an answer\n"
+        f"{prompts}{most}{about['max_tokens']} tokens an answer\n"
         f"{machine['processor'].replace('(R)', '')}, {threads} a model\n"
         f"torch {machine['torch']}, transformers {machine['transformers']}, {', '.join(peers)}"
     )

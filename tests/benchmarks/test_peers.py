@@ -163,7 +163,7 @@ def test_what_only_the_bundled_model_has_is_left_out_of_another_ones_servers(
 
 
 def test_a_chat_model_is_asked_in_chats_that_end_where_they_end(chat_target: Target) -> None:
-    (bundled,) = read_sets(chat_target, ["bundled"], 64).values()
+    (bundled,) = read_sets(chat_target, ["bundled"], 256).values()
     (chat, *_), (code, *_) = (
         Asked(target, 64, 0.7).asks(asked, "salt")
         for target, asked in ((chat_target, bundled), (DEMO, prompts(1)))
@@ -241,11 +241,11 @@ def test_prompts_that_the_model_cannot_read_are_left_out(tmp_path: Path) -> None
     path = tmp_path / "code.jsonl"
     texts = ["def f():", "x = 1\n" * 1000]
     path.write_text("".join(f"{json.dumps({'name': text[0], 'prompt': text})}\n" for text in texts))
-    sets = read_sets(DEMO, ["bundled", f"code={path}"], 128)
+    sets = read_sets(DEMO, ["bundled", f"code={path}"], 896)
     assert [prompt.text for prompt in sets["code"]] == texts[:1]
     assert len(sets["bundled"]) > 60
     with pytest.raises(ConfigError, match="code is given twice"):
-        read_sets(DEMO, [f"code={path}", f"code={path}"], 128)
+        read_sets(DEMO, [f"code={path}", f"code={path}"], 896)
 
 
 def test_processes_of_a_server_are_its_session_and_what_that_started() -> None:
