@@ -26,7 +26,13 @@ from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
+# Of the bundled model, but for the last, a chat model's bundled chats.
+PROMPTS = {
+    "bundled": "bundled",
+    "humaneval": "HumanEval",
+    "spec-bench": "Spec-Bench",
+    "smollm2": "SmolLM2, chats",
+}
 TEMPERATURES = {"t0": "greedy", "t0.7": "T = 0.7", "t1": "T = 1"}
 SHOWN_DEPTHS = 6
 LOADS = (1, 8, 32)

@@ -19,14 +19,10 @@ from ...deploy.cli.bench.suites import DRAFTLINE, PAPER
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table
+from ..heads.tables import PROMPTS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PROMPTS = {
-    "bundled": "bundled",
-    "humaneval": "HumanEval",
-    "spec-bench": "Spec-Bench",
-}
 TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
 TITLES = {
     PAPER: "drafters as the paper has them",

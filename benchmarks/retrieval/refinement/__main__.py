@@ -1,13 +1,13 @@
 """What is refinement worth? Stores of low, high, random perplexity, of equal numbers of tokens.
 
-    python -m draftline.benchmarks.retrieval.refinement
+    python -m draftline.benchmarks.retrieval.refinement [--model smollm2 --prompts FILE]
 
-The corpus are installed packages that the demo target was not trained on. Its answers to held-out
-prompts are recorded and replayed with every store, alone and behind CORE. What each `--select` of
-`draftline corpus build` takes stands beside random draws of as many tokens (of a document what fits
-into the target's context); differences have 95 % intervals from bootstrap draws over prompts and
-over the random stores. Text of the target's own is the positive control: were that worth nothing
-either, the experiment would show nothing.
+The corpus are installed packages, which the bundled target was not trained on. The target's answers
+to held-out prompts are recorded and replayed with every store, alone and behind CORE. What each
+`--select` of `draftline corpus build` takes stands beside random draws of as many tokens (of a
+document what fits into the target's context); differences have 95 % intervals from bootstrap draws
+over prompts and over the random stores. Text of the target's own is the positive control: were that
+worth nothing either, the experiment would show nothing.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ RESULTS = Path(__file__).parents[2] / "results" / "refinement.json"
 class Experiment:
     """What was asked for; shares are of the corpus's tokens."""
 
+    model: str
     tokens: int
     far_share: float
     drops_compressible: bool
@@ -62,8 +63,9 @@ class Experiment:
     prompts: str
 
 
-def main(
+def main(  # noqa: PLR0913 - one parameter a flag
     *,
+    model: Annotated[str, typer.Option(help="Target: a folder, `demo` or `smollm2`.")] = "demo",
     tokens: Annotated[int, typer.Option(help="Of the whole corpus.")] = 1_500_000,
     far_share: Annotated[
         float, typer.Option(help="Share of C, HTML, prose and lists; the rest is Python.")
@@ -85,6 +87,7 @@ def main(
     quiet_libraries()
     console = Console(width=110, highlight=False)
     experiment = Experiment(
+        model=model,
         tokens=tokens,
         far_share=far_share,
         drops_compressible=not keep_compressible,
@@ -95,19 +98,19 @@ def main(
         temperatures=tuple(map(float, temperatures.split(","))),
         prompts="bundled" if prompts is None else prompts.name,
     )
-    model = open_corpus_model("demo")
-    documents = corpus(model, tokens, far_share, drops_compressible=not keep_compressible)
-    texts, scores = scored(model, documents)
+    target = open_corpus_model(model)
+    documents = corpus(target, tokens, far_share, drops_compressible=not keep_compressible)
+    texts, scores = scored(target, documents)
     found = list(choices(texts, scores, experiment.shares, draws))
     content: dict[str, Any] = {"machine": machine().fields(), **asdict(experiment), "runs": []}
     with tempfile.TemporaryDirectory() as folder:
         for temperature in experiment.temperatures:
             job = BenchJob(
                 prompts=prompts, num_prompts=num_prompts, max_tokens=max_tokens,
-                temperature=temperature, rounds=1, warm_up=False, concurrency=8,
+                temperature=temperature, rounds=1, warm_up=False, concurrency=8, model=model,
             )  # fmt: skip
             place = Path(folder) / f"t{temperature:g}"
-            rows = _measured(job, place, model, (texts, scores, found), console)
+            rows = _measured(job, place, target, (texts, scores, found), console)
             content["runs"].append({"temperature": temperature, "stores": rows})
             output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             show(rows, temperature, console)
@@ -118,7 +121,7 @@ def main(
 def _measured(
     job: BenchJob,
     folder: Path,
-    model: CorpusModel,
+    target: CorpusModel,
     chosen: tuple[Sequence[TokenizedDocument], Sequence[Score], Sequence[DocumentChoice]],
     console: Console,
 ) -> list[dict[str, Any]]:
@@ -128,23 +131,21 @@ def _measured(
     texts = [answer.text_ids for answer in read_recording(answers).answers]
     budget = min(choice.budget for choice in found)
     own = DocumentChoice("own", budget, 0, ())
-    said = own_texts(
-        [one.ids for one in documents], budget, job.temperature, max_tokens=job.max_tokens
-    )
+    said = own_texts([one.ids for one in documents], budget, job)
     segments = {
         choice.name: write_store(
-            folder / choice.name, [documents[i].ids for i in choice.indices], model
+            folder / choice.name, [documents[i].ids for i in choice.indices], target
         )
         for choice in found
     }
-    segments[own.name] = write_store(folder / own.name, said, model)
+    segments[own.name] = write_store(folder / own.name, said, target)
     contexts = contexts_of(texts)
     lookups = {
         name: lookup_us(segment, contexts)
         for name, segment in segments.items()
         if not name.startswith("random") or name.endswith("-0")
     }
-    replay = BenchJob(replay=answers, rounds=1, warm_up=False, concurrency=8)
+    replay = BenchJob(replay=answers, rounds=1, warm_up=False, concurrency=8, model=job.model)
     counts = counts_of_stores(replay, {name: folder / name for name in segments}, console)
     perplexities = {
         choice.name: float(np.median([scores[i].perplexity for i in choice.indices]))

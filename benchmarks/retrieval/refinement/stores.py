@@ -106,23 +106,22 @@ def scored(
     return texts, scorer.scores(texts, lambda _: None, with_probs=True)
 
 
-def own_texts(
-    openings: Sequence[Int32], num_tokens: int, temperature: float, max_tokens: int
-) -> list[Int32]:
-    """About `num_tokens` that the demo target says after `openings`, each a text's first tokens."""
+def own_texts(openings: Sequence[Int32], num_tokens: int, job: BenchJob) -> list[Int32]:
+    """About `num_tokens` that a job's target says after `openings`, each a text's first tokens."""
 
     async def generate() -> list[Int32]:
-        config = EngineConfig(model="demo", max_num_seqs=AT_ONCE)
+        assert job.model is not None
+        config = EngineConfig(model=job.model, max_num_seqs=AT_ONCE)
         texts: list[Int32] = []
         engine = AsyncEngine(config)
         try:
             await engine.start()
-            for first in range(0, -(-num_tokens // max_tokens), AT_ONCE):
+            for first in range(0, -(-num_tokens // job.max_tokens), AT_ONCE):
                 batch = [opening[:PROMPT_LEN] for opening in openings[first : first + AT_ONCE]]
                 params = [
                     SamplingParams(
-                        temperature=temperature, seed=first + place, max_tokens=max_tokens,
-                        ignore_eos=True,
+                        temperature=job.temperature, seed=first + place,
+                        max_tokens=job.max_tokens, ignore_eos=True,
                     )
                     for place in range(len(batch))
                 ]  # fmt: skip
@@ -220,7 +219,7 @@ def record(job: BenchJob, file: Path, console: Console) -> None:
     asyncio.run(
         measured_runs(
             replace(job, record=file, rows=(Setting(TARGET_ONLY, ()),)),
-            ENGINE_SETTINGS | {"model": "demo", "drafters": ()},
+            ENGINE_SETTINGS | {"model": job.model, "drafters": ()},
             console,
         )
     )
@@ -243,7 +242,9 @@ def counts_of_stores(
         settings = [Setting(TARGET_ONLY, ()), Setting("core", ("core",))]
         for name in names:
             settings += [Setting(name, (name,)), Setting(f"{name}+core", ("core", name))]
-        engine: dict[str, Any] = ENGINE_SETTINGS | {"model": "demo", "drafters": (CORE, *drafters)}
+        engine: dict[str, Any] = ENGINE_SETTINGS | {
+            "model": job.model, "drafters": (CORE, *drafters)
+        }  # fmt: skip
         asked = replace(job, rows=tuple(settings))
         runs = asyncio.run(measured_runs(asked, engine, console)).runs
         for name in runs.keys() - {TARGET_ONLY}:

@@ -7,7 +7,7 @@ tokenizers; where a cost profile gives drafts a price, they stop by what a level
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import filter as filter_names
 from typing import Any
@@ -200,27 +200,29 @@ RULES: Mapping[str, tuple[str, str]] = {
 class ModelRows:
     """The drafters and the settings of the suite, by what there is for the target.
 
-    same        small model of the target's tokenizer
+    same        small model of the target's tokenizer; None: there is none
     other       one of another tokenizer
     alphabet    one of single bytes or letters
     is_sampled  whether there is a temperature, without which all rules are alike
     is_timed    whether a cost profile says how long drafts take
     """
 
-    same: str
+    same: str | None
     other: str
     alphabet: str
     is_sampled: bool
     is_timed: bool
 
     def drafters(self) -> Iterator[DrafterConfig]:
-        """All drafters of the settings."""
-        yield self._model("same-chain", self.same)
-        yield self._model("same-tree", self.same, **_DYNAMIC)
+        """All drafters of the settings, without those of a small model that there is not."""
         for vocabulary in ("tli", "slem"):
             yield self._model(f"{vocabulary}-chain", self.other, vocabulary=vocabulary)
             yield self._model(f"{vocabulary}-tree", self.other, vocabulary=vocabulary, **_DYNAMIC)
         yield self._model("slrs", self.alphabet, vocabulary="slrs")
+        if self.same is None:
+            return
+        yield self._model("same-chain", self.same)
+        yield self._model("same-tree", self.same, **_DYNAMIC)
         yield self._model("full-tree", self.same, **_STATIC)
         if self.is_sampled:
             yield self._model("drawn-chain", self.same)
@@ -269,12 +271,24 @@ MODEL_DRAFTERS = "model-drafters"
 class Suite:
     """The drafters and settings of a suite; the target alone comes first.
 
-    left_out  rows that have no store
+    left_out  rows that have no store or no small model
     """
 
     drafters: tuple[DrafterConfig, ...]
     settings: tuple[Setting, ...]
     left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, drafters: Iterable[DrafterConfig], rows: Iterable[Setting]) -> Suite:
+        """The rows whose drafters there are."""
+        known = {drafter.source: drafter for drafter in drafters}
+        settings, left_out = [Setting(TARGET_ONLY, ())], []
+        for row in rows:
+            if known.keys() >= set(row.drafters or ()):
+                settings.append(row)
+            else:
+                left_out.append(row.name)
+        return cls(tuple(known.values()), tuple(settings), tuple(left_out))
 
 
 def with_suite(
@@ -302,7 +316,7 @@ def with_suite(
     if job.one_engine and any(setting.is_ordered for setting in suite.settings):
         raise ConfigError("one-engine", "profiles other than draftline need engines of their own")
     if suite.left_out:
-        tell(f"left out, for want of a store: {', '.join(suite.left_out)}")
+        tell(f"left out, without a store or small model: {', '.join(suite.left_out)}")
     if job.suite_rows is not None:
         suite = replace(suite, settings=_chosen(suite.settings, job.suite_rows))
     suite_settings = engine_settings | dict(settings) | {"drafters": suite.drafters}
@@ -332,36 +346,24 @@ def heads_suite(job: BenchJob, store: str | None, *, is_bundled: bool) -> Suite:
         raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
     small_model = "demo-drafter" if is_bundled else None
     rows = HeadRows(known, bundled or known, small_model, store)
-    settings = (Setting(TARGET_ONLY, ()), *rows.settings())
-    return Suite(tuple(rows.drafters()), settings, ())
+    return Suite.of(rows.drafters(), rows.settings())
 
 
 def models_suite(job: BenchJob, *, is_bundled: bool) -> Suite:
-    """The rows of the bundled target's small models. Raises `ConfigError` for another target."""
-    if not is_bundled:
-        raise ConfigError(
-            "suite", f"{MODEL_DRAFTERS} compares the small models of demo: bench demo"
-        )
+    """The rows of the bundled small models, which have the bundled target's tokenizer or others."""
     rows = ModelRows(
-        same="demo-drafter",
+        same="demo-drafter" if is_bundled else None,
         other="demo-drafter-other-vocab",
         alphabet="demo-drafter-bytes",
         is_sampled=job.temperature > 0,
         is_timed=job.cost_profile is not None,
     )
-    settings = (Setting(TARGET_ONLY, ()), *rows.settings())
-    return Suite(tuple(rows.drafters()), settings, ())
+    return Suite.of(rows.drafters(), rows.settings())
 
 
 def spectra_suite(stores: Stores, profiles: tuple[str, ...]) -> Suite:
     """The rows of these profiles whose stores are given."""
-    drafters: dict[str, DrafterConfig] = {}
-    settings, left_out = [Setting(TARGET_ONLY, ())], []
-    for profile in profiles:
-        drafters |= {drafter.source: drafter for drafter in drafters_of(profile, stores)}
-        for row in rows_of(profile):
-            if drafters.keys() >= set(row.drafters or ()):
-                settings.append(row)
-            else:
-                left_out.append(row.name)
-    return Suite(tuple(drafters.values()), tuple(settings), tuple(left_out))
+    return Suite.of(
+        (drafter for profile in profiles for drafter in drafters_of(profile, stores)),
+        (row for profile in profiles for row in rows_of(profile)),
+    )

@@ -220,7 +220,7 @@ def test_the_suite_of_spectra(checkpoint: Path, prompts: Path, tmp_path: Path) -
     arguments += ["--num-prompts", "2", "--max-tokens", "12", "--rounds", "1"]
     result = runner.invoke(cli.app, [*arguments, "--output", str(output)])
     assert result.exit_code == 0, result.output
-    assert "left out, for want of a store: paper: REST" in result.output
+    assert "left out, without a store or small model: paper: REST" in result.output
     content = json.loads(output.read_text())
     rows = {"ANPD", "Lookahead", "CORE"}
     wanted = {f"{profile}: {row}" for profile in ("paper", "draftline") for row in rows}
@@ -306,9 +306,13 @@ def test_the_suite_of_model_drafters(
     assert rows & ({*RULES} - further) == set()
 
 
-def test_the_suite_of_model_drafters_is_of_the_demo(checkpoint: Path) -> None:
-    result = runner.invoke(cli.app, ["bench", str(checkpoint), "--suite", "model-drafters"])
-    assert "suite: model-drafters compares the small models of demo" in str(result.exception)
+def test_a_target_of_another_tokenizer_has_the_rows_of_other_vocabularies(checkpoint: Path) -> None:
+    arguments = ["bench", str(checkpoint), "--suite", "model-drafters", "--num-prompts", "1"]
+    arguments += ["--max-tokens", "4", "--rounds", "1", "--no-warm-up", "--suite-rows", "TLI chain"]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "left out, without a store or small model: same chain, same tree" in result.output
+    assert "rounds of: target, TLI chain\n" in result.output
 
 
 @pytest.mark.parametrize("heads", ["griffin", "a=", "a=x,a=y"])
