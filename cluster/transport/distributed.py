@@ -17,7 +17,15 @@ from ...core.errors import ProtocolError, StageLost
 from ...core.steps import StepInput
 from .distributed_stage import StageLink, StageRow
 from .hidden_link import Backend
-from .messages import FrameBuffer, StepWriter, decode_result, encode_frame, new_epoch
+from .messages import (
+    HEARTBEAT,
+    HEARTBEAT_S,
+    FrameBuffer,
+    StepWriter,
+    decode_result,
+    encode_frame,
+    new_epoch,
+)
 from .stage_spec import InFlightSteps
 from .stage_worker import StagePlace
 
@@ -26,15 +34,17 @@ SECRET_BYTES = 32
 # A neighbour that comes at all comes within this. And there are two rounds, one behind the other,
 # which end before the time for the start does.
 MEETING_S, ROUNDS = 60.0, 2
+# A stage from which nothing comes for so many heartbeats hangs.
+MISSED_HEARTBEATS = 3
 
-Join = Callable[[int, asyncio.WriteTransport], None]
+Join = Callable[[int, "_StageConnection"], None]
 
 
 class DistributedTransport:
     """Carries steps to the stages and answers back, and connects the stages with one another.
 
-    Every stage keeps one connection, whose end tells of its death. Owned by a `RayPipeline`, which
-    starts and kills the actors (`StageWorker`).
+    Every stage keeps one connection, whose end tells of its death, and silence of a process that
+    hangs. Owned by a `RayPipeline`, which starts and kills the actors (`StageWorker`).
 
     places   of the stages, in order
     backend  of hidden states between them
@@ -48,7 +58,8 @@ class DistributedTransport:
         self._backend: Backend = backend
         self._max_in_flight = max_in_flight
         self._server: asyncio.Server | None = None
-        self._connections: dict[int, asyncio.WriteTransport] = {}
+        self._connections: dict[int, _StageConnection] = {}
+        self._listening: asyncio.TimerHandle | None = None
         self._writer = StepWriter(new_epoch())
 
     @property
@@ -85,7 +96,7 @@ class DistributedTransport:
         secret = secrets.token_bytes(SECRET_BYTES)
         joined = asyncio.Event()
 
-        def join(index: int, connection: asyncio.WriteTransport) -> None:
+        def join(index: int, connection: _StageConnection) -> None:
             self._connections[index] = connection
             if len(self._connections) == len(stages):
                 joined.set()
@@ -101,6 +112,17 @@ class DistributedTransport:
         serving: list[Any] = [stage.serve.remote(link) for stage in stages]
         await _joined_or_failed(joined, serving)
         self._server.close()
+        self._listen()
+
+    def _listen(self) -> None:
+        """Count heartbeats that did not come, once a `HEARTBEAT_S`.
+
+        A pause of this process is no stage's fault: however long it was, it counts as one.
+        """
+        for connection in self._connections.values():
+            connection.count_heartbeat()
+        loop = asyncio.get_running_loop()
+        self._listening = loop.call_later(HEARTBEAT_S, self._listen)
 
     def send(self, sequence: int, step: StepInput) -> None:
         """Send a step to the stages; does not wait for them. A failure goes to `steps`.
@@ -117,6 +139,8 @@ class DistributedTransport:
         """Free everything on this side."""
         if self._server is not None:
             self._server.close()
+        if self._listening is not None:
+            self._listening.cancel()
         for connection in self._connections.values():
             connection.abort()
         self._connections.clear()
@@ -138,7 +162,7 @@ async def _joined_or_failed(joined: asyncio.Event, serving: Sequence[Awaitable[N
 
 
 class _StageConnection(asyncio.Protocol):
-    """One stage's messages: first the secret and its index, then answers."""
+    """One stage's messages: first the secret and its index, then answers and heartbeats."""
 
     def __init__(self, secret: bytes, num_stages: int, join: Join, steps: InFlightSteps) -> None:
         self._secret = secret
@@ -148,6 +172,22 @@ class _StageConnection(asyncio.Protocol):
         self._greeting = b""
         self._frames = FrameBuffer()
         self._index: int | None = None
+        self._num_missed = 0
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame; does not wait."""
+        self._transport.write(frame)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+    def count_heartbeat(self) -> None:
+        """A heartbeat's time has passed. The stage is lost if it is one of several without any."""
+        self._num_missed += 1
+        if self._num_missed > MISSED_HEARTBEATS:
+            seconds = MISSED_HEARTBEATS * HEARTBEAT_S
+            self._steps.lose(f"stage {self._index} was silent for {seconds:.0f} s: it hangs")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # No isinstance: Ray's async actors run uvloop, whose transports are of no asyncio class.
@@ -156,9 +196,11 @@ class _StageConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._index is None:
             data = self._greeted(data)
+        self._num_missed = 0
         try:
             for message in self._frames.feed(data):
-                self._steps.answer(*decode_result(message))
+                if message != HEARTBEAT:
+                    self._steps.answer(*decode_result(message))
         except ProtocolError as error:
             self._steps.lose(f"stage {self._index} sent what is no answer: {error}")
             self._transport.abort()
@@ -178,5 +220,5 @@ class _StageConnection(asyncio.Protocol):
             self._transport.abort()
             return b""
         self._index = greeting[-1]
-        self._join(self._index, self._transport)
+        self._join(self._index, self)
         return rest

@@ -19,7 +19,14 @@ from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ...models.device import HostCopy
 from .hidden_link import Backend, HiddenLink, open_group, serve_store
-from .messages import FrameSender, StepReader, encode_result, receive_frame
+from .messages import (
+    HEARTBEAT,
+    HEARTBEAT_S,
+    FrameSender,
+    StepReader,
+    encode_result,
+    receive_frame,
+)
 from .stage_spec import Spans, StageRunner, StageSpec, end_process, launch_stage, run_traced
 
 if TYPE_CHECKING:
@@ -171,6 +178,8 @@ class DistributedStage:
             self._connection = connection
             connection.sendall(link.secret + bytes([self._index]))
             self._answers = FrameSender(connection)
+            ended = threading.Event()
+            threading.Thread(target=_beat, args=(self._answers, ended), daemon=True).start()
             self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
             reader = StepReader()
             try:
@@ -182,6 +191,7 @@ class DistributedStage:
             except (StageLost, EOFError, ConnectionError) as error:
                 self._end(error)
             finally:
+                ended.set()
                 self._deliveries.close()
                 self._leave()
 
@@ -269,6 +279,15 @@ class DistributedStage:
             # A device tells of what failed when it is waited for, and is of no use afterwards.
             raise DeviceLost(f"the device of stage {self._index} failed: {error}") from error
         return hidden
+
+
+def _beat(answers: FrameSender, ended: threading.Event) -> None:
+    """Tell the coordinator that this process runs, whatever the stage is doing."""
+    while not ended.wait(HEARTBEAT_S):
+        try:
+            answers.send(HEARTBEAT)
+        except OSError:  # the connection is closed
+            return
 
 
 def _settled(result: PendingOutput | StageError) -> StepOutput | StageError:

@@ -34,6 +34,9 @@ T = TypeVar("T")
 DIMS = (1, 2)
 
 LENGTH = struct.Struct("!Q")
+# An empty message: a stage sends one each `HEARTBEAT_S`, also while it computes.
+HEARTBEAT = b""
+HEARTBEAT_S = 1.0
 MAX_FRAME_BYTES = 1 << 30
 EPOCH_BITS = 62
 

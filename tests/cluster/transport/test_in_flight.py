@@ -8,8 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
-from draftline.cluster.transport.distributed import _joined_or_failed, _StageConnection
+from draftline.cluster.transport.distributed import (
+    MISSED_HEARTBEATS,
+    _joined_or_failed,
+    _StageConnection,
+)
 from draftline.cluster.transport.messages import (
+    HEARTBEAT,
     LENGTH,
     MAX_FRAME_BYTES,
     FrameBuffer,
@@ -109,8 +114,25 @@ async def test_a_greeting_may_come_in_pieces() -> None:
     connection.connection_made(transport)
     for byte in SECRET + b"\1" + encode_frame(encode_result(sequence, output(9))):
         connection.data_received(bytes([byte]))
-    join.assert_called_once_with(1, transport)
+    join.assert_called_once_with(1, connection)
     assert (await future).step_id == 9
+
+
+async def test_a_silent_stage_is_lost_and_one_that_computes_long_is_not() -> None:
+    steps = InFlightSteps(1)
+    _, future = steps.add()
+    connection = _StageConnection(SECRET, 2, Mock(), steps)
+    connection.connection_made(Mock(spec=asyncio.Transport))
+    connection.data_received(SECRET + b"\1")
+    for _ in range(3 * MISSED_HEARTBEATS):
+        connection.count_heartbeat()
+        connection.data_received(encode_frame(HEARTBEAT))
+    for _ in range(MISSED_HEARTBEATS):
+        connection.count_heartbeat()
+    assert not steps.lost.is_set()
+    connection.count_heartbeat()
+    with pytest.raises(StageLost, match="stage 1 was silent for 3 s: it hangs"):
+        await future
 
 
 async def _serve(end: asyncio.Future[None]) -> None:

@@ -70,7 +70,7 @@ class Coordinator:
         writer.write(SECRET + bytes([index]))
         return reader, writer
 
-    def _join(self, index: int, _transport: asyncio.WriteTransport) -> None:
+    def _join(self, index: int, _connection: _StageConnection) -> None:
         self.joined.put_nowait(index)
 
 
