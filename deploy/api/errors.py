@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API answers them: one HTTP status and one JSON shape for each."""
+"""Errors as the OpenAI API answers them, and as Anthropic's does: an HTTP status and JSON."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ ERROR_TYPES = {
 }
 
 
+# The same as Anthropic's clients know them.
+MESSAGE_ERROR_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+MESSAGES_PATH = "/v1/messages"
+
+
 class ApiError(Exception):
     """The error that a client receives: HTTP status, message, and the wrong field (`param`)."""
 
@@ -71,6 +84,18 @@ class ApiError(Exception):
                 "code": self.status,
             }
         }
+
+    @property
+    def message_body(self) -> dict[str, Any]:
+        """The error as Anthropic's API has it."""
+        is_ours = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        other = "api_error" if is_ours else "invalid_request_error"
+        kind = MESSAGE_ERROR_TYPES.get(HTTPStatus(self.status), other)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def body_at(self, path: str) -> dict[str, Any]:
+        """The error in the form of the API that a path belongs to."""
+        return self.message_body if path.startswith(MESSAGES_PATH) else self.body
 
     @property
     def headers(self) -> dict[str, str]:

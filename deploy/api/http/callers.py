@@ -23,6 +23,8 @@ from ..errors import RETRY_AFTER_S, ApiError
 # Load balancers and Kubernetes probes come without a key.
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/readyz", "/livez"})
 TENANT_HEADER = "x-tenant-id"
+# As Anthropic's clients send a key.
+KEY_HEADER = "x-api-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,8 @@ class Callers:
         named = headers.getlist(TENANT_HEADER) if self._networks else []
         if named:
             return self._named(named, scope)
-        return self._by_header(headers.get("authorization", ""))
+        key = headers.get(KEY_HEADER, "")
+        return self._by_header(headers.get("authorization") or f"Bearer {key}")
 
     def _by_header(self, header: str) -> Caller:
         scheme, _, key = header.partition(" ")
@@ -248,7 +251,9 @@ class ApiKeys:
             try:
                 caller = self._callers.of(scope)
             except ApiError as error:
-                await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+                await JSONResponse(error.body_at(scope["path"]), error.status, error.headers)(
+                    scope, receive, send
+                )
                 return
         # A new mapping: the server may hand the same one to every request.
         scope_with_caller = {**scope, "state": {**scope.get("state", {}), "caller": caller}}

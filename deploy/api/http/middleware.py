@@ -79,7 +79,9 @@ class BodyLimits:
             return
         if _announced_bytes(Headers(scope=scope)) > self._max_bytes:
             error = _too_large(self._max_bytes)
-            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+            await JSONResponse(error.body_at(scope["path"]), error.status, error.headers)(
+                scope, receive, send
+            )
             return
         await self._app(scope, self._timed(receive), send)
 
@@ -184,7 +186,9 @@ class RefuseWhileDraining:
             error = self._drain.refusal()
             # A connection that is kept would lead the client here again.
             headers = error.headers | {"Connection": "close"}
-            await JSONResponse(error.body, error.status, headers)(scope, receive, send)
+            await JSONResponse(error.body_at(scope["path"]), error.status, headers)(
+                scope, receive, send
+            )
             return
         self._drain.enter()
         try:
@@ -196,8 +200,11 @@ class RefuseWhileDraining:
 ASKED = "access-control-request-headers"
 # What routes that browsers may call are called with.
 ALLOWED_METHODS = ("GET", "POST")
-# Headers that pages of other sites may send: those of OpenAI's client.
-ALLOWED_HEADERS = ("authorization", "content-type", "user-agent", "openai-*", "x-stainless-*")
+# Headers that pages of other sites may send: those of OpenAI's and Anthropic's clients.
+ALLOWED_HEADERS = (
+    "authorization", "content-type", "user-agent", "openai-*", "x-stainless-*",
+    "x-api-key", "anthropic-*",
+)  # fmt: skip
 # Time for a body to arrive; then a 408.
 BODY_TIMEOUT_S = 60.0
 

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
 
 from openai.types.responses import Response, ResponseUsage
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
-from ....cluster.loop_calls import off_loop
-from ....core.request.output import FinishReason, RequestMetrics, TokenLogProb
-from ..engine_client import EngineClient
-from ..errors import ApiError, to_api_error
-from ..generation.job import CompletionOutput, Job, Piece, run_job
-from ..http.metrics import AnswerRecorder
+from ....core.request.output import FinishReason, RequestMetrics, StopReason, TokenLogProb
+from ..errors import ApiError
 from ..schema.responses import ResponsesRequest
-from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, Parser, ReasoningDelta
-from .completions import Heading, metrics_block
-from .json_parts import LazyList, write_json
+from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, ReasoningDelta
+from .completions import Heading
+from .item_run import Data
+from .json_parts import LazyList
 
-Data = dict[str, Any]
 Spell = Callable[[TokenLogProb], Data]
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -217,7 +212,9 @@ class ResponseWriter:
                     added.append(self._placed(self._open.add(text)))
         return added
 
-    def finish(self, reason: FinishReason, metrics: Sequence[RequestMetrics]) -> list[Data]:
+    def finish(
+        self, reason: FinishReason, _stop: StopReason, metrics: RequestMetrics | None
+    ) -> list[Data]:
         """The answer has ended. A response holds at least one item."""
         added: list[Data] = []
         if self._open is None:
@@ -288,11 +285,6 @@ class ResponseWriter:
         return event | {"sequence_number": number}
 
 
-def framed(event: Data) -> str:
-    """An event as server-sent events spell it, with its name."""
-    return f"event: {event['type']}\ndata: {write_json(event)}\n\n"
-
-
 def _echo(request: ResponsesRequest) -> Data:
     """Fields of the request that a response repeats."""
     temperature, top_p, choice = request.temperature, request.top_p, request.tool_choice
@@ -317,71 +309,14 @@ def _echo(request: ResponsesRequest) -> Data:
     }
 
 
-def _usage(metrics: Sequence[RequestMetrics]) -> ResponseUsage:
-    prompt = sum(request.prompt_tokens for request in metrics)
-    generated = sum(request.generated_tokens for request in metrics)
-    cached = sum(request.cached_tokens for request in metrics)
+def _usage(metrics: RequestMetrics | None) -> ResponseUsage | None:
+    if metrics is None:
+        return None
+    cached = InputTokensDetails(cached_tokens=metrics.cached_tokens, cache_write_tokens=0)
     return ResponseUsage(
-        input_tokens=prompt,
-        input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
-        output_tokens=generated,
+        input_tokens=metrics.prompt_tokens,
+        input_tokens_details=cached,
+        output_tokens=metrics.generated_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
-        total_tokens=prompt + generated,
+        total_tokens=metrics.prompt_tokens + metrics.generated_tokens,
     )
-
-
-class ResponseRun:
-    """Runs one job into one response."""
-
-    def __init__(
-        self, engine_client: EngineClient, job: Job, parser: Parser, response: ResponseWriter
-    ) -> None:
-        self._engine_client = engine_client
-        self._job = job
-        self._parser = parser
-        self._response = response
-        self._answer: CompletionOutput = job.answers()[0]
-
-    async def whole(self, metrics: AnswerRecorder) -> bytes:
-        """The body as JSON. Raises what `run_job` raises."""
-        async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
-            async for _, delta in deltas:
-                self._answer.add(delta)
-        return await off_loop(self._body)
-
-    def _body(self) -> bytes:
-        self._write(self._answer.whole())
-        return write_json(self._response.body(metrics_block([self._answer]))).encode()
-
-    async def events(self, metrics: AnswerRecorder) -> AsyncGenerator[str, None]:
-        """The events of a stream, with their names.
-
-        An error before the first event is raised; a later one is sent as an event.
-        """
-        has_begun = False
-        try:
-            async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
-                async for _, delta in deltas:
-                    parts = [] if has_begun else self._response.begin()
-                    parts += self._write(self._answer.add(delta))
-                    for event in parts:
-                        has_begun = True
-                        yield framed(event)
-        except Exception as error:  # the status is sent: only an event can tell the client
-            if not has_begun:
-                raise
-            yield framed(self._response.fail(to_api_error(error)))
-        else:
-            yield framed(self._response.last_event(metrics_block([self._answer])))
-
-    def _write(self, piece: Piece) -> list[dict[str, object]]:
-        """The events of a piece."""
-        tokens = [token for token in piece.log_probs or () if token is not None]
-        events = self._parser.push(piece.text)
-        if piece.finish_reason is not None:
-            events += self._parser.finish()
-        parts = self._response.add(events, tokens)
-        if piece.finish_reason is not None:
-            metrics = [] if self._answer.metrics is None else [self._answer.metrics]
-            parts += self._response.finish(piece.finish_reason, metrics)
-        return parts

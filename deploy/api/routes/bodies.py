@@ -15,6 +15,7 @@ from ...settings.limits import RequestLimits
 from ...settings.settings import ServerConfig
 from ..http.callers import caller_of
 from ..http.middleware import read_body
+from ..schema.messages import CountTokensRequest, MessagesRequest
 from ..schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ..schema.request_models import RequestModel
 from ..schema.responses import ResponsesRequest
@@ -25,6 +26,8 @@ BODIES: dict[str, type[RequestModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

@@ -1,4 +1,4 @@
-"""`/v1/completions`, `/v1/chat/completions` and `/v1/responses`: from a body to an answer."""
+"""Completions, chats, responses and messages: from a body to an answer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from ....cluster.loop_calls import off_loop
 from ....core.errors import RequestError
@@ -29,15 +30,19 @@ from ..output.events import (
     until_disconnect,
     whole_answer,
 )
+from ..output.item_run import ItemRun, ItemWriter
 from ..output.json_parts import chat_logprob
-from ..output.responses import ResponseRun, ResponseWriter
+from ..output.messages import MessageWriter
+from ..output.responses import ResponseWriter
 from ..rates.admission import admission_of
+from ..schema.chat_form import ChatForm
+from ..schema.messages import CountTokensRequest, MessagesRequest
 from ..schema.protocol import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
 )
-from ..schema.responses import ResponsesRequest, named_here
+from ..schema.responses import ResponsesRequest
 from ..tools.reading import PlainParser
 from .bodies import Bodies
 from .models import ServedModel
@@ -80,6 +85,19 @@ def add_generation_routes(
         body, model = await bodies.read(request, ResponsesRequest)
         answer = await generation[model.name].responses(request, body)
         return bodies.name_ignored(answer, body)
+
+    @app.post("/v1/messages")
+    async def messages(request: Request) -> Response:
+        """The next message of a chat, as Anthropic's API has it."""
+        body, model = await bodies.read(request, MessagesRequest)
+        answer = await generation[model.name].messages(request, body)
+        return bodies.name_ignored(answer, body)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        """Tokens of the prompt of a message."""
+        body, model = await bodies.read(request, CountTokensRequest)
+        return bodies.name_ignored(await generation[model.name].count_tokens(body), body)
 
     for path, method in RESPONSE_PATHS:
         app.add_api_route(path, find, methods=[method])
@@ -143,16 +161,43 @@ class GenerationRoutes:
     async def responses(self, request: Request, body: ResponsesRequest) -> Response:
         """Answer a text or the items of a conversation."""
         heading = self._heading("resp_")
+        plan, job = await self._chat_job(request, body, heading)
+        spell = partial(chat_logprob, self._engine_client.codec.bytes_of)
+        return await self._items(request, body, plan, job, ResponseWriter(heading, body, spell))
+
+    async def messages(self, request: Request, body: MessagesRequest) -> Response:
+        """The next message of a chat."""
+        heading = self._heading("msg_")
+        plan, job = await self._chat_job(request, body, heading)
+        writer = MessageWriter(heading, len(job.prompts[0]))
+        return await self._items(request, body, plan, job, writer)
+
+    async def count_tokens(self, body: CountTokensRequest) -> Response:
+        """Tokens of the prompt of a message."""
+        try:
+            plan = await self._plan(body.chat())
+        except (ApiError, RequestError) as error:
+            raise body.named_here(to_api_error(error)) from error
+        return JSONResponse({"input_tokens": len(plan.prompt)})
+
+    async def _chat_job(
+        self, request: Request, body: ChatForm, heading: Heading
+    ) -> tuple[ChatPlan, Job]:
+        """How the chat that a body stands for is answered, and what is generated."""
         try:
             chat = body.chat()
             plan = await self._plan(chat)
             prompt = chat.cut_prompt(plan.prompt, self._context(request))
-            job = await self._job(request, chat, [prompt], heading.response_id, plan=plan)
+            return plan, await self._job(request, chat, [prompt], heading.response_id, plan=plan)
         except (ApiError, RequestError) as error:
-            raise named_here(to_api_error(error)) from error
-        spell = partial(chat_logprob, self._engine_client.codec.bytes_of)
+            raise body.named_here(to_api_error(error)) from error
+
+    async def _items(
+        self, request: Request, body: ChatForm, plan: ChatPlan, job: Job, writer: ItemWriter
+    ) -> Response:
+        """An answer of several items, whole or as a stream."""
         parser = PlainParser() if plan.new_parser is None else plan.new_parser()
-        run = ResponseRun(self._engine_client, job, parser, ResponseWriter(heading, body, spell))
+        run = ItemRun(self._engine_client, job, parser, writer)
         if body.stream:
             events = run.events(self._metrics)
             first = await until_disconnect(request.receive, anext(events))

@@ -234,7 +234,10 @@ async def _answer(content: bytes, media_type: str) -> Response:
     return Response(content, media_type=media_type, headers=LIVE_PAGE_HEADERS)
 
 
-SERVED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize, /detokenize"
+SERVED = (
+    "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models, /tokenize, "
+    "/detokenize"
+)
 # First parts of paths, below /v1 or not.
 NOT_SERVED = {
     "embeddings": "embeddings",
@@ -256,7 +259,6 @@ NOT_SERVED = {
     "conversations": "conversations",
     "vector_stores": "vector stores",
     "realtime": "realtime sessions",
-    "messages": "Anthropic's API",
     "generate": "SGLang's own API",
 }
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from ..errors import ApiError, bad_request
 from .chat import MAX_TOOLS, ToolName
-from .protocol import MAX_TOP_LOGPROBS, ChatRequest, GenerationRequest, SpeculativeOptions
+from .chat_form import ChatForm
+from .protocol import MAX_TOP_LOGPROBS
 from .request_models import StrictModel
 from .size_checks import ANYWHERE_REFUSED, Refused
 
@@ -195,13 +195,6 @@ RESPONSES_REFUSED: dict[str, Refused] = {
     "prompt_logprobs": Refused("see /v1/completions"),
     "return_token_ids": Refused("see /v1/chat/completions", (False,)),
 }
-# Names of a chat's fields in this body.
-_NAMES = {
-    "messages": "input",
-    "prompt": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-}
 
 
 class FunctionTool(StrictModel):
@@ -274,13 +267,16 @@ class Reasoning(StrictModel):
     generate_summary: None = None
 
 
-class ResponsesRequest(GenerationRequest):
-    """`POST /v1/responses`: one answer to a text or to the items of a conversation.
-
-    Sampling fields beyond OpenAI's are those of chats.
-    """
+class ResponsesRequest(ChatForm):
+    """`POST /v1/responses`: one answer to a text or to the items of a conversation."""
 
     refused: ClassVar[Mapping[str, Refused]] = RESPONSES_REFUSED
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "prompt": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+    }
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -309,13 +305,6 @@ class ResponsesRequest(GenerationRequest):
                 )
         return value
 
-    @field_validator("speculative")
-    @classmethod
-    def _check_explain(cls, value: SpeculativeOptions) -> SpeculativeOptions:
-        if value.explain:
-            raise ValueError("explain: see /v1/chat/completions")
-        return value
-
     @field_validator("store")
     @classmethod
     def _check_store(cls, value: bool | None) -> bool | None:
@@ -328,14 +317,14 @@ class ResponsesRequest(GenerationRequest):
         """`top_logprobs` where `include` asks for any."""
         return (self.top_logprobs or 0) if LOGPROBS in self.include else None
 
-    def chat(self) -> ChatRequest:
-        """The chat that this body stands for. Raises `ApiError` 400 naming the field."""
-        shared = self.model_fields_set & GenerationRequest.model_fields.keys()
-        body = {name: getattr(self, name) for name in shared - set(self.refused)}
-        body["messages"] = self._messages()
-        body["max_completion_tokens"] = self.max_output_tokens
-        body["response_format"] = self.text.format.for_chat()
-        body["chat_template_kwargs"] = self.chat_template_kwargs
+    def chat_fields(self) -> dict[str, Any]:
+        """The chat; log-probabilities where `include` asks for them."""
+        body: dict[str, Any] = {
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": self.text.format.for_chat(),
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
         if self.tools:
             choice = self.tool_choice
             body["tools"] = [tool.for_chat() for tool in self.tools]
@@ -343,25 +332,13 @@ class ResponsesRequest(GenerationRequest):
             body["parallel_tool_calls"] = self.parallel_tool_calls
         if self.num_logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": self.num_logprobs}
-        try:
-            return ChatRequest.build(body)
-        except ApiError as error:
-            raise named_here(error) from error
+        return body
 
     def _messages(self) -> list[dict[str, Any]]:
         first = [] if self.instructions is None else [_message("system", self.instructions)]
         if isinstance(self.input, str):
             return [*first, _message("user", self.input)]
         return [*first, *chat_messages(self.input)]
-
-
-def named_here(error: ApiError) -> ApiError:
-    """An error of a chat, with the names that its fields have in this body."""
-    name = error.param or ""
-    field = _NAMES.get(name.split(".")[0], name.replace(".function", ""))
-    if field == name:
-        return error
-    return bad_request(field, error.message.removeprefix(f"{name}: "))
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

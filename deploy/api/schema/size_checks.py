@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ....core.errors import RequestError
@@ -12,7 +12,7 @@ from ..errors import bad_request
 
 LISTED_TOKENS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
 # Fields whose parts decide together how long a prompt is.
-CHATS = ("messages", "input")
+CHATS = ("system", "messages", "input")
 # Fields about the caller or about caching, which never change an answer.
 IGNORED = (
     "user",
@@ -66,9 +66,20 @@ def _check_chat(field: str, messages: Any, limits: RequestLimits) -> None:
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     limits.require("max_content_parts", len(parts), field, "parts of contents")
-    texts = [*contents, *(part.get("text") for part in parts if isinstance(part, dict))]
-    num_chars = sum(len(text) for text in texts if isinstance(text, str))
+    num_chars = sum(map(len, _texts(messages)))
     limits.require("max_prompt_chars", num_chars, field, "characters")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of messages, parts, and what tools returned in parts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for name in ("content", "text", "output"):
+            yield from _texts(value.get(name))
 
 
 def _check_texts(body: Mapping[str, Any], limits: RequestLimits) -> None:
@@ -76,6 +87,7 @@ def _check_texts(body: Mapping[str, Any], limits: RequestLimits) -> None:
     stop = body.get("stop")
     for name, value, most in (
         ("stop", [stop] if isinstance(stop, str) else stop, "max_stop_texts"),
+        ("stop_sequences", body.get("stop_sequences"), "max_stop_texts"),
         ("bad_words", body.get("bad_words"), "max_bad_words"),
     ):
         if not isinstance(value, list):
@@ -105,7 +117,8 @@ def _check_lists(body: Mapping[str, Any], limits: RequestLimits) -> None:
 def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
     """Check grammars of all kinds, which are compiled before generation."""
     _require_bytes("max_tools_bytes", "tools", body.get("tools"), limits)
-    _require_bytes("max_grammar_bytes", "response_format", body.get("response_format"), limits)
+    for name in ("response_format", "text", "output_config"):
+        _require_bytes("max_grammar_bytes", name, body.get(name), limits)
     forms = body.get("structured_outputs")
     if not isinstance(forms, dict):
         return
