@@ -146,7 +146,7 @@ def caption(comparison: Comparison) -> str:
     prompts = f"prompts of at most {longest} tokens, " if longest else ""
     threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
     return (
-        f"{about.get('model', 'demo')}; {many}; {sampling(comparison)}, float32, "
+        f"model {about.get('model', 'demo')}; {many}; {sampling(comparison)}, float32\n"
         f"{prompts}{most}{about['max_tokens']} tokens an answer\n"
         f"{machine['processor'].replace('(R)', '')}, {threads} a model\n"
         f"torch {machine['torch']}, transformers {machine['transformers']}, {', '.join(peers)}"
