@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -37,12 +37,14 @@ DIGEST_LEN = 6
 class Asked:
     """How all servers are asked.
 
-    tokens  most of an answer; chats end where they end, else answers go on to it
+    tokens     most of an answer; chats end where they end, else answers go on to it
+    is_seeded  whether requests have seeds
     """
 
     target: Target
     tokens: int
     temperature: float = 0.0
+    is_seeded: bool = True
 
     def asks(self, prompts: Sequence[BenchPrompt], salt: str) -> list[Ask]:
         """One request for each prompt."""
@@ -53,7 +55,8 @@ class Asked:
             is_chat=self.target.is_chat,
             ignore_eos=not self.target.is_chat,
         )
-        return plan.asks(SERVED, salt)
+        asks = plan.asks(SERVED, salt)
+        return asks if self.is_seeded else [replace(ask, seed=None) for ask in asks]
 
 
 def measure_server(
@@ -277,5 +280,6 @@ def _measure(turn: Turn, asked: Asked, logs: Path) -> list[PeerRun]:
             measure_transformers(peer, cell, asked, turn.round, turn.server)
             for cell in turn.start.cells
         ]
+    asked = replace(asked, is_seeded=turn.spec.is_seeded)
     with running(turn.spec, logs) as server:
         return measure_server(server, turn.server, turn.start, asked, turn.round)

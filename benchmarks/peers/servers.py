@@ -139,11 +139,15 @@ WIDE = "F32"
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """A command that serves the target at the port that is put behind it."""
+    """A command that serves the target at the port that is put behind it.
+
+    is_seeded  whether it takes a seed; vLLM 0.32 ends at the first one on a CPU
+    """
 
     name: str
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    is_seeded: bool = True
 
     @property
     def family(self) -> str:
@@ -198,7 +202,7 @@ def vllm_server(
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, first_cores(threads))),
         "LD_PRELOAD": ":".join(map(str, peer.preload)),
     }
-    return ServerSpec(f"vLLM, {name}", (*command, "--port"), environment)
+    return ServerSpec(f"vLLM, {name}", (*command, "--port"), environment, is_seeded=False)
 
 
 def llama_server(

@@ -26,7 +26,7 @@ class Ask:
     setting: Setting
     max_tokens: int
     temperature: float
-    seed: int
+    seed: int | None
     top_p: float = 1.0
     ignore_eos: bool = True
     max_nodes: int | None = None

@@ -94,7 +94,7 @@ class Record:
     counts: SpecCounts | None = None
     num_prompt_tokens: int | None = None
     said: Said = ""
-    seed: int = 0
+    seed: int | None = 0
     turn: int = 0
 
     @property

@@ -170,7 +170,9 @@ def test_a_chat_model_is_asked_in_chats_that_end_where_they_end(chat_target: Tar
     )
     assert chat.prompt == ({"role": "user", "content": bundled[0].text},)
     assert (code.prompt, chat.ignore_eos, code.ignore_eos) == ("text p 0", False, True)
-    assert (chat.temperature, chat.max_tokens) == (0.7, 64)
+    assert (chat.temperature, chat.max_tokens, chat.seed) == (0.7, 64, 0)
+    (unseeded, *_) = Asked(chat_target, 64, 0.7, is_seeded=False).asks(bundled, "salt")
+    assert unseeded.seed is None
     # The template stands around what the user says.
     assert len(chat_target.prompt_ids("x")) > len(DEMO.prompt_ids("x"))
 
