@@ -30,6 +30,8 @@ from ..transport.stage_worker import StagePlace, check_nccl, fastest_backend
 
 logger = logging.getLogger(__name__)
 DEATH_TIMEOUT_S = 3.0
+# A worker process starts within this where there is room.
+ROOM_S = 20.0
 # A stage of a lost pipeline that lives ends what it does. First those that nothing holds up; those
 # that do not even answer are killed then, which their neighbours wait for: on other machines Ray
 # gives a process five seconds before it is made to end.
@@ -182,7 +184,11 @@ class RayPipeline:
         self._steps = steps = InFlightSteps(self._max_in_flight)
         # While the stages load.
         loading = asyncio.create_task(asyncio.to_thread(load_loops))
-        places = await asyncio.gather(*map(self._free_worker, range(len(self._specs))))
+        telling = asyncio.get_running_loop().call_later(ROOM_S, self._tell_of_room)
+        try:
+            places = await asyncio.gather(*map(self._free_worker, range(len(self._specs))))
+        finally:
+            telling.cancel()
         await loading
         stages = [self._stages[index] for index in range(len(self._specs))]
         self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
@@ -199,6 +205,15 @@ class RayPipeline:
         await _unless_lost(self._transport.open(stages, steps), steps)
         self._open = True
         self._source.replenish()
+
+    def _tell_of_room(self) -> None:
+        """Say why nothing happens, long before the time for the start is over."""
+        cpus = sum(spec.num_cpus for spec in self._specs)
+        gpus = sum(spec.num_gpus for spec in self._specs)
+        logger.warning(
+            "event=stages_wait stages=%d need=%gcpu,%ggpu free=%s",
+            len(self._specs), cpus, gpus, _free_resources(),
+        )  # fmt: skip
 
     async def _free_worker(self, index: int) -> StagePlace:
         """Where the stage will be. Its worker does nothing else and knows it."""
@@ -307,6 +322,12 @@ def _watch(stage: ActorHandle, index: int, steps: InFlightSteps) -> Future[Any]:
 
     death.add_done_callback(died)
     return death
+
+
+def _free_resources() -> str:
+    """What Ray has to give now."""
+    free = ray.available_resources()
+    return f"{free.get('CPU', 0.0):g}cpu,{free.get('GPU', 0.0):g}gpu"
 
 
 async def _unless_lost(opening: Coroutine[Any, Any, None], steps: InFlightSteps) -> None:

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from draftline.actors.kept_actors import KeptStages, LocalSupervisor
+from draftline.cluster.pipeline import ray_pipeline
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline, TakenStage
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import CheckpointError, ConfigError, StageLost
@@ -140,10 +141,14 @@ async def test_nccl_without_gpus_is_refused_and_leaves_nothing() -> None:
     assert await no_actors_left()
 
 
-async def test_a_cluster_without_room_is_reported() -> None:
+async def test_a_cluster_without_room_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_pipeline, "ROOM_S", 0.1)
     pipeline = RayPipeline(
         fake_specs(1, num_cpus=64), KeptStages(LocalSupervisor()), start_timeout_s=0.5
     )
     with pytest.raises(StageLost, match="free resources"):
         await pipeline.start()
+    assert "event=stages_wait stages=1 need=64cpu,0gpu free=" in caplog.text
     assert await no_actors_left()
