@@ -52,6 +52,7 @@ DRAFTERS: dict[str, DrafterConfig] = {
     "anpd": DrafterConfig(kind="anpd"),
     # Every round asks the same again: answers of the round before would be all it needs.
     "suffix": DrafterConfig(kind="suffix", answer_tokens=0),
+    "token_recycling": DrafterConfig(kind="token_recycling"),
     "retrieval": DrafterConfig(kind="retrieval", store="demo"),
     "model": DrafterConfig(kind="model", model="demo-drafter"),
 }
