@@ -26,12 +26,12 @@ class ItemWriter(Protocol):
         """The events that a stream begins with."""
         ...
 
-    def add(self, events: Iterable[Event], tokens: Sequence[TokenLogProb] = ()) -> list[Data]:
+    def add(self, events: Iterable[Event], tokens: Sequence[TokenLogProb] = (), /) -> list[Data]:
         """The next parts of the answer. `tokens` stand beside the text that comes first."""
         ...
 
     def finish(
-        self, reason: FinishReason, stop: StopReason, metrics: RequestMetrics | None
+        self, reason: FinishReason, stop: StopReason, metrics: RequestMetrics | None, /
     ) -> list[Data]:
         """The answer has ended; `stop` is the stop text or token that ended it."""
         ...

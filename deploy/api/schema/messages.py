@@ -240,7 +240,8 @@ class MessagesRequest(ChatForm):
         "stop": "stop_sequences",
         "response_format": "output_config.format",
     }
-    max_tokens: Annotated[int, Field(ge=1)]
+    # The other APIs have a default.
+    max_tokens: Annotated[int, Field(ge=1)]  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
     stop_sequences: list[str] | None = None
