@@ -98,6 +98,7 @@ def shown(spec: ServerSpec, peers: Peers, root: Path) -> str:
     places = {
         str(peers.vllm.python): "python",
         str(peers.models): "MODELS",
+        str(peers.target.folder): peers.target.name,
         sys.executable: "python",
     }
     if peers.llama is not None:

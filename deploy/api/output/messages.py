@@ -27,7 +27,7 @@ THINKING = BlockKind("thinking", "thinking", "thinking_delta", "thinking")
 CALL = BlockKind("tool_use", "input", "input_json_delta", "partial_json")
 
 
-class MessageBlock:
+class OutputBlock:
     """One block of a message, whose text grows."""
 
     def __init__(self, kind: BlockKind, **fields: Any) -> None:
@@ -65,7 +65,7 @@ class MessageWriter:
     def __init__(self, heading: Heading, num_prompt_tokens: int) -> None:
         self._heading = heading
         self._blocks: list[Data] = []
-        self._open: MessageBlock | None = None
+        self._open: OutputBlock | None = None
         self._has_calls = False
         self._end: Data = {"stop_reason": None, "stop_sequence": None}
         self._usage: Data = {"input_tokens": num_prompt_tokens, "output_tokens": 0}
@@ -86,7 +86,7 @@ class MessageWriter:
                     self._write(THINKING, text, added, signature="")
                 case CallStart(_, call_id, name):
                     self._has_calls = True
-                    self._start(MessageBlock(CALL, id=call_id, name=name), added)
+                    self._start(OutputBlock(CALL, id=call_id, name=name), added)
                 case CallArgumentsDelta(_, text):
                     self._write(CALL, text, added)
         return added
@@ -136,11 +136,11 @@ class MessageWriter:
 
     def _write(self, kind: BlockKind, text: str, events: list[Data], **fields: Any) -> None:
         if self._open is None or self._open.kind != kind:
-            self._start(MessageBlock(kind, **fields), events)
+            self._start(OutputBlock(kind, **fields), events)
         assert self._open is not None
         events.append(self._placed("content_block_delta", delta=self._open.add(text)))
 
-    def _start(self, block: MessageBlock, events: list[Data]) -> None:
+    def _start(self, block: OutputBlock, events: list[Data]) -> None:
         self._stop(events)
         self._open = block
         events.append(self._placed("content_block_start", content_block=block.begin()))

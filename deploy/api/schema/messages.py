@@ -102,7 +102,7 @@ def joined(blocks: Sequence[TextBlock]) -> str:
     return "\n".join(block.text for block in blocks)
 
 
-class InputMessage(StrictModel):
+class MessageParam(StrictModel):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
@@ -114,7 +114,7 @@ class InputMessage(StrictModel):
         return check_kinds(value, KINDS)
 
     @model_validator(mode="after")
-    def _check_role(self) -> InputMessage:
+    def _check_role(self) -> MessageParam:
         blocks = self.content if isinstance(self.content, list) else []
         for index, block in enumerate(blocks):
             is_results = isinstance(block, ToolResultBlock)
@@ -242,7 +242,7 @@ class MessagesRequest(ChatForm):
     }
     # The other APIs have a default.
     max_tokens: Annotated[int, Field(ge=1)]  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    messages: Annotated[list[MessageParam], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
     stop_sequences: list[str] | None = None
     tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS)] | None = None

@@ -78,7 +78,7 @@ def _texts(value: Any) -> Iterator[str]:
         for item in value:
             yield from _texts(item)
     elif isinstance(value, dict):
-        for name in ("content", "text", "output"):
+        for name in ("content", "text", "thinking", "output"):
             yield from _texts(value.get(name))
 
 

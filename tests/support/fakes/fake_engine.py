@@ -204,3 +204,10 @@ class FakeEngine:
             )
             for index, pair in enumerate(pairs)
         ]
+
+
+def roomy(answer: str) -> FakeEngine:
+    """An engine whose context has room for tools."""
+    engine = FakeEngine(answer)
+    engine.max_model_len = 4096
+    return engine

@@ -18,7 +18,8 @@ from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.schema.messages import MessagesRequest
 from draftline.deploy.api.schema.size_checks import IGNORED
 from draftline.deploy.settings.settings import ServerConfig
-from support.fakes.fake_engine import FakeEngine
+from support.fakes.fake_engine import FakeEngine, roomy
+from support.tools.named_events import named_events
 
 MESSAGES = "/v1/messages"
 TEXT = "def f(x):\n    return x\n"
@@ -51,24 +52,6 @@ async def official(
         ) as client,
     ):
         yield client
-
-
-def roomy(answer: str) -> FakeEngine:
-    """An engine whose context has room for tools."""
-    engine = FakeEngine(answer)
-    engine.max_model_len = 4096
-    return engine
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, whose names are those of their data."""
-    found = []
-    for block in text.split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        found.append(event)
-    return found
 
 
 def test_every_field_of_the_official_client_is_known() -> None:
@@ -276,7 +259,7 @@ async def test_what_goes_wrong_later(serving: Any) -> None:
     engine = FakeEngine(error=StageLost("a stage died"), error_at=2)
     async with serving(engine) as client:
         response = await client.post(MESSAGES, json=HI | {"stream": True})
-    last = events(response.text)[-1]
+    last = named_events(response.text)[-1]
     assert last["type"] == "error"
     assert last["error"]["type"] == "overloaded_error"
     assert "recovering" in last["error"]["message"]

@@ -20,7 +20,8 @@ from openai.types.responses import (
     ResponseOutputText,
     response_create_params,
 )
-from support.fakes.fake_engine import FakeEngine
+from support.fakes.fake_engine import FakeEngine, roomy
+from support.tools.named_events import named_events
 
 RESPONSES = "/v1/responses"
 TEXT = "def f(x):\n    return x\n"
@@ -34,17 +35,6 @@ async def official(client: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenA
         api_key="x", base_url="http://test/v1", http_client=http, max_retries=0
     ) as official:
         yield official
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, whose names are those of their data."""
-    found = []
-    for block in text.split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        found.append(event)
-    return found
 
 
 def test_every_field_of_the_official_client_is_known() -> None:
@@ -182,7 +172,7 @@ async def test_the_clients_own_helper_reads_the_stream(official: openai.AsyncOpe
 async def test_events_have_names(client: httpx.AsyncClient) -> None:
     response = await client.post(RESPONSES, json={"input": "hi", "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
-    found = events(response.text)
+    found = named_events(response.text)
     ends = [event["response"]["status"] for event in found if "response" in event]
     assert ends == ["in_progress", "in_progress", "completed"]
     assert found[-1]["response"]["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
@@ -199,7 +189,7 @@ async def test_what_goes_wrong_later(serving: Any) -> None:
     engine = FakeEngine(error=StageLost("a stage died"), error_at=2)
     async with serving(engine) as client:
         response = await client.post(RESPONSES, json={"input": "hi", "stream": True})
-    last = events(response.text)[-1]
+    last = named_events(response.text)[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert "recovering" in last["response"]["error"]["message"]
@@ -284,18 +274,11 @@ TOOL = {
 HERMES = {"tool_call_parser": "hermes"}
 
 
-def roomy(answer: str) -> FakeEngine:
-    """An engine whose context has room for tools."""
-    engine = FakeEngine(answer)
-    engine.max_model_len = 4096
-    return engine
-
-
 async def test_a_function_is_called(serving: Any) -> None:
     body = {"input": "hi", "tools": [TOOL], "max_output_tokens": 100}
     async with serving(roomy(f"Let me look.{CALL}"), **HERMES) as client:
         answer = Response.model_validate((await client.post(RESPONSES, json=body)).json())
-        found = events((await client.post(RESPONSES, json=body | {"stream": True})).text)
+        found = named_events((await client.post(RESPONSES, json=body | {"stream": True})).text)
     message, call = answer.output
     assert message.type == "message"
     assert call.type == "function_call"
@@ -372,7 +355,7 @@ async def test_thoughts_are_an_item(serving: Any) -> None:
     body = {"input": "hi", "max_output_tokens": 100}
     async with serving(FakeEngine("<think>hm</think>yes"), reasoning_parser="qwen3") as client:
         answer = Response.model_validate((await client.post(RESPONSES, json=body)).json())
-        found = events((await client.post(RESPONSES, json=body | {"stream": True})).text)
+        found = named_events((await client.post(RESPONSES, json=body | {"stream": True})).text)
     assert [item.type for item in answer.output] == ["reasoning", "message"]
     assert answer.output_text == "yes"
     thought = [one["delta"] for one in found if one["type"] == "response.reasoning_text.delta"]
