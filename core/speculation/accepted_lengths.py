@@ -5,7 +5,10 @@ gained in a step is the depth down to which its nodes lie on that path, and what
 gained is the largest of these depths. The last steps that asked a drafter are kept together with
 what the others gained in them, so that what it adds to others is a mean of measured differences.
 
-Steps are kept by bucket (`policy.py`): what is gained depends on how far the step before came.
+Steps are kept by bucket (`policy.py`): what is gained depends on how far the step before came. So
+an accepted token brings more than itself: the steps behind it accept more than those behind a step
+without any. This later gain is the value of the bucket that a step leads to, as in a Markov chain
+with rewards (Howard 1960); where asking costs more than a first token saves, it decides.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Float32, Float64, Int32, Int64
+from ..arrays import Bool, Float32, Float64, Int32, Int64
 from ..compiled import compiled
+from ..length_buckets import BUCKET_LENGTHS, NUM_LENGTH_BUCKETS
 from ..tree.acceptance import estimate
 from ..tree.tree_loops import DEPTH, DRAFTED_DEPTH, DRAFTER, NODE, RANK
 
@@ -24,6 +28,8 @@ NUM_KEPT, PRIOR_STEPS = 256, 1.0
 # A drafter alone would have had a node verified if the node's value, by its own estimates, is not
 # below this share of the least value in the step: estimates move in between.
 SOLD_SHARE = 0.9
+# What a step leaves of the weight of those before it in where steps lead.
+MOVE_DECAY = 0.995
 
 
 class AcceptedLengths(NamedTuple):
@@ -32,17 +38,29 @@ class AcceptedLengths(NamedTuple):
     kept   float32 [buckets, drafters, NUM_KEPT, drafters]  of the last steps that asked a drafter:
            the depth down to which nodes of each drafter were accepted; -1 if it was not asked
     num_steps  int64 [buckets, drafters]  such steps so far
+    moves  float64 [buckets, NUM_LENGTH_BUCKETS]  steps that led from each bucket to which
+    gained float64 [buckets]  tokens that these accepted, without those that asking cost
+    later  float64 [buckets]  tokens that the steps behind one that leads to this bucket gain more
+           than those behind one in which nothing was accepted
     """
 
     kept: Float32
     num_steps: Int64
+    moves: Float64
+    gained: Float64
+    later: Float64
 
     @classmethod
     def none(cls, num_buckets: int, num_drafters: int) -> AcceptedLengths:
         """Nothing is known."""
         shape = (num_buckets, num_drafters, NUM_KEPT, num_drafters)
         count = np.zeros((num_buckets, num_drafters), dtype=np.int64)
-        return cls(np.full(shape, -1.0, dtype=np.float32), count)
+        moves = np.zeros((num_buckets, NUM_LENGTH_BUCKETS))
+        moves[:, 0] = PRIOR_STEPS
+        return cls(
+            np.full(shape, -1.0, dtype=np.float32), count, moves,
+            np.zeros(num_buckets), np.zeros(num_buckets),
+        )  # fmt: skip
 
     def with_room(self, num_drafters: int) -> AcceptedLengths:
         """The same with more drafters, the known ones first."""
@@ -50,7 +68,19 @@ class AcceptedLengths(NamedTuple):
         wider = AcceptedLengths.none(num_buckets, num_drafters)
         wider.kept[:, :known, :, :known] = self.kept
         wider.num_steps[:, :known] = self.num_steps
-        return wider
+        return wider._replace(moves=self.moves, gained=self.gained, later=self.later)
+
+    def value_buckets(self) -> None:
+        """Set `later` by what was recorded: `later = gained + shares @ later`, less the same of the
+        bucket without accepted tokens."""
+        for first in range(0, len(self.later), NUM_LENGTH_BUCKETS):
+            own = slice(first, first + NUM_LENGTH_BUCKETS)
+            counts = self.moves[own].sum(axis=1)
+            shares, gained = self.moves[own] / counts[:, None], self.gained[own] / counts
+            inner = np.eye(NUM_LENGTH_BUCKETS - 1) - (shares[1:, 1:] - shares[0, 1:])
+            later = np.linalg.solve(inner, gained[1:] - gained[0])
+            # By chance alone would a longer one be worth less.
+            self.later[first + 1 : own.stop] = np.maximum.accumulate(np.maximum(later, 0.0))
 
 
 class SetPrices(NamedTuple):
@@ -113,18 +143,41 @@ def lengths_of(
 
 
 @compiled
-def record_lengths(known: AcceptedLengths, buckets: Int64, asked: Int64, lengths: Int64) -> None:
+def record_lengths(
+    known: AcceptedLengths,
+    buckets: Int64,
+    asked: Int64,
+    lengths: Int64,
+    accepted: Int64,
+    is_like_others: Bool,
+    costs: Float64,
+    host_cost: float,
+) -> None:
     """Keep a step of several requests.
 
-    buckets  int64 [requests]  -1: nothing is learned of it
-    asked    int64 [requests]  bits of drafters
-    lengths  int64 [requests, drafters]
+    buckets   int64 [requests]  -1: nothing is learned of it
+    asked     int64 [requests]  bits of drafters
+    lengths   int64 [requests, drafters]
+    accepted  int64 [requests]  draft tokens
+    is_like_others  bool [requests]  whether it tells where steps lead: one that accepts nothing
+              stays in its bucket for reasons of its own
+    costs, host_cost  float64 [drafters]  of asking each, and of the engine's own work for drafts,
+                      in tokens of plain decoding
     """
     num_drafters = known.num_steps.shape[1]
     for request in range(len(buckets)):
         bucket, bits = buckets[request], asked[request]
+        if bucket < 0:
+            continue
+        if is_like_others[request]:
+            known.moves[bucket] *= MOVE_DECAY
+            known.moves[bucket, _length_bucket(accepted[request])] += 1.0
+            gained = accepted[request] - (host_cost if bits else 0.0)
+            for drafter in range(num_drafters):
+                gained -= costs[drafter] * (bits >> drafter & 1)
+            known.gained[bucket] = MOVE_DECAY * known.gained[bucket] + gained
         for drafter in range(num_drafters):
-            if bucket < 0 or not bits >> drafter & 1:
+            if not bits >> drafter & 1:
                 continue
             step = known.kept[bucket, drafter, known.num_steps[bucket, drafter] % NUM_KEPT]
             known.num_steps[bucket, drafter] += 1
@@ -133,8 +186,11 @@ def record_lengths(known: AcceptedLengths, buckets: Int64, asked: Int64, lengths
 
 
 @compiled
-def margin(known: AcceptedLengths, bucket: int, drafter: int, others: int) -> float:
-    """Tokens a step that a drafter adds to `others`, bits, where all of them are asked."""
+def margin(
+    known: AcceptedLengths, bucket: int, drafter: int, others: int, later_share: float = 1.0
+) -> float:
+    """Tokens that a drafter adds to those of `others`, bits, in a step where all of them are asked,
+    and this share of those that it adds to later steps."""
     total, count = 0.0, 0
     for place in range(min(known.num_steps[bucket, drafter], NUM_KEPT)):
         step, most, is_known = known.kept[bucket, drafter, place], np.float32(0.0), True
@@ -143,9 +199,26 @@ def margin(known: AcceptedLengths, bucket: int, drafter: int, others: int) -> fl
                 is_known &= step[other] >= 0
                 most = max(most, step[other])
         if is_known:
-            total += max(step[drafter] - most, np.float32(0.0))
+            if step[drafter] > most:
+                later = _later(known, bucket, step[drafter]) - _later(known, bucket, float(most))
+                total += step[drafter] - most + later_share * later
             count += 1
     return total / (count + PRIOR_STEPS)
+
+
+@compiled
+def _later(known: AcceptedLengths, bucket: int, length: float) -> float:
+    """Tokens that the steps behind one of this accepted length bring more."""
+    return float(known.later[bucket - bucket % NUM_LENGTH_BUCKETS + _length_bucket(length)])
+
+
+@compiled
+def _length_bucket(num_accepted: float) -> int:
+    """As `length_bucket_of`."""
+    found = 0
+    for most in BUCKET_LENGTHS:
+        found += num_accepted > most
+    return found
 
 
 @compiled
@@ -195,7 +268,8 @@ def _rate(
     seconds, gain, before = prices.plain_s + prices.host_s, 0.0, 0
     for drafter in order:
         if drafters >> drafter & 1:
-            gain += ratio * margin(known, bucket, drafter, before)
+            # The later tokens are of the same request.
+            gain += ratio * margin(known, bucket, drafter, before, ratio)
             seconds += prices.drafters[drafter]
             before |= 1 << drafter
     return float((1.0 + gain) / (seconds + prices.node_s * gain))

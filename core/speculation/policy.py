@@ -243,6 +243,7 @@ class SpeculationPolicy:
         self._num_plans += 1
         if self._num_plans % KEPT_PLANS == 0:
             self._sets.clear()
+            self._lengths.value_buckets()
         chosen = _Chosen([], [], [0] * len(requests))
         for request in requests:
             own, length_bucket = self._request(request), request.length_bucket
@@ -612,9 +613,9 @@ class SpeculationPolicy:
             drafter = self.table.source_id(name)
             for place, one in enumerate(outcome.ids):
                 if one in ids and asked[place]:
-                    usual = margin(self._lengths, int(buckets[place]), drafter, 0)
+                    usual = margin(self._lengths, int(buckets[place]), drafter, 0, 0.0)
                     self._probes.learn(name, float(lengths[place, drafter]) - usual)
-        record_lengths(self._lengths, buckets, asked, lengths)
+        self._record(outcome, buckets, asked, lengths)
         for bucket in set(buckets[asked > 0].tolist()):
             who = _bits_of(int(np.bitwise_or.reduce(asked[buckets == bucket])))
             taken = self._taken[bucket, who]
@@ -625,6 +626,19 @@ class SpeculationPolicy:
             if tokens := float(lengths[own].max(axis=1, initial=0).sum()):
                 each = float(batch.sizes[own].sum()) / tokens
                 self._nodes[kind] += min(NODE_WEIGHT * tokens, 0.5) * (each - self._nodes[kind])
+
+    def _record(self, outcome: StepOutcome, buckets: Int64, asked: Int64, lengths: Int64) -> None:
+        num_requests = len(outcome.trees)
+        token_s = max(outcome.draft_batch.plan.token_s, LEAST_TAKEN_S)
+        shared_s, each_s = self._host.parts(HOST_SQUARES)
+        known = self._requests
+        like_others = [one not in known or known[one].ratio >= LIKE_OTHERS for one in outcome.ids]
+        record_lengths(
+            self._lengths, buckets, asked, lengths,
+            np.diff(outcome.verified.ends, prepend=0) - 1, np.array(like_others),
+            (self._seconds[:, 1] + self._seconds[:, 0] / num_requests) / token_s,
+            (shared_s / num_requests + each_s) / token_s,
+        )  # fmt: skip
 
     def _learn_ratios(self, outcome: StepOutcome, batch: TreeBatch) -> None:
         sums = _sums(batch.values)

@@ -89,7 +89,8 @@ def test_the_less_a_drafter_may_bring_the_rarer_it_is_tried() -> None:
         before = simulation.spent["some"]
         simulation.run(REQUESTS[:1], 20.0)
         spent[cost] = (simulation.spent["some"] - before) / 20.0
-    assert 0 < spent[0.02] < 0.8 * EXPLORED_SHARE < spent[0.0001]
+    assert 0 < spent[0.02] < 0.9 * spent[0.0001]
+    assert spent[0.0001] > 0.8 * EXPLORED_SHARE
 
 
 class Large(Simulation):
@@ -284,6 +285,22 @@ def test_one_that_never_pays_is_asked_for_long_by_the_engine_once_not_by_each_re
     assert 40 <= asked[0] <= 50
     # Then it is tried, for its share of the time.
     assert 0 < sum(asked[1:]) * 0.003 <= EXPLORED_SHARE * 39 * 120 * 0.010
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_finds_the_beginning_of_a_copy_is_asked_before_it_begins(seed: int) -> None:
+    """Of 80 tokens 40 are copied. Where the last step accepted nothing, a step that asks costs
+    three tenths of a token and saves one in twenty, but the copy behind it pays for all."""
+    simulation: Simulation
+
+    def rate(one: str) -> float:
+        return 1.0 if simulation.decoded.get(one, 0) % 80 >= 40 else 0.05
+
+    cost = DraftCost(0.0, 0.003, 0.0)
+    simulation = Simulation({"some": Guess(rate, length=5, cost=cost)}, seed=seed)
+    simulation.run(REQUESTS[:1], 10.0)
+    # Asked behind accepted tokens alone, and tried now and then, it is 1.16 times as fast.
+    assert simulation.run(REQUESTS[:1], 40.0) > 1.2
 
 
 def test_each_request_has_the_drafters_that_pay_for_it() -> None:
