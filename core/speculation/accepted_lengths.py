@@ -30,6 +30,9 @@ NUM_KEPT, PRIOR_STEPS = 256, 1.0
 SOLD_SHARE = 0.9
 # What a step leaves of the weight of those before it in where steps lead.
 MOVE_DECAY = 0.995
+# Weights of the newest measurement: of a step in what drafters take in its bucket, of a token in
+# the nodes that are verified for it, and of the nodes of a step at most.
+TAKEN_WEIGHT, NODE_WEIGHT, MOST_NODE_WEIGHT = 0.15, 0.02, 0.5
 
 
 class AcceptedLengths(NamedTuple):
@@ -42,6 +45,9 @@ class AcceptedLengths(NamedTuple):
     gained float64 [buckets]  tokens that these accepted, without those that asking cost
     later  float64 [buckets]  tokens that the steps behind one that leads to this bucket gain more
            than those behind one in which nothing was accepted
+    taken  float64 [buckets, drafters, 2]  seconds of a message and of a query, in steps that asked
+           the drafter: how much is drafted, and so how long it takes, depends on the text
+    num_nodes  float64 [2]  nodes that are verified for each accepted token, greedy and sampled
     """
 
     kept: Float32
@@ -49,6 +55,8 @@ class AcceptedLengths(NamedTuple):
     moves: Float64
     gained: Float64
     later: Float64
+    taken: Float64
+    num_nodes: Float64
 
     @classmethod
     def none(cls, num_buckets: int, num_drafters: int) -> AcceptedLengths:
@@ -60,6 +68,7 @@ class AcceptedLengths(NamedTuple):
         return cls(
             np.full(shape, -1.0, dtype=np.float32), count, moves,
             np.zeros(num_buckets), np.zeros(num_buckets),
+            np.zeros((num_buckets, num_drafters, 2)), np.ones(2),
         )  # fmt: skip
 
     def with_room(self, num_drafters: int) -> AcceptedLengths:
@@ -68,7 +77,10 @@ class AcceptedLengths(NamedTuple):
         wider = AcceptedLengths.none(num_buckets, num_drafters)
         wider.kept[:, :known, :, :known] = self.kept
         wider.num_steps[:, :known] = self.num_steps
-        return wider._replace(moves=self.moves, gained=self.gained, later=self.later)
+        wider.taken[:, :known] = self.taken
+        return wider._replace(
+            moves=self.moves, gained=self.gained, later=self.later, num_nodes=self.num_nodes
+        )
 
     def value_buckets(self) -> None:
         """Set `later` by what was recorded: `later = gained + shares @ later`, less the same of the
@@ -81,6 +93,26 @@ class AcceptedLengths(NamedTuple):
             later = np.linalg.solve(inner, gained[1:] - gained[0])
             # By chance alone would a longer one be worth less.
             self.later[first + 1 : own.stop] = np.maximum.accumulate(np.maximum(later, 0.0))
+
+
+class AskedStep(NamedTuple):
+    """What a step brought, by request.
+
+    buckets   int64 [requests]  -1: nothing is learned of it
+    asked     int64 [requests]  bits of drafters
+    lengths   int64 [requests, drafters]  as of `accepted_of`
+    accepted  int64 [requests]  draft tokens
+    sizes     int64 [requests]  nodes of its tree
+    is_like_others  bool [requests]  whether it tells where steps lead: one that accepts nothing
+              stays in its bucket for reasons of its own
+    """
+
+    buckets: Int64
+    asked: Int64
+    lengths: Int64
+    accepted: Int64
+    sizes: Int64
+    is_like_others: Bool
 
 
 class SetPrices(NamedTuple):
@@ -99,7 +131,7 @@ class SetPrices(NamedTuple):
 
 
 @compiled
-def lengths_of(
+def accepted_of(
     nodes: Int32,
     values: Float64,
     attributions: Int32,
@@ -108,9 +140,10 @@ def lengths_of(
     rows: Int32,
     row_ends: Int64,
     counts: Float64,
-) -> Int64:
+) -> tuple[Int64, Float64]:
     """int64 [trees, drafters]: the depth of each drafter's deepest accepted node, as far as the
-    drafter alone would have had it verified (`SOLD_SHARE`).
+    drafter alone would have had it verified (`SOLD_SHARE`); float64 [trees]: how many nodes were
+    expected to be accepted.
 
     nodes .. ends   as of `TreeBatch`
     rows, row_ends  of each tree's accepted path, the root's first; node i is row i + 1
@@ -118,10 +151,12 @@ def lengths_of(
     """
     num_trees, num_drafters = ends.shape[1], len(counts)
     found = np.zeros((num_trees, num_drafters), dtype=np.int64)
+    expected = np.zeros(num_trees)
     least = values.min() if len(values) else 1.0
     first, first_said, first_row = 0, 0, 0
     for tree in range(num_trees):
         length = row_ends[tree] - first_row
+        expected[tree] = values[first : ends[0, tree]].sum()
         # The probability of each accepted node given its parent, by each drafter's estimates.
         edges = np.zeros((num_drafters, max(length, 1)))
         for place in range(first_said, ends[1, tree]):
@@ -139,40 +174,39 @@ def lengths_of(
                     break
                 found[tree, drafter] = depth
         first, first_said, first_row = ends[0, tree], ends[1, tree], row_ends[tree]
-    return found
+    return found, expected
 
 
 @compiled
 def record_lengths(
-    known: AcceptedLengths,
-    buckets: Int64,
-    asked: Int64,
-    lengths: Int64,
-    accepted: Int64,
-    is_like_others: Bool,
-    costs: Float64,
-    host_cost: float,
+    known: AcceptedLengths, newest: AskedStep, seconds: Float64, host_s: float, token_s: float
 ) -> None:
     """Keep a step of several requests.
 
-    buckets   int64 [requests]  -1: nothing is learned of it
-    asked     int64 [requests]  bits of drafters
-    lengths   int64 [requests, drafters]
-    accepted  int64 [requests]  draft tokens
-    is_like_others  bool [requests]  whether it tells where steps lead: one that accepts nothing
-              stays in its bucket for reasons of its own
-    costs, host_cost  float64 [drafters]  of asking each, and of the engine's own work for drafts,
-                      in tokens of plain decoding
+    seconds  float64 [drafters, 2]  of a message to each drafter, and of a query in it
+    host_s   of the engine's own work for drafts, for each request
+    token_s  what a token saves
     """
-    num_drafters = known.num_steps.shape[1]
-    for request in range(len(buckets)):
-        bucket, bits = buckets[request], asked[request]
+    buckets, lengths = newest.buckets, newest.lengths
+    num_drafters, num_requests = known.num_steps.shape[1], len(buckets)
+    costs = (seconds[:, 0] / num_requests + seconds[:, 1]) / token_s
+    # Drafters that were asked, by bucket; nodes and tokens of greedy and sampled requests.
+    who = np.zeros(len(known.later), dtype=np.int64)
+    counts = np.zeros((2, 2))
+    for request in range(num_requests):
+        bucket, bits = buckets[request], newest.asked[request]
         if bucket < 0:
             continue
-        if is_like_others[request]:
+        who[bucket] |= bits
+        if bits:
+            kind = bucket // NUM_LENGTH_BUCKETS
+            counts[kind, 0] += newest.sizes[request]
+            counts[kind, 1] += lengths[request].max()
+        if newest.is_like_others[request]:
+            num_accepted = newest.accepted[request]
             known.moves[bucket] *= MOVE_DECAY
-            known.moves[bucket, _length_bucket(accepted[request])] += 1.0
-            gained = accepted[request] - (host_cost if bits else 0.0)
+            known.moves[bucket, _length_bucket(num_accepted)] += 1.0
+            gained = num_accepted - (host_s / token_s if bits else 0.0)
             for drafter in range(num_drafters):
                 gained -= costs[drafter] * (bits >> drafter & 1)
             known.gained[bucket] = MOVE_DECAY * known.gained[bucket] + gained
@@ -183,6 +217,18 @@ def record_lengths(
             known.num_steps[bucket, drafter] += 1
             for other in range(num_drafters):
                 step[other] = lengths[request, other] if bits >> other & 1 else -1
+    for bucket, bits in enumerate(who):
+        for drafter in range(num_drafters):
+            if bits >> drafter & 1:
+                taken = known.taken[bucket, drafter]
+                for part in range(2):
+                    weight = TAKEN_WEIGHT if taken[part] > 0 else 1.0
+                    taken[part] += weight * (seconds[drafter, part] - taken[part])
+    for kind in range(2):
+        num_nodes, tokens = counts[kind]
+        if tokens:
+            weight = min(NODE_WEIGHT * tokens, MOST_NODE_WEIGHT)
+            known.num_nodes[kind] += weight * (num_nodes / tokens - known.num_nodes[kind])
 
 
 @compiled

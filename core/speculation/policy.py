@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Float64, Int64
+from ..arrays import Bool, Float64, Int64, lengths_of
 from ..errors import BestEffort
 from ..length_buckets import NUM_LENGTH_BUCKETS, length_bucket_of
 from ..line_fit import LineFit
@@ -33,9 +33,10 @@ from ..verify.walk import Paths
 from .accepted_lengths import (
     NUM_KEPT,
     AcceptedLengths,
+    AskedStep,
     SetPrices,
+    accepted_of,
     best_set,
-    lengths_of,
     margin,
     record_lengths,
 )
@@ -69,9 +70,8 @@ KEPT_PLANS, LEVELS, LIKE_OTHERS = 8, 10, 0.5
 MOST_BACKOFF = 32
 # Steps that pay for telling a drafter of a request, at most.
 HORIZON = 64
-# Weights of the newest measurement: of a step in the seconds a token, of a token in the nodes that
-# are verified for it, of a step in what drafters take in its bucket.
-RATIO_WEIGHT, NODE_WEIGHT, TAKEN_WEIGHT = 0.02, 0.02, 0.15
+# Weight of the newest step in the seconds a token.
+RATIO_WEIGHT = 0.02
 # Nothing is taken to take less.
 LEAST_TAKEN_S = 1e-9
 # A token counts for no less than this share of what it takes in plain decoding.
@@ -181,12 +181,10 @@ class SpeculationPolicy:
         self._multi_step = multi_step or MultiStep()
         self._best_effort = BestEffort()
         self._requests: dict[str, _Request] = {}
-        # Drafters, by the ids of the table: seconds of a message, a query, and opening a token; the
-        # first two by bucket, in steps that asked it; seconds that exploring each may take, and the
-        # request whose turn it is.
+        # Drafters, by the ids of the table: seconds of a message, a query, and opening a token;
+        # seconds that exploring each may take, and the request whose turn it is.
         self._names: tuple[str, ...] = ()
         self._seconds: Float64 = np.zeros((0, 3))
-        self._taken: Float64 = np.zeros((NUM_BUCKETS, 0, 2))
         self._credit_s: Float64 = np.zeros(0)
         self._turns: Int64 = np.zeros(0, dtype=np.int64)
         self._interests: Float64 = np.zeros(0)
@@ -199,8 +197,6 @@ class SpeculationPolicy:
         self._sets: dict[tuple[int, int, int], int] = {}
         self._probes = ProbeTrials()
         self._num_plans = 0
-        # Nodes that are verified for each accepted token, greedy and sampled.
-        self._nodes: Float64 = np.ones(2)
         # How often steps had each accepted length.
         self._bucket_counts: Float64 = np.ones(NUM_LENGTH_BUCKETS)
         # The engine's own work for drafts: all of it, and since the last step was committed.
@@ -301,14 +297,13 @@ class SpeculationPolicy:
 
     def _prices(self, bucket: int, load: _Load) -> SetPrices:
         shared_s, each_s = self._host.parts(HOST_SQUARES)
-        # How much is drafted, and so how long it takes, depends on the text.
-        taken = self._taken[bucket]
+        taken = self._lengths.taken[bucket]
         seconds = np.where(taken > 0, taken, self._seconds[:, :2])
         return SetPrices(
             seconds[:, 1] + seconds[:, 0] / load.num_requests,
             shared_s / load.num_requests + each_s,
             load.token_s,
-            load.row_s * float(self._nodes[bucket // NUM_LENGTH_BUCKETS]),
+            load.row_s * float(self._lengths.num_nodes[bucket // NUM_LENGTH_BUCKETS]),
         )
 
     def _drop_unshared(
@@ -604,53 +599,40 @@ class SpeculationPolicy:
         if not asked.any():
             return
         batch = TreeBatch.of(outcome.trees)
-        self._learn_ratios(outcome, batch)
-        lengths = lengths_of(
+        sizes, accepted = batch.sizes, lengths_of(outcome.verified.ends) - 1
+        lengths, expected = accepted_of(
             batch.nodes, batch.values, batch.attributions, batch.attribution_log_probs, batch.ends,
             outcome.verified.rows, outcome.verified.ends, self.table.counts,
-        )[:, : len(self._names)]  # fmt: skip
+        )  # fmt: skip
         for name, ids in outcome.draft_batch.plan.probing.items():
             drafter = self.table.source_id(name)
             for place, one in enumerate(outcome.ids):
                 if one in ids and asked[place]:
                     usual = margin(self._lengths, int(buckets[place]), drafter, 0, 0.0)
                     self._probes.learn(name, float(lengths[place, drafter]) - usual)
-        self._record(outcome, buckets, asked, lengths)
-        for bucket in set(buckets[asked > 0].tolist()):
-            who = _bits_of(int(np.bitwise_or.reduce(asked[buckets == bucket])))
-            taken = self._taken[bucket, who]
-            weight = np.where(taken > 0, TAKEN_WEIGHT, 1.0)
-            self._taken[bucket, who] += weight * (self._seconds[who, :2] - taken)
-        for kind in (0, 1):
-            own = (asked > 0) & (buckets // NUM_LENGTH_BUCKETS == kind)
-            if tokens := float(lengths[own].max(axis=1, initial=0).sum()):
-                each = float(batch.sizes[own].sum()) / tokens
-                self._nodes[kind] += min(NODE_WEIGHT * tokens, 0.5) * (each - self._nodes[kind])
-
-    def _record(self, outcome: StepOutcome, buckets: Int64, asked: Int64, lengths: Int64) -> None:
-        num_requests = len(outcome.trees)
-        token_s = max(outcome.draft_batch.plan.token_s, LEAST_TAKEN_S)
+        like_others = self._learn_ratios(outcome, sizes, accepted, expected)
         shared_s, each_s = self._host.parts(HOST_SQUARES)
-        known = self._requests
-        like_others = [one not in known or known[one].ratio >= LIKE_OTHERS for one in outcome.ids]
+        newest = AskedStep(buckets, asked, lengths, accepted, sizes, like_others)
         record_lengths(
-            self._lengths, buckets, asked, lengths,
-            np.diff(outcome.verified.ends, prepend=0) - 1, np.array(like_others),
-            (self._seconds[:, 1] + self._seconds[:, 0] / num_requests) / token_s,
-            (shared_s / num_requests + each_s) / token_s,
+            self._lengths, newest, self._seconds[:, :2], shared_s / len(outcome.trees) + each_s,
+            max(outcome.draft_batch.plan.token_s, LEAST_TAKEN_S),
         )  # fmt: skip
 
-    def _learn_ratios(self, outcome: StepOutcome, batch: TreeBatch) -> None:
-        sums = _sums(batch.values)
-        ends = batch.node_ends
-        expected = (sums[ends] - sums[ends - batch.sizes]).tolist()
-        accepted = np.diff(outcome.verified.ends, prepend=0).tolist()
-        sizes = batch.sizes.tolist()
-        for place, one in enumerate(outcome.ids):
+    def _learn_ratios(
+        self, outcome: StepOutcome, sizes: Int64, accepted: Int64, expected: Float64
+    ) -> Bool:
+        """bool [requests]: which of them are like others."""
+        found = np.ones(len(outcome.ids), dtype=np.bool_)
+        counts = zip(outcome.ids, sizes.tolist(), accepted.tolist(), expected.tolist(), strict=True)
+        for place, (one, num_nodes, num_accepted, num_expected) in enumerate(counts):
             own = self._requests.get(one)
-            if own is not None and sizes[place] and one not in outcome.followers:
-                own.accepted += max(accepted[place] - 1, 0)
-                own.expected += expected[place]
+            if own is None:
+                continue
+            if num_nodes and one not in outcome.followers:
+                own.accepted += max(num_accepted, 0)
+                own.expected += num_expected
+            found[place] = own.ratio >= LIKE_OTHERS
+        return found
 
     def _asked_of(self, outcome: StepOutcome) -> tuple[Int64, Int64]:
         """int64 [requests]: the bucket of each, and bits of the drafters that were asked.
@@ -746,7 +728,6 @@ class SpeculationPolicy:
         more = count - len(self._seconds)
         self._lengths = self._lengths.with_room(count)
         self._seconds = np.vstack([self._seconds, np.zeros((more, 3))])
-        self._taken = np.concatenate([self._taken, np.zeros((NUM_BUCKETS, more, 2))], axis=1)
         self._credit_s = np.full(count, self._first_credit_s / count)
         self._turns = np.append(self._turns, np.zeros(more, dtype=np.int64))
         self._interests = np.append(self._interests, np.ones(more))

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from draftline.core.length_buckets import NUM_LENGTH_BUCKETS
-from draftline.core.speculation.accepted_lengths import AcceptedLengths, margin, record_lengths
+from draftline.core.speculation.accepted_lengths import (
+    AcceptedLengths,
+    AskedStep,
+    margin,
+    record_lengths,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -14,16 +19,16 @@ def record(
     known: AcceptedLengths, bucket: int, lengths: list[int], *, like_others: bool = True
 ) -> None:
     """A step of one request that asked all drafters, each at the price of a tenth of a token."""
-    record_lengths(
-        known,
-        np.array([bucket]),
-        np.array([(1 << len(lengths)) - 1]),
-        np.array([lengths]),
-        np.array([max(lengths)]),
-        np.array([like_others]),
-        np.full(len(lengths), 0.1),
-        0.0,
+    newest = AskedStep(
+        buckets=np.array([bucket]),
+        asked=np.array([(1 << len(lengths)) - 1]),
+        lengths=np.array([lengths]),
+        accepted=np.array([max(lengths)]),
+        sizes=np.array([4]),
+        is_like_others=np.array([like_others]),
     )
+    seconds = np.tile([0.0, 0.1], (len(lengths), 1))
+    record_lengths(known, newest, seconds, 0.0, 1.0)
 
 
 def walk(known: AcceptedLengths, num_steps: int, stays: float) -> None:
@@ -82,3 +87,11 @@ def test_what_was_known_stays_where_drafters_join() -> None:
     assert margin(wider, 0, 0, 0) == margin(known, 0, 0, 0)
     record(wider, 1, [2, 4])
     assert margin(wider, 1, 1, 1) > 0.0
+
+
+def test_what_asking_takes_and_how_many_nodes_a_token_takes_are_followed() -> None:
+    known = AcceptedLengths.none(2 * NUM_LENGTH_BUCKETS, 1)
+    for _ in range(200):
+        record(known, NUM_LENGTH_BUCKETS, [2])
+    assert known.taken[NUM_LENGTH_BUCKETS, 0].tolist() == pytest.approx([0.0, 0.1])
+    assert known.num_nodes.tolist() == pytest.approx([1.0, 2.0], rel=0.01)
