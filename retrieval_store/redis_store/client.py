@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, quote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -24,6 +24,7 @@ from ...core.errors import ConfigError, DamagedError, StoreError
 # The server's message, or the client's for one command of a pipeline.
 WRONG_TYPE = re.compile("(?:^|caused error: )WRONGTYPE ")
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+PASSWORD_FILE = "password_file"
 TIMEOUT_S = 2.0
 logger = logging.getLogger(__name__)
 # Redis's allocator rounds a block of up to 4 MiB up by at most this.
@@ -34,12 +35,14 @@ def connect(url: str, timeout: float) -> redis.Redis:
     """A client that connects on use, and again after a loss.
 
     url      `redis://[user:password@]host:port/db`, `unix://[user:password@]path?db=0`, or
-             `rediss://` for TLS with `?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE`
+             `rediss://` for TLS with `?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE`; a
+             password may stand in a file, see `with_password`
     timeout  seconds; holds for each round trip
 
-    Raises `ConfigError` for a malformed URL and for a TLS file that cannot be read.
+    Raises `ConfigError` for a malformed URL and for a file that cannot be read.
     """
     try:
+        url = with_password(url)
         _check_tls_files(urlsplit(url))
         return redis.Redis.from_url(
             url,
@@ -55,6 +58,29 @@ def connect(url: str, timeout: float) -> redis.Redis:
             "not a Redis URL; write redis://user:password@host:port/db, with every special "
             "character of the password as %XX",
         ) from None
+
+
+def with_password(url: str) -> str:
+    """The URL with the password in the file that `?password_file=FILE` names, if it names one.
+
+    So a URL can stand where many may read it, such as in a manifest or in settings that Ray Serve
+    shows. Raises `ConfigError` for a file that cannot be read, and for two passwords.
+    """
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    files = [value for name, value in options if name == PASSWORD_FILE]
+    if not files:
+        return url
+    if parts.password or len(files) > 1:
+        raise ConfigError("store", "a Redis URL gives two passwords; leave one of them out")
+    try:
+        password = Path(files[0]).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("store", f"{PASSWORD_FILE}: cannot read {files[0]}: {error}") from error
+    user, address = parts.username or "", parts.netloc.rpartition("@")[2]
+    rest = urlencode([(name, value) for name, value in options if name != PASSWORD_FILE])
+    place = f"{user}:{quote(password, safe='')}@{address}"
+    return parts._replace(netloc=place, query=rest).geturl()
 
 
 def shown_url(url: str) -> str:

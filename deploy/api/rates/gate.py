@@ -19,6 +19,7 @@ from limits.errors import StorageError
 from redis import RedisError
 from redis.asyncio import Redis
 
+from ....retrieval_store.redis_store.client import with_password
 from ...settings.settings import ServerConfig
 from .verdict import ALLOWED, Kind, Rate, TenantLimits, Verdict
 
@@ -261,7 +262,7 @@ class CountingGate:
         self, url: str | None = None, *, is_open: bool = True,
         on_failure: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        self._url = url
+        self._url = None if url is None else with_password(url)
         self._failed = ALLOWED if is_open else Verdict(reason="unavailable")
         self._on_failure = on_failure
         self._paused_until = 0.0

@@ -13,8 +13,6 @@ import jsonschema
 import pytest
 import ray
 import yaml
-from draftline.deploy.settings.ray_settings import PoolConfig
-from draftline.deploy.settings.settings import ServeArgs, build_serve_args
 from support.contracts.kuberay_schema import HELM_VALUES, RAY_SERVICE
 
 with warnings.catch_warnings():
@@ -22,6 +20,7 @@ with warnings.catch_warnings():
     from ray.serve.schema import ServeDeploySchema
 
 FOLDER = Path(draftline.__file__).parent / "deploy" / "kuberay"
+WHOLE = FOLDER.parent / "70b.yaml"
 
 
 def read(name: str) -> list[Any]:
@@ -41,17 +40,9 @@ def pods(service: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield group["template"]["spec"]
 
 
-def served(
-    service: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> tuple[PoolConfig, ServeArgs]:
-    """The settings of both applications; files of secrets are there in the pods only."""
-    schema = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
-    pool, server = (application.args for application in schema.applications)
-    assert schema.http_options.host == "0.0.0.0"
-    assert server["server"].pop("api_key_file") == "/run/secrets/draftline/operator"
-    monkeypatch.setenv("OPERATOR", "a-key-of-the-test")
-    server["server"]["api_key_env"] = "OPERATOR"
-    return PoolConfig(**pool), build_serve_args(server)
+def served(service: dict[str, Any]) -> dict[str, Any]:
+    """What Ray Serve is told."""
+    return yaml.safe_load(service["spec"]["serveConfigV2"])
 
 
 def test_kuberay_knows_every_field(service: dict[str, Any]) -> None:
@@ -67,18 +58,40 @@ def test_a_misspelt_field_is_found(service: dict[str, Any]) -> None:
         jsonschema.validate(wrong, RAY_SERVICE)
 
 
-def test_draftline_takes_its_settings(
-    service: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, server = served(service, monkeypatch)
-    assert server.engine.drafters[0].drafter_pool == "drafters"
-    assert pool.target == server.engine.model
-    # Pods outlive their requests.
+def test_its_applications_are_those_of_70b_yaml(service: dict[str, Any]) -> None:
+    """But for where they listen and how often: `test_70b.py` looks at the rest."""
+    ServeDeploySchema.model_validate(served(service))
+    ours, theirs = served(service), yaml.safe_load(WHOLE.read_text("utf-8"))
+    assert ours["http_options"].pop("host") == "0.0.0.0"
+    assert theirs["http_options"].pop("host") == "127.0.0.1"
+    for config, count in ((ours, 2), (theirs, 1)):
+        assert config["applications"][-1]["args"]["deployment"].pop("num_ingress_replicas") == count
+    # What a busy laptop needs.
+    del theirs["controller_options"]
+    assert ours == theirs
+
+
+def test_pods_outlive_their_requests_and_each_stage_has_one(service: dict[str, Any]) -> None:
+    args = served(service)["applications"][-1]["args"]
     grace = min(pod.get("terminationGracePeriodSeconds", 10**9) for pod in list(pods(service))[1:2])
-    assert grace > server.deployment.graceful_shutdown_timeout_s > server.server.drain_timeout_s
-    # A stage, with STRICT_SPREAD, needs a pod of its own.
+    stopping = args["deployment"]["graceful_shutdown_timeout_s"]
+    assert grace > stopping > args["server"]["drain_timeout_s"]
     stages = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    assert stages["minReplicas"] >= server.engine.pipeline_parallel_size
+    assert stages["minReplicas"] >= args["pipeline_parallel_size"]
+
+
+def test_its_secrets_are_where_the_applications_look(service: dict[str, Any]) -> None:
+    [keys] = [one for one in list(pods(service))[1]["volumes"] if one["name"] == "keys"]
+    operator, redis = (one["secret"] for one in keys["projected"]["sources"])
+    assert operator["name"] == "draftline-keys"
+    assert redis["items"] == [{"key": "password", "path": "redis_password"}]
+    [mount] = [
+        one for one in list(pods(service))[1]["containers"][0]["volumeMounts"]
+        if one["name"] == "keys"
+    ]  # fmt: skip
+    variables = served(service)["x-variables"]
+    assert variables["operator_key"] == f"{mount['mountPath']}/operator"
+    assert variables["redis"].endswith(f"?password_file={mount['mountPath']}/redis_password")
 
 
 def test_versions_are_those_of_this_tree(service: dict[str, Any]) -> None:

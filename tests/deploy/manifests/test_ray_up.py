@@ -41,7 +41,8 @@ def cluster_file(hosts: Hosts) -> str:
     (hosts.laptop / "dist").mkdir()
     (hosts.laptop / "dist" / "draftline-0.1.0-py3-none-any.whl").touch()
     (hosts.laptop / "deploy").mkdir()
-    shutil.copy(ROOT / "deploy" / "serve.yaml", hosts.laptop / "deploy")
+    for name in ("serve.yaml", "70b.yaml"):
+        shutil.copy(ROOT / "deploy" / name, hosts.laptop / "deploy")
     path = hosts.laptop / "local.yaml"
     path.write_text(yaml.safe_dump(config))
     return str(path)
@@ -68,7 +69,7 @@ def test_both_nodes_start_and_ask_for_the_token(hosts: Hosts) -> None:
         assert token.read_text() == (hosts.laptop / ".ray" / "auth_token").read_text()
         assert token.stat().st_mode & 0o077 == 0
         assert "draftline-0.1.0" in (home / "pip-was-told").read_text()
-        assert (home / "serve.yaml").exists()
+        assert {one.name for one in home.glob("*.yaml")} >= {"serve.yaml", "70b.yaml"}
 
     wrong = hosts.run("python", "-c", count, RAY_AUTH_TOKEN="of another cluster")
     assert wrong.returncode != 0

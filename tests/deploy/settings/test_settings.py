@@ -212,7 +212,7 @@ def test_who_says_nothing_of_drafters_gets_the_default_ones() -> None:
     assert not EngineConfig(model="m").drafters
 
 
-@pytest.mark.parametrize("name", ["serve.yaml", "pool.yaml", "models.yaml"])
+@pytest.mark.parametrize("name", ["serve.yaml", "pool.yaml", "models.yaml", "70b.yaml"])
 @pytest.mark.filterwarnings("ignore")  # Ray Serve's own, when it is imported
 def test_bundled_applications_wait_for_proxies_as_the_command_does(name: str) -> None:
     from ray.serve.schema import ServeDeploySchema

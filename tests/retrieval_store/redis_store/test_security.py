@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError, StoreError
+from draftline.deploy.api.rates.gate import CountingGate
+from draftline.deploy.api.rates.verdict import TenantLimits
 from draftline.deploy.cli.corpus.stats import store_stats
 from draftline.retrieval_store.redis_store.store import RedisStore
 from draftline.retrieval_store.serving.open_store import open_policy, open_store
@@ -121,6 +124,33 @@ def test_a_wrong_password_is_refused_and_not_told(
         service.start()
         service.stop()
     assert "secret" not in str(info.value) + caplog.text + service.status.last_error
+
+
+def test_a_password_may_stand_in_a_file(server: RedisServer, tmp_path: Path) -> None:
+    with server.raw() as client:
+        client.execute_command("ACL", "SETUSER", "filed", "on", ">se/c r@t", "~*", "+@all", "&*")
+    file = tmp_path / "redis password"
+    file.write_text("se/c r@t\n")
+    address = f"filed@127.0.0.1:{server.port}/0"
+    url = f"redis://{address}?socket_timeout=3&password_file={file}"
+    store = RedisStore(url)
+    store.put("n", A)
+    assert store.get("n", A.segment_id).data == A.data
+    assert store.url == f"redis://127.0.0.1:{server.port}/0"
+    store.close()
+
+    async def counted() -> bool:
+        gate = CountingGate(url, is_open=False)
+        verdict = await gate.enter(TenantLimits(tenant="t", requests=2), "request")
+        await gate.close()
+        return not verdict.reason and verdict.rates["requests"].remaining == 1
+
+    assert asyncio.run(counted())
+    for wrong in (f"redis://{address}?password_file=absent", url.replace("@", ":pass@")):
+        with pytest.raises(ConfigError, match=r"absent|two passwords"):
+            open_store(wrong)
+        with pytest.raises(ConfigError, match=r"absent|two passwords"):
+            CountingGate(wrong)
 
 
 @pytest.mark.parametrize(

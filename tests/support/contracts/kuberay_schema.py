@@ -60,6 +60,10 @@ CONTAINER_SECURITY = fields(
     capabilities=fields("drop", drop=several(TEXT)),
 )
 VOLUME_MOUNT = fields("name mountPath", name=TEXT, mountPath=TEXT, readOnly=FLAG)
+PROJECTION = fields(
+    "secret",
+    secret=fields("name", name=TEXT, items=several(fields("key path", key=TEXT, path=TEXT))),
+)
 VOLUME = {
     "oneOf": [
         fields("name emptyDir", name=TEXT, emptyDir=fields(medium=TEXT, sizeLimit=QUANTITY)),
@@ -67,6 +71,11 @@ VOLUME = {
             "name secret",
             name=TEXT,
             secret=fields("secretName", secretName=TEXT, defaultMode=COUNT),
+        ),
+        fields(
+            "name projected",
+            name=TEXT,
+            projected=fields("sources", defaultMode=COUNT, sources=several(PROJECTION)),
         ),
         fields(
             "name persistentVolumeClaim",
