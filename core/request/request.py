@@ -240,7 +240,9 @@ class RequestState:
     @property
     def max_depth(self) -> int:
         """Deepest useful draft token: one more, the bonus, follows the deepest accepted one."""
-        return self.stop.num_tokens_left - 1
+        most = self.stop.num_tokens_left - 1
+        context = self.request.options.max_context
+        return most if context is None else max(min(most, context - len(self.token_ids)), 0)
 
     @property
     def num_in_place(self) -> int:

@@ -135,6 +135,7 @@ class RequestOptions:
     store        whether drafters may learn from it for later requests
     speculative  whether drafters are asked
     max_nodes    most nodes of its tree; None: the engine's limit
+    max_context  tokens of prompt and answer beyond which nothing is drafted; None: no limit
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:
                  everyone's
     pipelined_trees  whether its tree may go through the stages in chunks, several at a time: `auto`
@@ -157,6 +158,7 @@ class RequestOptions:
     store: bool = True
     speculative: bool = True
     max_nodes: int | None = None
+    max_context: int | None = None
     drafters: tuple[str, ...] | None = None
     pipelined_trees: PipeliningMode = "auto"
     explain: bool = False
@@ -170,6 +172,8 @@ class RequestOptions:
             raise RequestError("weight", "must be above 0")
         if self.max_nodes is not None and self.max_nodes < 0:
             raise RequestError("speculative.max_tokens", "must be 0 or more")
+        if self.max_context is not None and self.max_context < 0:
+            raise RequestError("speculative.max_context", "must be 0 or more")
         if len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError("cache_salt", f"must have at most {MAX_SALT_CHARS} characters")
         fits = len(self.session) <= MAX_SESSION_CHARS

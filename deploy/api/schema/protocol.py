@@ -41,6 +41,7 @@ class SpeculativeOptions(StrictModel):
 
     enabled     whether to draft at all
     max_tokens  most drafted tokens in one step
+    max_context tokens of prompt and answer beyond which nothing is drafted
     drafters    names of the drafters to take proposals of, where the node budget asks them
     pipelined_trees  whether its tree goes through the stages in chunks, several at a time; see
                 `RequestOptions`
@@ -50,6 +51,7 @@ class SpeculativeOptions(StrictModel):
 
     enabled: bool = True
     max_tokens: int | None = None
+    max_context: int | None = None
     drafters: list[str] | None = None
     pipelined_trees: PipeliningMode = "auto"
     report: bool = False
@@ -118,6 +120,7 @@ class GenerationRequest(SamplingFields):
                 store=self.store is not False,
                 speculative=self.speculative.enabled,
                 max_nodes=self.speculative.max_tokens,
+                max_context=self.speculative.max_context,
                 drafters=_as_tuple(self.speculative.drafters),
                 pipelined_trees=self.speculative.pipelined_trees,
                 explain=self.speculative.explain,

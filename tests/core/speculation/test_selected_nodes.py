@@ -238,3 +238,23 @@ async def test_a_request_may_limit_its_tree_and_choose_its_drafters() -> None:
         assert last.metrics is not None
         assert set(last.metrics.drafted_by_source) <= {"second"}
         assert bool(last.metrics.num_draft_tokens) is (name == "a")
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+async def test_beyond_its_longest_context_a_request_drafts_nothing(mode: str) -> None:
+    bench = Bench(seed=5, num_groups=4, pipelined_trees=mode)  # pyright: ignore[reportArgumentType]
+    bench.add("a", [1, 2, 3], 80, max_context=43)
+    bench.add("bb", [1, 2, 3], 80)
+    await bench.run()
+    ends = dict.fromkeys(("a", "bb"), 0)
+    for name in ends:
+        assert bench.tokens(name) == plain_answer([1, 2, 3], 80, len(name), bench.vocab)
+        num_tokens = 3
+        for delta in bench.heard[name]:
+            assert isinstance(delta, Delta)
+            # A delta of one step; a token that a drafter proposed is named by it.
+            for source in delta.sources:
+                num_tokens += 1
+                if source != "target":
+                    ends[name] = num_tokens
+    assert 0 < ends["a"] <= 43 < ends["bb"]

@@ -77,6 +77,7 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> str
         ("speculative", True, "object"),
         ("speculative", {"max_tokens": -1}, "0 or more"),
         ("speculative", {"max_tokens": 1.5}, "integer"),
+        ("speculative", {"max_context": -1}, "0 or more"),
         ("speculative", {"drafters": "spectra"}, "list"),
         ("n", 0, "greater than or equal to 1"),
         ("n", 257, "at most 256"),
