@@ -64,6 +64,11 @@ UNIT_AREAS = frozenset(
     }
 )
 OUTSIDE_MARKERS = ("cluster", "redis", "net")
+# Why tests may be skipped in continuous integration, which sets `NO_AVOIDABLE_SKIPS`: what no
+# package brings.
+UNAVOIDABLE = (
+    "no CUDA device", "needs two GPUs", "no promtool", "no systemd", "Chromium cannot be installed",
+)  # fmt: skip
 # One Ray at a time; and a process builds the C++ code but once.
 ONE_WORKER = ("cluster", "compiler")
 TESTS = Path(__file__).parent
@@ -96,9 +101,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.get_closest_marker("xdist_group") and _shares_fixtures(item):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(TESTS).as_posix()))
         if item.get_closest_marker("browser") and not _has_browser():
-            item.add_marker(pytest.mark.skip(reason="no Chromium"))
+            was_tried = (TESTS.parent / "build" / "setup-browser.log").exists()
+            reason = "Chromium cannot be installed" if was_tried else "no Chromium: make browser"
+            item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test was skipped that need not have been, if `NO_AVOIDABLE_SKIPS` is set."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not os.environ.get("NO_AVOIDABLE_SKIPS"):
+        return
+    reasons = {report.longrepr[2] for report in reporter.stats.get("skipped", ())}
+    reasons = {reason.removeprefix("Skipped: ") for reason in reasons}
+    if avoidable := sorted(one for one in reasons if not one.startswith(UNAVOIDABLE)):
+        reporter.ensure_newline()
+        reporter.write_line(f"skips that are avoidable here: {'; '.join(avoidable)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from .values import (
     COMMON,
     MARKER,
+    MESSAGES,
     RESPONSES,
     Strategy,
     anything,
@@ -206,14 +207,25 @@ PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
 )
+# Routes that answer with text, which are asked more often.
+NUM_TEXT_PATHS = 4
+# Values of fields that a route spells in its own way.
+HINTS = {
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": MESSAGES,
+}
 # The name that each route gives to the most tokens of an answer.
 TOKEN_LIMITS = {
     "/v1/completions": "max_tokens",
     "/v1/chat/completions": "max_completion_tokens",
     "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
 }
 # Bodies are large, and those that were made before are made again.
 UNCHECKED = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
@@ -267,7 +279,10 @@ def _requests(document: Mapping[str, Any]) -> st.SearchStrategy[FuzzRequest]:
     key = id(document)
     if key not in _MADE:
         _MADE[key] = st.one_of(
-            *(_posts(document, path) for path in (*PATHS[:3], *PATHS[:3], *PATHS)),
+            *(
+                _posts(document, path)
+                for path in (*PATHS[:NUM_TEXT_PATHS], *PATHS[:NUM_TEXT_PATHS], *PATHS)
+            ),
             _grammars(),
             _grammars(),
             _texts(),
@@ -281,7 +296,7 @@ _MADE: dict[int, st.SearchStrategy[FuzzRequest]] = {}
 @st.composite
 def _posts(draw: st.DrawFn, document: Mapping[str, Any], path: str) -> FuzzRequest:
     """Bodies with some of the path's fields; many with one or two that hold something else."""
-    hints = COMMON | RESPONSES if path == "/v1/responses" else COMMON
+    hints = COMMON | HINTS.get(path, {})
     fields, required = Schemas(document, hints).fields(path, document)
     chosen = draw(st.sets(st.sampled_from(sorted(fields)), max_size=MOST_OPTIONAL_FIELDS))
     body = {name: draw(fields[name]) for name in sorted({*required, *chosen})}

@@ -21,7 +21,7 @@ FULL = ("all of them busy", "shutting down")
 ANSWER_TIMEOUT_S = 60.0
 # A raw connection without an answer may rightly have none; its client leaves.
 RAW_PATIENCE_S = 0.4
-LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed", "message_stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

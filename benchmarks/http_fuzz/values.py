@@ -271,6 +271,42 @@ COMMON: dict[str, Strategy] = {
         st.sampled_from(["prompt_lookup", "suffix", "spectra", MARKER]), max_size=3
     ),
 }
+# As `/v1/messages` spells them.
+blocks = st.one_of(
+    texts.map(lambda text: {"type": "text", "text": text}),
+    texts.map(lambda text: {"type": "thinking", "thinking": text, "signature": ""}),
+    tool_names.map(lambda name: {"type": "tool_use", "id": "a", "name": name, "input": {"a": 1}}),
+    texts.map(lambda text: {"type": "tool_result", "tool_use_id": "a", "content": text}),
+    st.just({"type": "image", "source": {"type": "base64", "data": MARKER}}),
+)
+MESSAGES: dict[str, Strategy] = {
+    "messages": st.lists(
+        st.builds(
+            lambda role, content: {"role": role, "content": content},
+            st.sampled_from(["user", "user", "assistant"]),
+            texts | st.just(MARKER) | st.lists(blocks, min_size=1, max_size=3),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    "system": texts | st.just([{"type": "text", "text": MARKER}]),
+    "tools": st.lists(
+        st.builds(
+            lambda name, schema: {"name": name, "description": "a", "input_schema": schema},
+            tool_names,
+            json_schemas,
+        ),
+        max_size=3,
+    ),
+    "tool_choice": st.one_of(
+        st.sampled_from([{"type": "auto"}, {"type": "any"}, {"type": "none"}, {"type": MARKER}]),
+        tool_names.map(lambda name: {"type": "tool", "name": name}),
+    ),
+    "max_tokens": st.integers(1, 8),
+    "stop_sequences": st.lists(short_texts | st.just(MARKER), max_size=4),
+    "thinking": st.sampled_from([{"type": "disabled"}, {"type": "enabled", "budget_tokens": 4}]),
+    "metadata": st.just({"user_id": MARKER}),
+}
 # As `/v1/responses` spells them.
 RESPONSES: dict[str, Strategy] = {
     "input": inputs,
