@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,15 @@ def test_draftline_takes_its_settings(stand_ins: dict[str, Any]) -> None:
     assert retrieval.drafter.options == {"store": REDIS, "learn": True}
     assert args.server.tenant_store == args.server.rate_limit_store == args.server.usage_log
     assert args.engine.pipeline_parallel_size == 2
+
+
+def test_start_md_makes_the_same_of_it(tmp_path: Path) -> None:
+    page = (FILE.parents[1] / "docs" / "start.md").read_text("utf-8")
+    [command] = re.findall(r"^sed -e .*?deploy/70b\.yaml > everything\.yaml$", page, re.M | re.S)
+    command = command.replace("deploy/70b.yaml", str(FILE))
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    made = yaml.safe_load((tmp_path / "everything.yaml").read_text("utf-8"))
+    assert made == stood_in(redis=REDIS, operator_key=str(tmp_path / "operator.key"))
 
 
 def test_on_two_cores_the_stand_ins_have_room(stand_ins: dict[str, Any]) -> None:
