@@ -71,6 +71,7 @@ EXTERNAL = {
     "kubectl": "needs Kubernetes; test_kuberay.py reads its files",
     "redis-server": "test_whole_deployment.py starts one",
     "sed": "test_70b.py runs it",
+    "open-webui": "not installed here; docs/clients.md says what was tried",
     "inspect": "not installed here; docs/clients.md says what was tried",
     "lm_eval": "not installed here; docs/clients.md says what was tried",
     "for": "the shell's",
