@@ -183,7 +183,7 @@ def record_lengths(
 ) -> None:
     """Keep a step of several requests.
 
-    seconds  float64 [drafters, 2]  of a message to each drafter, and of a query in it
+    seconds  float64 [drafters, 3]  of a message to each drafter, a query in it, opening a token
     host_s   of the engine's own work for drafts, for each request
     token_s  what a token saves
     """
@@ -233,7 +233,7 @@ def record_lengths(
 
 @compiled
 def margin(
-    known: AcceptedLengths, bucket: int, drafter: int, others: int, later_share: float = 1.0
+    known: AcceptedLengths, bucket: int, drafter: int, others: int, later_share: float
 ) -> float:
     """Tokens that a drafter adds to those of `others`, bits, in a step where all of them are asked,
     and this share of those that it adds to later steps."""

@@ -291,7 +291,7 @@ class SpeculationPolicy:
             # A drafter that does not know the request has to read it, which its steps pay for.
             opening_s = float(self._seconds[drafter, 2]) * request.num_tokens
             most_s = load.token_s * min(request.tokens_left, HORIZON)
-            if opening_s > margin(self._lengths, bucket, drafter, 0) * most_s:
+            if opening_s > margin(self._lengths, bucket, drafter, 0, 1.0) * most_s:
                 found &= ~(1 << drafter)
         return found
 
@@ -320,7 +320,7 @@ class SpeculationPolicy:
                 if bits & bit:
                     bucket = self._bucket(request)
                     if bucket not in gains:
-                        gains[bucket] = margin(self._lengths, bucket, drafter, 0)
+                        gains[bucket] = margin(self._lengths, bucket, drafter, 0, 1.0)
                     saved_s += gains[bucket] * load.token_s - query_s
             if saved_s < message_s:
                 asked[:] = [bits & ~bit for bits in asked]
@@ -395,7 +395,7 @@ class SpeculationPolicy:
         taken_s = self._seconds[:, :2].sum(axis=1)
         cheaper = sum(1 << int(one) for one in np.flatnonzero(taken_s < taken_s[drafter]))
         count = min(int(self._lengths.num_steps[bucket, drafter]), NUM_KEPT)
-        hoped = count * margin(self._lengths, bucket, drafter, cheaper) + HOPED_FOR
+        hoped = count * margin(self._lengths, bucket, drafter, cheaper, 1.0) + HOPED_FOR
         least_s = (count + 1) * max(float(taken_s[drafter]), LEAST_TAKEN_S)
         return float(hoped * self._ratio * load.token_s / least_s)
 
@@ -614,7 +614,7 @@ class SpeculationPolicy:
         shared_s, each_s = self._host.parts(HOST_SQUARES)
         newest = AskedStep(buckets, asked, lengths, accepted, sizes, like_others)
         record_lengths(
-            self._lengths, newest, self._seconds[:, :2], shared_s / len(outcome.trees) + each_s,
+            self._lengths, newest, self._seconds, shared_s / len(outcome.trees) + each_s,
             max(outcome.draft_batch.plan.token_s, LEAST_TAKEN_S),
         )  # fmt: skip
 

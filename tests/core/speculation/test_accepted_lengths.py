@@ -27,7 +27,7 @@ def record(
         sizes=np.array([4]),
         is_like_others=np.array([like_others]),
     )
-    seconds = np.tile([0.0, 0.1], (len(lengths), 1))
+    seconds = np.tile([0.0, 0.1, 0.0], (len(lengths), 1))
     record_lengths(known, newest, seconds, 0.0, 1.0)
 
 
@@ -50,7 +50,7 @@ def test_a_bucket_is_worth_what_is_accepted_behind_it() -> None:
     assert known.later[2] >= known.later[1] > known.later[0] == 0.0
     own = margin(known, 0, 0, 0, 0.0)
     assert own == pytest.approx(0.2, abs=0.1)
-    assert margin(known, 0, 0, 0) == pytest.approx(own * (1 + known.later[1] / 2))
+    assert margin(known, 0, 0, 0, 1.0) == pytest.approx(own * (1 + known.later[1] / 2))
 
 
 def test_where_buckets_tell_nothing_no_later_token_counts() -> None:
@@ -64,9 +64,9 @@ def test_a_drafter_adds_what_is_beyond_the_others() -> None:
     known = AcceptedLengths.none(NUM_LENGTH_BUCKETS, 2)
     for _ in range(99):
         record(known, 0, [1, 3])
-    assert margin(known, 0, 0, 0) == pytest.approx(0.99)
-    assert margin(known, 0, 1, 1) == pytest.approx(1.98)
-    assert margin(known, 0, 0, 2) == 0.0
+    assert margin(known, 0, 0, 0, 1.0) == pytest.approx(0.99)
+    assert margin(known, 0, 1, 1, 1.0) == pytest.approx(1.98)
+    assert margin(known, 0, 0, 2, 1.0) == 0.0
 
 
 def test_requests_unlike_others_do_not_tell_where_steps_lead() -> None:
@@ -84,9 +84,9 @@ def test_what_was_known_stays_where_drafters_join() -> None:
     walk(known, 200, 0.8)
     known.value_buckets()
     wider = known.with_room(2)
-    assert margin(wider, 0, 0, 0) == margin(known, 0, 0, 0)
+    assert margin(wider, 0, 0, 0, 1.0) == margin(known, 0, 0, 0, 1.0)
     record(wider, 1, [2, 4])
-    assert margin(wider, 1, 1, 1) > 0.0
+    assert margin(wider, 1, 1, 1, 1.0) > 0.0
 
 
 def test_what_asking_takes_and_how_many_nodes_a_token_takes_are_followed() -> None:
