@@ -30,6 +30,8 @@ NUM_KEPT, PRIOR_STEPS = 256, 1.0
 SOLD_SHARE = 0.9
 # What a step leaves of the weight of those before it in where steps lead.
 MOVE_DECAY = 0.995
+# What a token of the next step counts for: so one state that is never left has a finite value.
+LATER_DISCOUNT = 0.98
 # Weights of the newest measurement: of a step in what drafters take in its bucket, of a token in
 # the nodes that are verified for it, and of the nodes of a step at most.
 TAKEN_WEIGHT, NODE_WEIGHT, MOST_NODE_WEIGHT = 0.15, 0.02, 0.5
@@ -83,14 +85,14 @@ class AcceptedLengths(NamedTuple):
         )
 
     def value_buckets(self) -> None:
-        """Set `later` by what was recorded: `later = gained + shares @ later`, less the same of the
-        bucket without accepted tokens."""
+        """Set `later` by what was recorded: `later = gained + discount * shares @ later`, less the
+        same of the bucket without accepted tokens."""
         for first in range(0, len(self.later), NUM_LENGTH_BUCKETS):
             own = slice(first, first + NUM_LENGTH_BUCKETS)
             counts = self.moves[own].sum(axis=1)
             shares, gained = self.moves[own] / counts[:, None], self.gained[own] / counts
-            inner = np.eye(NUM_LENGTH_BUCKETS - 1) - (shares[1:, 1:] - shares[0, 1:])
-            later = np.linalg.solve(inner, gained[1:] - gained[0])
+            moved = LATER_DISCOUNT * (shares[1:, 1:] - shares[0, 1:])
+            later = np.linalg.solve(np.eye(len(moved)) - moved, gained[1:] - gained[0])
             # By chance alone would a longer one be worth less.
             self.later[first + 1 : own.stop] = np.maximum.accumulate(np.maximum(later, 0.0))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from draftline.core.length_buckets import NUM_LENGTH_BUCKETS
 from draftline.core.speculation.accepted_lengths import (
+    LATER_DISCOUNT,
     AcceptedLengths,
     AskedStep,
     margin,
@@ -45,12 +46,20 @@ def test_a_bucket_is_worth_what_is_accepted_behind_it() -> None:
     known = AcceptedLengths.none(NUM_LENGTH_BUCKETS, 1)
     walk(known, 4000, 0.8)
     known.value_buckets()
-    # later = 2 * (0.8 - 0.1) + (0.8 - 0.1) * later
-    assert known.later[1] == pytest.approx(1.4 / 0.3, rel=0.35)
+    # later = 2 * (0.8 - 0.1) + LATER_DISCOUNT * (0.8 - 0.1) * later
+    assert known.later[1] == pytest.approx(1.4 / (1 - 0.7 * LATER_DISCOUNT), rel=0.35)
     assert known.later[2] >= known.later[1] > known.later[0] == 0.0
     own = margin(known, 0, 0, 0, 0.0)
     assert own == pytest.approx(0.2, abs=0.1)
     assert margin(known, 0, 0, 0, 1.0) == pytest.approx(own * (1 + known.later[1] / 2))
+
+
+def test_a_bucket_that_is_never_left_has_a_finite_value() -> None:
+    known = AcceptedLengths.none(NUM_LENGTH_BUCKETS, 1)
+    for _ in range(20_000):
+        record(known, 2, [6])
+    known.value_buckets()
+    assert 0 < known.later[2] <= 6 / (1 - LATER_DISCOUNT)
 
 
 def test_where_buckets_tell_nothing_no_later_token_counts() -> None:
