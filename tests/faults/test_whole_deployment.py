@@ -79,11 +79,10 @@ class Deployment:
         return found
 
 
-def draftline(*arguments: str, **variables: str) -> str:
+def draftline(*arguments: str) -> str:
     done = subprocess.run(
-        [*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=300,
-        env=os.environ | variables,
-    )  # fmt: skip
+        [*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
