@@ -1,4 +1,4 @@
-"""The retrieval store: build, lookups, learning, refinement.
+"""What refinement by perplexity is worth, on text that the target was not trained on.
 
-Start with `store.py`.
+Start with `refinement.py`.
 """

@@ -1,4 +1,4 @@
-"""The tables of SPECTRA's rows in the documentation are those of the result files."""
+"""The tables of suites in the documentation are those of the result files."""
 
 from __future__ import annotations
 
@@ -8,55 +8,76 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftline.benchmarks.trees.suite_tables import (
-    RESULTS,
-    main,
-    read_rows,
-    tables,
-)
+from draftline.benchmarks.suite_tables import FILES, RESULTS, Suite, tables
+from draftline.measure.simulate.cost_profile import bundled_profiles
 from support.tools.pages import table_rows
 
-
-def interval(value: float, low: float, high: float) -> dict[str, float]:
-    return {"value": value, "low": low, "high": high}
-
-
-def row(
-    name: str, tau: float, difference: tuple[float, float] | None, **kinds: float
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "tau": interval(tau, tau - 0.5, tau + 0.25),
-        "difference": difference and interval(sum(difference) / 2, *difference),
-        "by_category": {kind: interval(value, value, value) for kind, value in kinds.items()},
-    }
+SECTIONS = {
+    Suite.SPECTRA: "Drafters without training",
+    Suite.HEADS: "Trained heads",
+    Suite.MODEL_DRAFTERS: "Small models as drafters",
+}
 
 
-def content(*rows: dict[str, Any]) -> str:
-    """A result file."""
-    return json.dumps({"taus": rows})
-
-
-def test_rows_are_told_apart_by_their_intervals(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [
-        row("target", 1.0, None, qa=1.0),
-        row("paper: ANPD", 2.0, (0.5, 1.5), qa=2.5),
-        row("paper: CORE", 1.75, (-0.4, -0.1), qa=1.5),
-        row("draftline: CORE", 1.875, (-0.1, 0.3), qa=1.25),
+def content(taus: dict[str, float], speedups: tuple[float, ...] = ()) -> str:
+    rows: list[dict[str, Any]] = [
+        {"name": name, "tau": {"value": tau, "low": tau - 1, "high": tau + 1}}
+        for name, tau in {"target": 1.0, **taus}.items()
     ]
-    (tmp_path / "suite-spec-bench-t0.json").write_text(content(*rows))
-    main(folder=tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert "| ANPD | 2.00 (1.50-2.25) + |" in lines
-    assert "| CORE | 1.75 (1.25-2.00) - |" in lines
-    assert "| CORE | 1.88 (1.38-2.12) ~ |" in lines
-    assert "| paper: CORE | 1.50 |" in lines
-    assert not any("target" in line for line in lines)
+    settings = {
+        row["name"]: {"speedup": row["tau"]["value"] / 2, "speedups": speedups} for row in rows
+    }
+    return json.dumps({"taus": rows, "settings": settings})
 
 
-def test_rows_of_the_page_are_those_of_the_results() -> None:
-    # The page leaves out the verdicts: not all rows are on it.
-    printed = re.sub(r"\) [+~-] \|", ") |", tables(read_rows(RESULTS)))
-    assert table_rows("Drafters without training") <= set(printed.splitlines())
+def test_taus_and_speeds_have_a_column_for_each_file(tmp_path: Path) -> None:
+    (tmp_path / "heads-bundled-t0.json").write_text(content({"chain": 2.0, "tree": 3.0}))
+    (tmp_path / "heads-humaneval-t1.json").write_text(content({"tree": 1.5, "other": 1.25}))
+    (tmp_path / "heads-bundled-t0-8b-h100.json").write_text(content({"tree": 3.0}))
+    assert tables(tmp_path, Suite.HEADS).splitlines() == [
+        "| tau | bundled, greedy | HumanEval, T = 1 |",
+        "| --- | --- | --- |",
+        "| chain | 2.00 (1.00-3.00) | - |",
+        "| tree | 3.00 (2.00-4.00) | 1.50 (0.50-2.50) |",
+        "| other | - | 1.25 (0.25-2.25) |",
+        "",
+        "| simulated speed: 8B on one H100 | bundled, greedy |",
+        "| --- | --- |",
+        "| tree | 1.50x |",
+    ]
+
+
+def test_rows_as_published_and_as_by_default_are_tables_of_their_own(tmp_path: Path) -> None:
+    rows = {"paper: CORE": 1.75, "draftline: CORE": 1.875}
+    (tmp_path / "suite-spec-bench-t0.json").write_text(content(rows))
+    lines = tables(tmp_path, Suite.SPECTRA).splitlines()
+    assert lines[0] == "| drafters as the paper has them | Spec-Bench, greedy |"
+    assert lines[2] == "| CORE | 1.75 (0.75-2.75) |"
+    assert lines[4] == "| draftline's defaults | Spec-Bench, greedy |"
+    assert lines[6:] == ["| CORE | 1.88 (0.88-2.88) |"]
+
+
+def test_rounds_have_a_mean_and_a_range(tmp_path: Path) -> None:
+    taus = {"training-free": 2.0, "everything merged": 3.0}
+    name = "heads-rounds-bundled-t1-70b-2-h200.json"
+    (tmp_path / name).write_text(content(taus, (1.5, 2.0)))
+    assert tables(tmp_path, Suite.HEADS).splitlines() == [
+        "| simulated speed over several rounds | bundled, T = 1 |",
+        "| --- | --- |",
+        "| 70B over 2 H200; training-free | 1.75x (1.50-2.00) |",
+        "| 70B over 2 H200; everything merged | 1.75x (1.50-2.00) |",
+    ]
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_rows_of_the_page_are_those_of_the_results(suite: Suite) -> None:
+    rows = table_rows(SECTIONS[suite])
+    assert rows
+    assert rows <= set(tables(RESULTS, suite).splitlines())
+
+
+def test_the_results_of_every_profile_are_read() -> None:
+    for name in FILES.values():
+        files = RESULTS.glob(f"{name}-*-t?*-*.json")
+        profiles = {re.split(r"-t[0-9.]+-", path.stem)[1] for path in files}
+        assert profiles <= set(bundled_profiles())

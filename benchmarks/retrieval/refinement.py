@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,15 +22,18 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from ....deploy.cli.bench.job import BenchJob
-from ....deploy.cli.corpus.build import CorpusModel, open_corpus_model
-from ....deploy.ray_serve.runtime import quiet_libraries
-from ....measure.records.record import machine
-from ....measure.replay.recording import read_recording
-from ....retrieval_store.corpus.documents import TokenizedDocument
-from ....retrieval_store.corpus.refine import Score
-from .stores import (
+from ...core.arrays import Float64
+from ...deploy.cli.bench.job import BenchJob
+from ...deploy.cli.corpus.build import CorpusModel, open_corpus_model
+from ...deploy.ray_serve.runtime import quiet_libraries
+from ...measure.records.record import machine
+from ...measure.replay.recording import read_recording
+from ...measure.report.intervals import Interval, drawn_taus, interval
+from ...retrieval_store.corpus.documents import TokenizedDocument
+from ...retrieval_store.corpus.refine import Score
+from .refinement_stores import (
     DocumentChoice,
     choices,
     contexts_of,
@@ -42,9 +45,111 @@ from .stores import (
     scored,
     write_store,
 )
-from .table import rows_of, show, write_plot
 
-RESULTS = Path(__file__).parents[2] / "results" / "refinement.json"
+MODES = {"alone": "", "with_core": "+core"}
+
+
+def rows_of(
+    stores: Sequence[DocumentChoice],
+    counts: Mapping[str, Float64],
+    sizes: Mapping[str, int],
+    perplexities: Mapping[str, float],
+    lookups: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """A row for each store but the random ones, which share one for each budget.
+
+    counts  float64 [prompts, 2] of each store's name, and of it with CORE
+    """
+    rows = [_core_row(counts)]
+    for budget in sorted({store.budget for store in stores}, reverse=True):
+        own = [store for store in stores if store.budget == budget]
+        drawn = [store.name for store in own if store.kind == "random"]
+        for store in own:
+            if store.kind == "random" and store.draw:
+                continue
+            row: dict[str, Any] = {
+                "kind": store.kind,
+                "tokens": sizes[store.name],
+                "median_perplexity": perplexities.get(store.name),
+                "lookup_us": lookups.get(store.name),
+            }
+            for mode, suffix in MODES.items():
+                if store.kind == "random":
+                    row[mode] = asdict(_mean(drawn, suffix, counts))
+                    taus = [_tau(counts[f"{name}{suffix}"]) for name in drawn]
+                    row[f"{mode}_least_most"] = [min(taus), max(taus)]
+                    continue
+                row[mode] = asdict(_of(store.name, suffix, counts))
+                if drawn:
+                    row[f"{mode}_beyond_random"] = asdict(
+                        _beyond(store.name, drawn, suffix, counts)
+                    )
+            rows.append(row)
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]], temperature: float, console: Console) -> None:
+    """Print the rows."""
+    table = Table(
+        "store", "tokens", "perplexity", "lookup, us", "tau", "beyond random", "with CORE",
+        "beyond random", box=None, title=f"temperature {temperature:g}", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        cells = [row["kind"], f"{row['tokens']:,}" if row["tokens"] else ""]
+        for key in ("median_perplexity", "lookup_us"):
+            cells.append("" if row.get(key) is None else f"{row[key]:.1f}")
+        for mode in MODES:
+            for key, sign in ((mode, ""), (f"{mode}_beyond_random", "+")):
+                cells.append(_shown(row.get(key), sign))
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _shown(one: Mapping[str, float] | None, sign: str) -> str:
+    if one is None:
+        return ""
+    ends = f"({one['low']:{sign}.3f} - {one['high']:{sign}.3f})"
+    return f"{one['value']:{sign}.3f} {ends}"
+
+
+def _core_row(counts: Mapping[str, Float64]) -> dict[str, Any]:
+    return {"kind": "CORE alone", "tokens": 0, "with_core": asdict(_of("core", "", counts))}
+
+
+def _tau(counts: Float64) -> float:
+    tokens, steps = counts.sum(axis=0)
+    return float(tokens / steps)
+
+
+def _of(name: str, suffix: str, counts: Mapping[str, Float64]) -> Interval:
+    whole, drawn = drawn_taus(counts[f"{name}{suffix}"][None])
+    return interval(whole[0], drawn[:, 0])
+
+
+def _mean(names: Sequence[str], suffix: str, counts: Mapping[str, Float64]) -> Interval:
+    """The mean of several stores, in draws of prompts and of stores."""
+    whole, drawn = drawn_taus(np.stack([counts[f"{name}{suffix}"] for name in names]))
+    return interval(whole.mean(), _resampled(drawn))
+
+
+def _beyond(
+    name: str, others: Sequence[str], suffix: str, counts: Mapping[str, Float64]
+) -> Interval:
+    """How much more tau a store has than the mean of others, on the same draws of prompts."""
+    totals = np.stack([counts[f"{one}{suffix}"] for one in (name, *others)])
+    whole, drawn = drawn_taus(totals)
+    return interval(whole[0] - whole[1:].mean(), drawn[:, 0] - _resampled(drawn[:, 1:]))
+
+
+def _resampled(drawn: Float64) -> Float64:
+    """float64 [draws]: the mean over stores that were drawn with replacement, too."""
+    rng = np.random.default_rng(1)
+    count = drawn.shape[1]
+    weights = rng.multinomial(count, np.full(count, 1 / count), len(drawn)) / count
+    return (drawn * weights).sum(axis=1)
+
+
+RESULTS = Path(__file__).parents[1] / "results" / "refinement.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +186,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
     num_prompts: Annotated[int, typer.Option(help="Prompts.")] = 66,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
     temperatures: Annotated[str, typer.Option(help="Of the answers.")] = "0,1",
-    output: Annotated[Path, typer.Option(help="Where the JSON goes; beside it a PNG.")] = RESULTS,
+    output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = RESULTS,
 ) -> None:
     """Score, build the stores, record, replay, print, write."""
     quiet_libraries()
@@ -115,7 +220,6 @@ def main(  # noqa: PLR0913 - one parameter a flag
             output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             show(rows, temperature, console)
     console.print(machine().line())
-    write_plot(content["runs"], output.with_suffix(".png"))
 
 
 def _measured(

@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ....cluster.config import DrafterConfig, EngineConfig
-from ....core.arrays import Float64, Int32
-from ....core.request.sampling_params import RequestOptions, SamplingParams
-from ....deploy.cli.bench.job import BenchJob
-from ....deploy.cli.bench.run import measured_runs
-from ....deploy.cli.bench.suites import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES
-from ....deploy.cli.corpus.build import CorpusModel, DocumentLimits
-from ....deploy.cli.demo.build_store import NAMESPACE, cut
-from ....deploy.engine.async_engine import AsyncEngine
-from ....measure.clients.setting import TARGET_ONLY, Setting
-from ....measure.report.intervals import counts_of
-from ....retrieval_store.corpus.document_filter import DocumentFilter, DocumentRules
-from ....retrieval_store.corpus.documents import Document, TokenizedDocument
-from ....retrieval_store.corpus.refine import Score
-from ....retrieval_store.corpus.selection import LOWEST, SELECTIONS, ranking
-from ....retrieval_store.directory_store.store import DirectoryStore
-from ....retrieval_store.search.lookup import SHARED, SegmentLookup
-from ....retrieval_store.segment.segment import MAX_CONTEXT, Segment, build_segment
-from ....training.corpus import DEPENDENCIES, MORE_DEPENDENCIES, SourceFile
+from ...cluster.config import DrafterConfig, EngineConfig
+from ...core.arrays import Float64, Int32
+from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...deploy.cli.bench.job import BenchJob
+from ...deploy.cli.bench.run import measured_runs
+from ...deploy.cli.bench.suites import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES
+from ...deploy.cli.corpus.build import CorpusModel, DocumentLimits
+from ...deploy.cli.demo.build_store import NAMESPACE, cut
+from ...deploy.engine.async_engine import AsyncEngine
+from ...measure.clients.setting import TARGET_ONLY, Setting
+from ...measure.report.intervals import counts_of
+from ...retrieval_store.corpus.document_filter import DocumentFilter, DocumentRules
+from ...retrieval_store.corpus.documents import Document, TokenizedDocument
+from ...retrieval_store.corpus.refine import Score
+from ...retrieval_store.corpus.selection import LOWEST, SELECTIONS, ranking
+from ...retrieval_store.directory_store.store import DirectoryStore
+from ...retrieval_store.search.lookup import SHARED, SegmentLookup
+from ...retrieval_store.segment.segment import MAX_CONTEXT, Segment, build_segment
+from ...training.corpus import DEPENDENCIES, MORE_DEPENDENCIES, SourceFile
 
 # Kind -> patterns of its files, below the folder of installed packages.
 NEAR = {"python": ("*.py",)}

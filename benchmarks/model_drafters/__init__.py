@@ -1,1 +1,0 @@
-"""Measures of small models as drafters."""

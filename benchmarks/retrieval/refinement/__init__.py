@@ -1,4 +1,0 @@
-"""What refinement by perplexity is worth, on text that the target was not trained on.
-
-Start with `__main__.py`.
-"""
