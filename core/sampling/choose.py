@@ -1,4 +1,6 @@
-"""The rule that edits logits and chooses a target token, in numpy: as `models/sampling.py` has it.
+"""The rule that edits logits and chooses a target token, in numpy.
+
+`kernels/sampling/reference.py` has it in torch.
 
 See docs/how-it-works.md, "Coupled sampling".
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.proposals import Proposal, empty_proposal
 from ...core.sampling.rows import sampling_rows
 from ...core.steps import LogProbOutput, StepOutput, TopTokens
-from ...models.sampling import choose_sampler
+from ...kernels.sampling.sampler import choose_sampler
 from ..model.options import SEQUOIA
 from ..model.stopping.depth import PayingDepth
 from ..model.text_distribution import TextDistribution, draft_rng, stacked

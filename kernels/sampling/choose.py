@@ -51,7 +51,7 @@ def choose_tokens(
 
     `logits` [rows, vocabulary] of any float type; `scratch` is overwritten.
     """
-    num_rows, num_chunks = tables.launch_rows, scratch.num_chunks
+    num_rows, num_chunks = tables.num_rows, scratch.num_chunks
     if not num_rows:
         return
     assert logits.stride(1) == 1
@@ -86,11 +86,11 @@ def _find_thresholds(logits: Tensor, tables: SamplingTables, scratch: SamplingSc
     size = (logits.stride(0), tables.vocab_size, num_chunks, weight_scale(tables.vocab_size))
     parts = {"LEN": scratch.chunk_len, "CHUNKS": triton.next_power_of_2(num_chunks)}
     room = {"ROOM": scratch.room}
-    grid = (tables.launch_rows, num_chunks)
+    grid = (tables.num_rows, num_chunks)
     add_up[grid](
         logits, scratch.bests, scratch.histogram, scratch.sums, *filters, *size, **parts, **LAUNCH
     )
-    find_doubt[tables.launch_rows,](
+    find_doubt[tables.num_rows,](
         scratch.histogram, scratch.sums, scratch.doubt, *filters, size[-1], **EXACT
     )
     gather[grid](
@@ -98,7 +98,7 @@ def _find_thresholds(logits: Tensor, tables: SamplingTables, scratch: SamplingSc
         scratch.candidates, *filters, *size, **parts, **room, **LAUNCH,
     )  # fmt: skip
     for is_gathered in (True, False):
-        find_thresholds[tables.launch_rows,](
+        find_thresholds[tables.num_rows,](
             logits, scratch.bests, scratch.doubt, scratch.sums, scratch.candidates,
             scratch.thresholds, *filters, *size, IS_GATHERED=is_gathered, CHUNKS=parts["CHUNKS"],
             LEN=min(scratch.chunk_len, BISECT_LEN), **room, **BISECT,

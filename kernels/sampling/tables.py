@@ -23,16 +23,14 @@ class SamplingTables:
     floors       float32 [rows]  the least value that min_p keeps; -inf is off
     top_k        int32 [rows]    0 is off
 
-    Addresses never change. With `is_fixed`, launches do not, either, as CUDA graphs require: they
-    cover all rows and all kinds of parameters, and unused rows are greedy.
+    samples      whether any row has a temperature
+    filters      whether top_k or top_p cuts any row
     """
 
-    def __init__(
-        self, num_rows: int, vocab_size: int, device: torch.device, *, is_fixed: bool = False
-    ) -> None:
-        self.capacity, self.vocab_size, self.is_fixed = num_rows, vocab_size, is_fixed
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self.capacity, self.vocab_size = num_rows, vocab_size
         self.num_rows = num_rows
-        self._samples = self._filters = is_fixed
+        self.samples = self.filters = False
         # The keys, and four numbers of half their width.
         self._width = aligned(num_rows)
         self._buffer = StagedBuffer(6 * self._width, device)
@@ -46,21 +44,6 @@ class SamplingTables:
     def num_bytes(self) -> int:
         """Bytes on the device."""
         return self._buffer.num_bytes
-
-    @property
-    def launch_rows(self) -> int:
-        """Rows to launch for."""
-        return self.capacity if self.is_fixed else self.num_rows
-
-    @property
-    def samples(self) -> bool:
-        """Whether any row may have a temperature."""
-        return self.is_fixed or self._samples
-
-    @property
-    def filters(self) -> bool:
-        """Whether top_k or top_p may cut any row."""
-        return self.is_fixed or self._filters
 
     def refill(self, sampling: SamplingRows) -> None:
         """Fill the tables with these rows, which must fit; none may have a typical_p below 1."""
@@ -78,8 +61,8 @@ class SamplingTables:
             floats[index, :count] = values
         floats[3].view(np.int32)[:count] = top_k
         has_noise = sampling.temperature > 0
-        self._samples = bool(has_noise.any())
-        self._filters = bool((has_noise & ((top_k > 0) | (sampling.top_p < 1))).any())
+        self.samples = bool(has_noise.any())
+        self.filters = bool((has_noise & ((top_k > 0) | (sampling.top_p < 1))).any())
         self._buffer.send(6 * self._width)
 
 

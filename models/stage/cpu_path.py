@@ -23,13 +23,13 @@ from ...core.progress import Progress, unseen
 from ...core.step.builder import kv_slots
 from ...core.steps import MultiStepInput, StepInput
 from ...kernels.cpu.build import are_loaded, library_path, load_cpu_ops
+from ...kernels.sampling.sampler import Sampler
 from ..attention.operator import advance, attending
 from ..attention.step_attention import PagedKv
 from ..device import to_device
 from ..layers.cpu_layers import CpuLayers, cpu_obstacle
 from ..layers.fast_modules import Rotation
 from ..layers.model_slice import ModelSlice, embedded, is_table
-from ..sampling import Sampler
 from .hidden_state_taps import HiddenStateTaps
 from .options import StageOptions
 from .plain_path import layer_input, no_taps, rotary_table

@@ -21,8 +21,7 @@ from ...core.errors import ConfigError
 from ...core.steps import StepInput
 from ...kernels.attention.layout_capacity import LayoutCapacity
 from ...kernels.attention.step_layout import StepLayout
-from ...kernels.dispatch import Machine, triton_obstacle
-from ...kernels.sampling.dispatch import choose_sampling
+from ...kernels.dispatch import Machine, runs_triton, triton_obstacle
 from ..attention.kernel_attention import KernelBackend
 from ..attention.step_attention import PagedKv
 from ..layers.invariant_layers import make_invariant
@@ -281,7 +280,7 @@ def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
 
     `attention` is the stage's setting; `sdpa` asks for transformers' own modules.
     """
-    return choose_sampling(Machine.of(device)) == "triton" and attention != "sdpa"
+    return runs_triton(Machine.of(device)) and attention != "sdpa"
 
 
 def rows_of_graphs(max_rows: int) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ from ...core.steps import (
     VerificationResult,
 )
 from ...core.verify.accepted_rows import accepted_rows
+from ...kernels.sampling.sampler import Sampler
 from ..device import HostCopy, to_device
-from ..sampling import Sampler
 from ..verify.apply import verification_results, with_verification_results
 from .stage_heads import StageHeads
 

@@ -13,6 +13,7 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
 from ...core.steps import MultiStepInput, StepInput, StepOutput
 from ...kernels.dispatch import Machine
+from ...kernels.sampling.sampler import choose_sampler
 from ..attention.backend import choose_backend
 from ..attention.kernel_attention import KernelBackend, TileOptions
 from ..attention.step_attention import PagedKv
@@ -21,7 +22,6 @@ from ..layers.model_slice import load_slice
 from ..load.checkpoint import read_config, resolve_model_path
 from ..load.partition import LayerSpan
 from ..load.supported import naming, runs_by_layers
-from ..sampling import choose_sampler
 from .cpu_path import CpuPath, following_rows, load_kernels_for
 from .gpu_path import (
     CudaCapture,

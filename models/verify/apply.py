@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.arrays import Int32
 from ...core.steps import SamplingRows, Verification, VerificationResult
 from ...core.verify.rules import REJECTION, SeededRng
-from ..sampling import process_rows
+from ...kernels.sampling.reference import process_rows
 from .rejection import verify_rejections
 from .typical import verify_typical
 

@@ -88,13 +88,13 @@ def test_a_wrong_result_is_no_small_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "attention", "is_fused"),
-    [("triton", "auto", True), ("triton", "sdpa", False), ("torch", "auto", False)],
+    ("runs", "attention", "is_fused"),
+    [(True, "auto", True), (True, "sdpa", False), (False, "auto", False)],
 )
 def test_modules_are_fused_where_triton_runs(
-    monkeypatch: pytest.MonkeyPatch, chosen: str, attention: str, is_fused: bool
+    monkeypatch: pytest.MonkeyPatch, runs: bool, attention: str, is_fused: bool
 ) -> None:
-    monkeypatch.setattr(gpu_path, "choose_sampling", lambda _: chosen)
+    monkeypatch.setattr(gpu_path, "runs_triton", lambda _: runs)
     assert gpu_path.uses_fused_modules(CPU, attention) == is_fused
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftline.core.errors import ConfigError
 from draftline.kernels import dispatch
-from draftline.kernels.dispatch import Machine, choose_attention, flash_obstacle
+from draftline.kernels.dispatch import Machine, choose_attention, flash_obstacle, runs_triton
 
 CPU = Machine(None, has_triton=True, has_flash_attn=False)
 GPU = Machine((9, 0), has_triton=True, has_flash_attn=False)
@@ -84,3 +84,11 @@ def test_flash_attn_is_taken_in_the_versions_of_the_backend(
     assert (against is None) == is_taken
     if against is not None:
         assert "pip install draftline[flash-attn]" in against
+
+
+def test_triton_runs_on_able_gpus() -> None:
+    gpu = Machine((9, 0), has_triton=True, has_flash_attn=False)
+    assert runs_triton(gpu)
+    assert not runs_triton(replace(gpu, capability=(7, 5)))
+    assert not runs_triton(replace(gpu, has_triton=False))
+    assert not runs_triton(replace(gpu, capability=None, is_interpreting=True))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ....core.steps import SamplingRows
-from ....models.sampling import Sampler, TorchSampler, choose_sampler
+from ....kernels.sampling.reference import TorchSampler
+from ....kernels.sampling.sampler import Sampler, choose_sampler
 from ..findings import Findings
 from ..floors import sampling_work
 from ..setting import GpuSetting

@@ -12,6 +12,8 @@ from draftline.core.proposals import LogitsParams
 from draftline.core.request.allowed_tokens import mask_of
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepOutput
+from draftline.kernels.sampling.reference import TorchSampler
+from draftline.kernels.sampling.sampler import KernelSampler, choose_sampler
 from draftline.models.attention.step_attention import PagedKv
 from draftline.models.layers.fused_modules import (
     FusedAttention,
@@ -21,7 +23,6 @@ from draftline.models.layers.fused_modules import (
 )
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.sampling import KernelSampler, TorchSampler, choose_sampler
 from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step

@@ -13,12 +13,12 @@ import torch
 from draftline.core.proposals import LogitsParams
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepInput
+from draftline.kernels.sampling.sampler import KernelSampler
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import KernelBackend, TileOptions
 from draftline.models.layers import int8_linear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.sampling import KernelSampler
 from draftline.models.stage.memory import make_kv
 from draftline.models.stage.plain_path import PlainPath
 from draftline.models.stage.stage import Stage

@@ -7,8 +7,7 @@ from draftline.core.arrays import Float32
 from draftline.core.sampling import choose as reference
 from draftline.core.sampling.noise import gumbel
 from draftline.core.steps import SamplingRows
-from draftline.kernels.sampling.reference import noisy_argmax, stream_keys
-from draftline.models.sampling import choose_tokens
+from draftline.kernels.sampling.reference import choose_tokens, noisy_argmax, stream_keys
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
