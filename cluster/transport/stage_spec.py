@@ -110,7 +110,7 @@ class StageSpec:
         if options is None or not options.feature_layers:
             return self.hidden_size
         # As in `build`.
-        from ...models.stage.hidden_state_taps import carried_sizes  # noqa: PLC0415
+        from ...models.stage.options import carried_sizes  # noqa: PLC0415
 
         layers = options.feature_layers
         return sum(carried_sizes(layers, before, self.span.num_layers, self.hidden_size))

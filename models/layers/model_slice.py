@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ...core.arrays import Int64
 from ...core.errors import CheckpointError, ConfigError
 from ...core.progress import Progress, unseen
 from ..attention.kernel_attention import StepKernels
@@ -307,6 +308,30 @@ def _head(linear: nn.Linear, fused_ops: FusedOps | None, *, fast: bool) -> Proje
     if fused_ops is not None:
         return GpuHead(fused_ops.few_rows, linear)
     return FastLinear(linear) if fast else linear
+
+
+def with_pruned_head(part: ModelSlice, rows: Int64) -> ModelSlice:
+    """The slice with these rows of its head, int64 [n], in their order."""
+    assert part.head is not None
+    head = _pruned_head(part.head, rows)
+    if part.forward is not None:
+        assert isinstance(head, nn.Module)
+        part.forward.prune_head(head)
+    return replace(part, head=head)
+
+
+def _pruned_head(head: Projection, rows: Int64) -> Projection:
+    if isinstance(head, GpuHead):
+        return head.of_rows(torch.from_numpy(rows).to(head.weight.device))
+    assert isinstance(head, FastLinear | nn.Linear)
+    is_fast = isinstance(head, FastLinear)
+    weight = head.weight.t() if is_fast else head.weight
+    kept = torch.from_numpy(rows).to(weight.device)
+    pruned = nn.Linear(weight.shape[1], len(kept), bias=head.bias is not None, device="meta")
+    pruned.weight = nn.Parameter(weight[kept].contiguous(), requires_grad=False)
+    if head.bias is not None:
+        pruned.bias = nn.Parameter(head.bias[kept].contiguous(), requires_grad=False)
+    return FastLinear(pruned) if is_fast else pruned
 
 
 def is_table(embed: nn.Module | None) -> TypeGuard[nn.Embedding]:

@@ -30,9 +30,8 @@ from ..device import to_device
 from ..layers.cpu_layers import CpuLayers, cpu_obstacle
 from ..layers.fast_modules import Rotation
 from ..layers.model_slice import ModelSlice, embedded, is_table
-from .hidden_state_taps import HiddenStateTaps
 from .options import StageOptions
-from .plain_path import layer_input, no_taps, rotary_table
+from .plain_path import HiddenStateTaps, layer_input, no_taps, rotary_table
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,8 @@ from ..attention.kernel_attention import KernelBackend
 from ..attention.step_attention import PagedKv
 from ..layers.invariant_layers import make_invariant
 from ..layers.model_slice import ModelSlice, run_layers
-from .hidden_state_taps import HiddenStateTaps
 from .options import GraphOptions, StageOptions
-from .plain_path import PlainPath
+from .plain_path import HiddenStateTaps, PlainPath
 
 Work = Callable[[], None]
 FIELD = "batch_invariant"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .output_vocabulary import OutputVocabulary
+from ...core.arrays import Int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +22,20 @@ class GraphOptions:
     max_requests: int
     max_positions: int
     seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputVocabulary:
+    """Logits of a model in the ids of another vocabulary: minus infinity for ids that it lacks.
+
+    rows     int64 [n]  of the head: the model's own ids
+    columns  int64 [n]  the other vocabulary's ids of these rows, all different
+    size     ids of the other vocabulary
+    """
+
+    rows: Int64
+    columns: Int64
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +68,13 @@ class StageOptions:
     graphs: GraphOptions | None = None
     feature_layers: tuple[int, ...] = ()
     output: OutputVocabulary | None = None
+
+
+def carried_sizes(
+    layers: Sequence[int], before: int, num_layers: int, hidden_size: int
+) -> list[int]:
+    """Columns of hidden states after the layers up to `before`: their own, and those of the taps in
+    `layers` so far. The last layer's tap needs no copy."""
+    end = min(before, num_layers - 1)
+    num_noted = sum(layer < end for layer in layers) if before else 0
+    return [hidden_size, num_noted * hidden_size]

@@ -18,7 +18,7 @@ from ..attention.backend import choose_backend
 from ..attention.kernel_attention import KernelBackend, TileOptions
 from ..attention.step_attention import PagedKv
 from ..device import to_device
-from ..layers.model_slice import load_slice
+from ..layers.model_slice import load_slice, with_pruned_head
 from ..load.checkpoint import read_config, resolve_model_path
 from ..load.partition import LayerSpan
 from ..load.supported import naming, runs_by_layers
@@ -30,12 +30,10 @@ from .gpu_path import (
     invariant_slice,
     uses_fused_modules,
 )
-from .hidden_state_taps import HiddenStateTaps
 from .memory import CudaMemory, fitting_blocks, make_kv
-from .options import StageOptions
-from .output_vocabulary import LogitsMap, OutputVocabulary, with_pruned_head
+from .options import OutputVocabulary, StageOptions
 from .pending_output import PendingOutput, launch_answer, wanted_rows
-from .plain_path import ComputePath, PlainPath
+from .plain_path import ComputePath, HiddenStateTaps, PlainPath
 from .self_check import check_kind
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
 from .warm_up import capture, warm_kernels
@@ -72,7 +70,8 @@ def load_stage(
     part = load_slice(
         model_path, span, dtype, device, options.quantization, fused=fused, progress=progress
     )
-    part = with_pruned_head(part, options.output)
+    if options.output is not None:
+        part = with_pruned_head(part, options.output.rows)
     if is_invariant:
         part = invariant_slice(part)
     taps = HiddenStateTaps(options.feature_layers, span, part.config.hidden_size)
@@ -138,7 +137,9 @@ class Stage:
         """
         self.path = path
         self._sampler = choose_sampler(path.part.device)
-        self._logits_map = None if output is None else LogitsMap(output, path.part.device)
+        self._output = output
+        if output is not None:
+            self._columns = torch.from_numpy(output.columns).to(path.part.device)
         self._heads = None if make_heads is None else self._made(make_heads)
 
     def _made(self, make_heads: MakeHeads) -> StageHeads:
@@ -168,9 +169,7 @@ class Stage:
     @property
     def vocab_size(self) -> int:
         """Ids that its logits are for."""
-        return (
-            self.path.part.config.vocab_size if self._logits_map is None else self._logits_map.size
-        )
+        return self.path.part.config.vocab_size if self._output is None else self._output.size
 
     @property
     def decodes_several(self) -> bool:
@@ -282,4 +281,8 @@ class Stage:
         if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
             hidden = hidden[to_device(rows, self.path.part.device)]
         logits = self.path.logits(hidden)
-        return logits if self._logits_map is None else self._logits_map(logits)
+        if self._output is None:
+            return logits
+        mapped = logits.new_full((len(logits), self._output.size), -torch.inf)
+        mapped[:, self._columns] = logits
+        return mapped

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ....core.errors import ConfigError
 from ....models.load.model_info import ModelInfo
-from ....models.stage.output_vocabulary import OutputVocabulary
+from ....models.stage.options import OutputVocabulary
 from ....models.text.fingerprint import tokenizer_hash
 from .mapped import IntersectionVocabulary
 from .names import SAME, SLEM, SLRS, TLI, VOCABULARY_AUTO

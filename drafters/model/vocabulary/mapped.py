@@ -12,7 +12,7 @@ from copy import copy
 
 from ....core.errors import ConfigError
 from ....core.proposals import DraftRequest
-from ....models.stage.output_vocabulary import OutputVocabulary
+from ....models.stage.options import OutputVocabulary
 from .overlap import NO_ID, VocabularyMap
 from .strategy import DraftText, TargetIds
 from .surfaces import Speller, Vocabulary
