@@ -30,7 +30,7 @@ from .messages import (
 from .stage_spec import Spans, StageRunner, StageSpec, end_process, launch_stage, run_traced
 
 if TYPE_CHECKING:
-    from ...models.stage.pending_output import PendingOutput
+    from ...models.stage.stage import PendingOutput
 import queue
 import threading
 from collections.abc import Callable

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...drafters.heads.last_stage import LastStageHeadSpec
     from ...models.load.partition import LayerSpan
     from ...models.stage.options import StageOptions
-    from ...models.stage.pending_output import PendingOutput
+    from ...models.stage.stage import PendingOutput
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class StageSpec:
         Raises `CheckpointError`; `ConfigError` where it cannot be compiled.
         """
         # Workers build their stage; the coordinator that sends specs never loads the model code.
-        from ...models.stage.stage import load_stage  # noqa: PLC0415
+        from ...models.stage.load_stage import load_stage  # noqa: PLC0415
 
         make_heads = None
         if self.heads:

@@ -22,8 +22,9 @@ from ...models.layers.int8_linear import NONE
 from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.load.partition import LayerSpan
 from ...models.stage.gpu_path import GraphOptions
+from ...models.stage.load_stage import load_stage
 from ...models.stage.options import StageOptions
-from ...models.stage.stage import Stage, load_stage
+from ...models.stage.stage import Stage
 from ..open_requests import OpenRequests
 from .cached_text import CachedText, TextEnd
 from .chain_job import ChainBatch, ChainJob, build_step, chain_nodes, next_batch

@@ -1,8 +1,8 @@
 """A stage's layers as torch modules: the reference, and the layers of stages on GPUs.
 
 Also the hidden states that a stage records for drafters that read them (feature heads). A layer is
-named by its output: layer j of the model, -1 the embeddings, the last one normed. So a state belongs
-to the stage that produces it. States recorded by earlier stages are appended to the hidden states
+named by its output: layer j of the model, -1 the embeddings, the last one normed. So a state
+belongs to the stage that produces it. States of earlier stages are appended to the hidden states
 and passed on to the last stage, which returns those of committed rows.
 """
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Int32
+from ...core.errors import ConfigError
 from ...core.steps import StepInput
 from ..attention.backend import AttentionBackend, SdpaBackend
 from ..attention.step_attention import PagedKv
@@ -23,6 +24,7 @@ from ..device import to_device
 from ..layers.base_forward import BaseForward
 from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, run_layers
+from ..load.model_info import head_dim, num_kv_heads
 from ..load.partition import LayerSpan
 from .options import carried_sizes
 
@@ -192,6 +194,29 @@ class PlainPath:
         logits = self.projected(self.normed(hidden)).float()
         softcap = self.part.softcap
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def make_kv(
+    part: ModelSlice, num_blocks: int, block_size: int, kv_cache_dtype: str = "auto"
+) -> PagedKv:
+    """An empty cache, in the stage's dtype or in FP8. FP8 uses the checkpoint's calibrated scales,
+    or without these a scale for every row.
+
+    Raises `ConfigError` (`kv_cache_dtype`).
+    """
+    if kv_cache_dtype not in ("auto", "fp8"):
+        raise ConfigError("kv_cache_dtype", f"must be auto or fp8, not {kv_cache_dtype!r}")
+    heads, dim = num_kv_heads(part.config), head_dim(part.config)
+    dtype, scales = part.dtype, None
+    if kv_cache_dtype == "fp8":
+        dtype, scales = torch.float8_e4m3fn, part.kv_scales
+        if scales is None:
+            size = (len(part.layers), num_blocks * block_size, 2, heads)
+            scales = torch.ones(size, device=part.device)
+    return PagedKv(
+        len(part.layers), num_blocks * block_size, heads, dim,
+        dtype=dtype, device=str(part.device), scales=scales,
+    )  # fmt: skip
 
 
 def no_taps(part: ModelSlice) -> HiddenStateTaps:

@@ -27,8 +27,7 @@ from ...core.tree.tree_loops import pack
 from ..layers.model_slice import cut_slice
 from ..load.empty_model import empty_model
 from ..load.partition import LayerSpan
-from .memory import make_kv
-from .plain_path import PlainPath
+from .plain_path import PlainPath, make_kv
 
 LEAST_LAYERS = 4
 # Sizes of the copy; settings that a config does not have are not added.

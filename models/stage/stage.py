@@ -1,123 +1,42 @@
-"""A pipeline stage: a contiguous span of a model's layers over its own paged KV cache."""
+"""A pipeline stage: a contiguous span of a model's layers over its own paged KV cache.
+
+`Stage` runs steps; the functions below it make the last stage's answer: target tokens, and the
+requested log-probabilities.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.arrays import Int32
-from ...core.errors import ConfigError
-from ...core.progress import Progress, unseen
-from ...core.steps import MultiStepInput, StepInput, StepOutput
-from ...kernels.dispatch import Machine
-from ...kernels.sampling.sampler import choose_sampler
-from ..attention.backend import choose_backend
-from ..attention.kernel_attention import KernelBackend, TileOptions
-from ..attention.step_attention import PagedKv
-from ..device import to_device
-from ..layers.model_slice import load_slice, with_pruned_head
-from ..load.checkpoint import read_config, resolve_model_path
-from ..load.partition import LayerSpan
-from ..load.supported import naming, runs_by_layers
-from .cpu_path import CpuPath, following_rows, load_kernels_for
-from .gpu_path import (
-    CudaCapture,
-    GraphPath,
-    invariant_options,
-    invariant_slice,
-    uses_fused_modules,
+from ...core.arrays import Float32, Int32
+from ...core.steps import (
+    NO_LOG_PROB_OUTPUT,
+    NO_LOG_PROBS,
+    NO_PROBES,
+    HeadDrafts,
+    LogProbOutput,
+    MultiStepInput,
+    StepInput,
+    StepOutput,
+    TopTokens,
+    VerificationResult,
 )
-from .memory import CudaMemory, fitting_blocks, make_kv
-from .options import OutputVocabulary, StageOptions
-from .pending_output import PendingOutput, launch_answer, wanted_rows
-from .plain_path import ComputePath, HiddenStateTaps, PlainPath
-from .self_check import check_kind
+from ...core.verify.accepted_rows import accepted_rows
+from ...kernels.sampling.sampler import Sampler, choose_sampler
+from ..attention.step_attention import PagedKv
+from ..device import HostCopy, to_device
+from ..verify.apply import verification_results, with_verification_results
+from .cpu_path import CpuPath, following_rows
+from .options import OutputVocabulary
+from .plain_path import ComputePath
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
-from .warm_up import capture, warm_kernels
 
-
-def load_stage(
-    model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
-    dtype: str = "float32", *, device: str = "cpu",
-    attention: str = "auto", options: StageOptions | None = None,
-    make_heads: MakeHeads | None = None, progress: Progress = unseen,
-) -> Stage:  # fmt: skip
-    """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
-
-    Here is decided how the stage computes, once. On a CPU the CPU kernels run the layers that they
-    support, with `compile: auto`; the first start waits until they are compiled. On a GPU
-    draftline's kernels run them, by CUDA graphs if `options.graphs` says so. Else torch does. Kinds
-    of models of which more than the layers is needed run by transformers' own forward, once a small
-    copy has shown that it gives the same (`self_check.py`).
-
-    Without `num_blocks` the options limit how far the cache fills a GPU. `attention` is a shorthand
-    for options with no other field. `make_heads` is for the last stage. Raises `CheckpointError`
-    for a folder that cannot be used, `ConfigError` for a wrong setting.
-    """
-    options = options or StageOptions(attention=attention)
-    _check_taps(options, span)
-    config = read_config(model_path)
-    if not runs_by_layers(config):
-        with naming(resolve_model_path(model_path), config):
-            check_kind(config)
-    is_invariant = options.batch_invariant == "on" and torch.device(device).type != "cpu"
-    if is_invariant:
-        options = invariant_options(options, Machine.of(device))
-    fused = uses_fused_modules(device, options.attention)
-    part = load_slice(
-        model_path, span, dtype, device, options.quantization, fused=fused, progress=progress
-    )
-    if options.output is not None:
-        part = with_pruned_head(part, options.output.rows)
-    if is_invariant:
-        part = invariant_slice(part)
-    taps = HiddenStateTaps(options.feature_layers, span, part.config.hidden_size)
-    tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)
-
-    def plain_path(num_blocks: int) -> PlainPath:
-        kv = make_kv(part, num_blocks, block_size, options.kv_cache_dtype)
-        num_heads = part.config.num_attention_heads
-        wants_torch = part.forward is not None and part.forward.wants_torch
-        wanted = "sdpa" if wants_torch else options.attention
-        backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, wanted, tiles=tiles)
-        return PlainPath(part, kv, block_size, backend, taps)
-
-    def stage_of(path: ComputePath) -> Stage:
-        return Stage(path, make_heads, options.output)
-
-    if num_blocks is None:
-        num_blocks = fitting_blocks(
-            lambda count: stage_of(plain_path(count)), block_size, options, CudaMemory(part.device)
-        )
-    path = plain_path(num_blocks)
-    if load_kernels_for(part, options, progress):
-        return stage_of(CpuPath(part, path.kv, block_size, taps))
-    is_plain = part.forward is not None or part.device.type != "cuda"
-    if is_plain or not isinstance(path.attention, KernelBackend):
-        return stage_of(path)
-    if options.graphs is None:
-        stage = stage_of(path)
-        warm_kernels(stage, path.attention.share, stage.vocab_size)
-        return stage
-    graphs = GraphPath(
-        part, path.kv, block_size, path.attention, taps, options.graphs, CudaCapture(part.device)
-    )
-    stage = stage_of(graphs)
-    warm_kernels(stage, path.attention.share, stage.vocab_size)
-    capture(graphs)
-    return stage
-
-
-def _check_taps(options: StageOptions, span: LayerSpan) -> None:
-    layers = options.feature_layers
-    if any(not -1 <= layer < span.num_layers for layer in layers):
-        raise ConfigError(
-            "feature_layers",
-            f"{list(layers)} are not layers of a model that has {span.num_layers}",
-        )
+# Waits for the result of a launched step; called once, in any thread.
+PendingOutput = Callable[[], StepOutput]
 
 
 class Stage:
@@ -286,3 +205,163 @@ class Stage:
         mapped = logits.new_full((len(logits), self._output.size), -torch.inf)
         mapped[:, self._columns] = logits
         return mapped
+
+
+def wanted_rows(step: StepInput) -> Int32:
+    """Rows of a step whose logits its answer needs, ascending."""
+    every = step.logits_rows, step.probes.rows, step.log_probs.scored_rows
+    wanted = [rows for rows in every if len(rows)]
+    if len(wanted) == 1:
+        return wanted[0]
+    return np.unique(np.concatenate((*wanted, np.empty(0, dtype=np.int32))))
+
+
+def launch_answer(
+    step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler, *,
+    features: Callable[[Int32], Tensor] | None = None, heads: StageHeads | None = None,
+) -> PendingOutput:  # fmt: skip
+    """Enqueue the computation of the answer, and one copy of it to the host.
+
+    logits    float32 [rows, vocabulary], unprocessed, of `wanted_rows`
+    features  float32 [n, width] of rows int32 [n]
+    heads     of the stage, which draft after the committed tokens
+
+    Waits for the device only if an acceptance rule runs on the host, or if features of accepted
+    rows or drafts of heads are wanted.
+    """
+
+    def logits_of(wanted: Int32) -> Tensor:
+        if not len(wanted):
+            return logits[:0]
+        # Not copied if drafters and answers want the same rows.
+        if wanted is rows or np.array_equal(wanted, rows):
+            return logits
+        return logits[to_device(np.searchsorted(rows, wanted), logits.device)]
+
+    target_logits = logits_of(step.logits_rows)
+    marked, results = _chosen(step, target_logits, sampler)
+    # The other results need a token for each row.
+    needs_tokens = (
+        step.log_probs.of_targets or bool(step.heads.feature_requests) or heads is not None
+    )
+    targets = marked.clamp(min=0) if needs_tokens else marked
+    parts = {
+        "target_tokens": marked,
+        **_probed(step, logits_of(step.probes.rows)),
+        **_scored(step, logits_of(step.log_probs.scored_rows), sampler),
+        **_asked_for(step, target_logits, targets, sampler),
+    }
+    if step.heads.feature_requests:
+        assert features is not None
+        parts["features"] = features(accepted_rows(step, targets.cpu().numpy(), results))
+    drafts: tuple[HeadDrafts, ...] = ()
+    if heads is not None and features is not None:
+        # Before the next step, which moves the heads' cache of these rows.
+        drafts = heads.draft(step, targets.cpu().numpy(), results, features)
+    copy = HostCopy(list(parts.values()))
+
+    def wait() -> StepOutput:
+        arrays = dict(zip(parts, (tensor.numpy() for tensor in copy.wait()), strict=True))
+        tokens, log_probs = arrays["target_tokens"], arrays.get("log_probs")
+        not_finite = _not_finite(tokens, log_probs)
+        if not_finite is not None:
+            tokens = np.maximum(tokens, np.int32(0))
+        return StepOutput(
+            step.step_id, tokens, arrays.get("probe_ids"), _log_probs(step, arrays),
+            verification_results=results, features=arrays.get("features"), head_drafts=drafts,
+            not_finite=not_finite,
+        )  # fmt: skip
+
+    return wait
+
+
+def _not_finite(marked: Int32, log_probs: Float32 | None) -> Int32 | None:
+    """`StepOutput.not_finite`, of tokens int32 [rows] as `_chosen` marks them."""
+    is_bad = marked < 0
+    if log_probs is not None:
+        # A mask may hide logits that are not finite from the sampler.
+        is_bad |= np.isnan(log_probs)
+    return np.flatnonzero(is_bad).astype(np.int32) if is_bad.any() else None
+
+
+def _chosen(
+    step: StepInput, logits: Tensor, sampler: Sampler
+) -> tuple[Tensor, tuple[VerificationResult, ...] | None]:
+    """The target token of each row, int32 [rows], -1 after a row that is not finite; and the
+    results of the acceptance rule, if any."""
+    if not len(logits):
+        return torch.empty(0, dtype=torch.int32, device=logits.device), None
+    edited = sampler.edit(logits, step.edits)
+    targets = sampler.choose(edited, step.sampling)
+    if step.verification is None:
+        return targets, None
+    is_bad = targets < 0
+    if is_bad.any():
+        # Such a row has no distribution, and a rule would raise. Its request ends in any case.
+        edited = edited.masked_fill(is_bad[:, None], 0.0)
+    results = verification_results(edited, step.sampling, step.verification)
+    # So that log-probabilities belong to the committed tokens.
+    committed = with_verification_results(targets.cpu().numpy(), step.verification, results)
+    chosen = to_device(committed, logits.device).to(torch.int32)
+    return chosen.masked_fill(is_bad, -1), results
+
+
+def _asked_for(
+    step: StepInput, logits: Tensor, targets: Tensor, sampler: Sampler
+) -> dict[str, Tensor]:
+    """Log-probabilities and entropies of `logits_rows`, by name, as far as the step wants them."""
+    wanted = step.log_probs
+    if not wanted.of_targets and not wanted.with_entropies:
+        return {}
+    parts, distributions = {}, sampler.log_softmax(logits)
+    if wanted.of_targets:
+        parts["log_probs"] = _of_tokens(distributions, targets.long())
+        parts |= _top("top", distributions, wanted.num_top)
+    if wanted.with_entropies:
+        parts["entropies"] = torch.special.entr(distributions.exp()).sum(dim=-1)
+    return parts
+
+
+def _scored(step: StepInput, logits: Tensor, sampler: Sampler) -> dict[str, Tensor]:
+    """Log-probabilities of `scored_tokens`, by the logits of their rows."""
+    wanted = step.log_probs
+    if not len(wanted.scored_rows):
+        return {}
+    distributions = sampler.log_softmax(logits)
+    scores = _of_tokens(distributions, to_device(wanted.scored_tokens, distributions.device))
+    return {"scores": scores, **_top("scored_top", distributions, wanted.num_top)}
+
+
+def _probed(step: StepInput, logits: Tensor) -> dict[str, Tensor]:
+    """The most probable tokens of each row of the probes."""
+    if step.probes is NO_PROBES:
+        return {}
+    return {"probe_ids": logits.topk(step.probes.top_k, dim=-1).indices.to(torch.int32)}
+
+
+def _of_tokens(distributions: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probability of one token a row, float32 [rows]."""
+    return distributions.gather(-1, tokens[:, None])[:, 0]
+
+
+def _top(name: str, distributions: Tensor, count: int) -> dict[str, Tensor]:
+    """The most probable tokens of each row and their log-probabilities, if any are wanted."""
+    if not count:
+        return {}
+    best = distributions.topk(count, dim=-1)
+    return {f"{name}_ids": best.indices.to(torch.int32), f"{name}_log_probs": best.values}
+
+
+def _log_probs(step: StepInput, arrays: dict[str, np.ndarray]) -> LogProbOutput:
+    if step.log_probs is NO_LOG_PROBS:
+        return NO_LOG_PROB_OUTPUT
+    return LogProbOutput(
+        arrays.get("log_probs"), _top_tokens("top", arrays), arrays.get("entropies"),
+        arrays.get("scores"), _top_tokens("scored_top", arrays),
+    )  # fmt: skip
+
+
+def _top_tokens(name: str, arrays: dict[str, np.ndarray]) -> TopTokens | None:
+    if f"{name}_ids" not in arrays:
+        return None
+    return TopTokens(arrays[f"{name}_ids"], arrays[f"{name}_log_probs"])

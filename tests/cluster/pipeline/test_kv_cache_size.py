@@ -19,7 +19,7 @@ from draftline.core.steps import StepInput
 from support.fakes.fake_stage import FakeStage, fake_step
 
 if TYPE_CHECKING:
-    from draftline.models.stage.pending_output import PendingOutput
+    from draftline.models.stage.stage import PendingOutput
 
 
 async def test_the_smallest_cache_counts_and_stays_as_large() -> None:

@@ -11,7 +11,7 @@ import torch
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline.scorer import PipelineScorer
 from draftline.models.load.partition import partition_layers
-from draftline.models.stage.stage import load_stage
+from draftline.models.stage.load_stage import load_stage
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM
 

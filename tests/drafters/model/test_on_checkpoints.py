@@ -15,8 +15,9 @@ from draftline.drafters.model.expansion import DynamicExpansion
 from draftline.drafters.model.options import ModelOptions
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.gpu_path import GraphOptions
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.stage import Stage
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

@@ -18,9 +18,10 @@ from draftline.models.attention.kernel_attention import FlashBackend, KernelBack
 from draftline.models.attention.step_attention import PagedKv
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.plain_path import PlainPath
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.stage import Stage
 from safetensors.torch import load_file, save_file
 from support.fakes.fake_flash import flash_attn_varlen_func
 from support.inputs.steps import PagedRequest, Rows, make_step

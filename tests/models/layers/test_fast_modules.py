@@ -17,7 +17,7 @@ from draftline.models.layers.fast_modules import (
     make_fast,
 )
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.stage import load_stage
+from draftline.models.stage.load_stage import load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.tiny_models import KINDS, save_tiny_model
 from transformers import AutoModelForCausalLM

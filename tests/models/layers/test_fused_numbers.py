@@ -12,8 +12,7 @@ from draftline.models.layers import int8_linear
 from draftline.models.layers.gpu_linear import GpuHead, GpuInt8Linear, sum_exactly
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.memory import make_kv
-from draftline.models.stage.plain_path import PlainPath
+from draftline.models.stage.plain_path import PlainPath, make_kv
 from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model

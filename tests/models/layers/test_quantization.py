@@ -14,9 +14,9 @@ from draftline.kernels.kv import reference as kv_reference
 from draftline.models.layers.int8_linear import Int8Linear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.memory import FP8
+from draftline.models.stage.gpu_start import FP8
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
-from draftline.models.stage.stage import load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.tiny_models import save_tiny_model
 from torch import nn

@@ -9,7 +9,7 @@ import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.memory import make_kv
+from draftline.models.stage.plain_path import make_kv
 from safetensors.torch import load_file, save_file
 from support.tools.tiny_models import save_tiny_model
 

@@ -18,7 +18,7 @@ from draftline.models.load import checkpoint
 from draftline.models.load.checkpoint import one_ahead
 from draftline.models.load.model_info import read_model_info
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.stage import load_stage
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.text.fingerprint import model_hash
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file

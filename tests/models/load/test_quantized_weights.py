@@ -18,7 +18,7 @@ from draftline.models.load.quantized import quantized_weight
 from draftline.models.load.quantized.awq import AwqLayout
 from draftline.models.load.quantized.gptq import GptqLayout
 from draftline.models.load.quantized.packed import PackedLayout
-from draftline.models.stage.stage import load_stage
+from draftline.models.stage.load_stage import load_stage
 from safetensors.torch import load_file
 from support.inputs.quantized_checkpoints import FORMATS, compressed_packed, native_fp8, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step

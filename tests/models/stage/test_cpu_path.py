@@ -19,9 +19,10 @@ from draftline.models.layers.fast_modules import FastLinear
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage import cpu_path
 from draftline.models.stage.cpu_path import CpuPath, load_kernels_for
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.plain_path import PlainPath
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model

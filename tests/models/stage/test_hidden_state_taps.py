@@ -15,8 +15,9 @@ from draftline.core.verify.accepted_rows import accepted_rows
 from draftline.models.load.model_info import read_model_info
 from draftline.models.load.partition import partition_layers
 from draftline.models.stage.cpu_path import CpuPath
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.stage import Stage
 from support.tools.cpu_kernels import load_cpu_kernels
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch import Tensor

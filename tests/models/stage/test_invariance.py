@@ -26,10 +26,10 @@ from draftline.models.stage.gpu_path import (
     invariant_options,
     invariant_slice,
 )
-from draftline.models.stage.memory import make_kv
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
-from draftline.models.stage.plain_path import PlainPath
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.plain_path import PlainPath, make_kv
+from draftline.models.stage.stage import Stage
 from support.fakes.products_in_order import use_products_in_order
 from support.fakes.recorded_graph import RecordedGraphs
 from support.inputs.steps import PagedRequest, Rows, make_step

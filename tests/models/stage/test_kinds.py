@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.stage import load_stage
+from draftline.models.stage.load_stage import load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
 from support.tools.tiny_models import EXPERTS, FORWARD_KINDS, SIZES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM

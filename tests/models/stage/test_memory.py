@@ -10,9 +10,10 @@ import torch
 from draftline.core.errors import ConfigError
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.gpu_path import GraphOptions
-from draftline.models.stage.memory import GIB, SLACK_BYTES, fitting_blocks
+from draftline.models.stage.gpu_start import GIB, SLACK_BYTES, fitting_blocks
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.stage import Stage
 from support.tools.tiny_models import save_tiny_model
 
 BLOCK_SIZE = 4

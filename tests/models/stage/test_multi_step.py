@@ -12,8 +12,9 @@ from draftline.core.arrays import Int32
 from draftline.core.steps import MultiStepInput, SamplingRows, StepInput, StepOutput
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.cpu_path import CpuPath
+from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model

@@ -16,7 +16,8 @@ from draftline.core.steps import LogitEdits, StepInput, StepOutput, Verification
 from draftline.core.tree.merge import merge
 from draftline.core.verify.rules import candidates_of
 from draftline.models.load.partition import LayerSpan, partition_layers
-from draftline.models.stage.stage import Stage, load_stage
+from draftline.models.stage.load_stage import load_stage
+from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM

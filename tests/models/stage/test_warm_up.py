@@ -19,10 +19,9 @@ from draftline.models.attention.kernel_attention import KernelBackend, TileOptio
 from draftline.models.layers import int8_linear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.memory import make_kv
-from draftline.models.stage.plain_path import PlainPath
+from draftline.models.stage.gpu_start import warm_kernels
+from draftline.models.stage.plain_path import PlainPath, make_kv
 from draftline.models.stage.stage import Stage
-from draftline.models.stage.warm_up import warm_kernels
 from support.inputs.steps import PagedRequest, make_step
 from support.tools.tiny_models import save_tiny_model
 from triton.runtime.interpreter import InterpretedFunction

@@ -16,7 +16,7 @@ from draftline.core.steps import StepInput, StepOutput
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 
 if TYPE_CHECKING:
-    from draftline.models.stage.pending_output import PendingOutput
+    from draftline.models.stage.stage import PendingOutput
 
 HIDDEN_SIZE = 256
 
