@@ -17,7 +17,7 @@ from ..tree.tree import NO_TREE, TokenTree
 
 # Sample-and-match, which needs no rule: the target's own tokens are walked along the tree.
 COUPLED = "coupled"
-# The last stage decides, beside the logits (`models/verify/`).
+# The last stage decides, beside the logits (`models/stage/acceptance_rules.py`).
 REJECTION, TYPICAL = "rejection", "typical"
 # Texts do not have the target's distribution under these.
 LOSSY = frozenset({TYPICAL})

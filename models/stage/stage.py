@@ -29,7 +29,7 @@ from ...core.verify.accepted_rows import accepted_rows
 from ...kernels.sampling.sampler import Sampler, choose_sampler
 from ..attention.step_attention import PagedKv
 from ..device import HostCopy, to_device
-from ..verify.apply import verification_results, with_verification_results
+from .acceptance_rules import verification_results, with_verification_results
 from .cpu_path import CpuPath, following_rows
 from .options import OutputVocabulary
 from .plain_path import ComputePath

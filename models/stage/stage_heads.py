@@ -17,7 +17,7 @@ from ...core.arrays import Int32
 from ...core.errors import place_of
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
 from ...core.verify.accepted_rows import CommittedRows, committed_rows, load_walk
-from ..verify.pipelined_features import PipelinedFeatures, PipelinedRows
+from ...core.verify.pipelined_walk import ChunkWalk, PipelinedWalks
 
 logger = logging.getLogger(__name__)
 
@@ -300,3 +300,50 @@ def _num_trees(step: StepInput) -> int:
     """Number of trees; prompt chunks come after the trees."""
     num_chunks = 0 if step.heads.following_tokens is None else len(step.heads.following_tokens)
     return len(step.trees) - num_chunks
+
+
+class PipelinedRows(NamedTuple):
+    """An accepted path through a tree chunk, and the features float32 [rows, width] of its rows."""
+
+    walk: ChunkWalk
+    features: Tensor
+
+
+class PipelinedFeatures:
+    """Keeps the features of rows of pipelined trees from chunk to chunk."""
+
+    def __init__(self) -> None:
+        self._features: dict[int, Tensor] = {}
+        self._walks = PipelinedWalks(self._features.pop)
+
+    def clear(self) -> None:
+        """Drop the features of all requests."""
+        self._walks.clear()
+        self._features.clear()
+
+    def move(self, moves: Int32) -> None:
+        """KV was copied between slots, int32 [m, 2] (from, to)."""
+        self._walks.move(moves)
+
+    def follow(
+        self,
+        step: StepInput,
+        target_tokens: Int32,
+        features: Callable[[Int32], Tensor],
+    ) -> dict[int, PipelinedRows]:
+        """The rows of the step's pipelined requests, by place.
+
+        features  float32 [n, width] of rows int32 [n] of the step
+        """
+        found = {}
+        for place in step.heads.chunk_requests:
+            key, walk = step.request_keys[place], self._walks.follow(step, place, target_tokens)
+            rows = list(walk.walked)
+            if not walk.num_known:
+                rows.insert(0, int(step.request_starts[place]))
+            new = features(np.array(rows, dtype=np.int32))
+            if walk.num_known:
+                new = torch.cat([self._features[key][walk.num_passed :], new])
+            self._features[key] = new
+            found[place] = PipelinedRows(walk, new)
+        return found

@@ -14,7 +14,7 @@ import numpy as np
 from draftline.core.arrays import ROOT, Float64, Int32
 from draftline.core.steps import TreeCandidates, VerificationResult
 from draftline.core.verify.rules import SeededRng
-from draftline.models.verify.typical import LEAST, least_likelihood, longest_path
+from draftline.models.stage.acceptance_rules import LEAST, least_likelihood, longest_path
 
 
 @dataclass(frozen=True, slots=True, eq=False)

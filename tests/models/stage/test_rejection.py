@@ -9,7 +9,7 @@ from draftline.core.proposals import DraftDistributions, Proposal
 from draftline.core.steps import TreeCandidates, Verification
 from draftline.core.tree.merge import merge
 from draftline.core.verify.rules import candidates_of, no_candidates
-from draftline.models.verify.rejection import verify_rejections
+from draftline.models.stage.acceptance_rules import verify_rejections
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.inputs.plain_rules import ReferenceRng, children_of, verify_rejection

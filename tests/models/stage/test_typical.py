@@ -8,7 +8,7 @@ from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.core.tree.merge import merge
 from draftline.core.verify.rules import SeededRng, candidates_of
-from draftline.models.verify.typical import verify_typical
+from draftline.models.stage.acceptance_rules import verify_typical
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.inputs.plain_rules import RULES, ReferenceRng, children_of

@@ -1,4 +1,0 @@
-"""The acceptance rules in torch, beside the logits.
-
-Start with `apply.py`; `core/verify/` has each rule in numpy.
-"""
