@@ -1,14 +1,16 @@
 """A stage's layers by draftline's CPU kernels, with several tokens of each request in a step.
 
-Without drafts, a step has one token a request, and the engine's overhead may take longer than the
-pass. A stage that holds the whole model then feeds each token back into its first layer.
+The kernels (`kernels/cpu/source/step.cpp`) read the step from thread-local state, which `attending`
+sets. Without drafts, a step has one token a request, and the engine's overhead may take longer than
+the pass. A stage that holds the whole model then feeds each token back into its first layer.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.arrays import Int32
+from ...core.arrays import Bool, Int32, UInt8
 from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
 from ...core.step.builder import kv_slots
-from ...core.steps import MultiStepInput, StepInput
+from ...core.steps import MultiStepInput, StepInput, StepTrees, TreeRows
+from ...core.tree.tree_loops import unpack, visible_columns
 from ...kernels.cpu.build import are_loaded, library_path, load_cpu_ops
 from ...kernels.sampling.sampler import Sampler
-from ..attention.operator import advance, attending
 from ..attention.step_attention import PagedKv
 from ..device import to_device
 from ..layers.cpu_layers import CpuLayers, cpu_obstacle
@@ -200,3 +202,87 @@ def following_rows(step: StepInput, num_passes: int, block_size: int) -> tuple[I
     owners = np.tile(np.arange(len(step.positions), dtype=np.int32), len(positions))
     slots = kv_slots(step.block_tables, owners, positions.ravel(), block_size)
     return slots.reshape(positions.shape), positions
+
+
+NONE = np.empty(0, dtype=np.int32)
+
+
+@contextmanager
+def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
+    """A context in which this thread's CPU kernels compute `step`."""
+    columns = columns_of(step)
+    torch.ops.draftline.begin_step(
+        kv.data,
+        block_size,
+        _tensor(step.slots),
+        _tensor(step.positions),
+        _tensor(step.request_starts),
+        _tensor(step.context_lens),
+        _tensor(step.block_tables),
+        _tensor(columns.starts),
+        _tensor(columns.slots),
+        _tensor(columns.positions),
+        torch.from_numpy(columns.visible),
+    )
+    try:
+        yield
+    finally:
+        torch.ops.draftline.end_step()
+
+
+def advance(slots: Int32, positions: Int32) -> None:
+    """Within `attending`, advance a step with one row a request to the next rows, int32 [requests].
+
+    The previous rows become context, and their KV is written.
+    """
+    torch.ops.draftline.advance_step(_tensor(slots), _tensor(positions))
+
+
+class VisibleColumns(NamedTuple):
+    """The columns that rows of a step's trees see besides the context.
+
+    starts            int32 [requests + 1] start of each request's columns
+    slots, positions  int32 [columns]
+    visible           uint8  of each request rows * columns: whether the row sees the column
+    """
+
+    starts: Int32
+    slots: Int32
+    positions: Int32
+    visible: UInt8
+
+
+def columns_of(step: StepInput) -> VisibleColumns:
+    """The columns that rows of the step's trees see; none for prompt chunks."""
+    return _own_columns(step.trees) if isinstance(step.trees, StepTrees) else _columns(step)
+
+
+def _own_columns(trees: StepTrees) -> VisibleColumns:
+    """For columns that are the rows of the step's first requests."""
+    starts = trees.starts.copy()
+    num_columns = starts[trees.num_trees]
+    starts[trees.num_trees :] = num_columns
+    visible = visible_columns(trees.ancestors, np.diff(starts[: trees.num_trees + 1]))
+    return VisibleColumns(starts, trees.slots[:num_columns], trees.positions[:num_columns], visible)
+
+
+def _columns(step: StepInput) -> VisibleColumns:
+    trees = [tree for tree in step.trees if tree is not None]
+    lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
+    return VisibleColumns(
+        np.cumsum([0, *lens], dtype=np.int32),
+        np.concatenate([NONE, *(tree.slots for tree in trees)]),
+        np.concatenate([NONE, *(tree.positions for tree in trees)]),
+        np.concatenate([NONE, *map(_visible, trees)], dtype=np.uint8, casting="unsafe"),
+    )
+
+
+def _visible(tree: TreeRows) -> Bool:
+    return unpack(tree.ancestors, len(tree.slots)).ravel()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    # torch warns about read-only arrays, such as those received in messages.
+    if array.dtype != np.int32 or not array.flags.carray:
+        array = np.array(array, dtype=np.int32)
+    return torch.from_numpy(array)

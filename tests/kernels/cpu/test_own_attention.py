@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.steps import StepInput
-from draftline.models.attention.operator import attending
 from draftline.models.attention.step_attention import PagedKv, StepAttention
+from draftline.models.stage.cpu_path import attending
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
