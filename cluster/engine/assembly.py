@@ -28,8 +28,7 @@ from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.load.partition import partition_layers
 from ...models.stage.options import GraphOptions, StageOptions
 from ...models.text.grammar import GrammarFactory
-from ...models.text.token_bytes import TokenBytes
-from ...models.text.tokenizer import load_tokenizer
+from ...models.text.tokenizer import TokenBytes, load_tokenizer
 from ..config import EngineConfig
 from ..drafting.drafter_limits import DrafterLimits
 from ..drafting.head_features import feature_layers_of, last_stage_heads

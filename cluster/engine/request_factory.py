@@ -29,8 +29,7 @@ from ...core.request.sampling_params import (
 from ...core.request.stop import SilentStream, StopRule, stop_token_ids
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint, GrammarFactory
-from ...models.text.token_bytes import TokenBytes
-from ...models.text.tokenizer import Detokenizer, bad_word_ids
+from ...models.text.tokenizer import Detokenizer, TokenBytes, bad_word_ids
 
 Prompt = str | Sequence[int]
 _SILENT = SilentStream()

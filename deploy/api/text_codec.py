@@ -11,8 +11,7 @@ from ...core.errors import RequestError
 from ...core.request.answer_text import AnswerText
 from ...core.request.sampling_params import SamplingParams
 from ...models.text.chat_template import ChatOptions, ChatTemplate
-from ...models.text.token_bytes import TokenBytes
-from ...models.text.tokenizer import Detokenizer
+from ...models.text.tokenizer import Detokenizer, TokenBytes
 
 T = TypeVar("T")
 

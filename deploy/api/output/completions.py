@@ -24,7 +24,7 @@ from openai.types.completion_usage import PromptTokensDetails
 
 from ....core.request.output import RequestMetrics
 from ....core.verify.rules import LOSSY
-from ....models.text.token_bytes import TokenBytes
+from ....models.text.tokenizer import TokenBytes
 from ..generation.job import CompletionOutput, Piece
 from ..tools.events import (
     CallArgumentsDelta,

@@ -15,8 +15,7 @@ from starlette.responses import Response
 
 from ....cluster.loop_calls import off_loop
 from ....core.request.output import TokenLogProb
-from ....models.text.token_bytes import TokenBytes
-from ....models.text.tokenizer import Detokenizer
+from ....models.text.tokenizer import Detokenizer, TokenBytes
 from ..generation.job import Piece
 
 BytesOf = Callable[[int], bytes]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from ....models.text.lark import lark_text
+from ....models.text.grammar_messages import lark_text
 from ..schema.chat import FunctionDefinition
 from .call_parsers import ObjectScanner, State
 from .call_syntax import MAX_FORCED_CALLS, CallSyntax

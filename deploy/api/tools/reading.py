@@ -9,7 +9,7 @@ from typing import Any
 
 from ....core.errors import RequestError
 from ....core.request.allowed_tokens import StructuredOutput
-from ....models.text.lark import lark_choice, lark_regex, lark_text
+from ....models.text.grammar_messages import lark_choice, lark_regex, lark_text
 from ...settings.settings import ReasoningParserName
 from ..errors import bad_request
 from ..schema.chat import AllowedToolsChoice, NamedTool, Tool, ToolFields

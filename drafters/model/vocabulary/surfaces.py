@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ....core.errors import CheckpointError
-from ....models.text.token_bytes import BYTE_TOKEN, TokenBytes
-from ....models.text.tokenizer import load_tokenizer
+from ....models.text.tokenizer import BYTE_TOKEN, TokenBytes, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

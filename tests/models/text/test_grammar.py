@@ -22,7 +22,7 @@ from draftline.core.tree.tree import NO_TREE, TokenTree
 from draftline.models.load.bundled import demo_path
 from draftline.models.text import grammar
 from draftline.models.text.grammar import GrammarConstraint, GrammarFactory
-from draftline.models.text.matcher import Matcher
+from draftline.models.text.grammar_worker import Matcher
 from draftline.models.text.tokenizer import load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st

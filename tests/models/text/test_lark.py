@@ -8,9 +8,8 @@ import re
 import pytest
 from draftline.core.errors import RequestError
 from draftline.models.load.bundled import demo_path
-from draftline.models.text.grammar_vocabulary import grammar_tokenizer
-from draftline.models.text.lark import lark_regex, lark_text
-from draftline.models.text.matcher import Matcher
+from draftline.models.text.grammar_messages import lark_regex, lark_text
+from draftline.models.text.grammar_worker import Matcher, grammar_tokenizer
 from draftline.models.text.tokenizer import load_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -14,10 +14,9 @@ from draftline.core.arrays import UInt32
 from draftline.core.errors import RequestError
 from draftline.core.request.allowed_tokens import Kind, StructuredOutput, unpack
 from draftline.core.tree.tree import NO_TREE
-from draftline.models.text.grammar import GrammarConstraint, GrammarFactory
+from draftline.models.text.grammar import GrammarConstraint, GrammarFactory, GrammarProcess
 from draftline.models.text.grammar_messages import GrammarSetup
-from draftline.models.text.grammar_process import GrammarProcess
-from draftline.models.text.token_bytes import TokenBytes
+from draftline.models.text.tokenizer import TokenBytes
 from support.tools.odd_tokenizers import ODD, with_gaps
 from transformers import PreTrainedTokenizerFast
 

@@ -10,8 +10,7 @@ from draftline.core.errors import CheckpointError
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.models.text.fingerprint import tokenizer_hash
-from draftline.models.text.token_bytes import TokenBytes
-from draftline.models.text.tokenizer import Detokenizer, load_tokenizer
+from draftline.models.text.tokenizer import Detokenizer, TokenBytes, load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -22,8 +22,7 @@ from draftline.core.request.output import (
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.generation.stream_pace import Pace
 from draftline.deploy.settings.settings import ServerConfig
-from draftline.models.text.token_bytes import TokenBytes
-from draftline.models.text.tokenizer import Detokenizer
+from draftline.models.text.tokenizer import Detokenizer, TokenBytes
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftline.core.request.output import TokenLogProb
 from draftline.deploy.api.output.json_parts import CompletionLogprobs
-from draftline.models.text.token_bytes import TokenBytes
+from draftline.models.text.tokenizer import TokenBytes
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer

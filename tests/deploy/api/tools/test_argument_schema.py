@@ -15,7 +15,7 @@ from draftline.deploy.api.tools.call_syntax import PLAIN_JSON
 from draftline.deploy.api.tools.forced_calls import argument_schema, call_grammar
 from draftline.deploy.api.tools.reading import with_start
 from draftline.models.load.bundled import demo_path
-from draftline.models.text.matcher import Matcher
+from draftline.models.text.grammar_worker import Matcher
 from draftline.models.text.tokenizer import load_tokenizer
 from jsonschema import Draft202012Validator
 from llguidance import LLTokenizer
