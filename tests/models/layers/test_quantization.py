@@ -14,7 +14,6 @@ from draftline.kernels.kv import reference as kv_reference
 from draftline.models.layers.int8_linear import Int8Linear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.gpu_start import FP8
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
@@ -70,7 +69,7 @@ def test_an_fp8_cache_is_read_by_triton(tmp_path: Path, monkeypatch: pytest.Monk
     folder = save_tiny_model("llama", tmp_path)
     exact = load_stage(folder, WHOLE, 8, BLOCK_SIZE)
     small = load_stage(folder, WHOLE, 8, BLOCK_SIZE, options=StageOptions(kv_cache_dtype="fp8"))
-    assert small.kv.data.dtype == FP8
+    assert small.kv.data.dtype == torch.float8_e4m3fn
     assert small.kv.data.nbytes * 4 == exact.kv.data.nbytes
     step = make_step([PagedRequest(range(8)).chunk(list(range(2, 12)), 0)])
     rows = np.arange(10, dtype=np.int32)
