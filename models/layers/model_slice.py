@@ -32,7 +32,7 @@ from ..load.empty_model import base_and_layers, empty_model
 from ..load.kv_scales import read_kv_scales
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
-from ..load.quantized.quantized_files import open_weights
+from ..load.quantized_files import open_weights
 from ..load.supported import check_supported, naming, runs_by_layers
 from .base_forward import BaseForward
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ..load.checkpoint import TensorFiles, read_config, resolve_model_path
-from ..load.quantized.quantization_config import read_quantization
+from ..load.quantization_config import read_quantization
 from .int8_linear import is_quantized
 from .model_slice import DTYPES
 

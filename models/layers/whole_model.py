@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..load.checkpoint import read_config, resolve_model_path
 from ..load.partition import LayerSpan
-from ..load.quantized.quantized_files import open_weights
+from ..load.quantized_files import open_weights
 from .model_slice import load_tensors
 
 

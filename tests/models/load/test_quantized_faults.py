@@ -14,7 +14,7 @@ from draftline.models.layers.model_slice import load_slice
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.layers.whole_model import load_whole_model
 from draftline.models.load.partition import LayerSpan
-from draftline.models.load.quantized.quantization_config import read_quantization
+from draftline.models.load.quantization_config import read_quantization
 from safetensors.torch import load_file, save_file
 from support.inputs.quantized_checkpoints import FORMATS, Format, Pair, save_pair
 from torch import Tensor

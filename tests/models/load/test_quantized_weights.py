@@ -12,12 +12,9 @@ import pytest
 import torch
 from draftline.models.layers.model_slice import ModelSlice, load_slice
 from draftline.models.layers.whole_model import load_whole_model
-from draftline.models.load import checkpoint
+from draftline.models.load import checkpoint, quantized_layouts
 from draftline.models.load.partition import LayerSpan
-from draftline.models.load.quantized import quantized_weight
-from draftline.models.load.quantized.awq import AwqLayout
-from draftline.models.load.quantized.gptq import GptqLayout
-from draftline.models.load.quantized.packed import PackedLayout
+from draftline.models.load.quantized_layouts import AwqLayout, GptqLayout, PackedLayout
 from draftline.models.stage.load_stage import load_stage
 from safetensors.torch import load_file
 from support.inputs.quantized_checkpoints import FORMATS, compressed_packed, native_fp8, save_pair
@@ -81,7 +78,7 @@ def test_large_weights_are_computed_in_pieces(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = save_pair("llama", FORMATS[form], tmp_path)
-    monkeypatch.setattr(quantized_weight, "CHUNK_VALUES", 5 * 32)
+    monkeypatch.setattr(quantized_layouts, "CHUNK_VALUES", 5 * 32)
     assert_same_weights(*(load_slice(folder, WHOLE) for folder in (pair.quantized, pair.plain)))
 
 

@@ -9,13 +9,17 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ....core.errors import CheckpointError
-from . import awq, gptq, mxfp4, packed
-from .awq import AwqLayout
-from .gptq import GptqLayout
-from .layout import Layout
-from .packed import PackedLayout
-from .scaled import ScaledLayout
+from ...core.errors import CheckpointError
+from .quantized_layouts import (
+    AWQ_BITS,
+    GPTQ_BITS,
+    PACKED_BITS,
+    AwqLayout,
+    GptqLayout,
+    Layout,
+    PackedLayout,
+    ScaledLayout,
+)
 
 # Tensors for quantised activations and KV caches, which draftline does not quantise.
 ACTIVATIONS = frozenset(
@@ -83,7 +87,7 @@ def _gptq(fields: Mapping[str, Any]) -> Quantization:
     if fields.get("pack_dtype", "int32") != "int32":
         raise ValueError(f"packed in {fields['pack_dtype']} are not read")
     bits, size = _number(fields, "bits"), _group_size(fields, "group_size")
-    if bits not in gptq.BITS:
+    if bits not in GPTQ_BITS:
         raise ValueError(f"of {bits} bits are not read")
     order = ", act order" if fields.get("desc_act") else ""
     return Quantization(
@@ -99,7 +103,7 @@ def _awq(fields: Mapping[str, Any]) -> Quantization:
         raise ValueError(f"of version {version!r} are not read")
     bits = _number(fields, "bits", "w_bit")
     size = _group_size(fields, "group_size", "q_group_size")
-    if bits != awq.BITS:
+    if bits != AWQ_BITS:
         raise ValueError(f"of {bits} bits are not read")
     if fields.get("zero_point") is False:
         raise ValueError("without zero points are not read")
@@ -144,7 +148,7 @@ def _layouts(
     """The layouts of compressed-tensors; a module's tensor names select one."""
     layouts: list[Layout] = []
     if PACKED_FORMAT in formats:
-        readable = sorted(bits.intersection(packed.BITS))
+        readable = sorted(bits.intersection(PACKED_BITS))
         if not readable:
             raise ValueError(f"packed in {_listed(bits)} bits are not read")
         layouts.append(PackedLayout(tuple(readable)))
@@ -160,7 +164,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
-    mxfp4.METHOD: _mxfp4,
+    "mxfp4": _mxfp4,
 }
 
 
