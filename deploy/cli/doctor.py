@@ -65,7 +65,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> int:
 
 
 def _drafter(drafter: str, model: str) -> Iterator[Finding]:
-    from ...models.heads.formats.checkpoint_kind import CheckpointKind  # noqa: PLC0415
+    from ...models.heads.checkpoint_kind import CheckpointKind  # noqa: PLC0415
     from ...models.heads.load_head import misfits, read_head_checkpoint  # noqa: PLC0415
     from ...models.heads.medusa import MedusaConfig  # noqa: PLC0415
     from ...models.load.checkpoint import resolve_head_path  # noqa: PLC0415

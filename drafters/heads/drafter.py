@@ -26,13 +26,19 @@ from ...core.proposals import (
 )
 from ...core.tree.merge import cut, reroot
 from ...models.device import choose_device, choose_dtype
+from ...models.heads.checkpoint_kind import reading_text
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.formats.readings import reading_text
-from ...models.heads.load_head import Head, load_readings, misfits, read_head_checkpoint
+from ...models.heads.load_head import (
+    Head,
+    SharedParts,
+    load_readings,
+    load_shared_parts,
+    misfits,
+    read_head_checkpoint,
+)
 from ...models.heads.p_eagle import PEagle
-from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
 from ..model.stopping.draft_costs import DraftCosts

@@ -25,9 +25,8 @@ from ...core.proposals import FeatureLayers, LogitsParams, Proposal
 from ...core.steps import HeadDrafts, HeadTask, StepInput
 from ...models.attention.step_attention import PagedKv
 from ...models.device import to_device
-from ...models.heads.formats.readings import reading_text
-from ...models.heads.load_head import load_readings
-from ...models.heads.shared_parts import SharedParts, load_embedding
+from ...models.heads.checkpoint_kind import reading_text
+from ...models.heads.load_head import SharedParts, load_embedding, load_readings
 from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
 from ..model.stopping.depth import PayingDepth

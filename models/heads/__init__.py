@@ -1,4 +1,4 @@
 """Trained drafters that read the target's features: networks and checkpoints.
 
-Start with `feature_head.py`; `formats/checkpoint_kind.py` detects the kind of a checkpoint.
+Start with `feature_head.py`; `checkpoint_kind.py` detects the kind of a checkpoint.
 """

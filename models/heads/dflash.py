@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .formats.dflash_config import DFlashConfig
+from .dflash_config import DFlashConfig
 from .head_layer import Attend, HeadAttention, HeadMlp, HeadRotation
 
 

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .checkpoint_kind import SHIFTED, Shapes
 from .dflash import DFlash
-from .formats.checkpoint_kind import Shapes
-from .formats.dflash_config import DFlashConfig, dflash_config
-from .formats.readings import SHIFTED
+from .dflash_config import DFlashConfig, dflash_config
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 

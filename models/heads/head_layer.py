@@ -11,8 +11,8 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from .formats.dflash_config import DFlashConfig
-from .formats.feature_head_config import FeatureHeadConfig
+from .dflash_config import DFlashConfig
+from .feature_head_config import FeatureHeadConfig
 
 # Maps the layer's index and its queries, keys and values to the attention result; all are [...,
 # rows, heads, head_dim]. The caller of the head keeps earlier keys and values, and the mask.

@@ -1,4 +1,7 @@
-"""Loads heads from their checkpoint folders, and checks them against a target."""
+"""Loads heads from their checkpoint folders, and what they share with a target.
+
+That is its embeddings, its last norm and its output head.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,21 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import CheckpointError
+from ..layers.model_slice import Projection, embedded, load_slice
 from ..load.checkpoint import read_json
 from ..load.model_info import ModelInfo
+from ..load.partition import LayerSpan
+from .checkpoint_kind import CheckpointKind, Reading, Shapes, checkpoint_kind, possible_readings
 from .dflash import DFlash
+from .dflash_config import DFlashConfig, dflash_config
 from .dspark import DSpark, DSparkConfig, dspark_config
 from .feature_head import FeatureHead
-from .formats.checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
-from .formats.dflash_config import DFlashConfig, dflash_config
-from .formats.feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
-from .formats.head_tensors import HeadTensors
-from .formats.readings import Reading, possible_readings
-from .medusa import Medusa, MedusaConfig
-from .medusa_checkpoint import (
-    check_medusa_map,
-    medusa_config,
-    medusa_names,
-)
+from .feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
+from .head_tensors import HeadTensors
+from .medusa import Medusa, MedusaConfig, check_medusa_map, medusa_config, medusa_names
 from .p_eagle import PEagle, PEagleConfig, p_eagle_config
 from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
@@ -62,7 +61,7 @@ class HeadCheckpoint:
     """The content of a drafter's folder.
 
     fields    its config.json
-    readings  its possible readings, the likeliest first (`formats/readings.py`)
+    readings  its possible readings, the likeliest first (`possible_readings`)
     config    of the first reading; None for a kind without a network in draftline
     """
 
@@ -245,3 +244,45 @@ def _check_token_map(
     mask = tensors.get(TOKEN_MASK)
     if mask is not None and int(mask.sum()) != count:
         raise CheckpointError(f"{folder}: t2d marks {int(mask.sum())} tokens, d2t maps {count}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedParts:
+    """Parts of a target, on the head's device.
+
+    head  [n, vocabulary] of normed states [n, hidden_size]
+    """
+
+    embed: nn.Module
+    norm: Callable[[Tensor], Tensor]
+    head: Projection
+    softcap: float | None
+
+    def embeddings(self, tokens: Tensor) -> Tensor:
+        """[n, hidden_size] of token ids int64 [n]."""
+        return embedded(self.embed, tokens)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """float32 [n, vocabulary] of normed states [n, hidden_size]."""
+        logits = self.head(states).float()
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+def load_shared_parts(target: ModelInfo, dtype: str, device: str) -> SharedParts:
+    """Raises `CheckpointError`, or `ConfigError` (`dtype`)."""
+    count = target.num_layers
+    # A slice has at least one layer, which is dropped.
+    last = load_slice(target.path, LayerSpan(count - 1, count, count), dtype, device)
+    assert last.norm is not None
+    assert last.head is not None
+    embed = load_embedding(target, dtype, device)
+    return SharedParts(embed, last.norm, last.head, last.softcap)
+
+
+def load_embedding(target: ModelInfo, dtype: str, device: str) -> nn.Module:
+    """The target's embeddings. Raises `CheckpointError`, or `ConfigError` (`dtype`)."""
+    first = load_slice(target.path, LayerSpan(0, 1, target.num_layers), dtype, device)
+    assert first.embed is not None
+    return first.embed

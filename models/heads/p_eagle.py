@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError
+from .checkpoint_kind import CheckpointKind, Shapes
 from .feature_head import FeatureHead
-from .formats.checkpoint_kind import CheckpointKind, Shapes
-from .formats.feature_head_config import FeatureHeadConfig, feature_head_config
+from .feature_head_config import FeatureHeadConfig, feature_head_config
 
 MASK_FEATURES = "mask_hidden"
 # The projects' names for the mask token.

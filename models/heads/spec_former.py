@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...core.errors import CheckpointError
-from .formats.checkpoint_kind import Shapes
-from .formats.feature_head_config import rope_parameters
+from .checkpoint_kind import Shapes
+from .feature_head_config import rope_parameters
 from .head_layer import Attend, HeadRotation
 
 

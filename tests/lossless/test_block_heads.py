@@ -11,8 +11,8 @@ import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
+from draftline.models.heads.dflash_config import DFlashConfig
 from draftline.models.heads.dspark import DSparkConfig
-from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.models.heads.load_head import build_head
 from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.training.heads.export import export_head

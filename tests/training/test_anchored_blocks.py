@@ -9,7 +9,7 @@ import torch
 from draftline.drafters.heads.networks.block_network import BlockAttention
 from draftline.drafters.heads.networks.kept_keys import KeptKeys
 from draftline.models.heads.dflash import DFlash
-from draftline.models.heads.formats.dflash_config import DFlashConfig
+from draftline.models.heads.dflash_config import DFlashConfig
 from draftline.training.heads.anchored_blocks import (
     Blocks,
     block_acceptance,

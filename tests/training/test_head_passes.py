@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from draftline.models.heads.checkpoint_kind import CheckpointKind
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.models.heads.formats.checkpoint_kind import CheckpointKind
-from draftline.models.heads.formats.feature_head_config import feature_head_config
+from draftline.models.heads.feature_head_config import feature_head_config
 from draftline.training.heads.feature_passes.alignment import is_aligned, pass_mask
 from draftline.training.heads.feature_passes.context_replacement import ContextReplacement
 from draftline.training.heads.feature_passes.losses import LossWeights, head_loss

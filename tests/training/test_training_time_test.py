@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftline.models.heads.checkpoint_kind import CheckpointKind, checkpoint_kind
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.models.heads.formats.checkpoint_kind import CheckpointKind, checkpoint_kind
-from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
-from draftline.models.heads.formats.head_tensors import HeadTensors
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.head_tensors import HeadTensors
 from draftline.models.heads.load_head import load_head
 from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.export import export_head

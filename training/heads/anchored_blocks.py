@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.heads.dflash import DFlash
-from ...models.heads.formats.dflash_config import DFlashConfig
+from ...models.heads.dflash_config import DFlashConfig
 from .draft_positions import backpropagate, count_accepted, token_losses
 from .processes import mean_count
 from .target import TextBatch

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...models.heads.dflash_config import DFlashConfig, published_fields
 from ...models.heads.dspark import DSparkConfig, published_markov_fields
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.formats.dflash_config import DFlashConfig, published_fields
-from ...models.heads.formats.feature_head_config import FeatureHeadConfig, published_pair_fields
-from ...models.heads.formats.head_tensors import MEDUSA_FILE
+from ...models.heads.feature_head_config import FeatureHeadConfig, published_pair_fields
+from ...models.heads.head_tensors import MEDUSA_FILE
 from ...models.heads.load_head import TOKEN_MASK, Head, HeadConfig
 from ...models.heads.medusa import Medusa, MedusaConfig
 from ...models.heads.p_eagle import PEagleConfig, published_mask_fields

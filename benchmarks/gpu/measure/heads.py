@@ -23,8 +23,8 @@ from ....drafters.heads.options import HeadOptions
 from ....drafters.heads.tree_growth import TreeGrowth
 from ....drafters.model.text_distribution import TextDistribution
 from ....models.heads.feature_head import FeatureHead
-from ....models.heads.formats.feature_head_config import FeatureHeadConfig
-from ....models.heads.shared_parts import SharedParts
+from ....models.heads.feature_head_config import FeatureHeadConfig
+from ....models.heads.load_head import SharedParts
 from ....models.heads.spec_former import SpecFormer, SpecFormerConfig
 from ....models.load.partition import LayerSpan
 from ....models.stage.gpu_path import uses_fused_modules

@@ -16,9 +16,9 @@ from transformers import PreTrainedConfig
 
 from ....core.errors import ConfigError
 from ....measure.report.plots import require_matplotlib
+from ....models.heads.dflash_config import DFlashConfig
 from ....models.heads.dspark import DSparkConfig
-from ....models.heads.formats.dflash_config import DFlashConfig
-from ....models.heads.formats.feature_head_config import FeatureHeadConfig
+from ....models.heads.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import Head, HeadConfig
 from ....models.heads.medusa import MedusaConfig
 from ....models.heads.p_eagle import PEagleConfig

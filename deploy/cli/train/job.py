@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ....core.errors import ConfigError
 from ....models.heads.dspark import MarkovKind
-from ....models.heads.formats.feature_head_config import Fusion
+from ....models.heads.feature_head_config import Fusion
 from ....training.heads.anchored_blocks import BlockPlan
 from ....training.heads.feature_passes.alignment import MaskForm
 from ....training.heads.feature_passes.losses import LossWeights

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ....models.heads.dflash import DFlash
-from ....models.heads.formats.dflash_config import DFlashConfig
-from ....models.heads.shared_parts import SharedParts
+from ....models.heads.dflash_config import DFlashConfig
+from ....models.heads.load_head import SharedParts
 from .head_network import HeadTree, level_of_all
 from .kept_keys import KeptKeys
 

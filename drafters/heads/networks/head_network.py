@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....core.arrays import ROOT
 from ....models.heads.feature_head import FeatureHead
-from ....models.heads.shared_parts import SharedParts
+from ....models.heads.load_head import SharedParts
 from ....models.heads.spec_former import SpecFormer
 from ...model.tree_job import TreeJob
 from .kept_keys import KeptKeys, KeySegment, SegmentAttention, causal_mask

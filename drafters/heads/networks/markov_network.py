@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from ....core.arrays import ROOT
 from ....models.heads.dspark import DSpark
-from ....models.heads.shared_parts import SharedParts
+from ....models.heads.load_head import SharedParts
 from .block_network import DFlashNetwork
 from .head_network import HeadTree
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ....models.heads.load_head import SharedParts
 from ....models.heads.p_eagle import PEagle
-from ....models.heads.shared_parts import SharedParts
 from .head_network import FeatureNetwork, HeadTree, level_of_all
 from .kept_keys import KeySegment, SegmentAttention, causal_mask
 

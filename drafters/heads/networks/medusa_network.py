@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ....models.heads.load_head import SharedParts
 from ....models.heads.medusa import Medusa
-from ....models.heads.shared_parts import SharedParts
 from .head_network import HeadTree, level_of_all
 from .kept_keys import KeptKeys
 

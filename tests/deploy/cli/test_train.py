@@ -22,7 +22,7 @@ from draftline.deploy.cli.train.job import (
     head_plan,
     head_recipe,
 )
-from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head
 from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.heads.spec_former import SpecFormerConfig

@@ -19,7 +19,7 @@ from draftline.drafters.heads.options import HeadOptions
 from draftline.drafters.model import tree_draws
 from draftline.drafters.model.text_distribution import draw_index
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import build_head
 from draftline.models.load.model_info import ModelInfo, read_model_info
 from draftline.training.heads.export import export_head

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from draftline.core.errors import CheckpointError
-from draftline.models.heads.formats.checkpoint_kind import CheckpointKind, checkpoint_kind
-from draftline.models.heads.formats.head_tensors import plain_name
+from draftline.models.heads.checkpoint_kind import CheckpointKind, checkpoint_kind
+from draftline.models.heads.head_tensors import plain_name
 from support.inputs import head_checkpoints as published
 
 DOMINO = {"prefix_gru.weight_ih_l0": (3, 4)}

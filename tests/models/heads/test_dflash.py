@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.heads.dflash import DFlash
-from draftline.models.heads.formats.dflash_config import DFlashConfig, published_fields
+from draftline.models.heads.dflash_config import DFlashConfig, published_fields
 from draftline.models.heads.load_head import load_head
 from support.inputs import head_checkpoints as published
 from torch import Tensor

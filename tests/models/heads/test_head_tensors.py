@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
-from draftline.models.heads.formats.head_tensors import HeadTensors
+from draftline.models.heads.head_tensors import HeadTensors
 from safetensors.torch import save_file
 from support.inputs import head_checkpoints as published
 

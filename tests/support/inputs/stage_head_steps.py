@@ -23,8 +23,8 @@ from draftline.drafters.heads.drafter import network_of
 from draftline.drafters.heads.last_stage import LastStageHead, LastStageHeadSpec
 from draftline.drafters.heads.options import HeadOptions
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
-from draftline.models.heads.shared_parts import SharedParts
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.load_head import SharedParts
 from draftline.models.load.model_info import ModelInfo
 from draftline.models.stage.stage_heads import LastStageParts, StageHeads
 from torch import nn

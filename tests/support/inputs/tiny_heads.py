@@ -6,9 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
+from draftline.models.heads.dflash_config import DFlashConfig
 from draftline.models.heads.dspark import DSparkConfig
-from draftline.models.heads.formats.dflash_config import DFlashConfig
-from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.medusa import MedusaConfig
 from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.heads.spec_former import SpecFormerConfig

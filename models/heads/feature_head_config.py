@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from transformers import LlamaConfig
 
-from ....core.errors import CheckpointError
+from ...core.errors import CheckpointError
 from .checkpoint_kind import CheckpointKind, Shapes
 
 Fusion = Literal["linear", "sampled", "guided", "pair"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ....core.errors import CheckpointError
-from ...load.checkpoint import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
+from ...core.errors import CheckpointError
+from ..load.checkpoint import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
 
 TORCH_FILE = "pytorch_model.bin"
 # Medusa's heads have their own file names.

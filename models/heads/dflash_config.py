@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ....core.errors import CheckpointError
+from ...core.errors import CheckpointError
 from .checkpoint_kind import Shapes
 from .feature_head_config import rope_parameters
 

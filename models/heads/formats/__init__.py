@@ -1,4 +1,0 @@
-"""Heads' checkpoints as their projects publish them: kinds, tensors, sizes.
-
-Start with `checkpoint_kind.py`.
-"""
