@@ -20,7 +20,7 @@ from ...core.sampling.choose import edit_logits, process_logits
 from ...core.sampling.noise import gumbel
 from ...core.sampling.rows import build_edits, sampling_rows
 from ...core.tree.tree import NO_TREE
-from ...models.layers.whole_model import load_whole_model
+from ...models.layers.model_slice import load_whole_model
 from ..clients.engine_endpoint import prompt_ids
 from ..records.record import Record
 from .equality import Explain

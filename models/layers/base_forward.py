@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..attention.backend import attending
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
-from ..load.empty_model import base_and_layers
 from ..load.partition import LayerSpan
+from ..load.supported import base_and_layers
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """One stage's part of a transformers model, with only its own tensors in memory.
 
-The tensors come from safetensors into a model that is built on the meta device.
+The tensors come from safetensors into a model that is built on the meta device. Also the whole
+model, for uses outside the engine's steps.
 """
 
 from __future__ import annotations
@@ -12,28 +13,21 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ...core.arrays import Int64
 from ...core.errors import CheckpointError, ConfigError
 from ...core.progress import Progress, unseen
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
-from ..load.checkpoint import (
-    WeightFiles,
-    listed,
-    one_ahead,
-    read_config,
-    resolve_model_path,
-)
+from ..load.checkpoint import WeightFiles, listed, one_ahead, read_config, resolve_model_path
 from ..load.converted_files import converted
-from ..load.empty_model import base_and_layers, empty_model
-from ..load.kv_scales import read_kv_scales
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
-from ..load.quantized_files import open_weights
-from ..load.supported import check_supported, naming, runs_by_layers
+from ..load.quantized_files import open_weights, read_kv_scales
+from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
 from .base_forward import BaseForward
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
@@ -374,3 +368,22 @@ def run_layers(
     if addend is not None:
         states = states.add_(addend)
     return states if part.fast else states[0]
+
+
+def load_whole_model(
+    model: str | Path, dtype: torch.dtype = torch.float32, *, attention: str | None = None
+) -> PreTrainedModel:
+    """The model on the CPU, in `dtype` also where its checkpoint is quantised, for inference.
+
+    attention  transformers' name of an implementation; None: the one that it picks
+
+    Raises `CheckpointError`.
+    """
+    folder, device = resolve_model_path(model), torch.device("cpu")
+    config = read_config(folder)
+    files = open_weights(folder, config, dtype, device)
+    with init_empty_weights(include_buffers=False):
+        whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    span = LayerSpan(0, config.num_hidden_layers, config.num_hidden_layers)
+    load_tensors(whole, span, files, dtype, device)
+    return whole.eval()

@@ -31,7 +31,7 @@ from transformers import modeling_gguf_pytorch_utils as gguf_utils
 from transformers.utils import logging
 
 from ...core.errors import CheckpointError
-from .model_cache import CACHE, made_whole
+from .public_models import CACHE, made_whole
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

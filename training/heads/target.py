@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...models.layers.whole_model import load_whole_model
+from ...models.layers.model_slice import load_whole_model
 from .distilled_texts import DistilledText, text_batch
 
 

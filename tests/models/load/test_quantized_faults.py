@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
-from draftline.models.layers.model_slice import load_slice
+from draftline.models.layers.model_slice import load_slice, load_whole_model
 from draftline.models.layers.weight_memory import read_weight_memory
-from draftline.models.layers.whole_model import load_whole_model
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantization_config import read_quantization
 from safetensors.torch import load_file, save_file

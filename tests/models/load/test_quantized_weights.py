@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.models.layers.model_slice import ModelSlice, load_slice
-from draftline.models.layers.whole_model import load_whole_model
+from draftline.models.layers.model_slice import ModelSlice, load_slice, load_whole_model
 from draftline.models.load import checkpoint, quantized_layouts
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantized_layouts import AwqLayout, GptqLayout, PackedLayout
