@@ -211,8 +211,8 @@ def read_kv_scales(
     """The divisors of keys and values that a checkpoint was calibrated with; None: it has none.
 
     float32 [layers, 2, kv_heads] of layers `first` to before `last`, for caches of FP8 numbers.
-    compressed-tensors' tools write them beside the weights, one number or one a head. Layers that have none get 1. Raises `CheckpointError` for scales that fit no head, or are not
-    above 0.
+    compressed-tensors' tools write them beside the weights, one number or one a head. Layers that
+    have none get 1. Raises `CheckpointError` for scales that fit no head, or are not above 0.
     """
     names = [
         [f"{prefix}.layers.{layer}.self_attn.{kind}" for kind in KV_SCALES]

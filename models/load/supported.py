@@ -1,4 +1,4 @@
-"""The models that draftline's stages support, and what one is made of, asked without its weights."""
+"""The models that draftline's stages support, and what one without weights is made of."""
 
 from __future__ import annotations
 
