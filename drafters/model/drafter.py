@@ -18,7 +18,7 @@ from ...core.interfaces import PrefixCounts
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.steps import StepInput, StepOutput
 from ...models.device import choose_device, choose_dtype
-from ...models.layers.int8_linear import NONE
+from ...models.layers.linear_layers import NONE
 from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.load.partition import LayerSpan
 from ...models.stage.gpu_path import GraphOptions

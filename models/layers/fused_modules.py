@@ -24,8 +24,7 @@ from ...kernels.elementwise.reference import HeadNorms
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from .fast_modules import ATTENTIONS, GATED_MLPS, NORMS, FastAttention, Rotation
-from .gpu_linear import FewRows, GpuInt8Linear, GpuLinear, gpu_linear
-from .int8_linear import Int8Linear
+from .linear_layers import FewRows, GpuInt8Linear, GpuLinear, Int8Linear, gpu_linear
 
 # transformers' names of activations -> those of `ElementwiseOps.gated`.
 ACTIVATIONS: dict[type[nn.Module], str] = {

@@ -31,8 +31,14 @@ from ..load.supported import base_and_layers, check_supported, empty_model, nami
 from .base_forward import BaseForward
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
-from .gpu_linear import GpuHead, sum_exactly
-from .int8_linear import NONE, check_quantization, is_quantized, put_quantized
+from .linear_layers import (
+    NONE,
+    GpuHead,
+    check_quantization,
+    is_quantized,
+    put_quantized,
+    sum_exactly,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from ..load.checkpoint import TensorFiles, read_config, resolve_model_path
 from ..load.quantization_config import read_quantization
-from .int8_linear import is_quantized
+from .linear_layers import is_quantized
 from .model_slice import DTYPES
 
 SCALE_BYTES = 4

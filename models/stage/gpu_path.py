@@ -15,16 +15,16 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...core.steps import StepInput
 from ...kernels.attention.layout_capacity import LayoutCapacity
 from ...kernels.attention.step_layout import StepLayout
-from ...kernels.dispatch import Machine, runs_triton, triton_obstacle
+from ...kernels.dispatch import Machine, load_invariant_linear, runs_triton, triton_obstacle
 from ..attention.kernel_attention import KernelBackend
 from ..attention.step_attention import PagedKv
-from ..layers.invariant_layers import make_invariant
+from ..layers.linear_layers import GpuHead, GpuLinear
 from ..layers.model_slice import ModelSlice, run_layers
 from .options import GraphOptions, StageOptions
 from .plain_path import HiddenStateTaps, PlainPath
@@ -261,19 +261,6 @@ def invariant_options(options: StageOptions, machine: Machine) -> StageOptions:
     return replace(options, attention="triton")
 
 
-def invariant_slice(part: ModelSlice) -> ModelSlice:
-    """`part` with batch-invariant products.
-
-    Raises `ConfigError` (`batch_invariant`) for layers that draftline's kernels do not support.
-    """
-    if not part.fast:
-        raise ConfigError(
-            FIELD, "on needs layers that draftline's kernels know, and these of "
-            f"{part.config.model_type} are others: use batch_invariant: auto",
-        )  # fmt: skip
-    return make_invariant(part)
-
-
 def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
     """Whether a stage on `device` has the modules of `models/layers/fused_modules.py`.
 
@@ -287,3 +274,58 @@ def rows_of_graphs(max_rows: int) -> tuple[int, ...]:
     largest = min(max_rows, MOST_ROWS)
     wanted = (*SMALL_ROWS, *range(2 * ROWS_STEP, MOST_ROWS + 1, ROWS_STEP))
     return (*(rows for rows in wanted if rows < largest), largest)
+
+
+class InvariantLinear:
+    """A linear layer; `weight` [inputs, outputs] of any strides."""
+
+    __slots__ = ("_out_dtype", "_product", "bias", "weight")
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor],
+        out_dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        """`product` is an `invariant_linear` of `kernels/linear/`."""
+        self.weight, self.bias, self._product = weight, bias, product
+        self._out_dtype = out_dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> [rows, outputs]."""
+        return self._product(x, self.weight, self.bias, out_dtype=self._out_dtype)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:  # noqa: ARG002 - as `GpuLinear`
+        """None: its product has no gate."""
+        return None
+
+
+def invariant_slice(part: ModelSlice, implementation: str = "triton") -> ModelSlice:
+    """`part`, of fused modules, with batch-invariant products, for `batch_invariant: on`.
+
+    The operators between the products are row-wise already. The modules of `part` are changed, and
+    no weight is copied. `implementation`: a name for `load_invariant_linear`. Raises `ConfigError`
+    (`batch_invariant`) for layers that draftline's kernels do not support.
+    """
+    if not part.fast:
+        raise ConfigError(
+            FIELD, "on needs layers that draftline's kernels know, and these of "
+            f"{part.config.model_type} are others: use batch_invariant: auto",
+        )  # fmt: skip
+    product = load_invariant_linear(implementation)
+    for layer in part.layers:
+        for module in list(layer.modules()):
+            _replace_products(module, product)
+    head = part.head
+    if isinstance(head, GpuHead):
+        # Logits stay in the dtype of the sums.
+        head = InvariantLinear(head.weight.t(), head.bias, product, torch.float32)
+    return replace(part, head=head)
+
+
+def _replace_products(module: nn.Module, product: Callable[..., Tensor]) -> None:
+    for name, child in [*vars(module).items(), *module.named_children()]:
+        if isinstance(child, GpuLinear):
+            setattr(module, name, InvariantLinear(child.weight.t(), child.bias, product))
+        elif isinstance(child, nn.Linear):
+            # A module attribute only accepts modules.
+            delattr(module, name)
+            setattr(module, name, InvariantLinear(child.weight.t(), child.bias, product))

@@ -7,8 +7,8 @@ import inspect
 import pytest
 import torch
 from draftline.kernels.dispatch import Machine, load_int8_linear, runs_triton
-from draftline.models.layers import int8_linear
-from draftline.models.layers.int8_linear import Int8Linear
+from draftline.models.layers import linear_layers
+from draftline.models.layers.linear_layers import Int8Linear
 from support.inputs.attention import DEVICE
 from torch.nn.functional import gelu, silu
 
@@ -75,7 +75,7 @@ def test_layers_on_gpus_have_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None
     )
     weight = torch.randn(24, 40, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     ours = Int8Linear(weight)
-    monkeypatch.setattr(int8_linear, "runs_triton", lambda machine: True)
+    monkeypatch.setattr(linear_layers, "runs_triton", lambda machine: True)
     on_gpu = Int8Linear(weight)
     assert on_gpu.product is load_int8_linear("triton")
     x = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(4)).to(DEVICE)

@@ -18,8 +18,7 @@ from ....kernels.dispatch import (
     runs_triton,
 )
 from ....kernels.int8.reference import int8_linear
-from ....models.layers.gpu_linear import GpuLinear
-from ....models.layers.int8_linear import Int8Linear
+from ....models.layers.linear_layers import GpuLinear, Int8Linear
 from ..findings import Findings
 from ..floors import StepTraffic
 from ..setting import DTYPE, GpuSetting

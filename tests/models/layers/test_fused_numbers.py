@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.models.attention.backend import choose_backend
-from draftline.models.layers import int8_linear
-from draftline.models.layers.gpu_linear import GpuHead, GpuInt8Linear, sum_exactly
+from draftline.models.layers import linear_layers
+from draftline.models.layers.linear_layers import GpuHead, GpuInt8Linear, sum_exactly
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.plain_path import PlainPath, make_kv
@@ -37,7 +37,7 @@ def test_fused_8_bit_layers_answer_as_those_that_are_not(
 ) -> None:
     folder = save_tiny_model("qwen2", tmp_path, num_layers=2)
     with monkeypatch.context() as patch:
-        patch.setattr(int8_linear, "runs_triton", lambda _: runs_triton)
+        patch.setattr(linear_layers, "runs_triton", lambda _: runs_triton)
         ours = fused_stage(folder, 2, quantization="int8")
     assert isinstance(ours.path.part.layers[0].self_attn.project, GpuInt8Linear)
     part = load_slice(folder, LayerSpan(0, 2, 2), quantization="int8")

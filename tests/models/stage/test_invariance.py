@@ -16,13 +16,13 @@ from draftline.core.steps import StepInput
 from draftline.kernels.dispatch import Machine
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import TileOptions
-from draftline.models.layers.gpu_linear import GpuHead, GpuLinear
-from draftline.models.layers.invariant_layers import InvariantLinear, make_invariant
+from draftline.models.layers.linear_layers import GpuHead, GpuLinear
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.gpu_path import (
     CudaCapture,
     GraphOptions,
+    InvariantLinear,
     invariant_options,
     invariant_slice,
 )
@@ -48,7 +48,7 @@ on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="records the inte
 
 def interpreted(folder: Path, dtype: str) -> Stage:
     """What `load_stage` makes on a GPU."""
-    part = make_invariant(load_slice(folder, WHOLE, dtype, fused=True))
+    part = invariant_slice(load_slice(folder, WHOLE, dtype, fused=True))
     kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
     tiles = TileOptions(max_requests=3, fixed_lines=True)
     backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton", tiles=tiles)
@@ -128,7 +128,7 @@ def test_every_product_is_replaced_and_no_weight_copied(kind: str, tmp_path: Pat
     part.layers[1].mlp = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 32))
     assert isinstance(part.head, GpuHead)
     weights = [part.head.weight.data_ptr(), part.layers[0].self_attn.out.weight.data_ptr()]
-    ours = make_invariant(part, "reference")
+    ours = invariant_slice(part, "reference")
     assert isinstance(ours.head, InvariantLinear)
     kept = [ours.head.weight.data_ptr(), ours.layers[0].self_attn.out.weight.data_ptr()]
     assert kept == weights

@@ -16,7 +16,7 @@ from draftline.core.steps import LogitEdits, LogProbInput, StepInput
 from draftline.kernels.sampling.sampler import KernelSampler
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import KernelBackend, TileOptions
-from draftline.models.layers import int8_linear
+from draftline.models.layers import linear_layers
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.gpu_start import warm_kernels
@@ -96,7 +96,7 @@ def serving_steps() -> Iterator[StepInput]:
 def test_serving_launches_no_kernel_for_the_first_time(
     quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8_linear, "runs_triton", lambda _: True)
+    monkeypatch.setattr(linear_layers, "runs_triton", lambda _: True)
     save_tiny_model("gemma3", tmp_path, num_layers=1)
     monkeypatch.setattr("draftline.models.stage.stage.choose_sampler", lambda _: KernelSampler())
     part = load_slice(tmp_path, WHOLE, quantization=quantization, fused=True)
