@@ -1,4 +1,4 @@
-"""Which implementation of attention runs, chosen once at start."""
+"""Which implementation of attention and of the other operators runs, chosen once at load."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from torch import Tensor
 
 from ..core.errors import ConfigError
+from .elementwise.reference import HeadNorms, KvTarget
 
 # Triton's own variable; if it is not set, Triton need not be imported to check for the interpreter.
 INTERPRET = "TRITON_INTERPRET"
@@ -143,7 +144,7 @@ def load_int8_linear(name: str) -> Callable[..., Tensor]:
     if name == "reference":
         from .int8 import reference as product  # noqa: PLC0415
     else:
-        from .int8 import product  # noqa: PLC0415
+        from .int8 import int8_kernels as product  # noqa: PLC0415
     return product.int8_linear
 
 
@@ -187,7 +188,7 @@ def load_ops(name: str) -> KernelOps:
         from .kv import reference as kv  # noqa: PLC0415
     else:
         from .attention import paged_attention as attention  # noqa: PLC0415
-        from .kv import ops as kv  # noqa: PLC0415
+        from .kv import kv_cache_kernels as kv  # noqa: PLC0415
     return KernelOps(attention.paged_attention, kv.write_kv, kv.move_kv)
 
 
@@ -205,3 +206,23 @@ def _is_interpreting() -> bool:
     from triton import knobs  # noqa: PLC0415
 
     return bool(knobs.runtime.interpret)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseOps:
+    """Row-wise operators; `kernels/elementwise/reference.py` defines them."""
+
+    rms_norm: Callable[..., None]
+    rotate: Callable[[Tensor, Tensor, Tensor], None]
+    turn_and_store: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, KvTarget], None]
+    gated: Callable[[Tensor, Tensor, str], None]
+    log_softmax: Callable[[Tensor, Tensor], None]
+
+
+def load_elementwise(name: str) -> ElementwiseOps:
+    """The operators of `triton` or `reference`; Triton is imported only where it is used."""
+    if name == "reference":
+        from .elementwise import reference as ops  # noqa: PLC0415
+    else:
+        from .elementwise import ops  # noqa: PLC0415
+    return ElementwiseOps(ops.rms_norm, ops.rotate, ops.turn_and_store, ops.gated, ops.log_softmax)

@@ -14,11 +14,11 @@ import torch
 import triton
 from torch import Tensor
 
-from ..dot_types import dot_type, triton_type
 from ..row_scales import are_by_row
+from ..shared_kernels import dot_type, triton_type
 from .spec import LayerSpec
-from .split_rule import COLUMN_STEP
 from .step_layout import StepLayout
+from .tile_plan import COLUMN_STEP
 from .tree_attention_kernels import attend_tiles
 
 # Set explicitly: Triton warns that its default will change.

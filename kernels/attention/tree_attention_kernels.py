@@ -14,8 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .split_rule import MOST_SPLITS
-from .tile_plan import ITEM_FIELDS, REQUEST_FIELDS
+from .tile_plan import ITEM_FIELDS, MOST_SPLITS, REQUEST_FIELDS
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

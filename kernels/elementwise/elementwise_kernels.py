@@ -8,9 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..activation_kernels import activated
-from ..dependent_launch import await_inputs
 from ..kv.kv_cache_kernels import as_stored, row_scales
+from ..shared_kernels import activated, await_inputs
 
 
 @triton.jit

@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..dependent_launch import dependent_launch
 from ..row_scales import are_by_row
+from ..shared_kernels import dependent_launch
 from . import elementwise_kernels
 from .elementwise_kernels import gate, normalise, take_log_softmax, turn_heads
 from .reference import HeadNorms, KvTarget

@@ -1,4 +1,4 @@
 """Products with weights of 8 bits.
 
-Start with `product.py`.
+Start with `int8_kernels.py`.
 """

@@ -14,9 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..dependent_launch import dependent_launch
-from ..dot_types import dot_type
-from ..weight_tiles import LEAST_ROWS, OUTPUTS, num_stages
+from ..shared_kernels import LEAST_ROWS, OUTPUTS, dependent_launch, dot_type, num_stages
 from .linear_kernels import multiply_few_rows
 from .reference import MOST_FEW_ROWS
 

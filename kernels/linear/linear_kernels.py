@@ -5,8 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..activation_kernels import activated
-from ..dependent_launch import await_inputs
+from ..shared_kernels import activated, await_inputs
 
 
 # One program for any number of rows, also of one and of multiples of 16.

@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..dot_types import dot_type
+from ..shared_kernels import dot_type
 from .linear_kernels import multiply_rows
 
 ROWS = 64

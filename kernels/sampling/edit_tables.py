@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.arrays import Float32, Int32
 from ...core.request.allowed_tokens import num_words
 from ...core.steps import LogitEdits, Penalties
-from ..staged_buffer import StagedBuffer
+from ..device_tables import StagedBuffer
 
 # Fields of a row: first and number of its biases, penalties and path; its row of `masks`, or -1;
 # the edit that its penalties belong to.

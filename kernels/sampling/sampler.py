@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.steps import LogitEdits, SamplingRows
-from ..dispatch import Machine, runs_triton
-from ..elementwise.dispatch import load_elementwise
-from ..recent_tables import RecentTables
+from ..device_tables import RecentTables
+from ..dispatch import Machine, load_elementwise, runs_triton
 from .edit_tables import EditCapacity, EditTables
 from .reference import TorchSampler, choose_tokens
 from .tables import SamplingScratch, SamplingTables

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.arrays import Float32
 from ...core.sampling.noise import stream_keys
 from ...core.steps import SamplingRows
-from ..staged_buffer import StagedBuffer, aligned
+from ..device_tables import StagedBuffer, aligned
 
 
 class SamplingTables:

@@ -17,13 +17,12 @@ from ...kernels.attention.flash_attention import (
     flash_attention,
     plan_flash,
 )
-from ...kernels.attention.layout_capacity import LayoutCapacity, PartialResults
 from ...kernels.attention.spec import AttentionShape, LayerSpec
-from ...kernels.attention.split_rule import SplitRule
-from ...kernels.attention.step_layout import StepLayout
+from ...kernels.attention.step_layout import LayoutCapacity, PartialResults, StepLayout
+from ...kernels.attention.tile_plan import SplitRule
+from ...kernels.device_tables import RecentTables
 from ...kernels.dispatch import load_ops
 from ...kernels.elementwise.reference import KvTarget
-from ...kernels.recent_tables import RecentTables
 from .step_attention import PagedKv
 
 # Programs of a launch of fixed size: a multiprocessor runs a few at once, and finished programs

@@ -18,8 +18,7 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from ...kernels.dispatch import load_few_rows_linear
-from ...kernels.elementwise.dispatch import ElementwiseOps, load_elementwise
+from ...kernels.dispatch import ElementwiseOps, load_elementwise, load_few_rows_linear
 from ...kernels.elementwise.reference import HeadNorms
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention

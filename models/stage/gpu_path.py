@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...core.steps import StepInput
-from ...kernels.attention.layout_capacity import LayoutCapacity
-from ...kernels.attention.step_layout import StepLayout
+from ...kernels.attention.step_layout import LayoutCapacity, StepLayout
 from ...kernels.dispatch import Machine, load_invariant_linear, runs_triton, triton_obstacle
 from ..attention.kernel_attention import KernelBackend
 from ..attention.step_attention import PagedKv

@@ -28,10 +28,10 @@ from ...core.steps import (
     prompt_step,
 )
 from ...core.tree.tree_loops import pack
-from ...kernels.attention.split_rule import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
+from ...kernels.attention.tile_plan import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
+from ...kernels.device_tables import MOST_TABLE_BYTES, NUM_KINDS
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
-from ...kernels.recent_tables import MOST_TABLE_BYTES, NUM_KINDS
 from .gpu_path import GraphPath, GraphReport
 from .options import StageOptions
 from .stage import Stage

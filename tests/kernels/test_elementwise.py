@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftline.kernels.elementwise.dispatch import ElementwiseOps, load_elementwise
+from draftline.kernels.dispatch import ElementwiseOps, load_elementwise
 from draftline.kernels.elementwise.reference import HeadNorms, KvTarget
 from support.inputs.attention import DEVICE
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftline.kernels.dispatch import load_few_rows_linear
 from draftline.kernels.linear.few_rows import tile_bytes, tile_sizes
-from draftline.kernels.weight_tiles import num_stages, stages_within
+from draftline.kernels.shared_kernels import num_stages, stages_within
 from support.fakes.products_in_order import use_products_in_order
 from support.inputs.attention import DEVICE
 from torch.nn.functional import gelu, silu

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from draftline.core.request.allowed_tokens import full_mask
 from draftline.core.steps import LogitEdits
-from draftline.kernels.recent_tables import RecentTables
+from draftline.kernels.device_tables import RecentTables
 from draftline.kernels.sampling.edit_tables import EditCapacity, EditTables
 from hypothesis import given
 from hypothesis import strategies as st

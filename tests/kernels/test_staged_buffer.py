@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draftline.kernels.staged_buffer import StagedBuffer
+from draftline.kernels.device_tables import StagedBuffer
 
 
 class FakeEvent:

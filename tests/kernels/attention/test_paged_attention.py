@@ -7,10 +7,9 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from draftline.kernels.attention.layout_capacity import LayoutCapacity, PartialResults
 from draftline.kernels.attention.spec import AttentionShape, LayerSpec
-from draftline.kernels.attention.split_rule import TILE_LINES, SplitRule
-from draftline.kernels.attention.step_layout import StepLayout
+from draftline.kernels.attention.step_layout import LayoutCapacity, PartialResults, StepLayout
+from draftline.kernels.attention.tile_plan import TILE_LINES, SplitRule
 from draftline.kernels.dispatch import load_ops
 from hypothesis import given, settings
 from hypothesis import strategies as st

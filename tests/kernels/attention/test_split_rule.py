@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from draftline.kernels.attention.spec import AttentionShape
-from draftline.kernels.attention.split_rule import (
+from draftline.kernels.attention.tile_plan import (
     COLUMN_STEP,
     LEAST_SPLIT_LINES,
     MOST_SPLIT_LINES,

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from draftline.kernels.attention.split_rule import COLUMN_STEP, SplitRule
-from draftline.kernels.attention.tile_plan import RequestRows, TilePlan, plan_tiles
+from draftline.kernels.attention.tile_plan import (
+    COLUMN_STEP,
+    RequestRows,
+    SplitRule,
+    TilePlan,
+    plan_tiles,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

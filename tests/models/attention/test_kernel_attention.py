@@ -12,7 +12,7 @@ import torch
 from draftline.core.errors import ConfigError
 from draftline.core.steps import StepInput
 from draftline.kernels.attention.spec import AttentionShape
-from draftline.kernels.kv import ops as paged_kv_ops
+from draftline.kernels.kv import kv_cache_kernels as paged_kv_ops
 from draftline.kernels.kv import reference as kv_reference
 from draftline.models.attention.kernel_attention import FlashBackend, KernelBackend, TileOptions
 from draftline.models.attention.step_attention import PagedKv

@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftline.core.errors import ConfigError
 from draftline.kernels.dispatch import Machine, choose_for_fp8
-from draftline.kernels.kv import ops as paged_kv_ops
+from draftline.kernels.kv import kv_cache_kernels as paged_kv_ops
 from draftline.kernels.kv import reference as kv_reference
 from draftline.models.layers.linear_layers import Int8Linear
 from draftline.models.layers.model_slice import load_slice

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from draftline.core.steps import StepInput
 from draftline.core.tree.tree_loops import unpack
-from draftline.kernels.attention.layout_capacity import LayoutCapacity, PartialResults
 from draftline.kernels.attention.spec import AttentionShape, LayerSpec
-from draftline.kernels.attention.split_rule import SplitRule
-from draftline.kernels.attention.step_layout import StepLayout
+from draftline.kernels.attention.step_layout import LayoutCapacity, PartialResults, StepLayout
+from draftline.kernels.attention.tile_plan import SplitRule
 from support.inputs.steps import PagedRequest, Rows, make_step
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,19 +14,18 @@ from typing import Any
 
 import torch
 import triton
-from draftline.kernels import weight_tiles
+from draftline.kernels import shared_kernels
 from draftline.kernels.attention import paged_attention
 from draftline.kernels.attention import tree_attention_kernels as attention_kernels
 from draftline.kernels.attention.spec import AttentionShape
-from draftline.kernels.attention.split_rule import TILE_LINES, SplitRule
-from draftline.kernels.dot_types import dot_type, triton_type
+from draftline.kernels.attention.tile_plan import TILE_LINES, SplitRule
 from draftline.kernels.elementwise import elementwise_kernels
 from draftline.kernels.elementwise.ops import LOGITS_CHUNK
 from draftline.kernels.int8 import int8_kernels
-from draftline.kernels.int8 import product as int8_product
 from draftline.kernels.kv import kv_cache_kernels as kv_kernels
 from draftline.kernels.linear import few_rows, linear_kernels
 from draftline.kernels.linear import product as linear_product
+from draftline.kernels.shared_kernels import dot_type, triton_type
 from support.tools.machine_code import Resources, publishes, resources, waits_first
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -144,10 +143,10 @@ def storing(stored: str, *, by_row: bool = False) -> Resources:
 
 def multiplying(num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool) -> Resources:
     """Raises where no weights are under way while others are multiplied, or registers spill."""
-    sizes = int8_product.tile_sizes(num_rows, 4096, dtype, is_gated=is_gated)
+    sizes = int8_kernels.tile_sizes(num_rows, 4096, dtype, is_gated=is_gated)
     types = dict.fromkeys(("x", "bias", "out"), f"*{NAMES[dtype]}")
     types |= {"weight": "*i8", "scales": "*fp32"}
-    options = {name: int8_product.LAUNCH[name] for name in OPTIONS}
+    options = {name: int8_kernels.LAUNCH[name] for name in OPTIONS}
     depends = capability >= 90
     constants = {
         **sizes, "IS_WHOLE": True, "HAS_BIAS": is_gated, "IS_GATED": is_gated, "IS_GELU": False,
@@ -178,12 +177,12 @@ def multiplying_few(
     """Raises where no weights are under way while others are multiplied, or registers spill."""
     sizes = few_rows.tile_sizes(num_rows, dtype)
     tile_bytes = few_rows.tile_bytes(sizes, dtype, is_gated=is_gated)
-    wanted = weight_tiles.STAGES_OF_GATED if is_gated else weight_tiles.STAGES_ALONE
+    wanted = shared_kernels.STAGES_OF_GATED if is_gated else shared_kernels.STAGES_ALONE
     facts = MOST_SHARED[capability], divmod(capability, 10)
     types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{NAMES[dtype]}")
     options = {
         "num_warps": few_rows.LAUNCH["num_warps"],
-        "num_stages": weight_tiles.stages_within(wanted, tile_bytes, *facts),
+        "num_stages": shared_kernels.stages_within(wanted, tile_bytes, *facts),
     }
     depends = capability >= 90
     constants = {
