@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import typer
 
 from ..deploy.cli.bench.suites import DRAFTLINE, MERGED, PAPER, UNTRAINED
-from ..measure.clients.setting import TARGET_ONLY
-from ..measure.report.marked_part import markdown_table
+from ..measure.clients.endpoint import TARGET_ONLY
 from ..measure.simulate.cost_profile import bundled_profiles, read_cost_profile
+from .pages import markdown_table
 
 RESULTS = Path(__file__).parent / "results"
 # Of the bundled model, but for the last, a chat model's bundled chats.

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine as AttentionMachine
 from ...kernels.dispatch import choose_attention
-from ...measure.records.record import machine
+from ...measure.records import machine
 from .findings import Findings
 from .instruments.clock import TimeBudget
 from .parts import PARTS, Part, PartProcesses, RunPart, SettingFacts, measure_all, run_here

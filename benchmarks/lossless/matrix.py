@@ -29,8 +29,8 @@ from ...deploy.cli.bench.prompts import bench_prompts
 from ...deploy.engine.engine import Engine
 from ...measure.clients.endpoint import said_of
 from ...measure.clients.engine_endpoint import prompt_ids
-from ...measure.prompts.bench_prompt import spread
-from ...measure.records.record import machine
+from ...measure.prompts import spread
+from ...measure.records import machine
 from ...measure.runs.near_tie import Judge, Parting
 from ...models.load.checkpoint import answers_chats
 from ...models.text.tokenizer import load_tokenizer

@@ -31,7 +31,7 @@ from rich.console import Console
 
 from ...core.errors import ConfigError, DraftlineError
 from ...kernels.cpu.build import load_cpu_ops
-from ...measure.records.record import machine
+from ...measure.records import machine
 from ...models.stage.options import StageOptions
 from .catalogue import Peers, chosen, known_servers, shown
 from .gguf_file import write_checkpoint

@@ -11,7 +11,7 @@ from random import Random
 
 from ...core.errors import ConfigError
 from ...deploy.cli.bench.prompts import bench_prompts
-from ...measure.prompts.bench_prompt import BenchPrompt
+from ...measure.prompts import BenchPrompt
 from .target import Target
 
 BUNDLED = "bundled"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ...measure.report.marked_part import replaced
 from ...measure.report.plots import DPI, require_matplotlib
+from ..pages import replaced
 from .report import (
     OUR_DEFAULT,
     OURS,

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...core.errors import ConfigError
-from ...measure.records.run_metrics import Latency
+from ...measure.records import Latency
 
 # What a comparison must share with an earlier one that it goes on with.
 MATCHED = (

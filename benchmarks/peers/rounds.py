@@ -13,14 +13,10 @@ import httpx
 from rich.console import Console
 
 from ...core.errors import DraftlineError
-from ...measure.clients.endpoint import Ask
+from ...measure.clients.endpoint import Ask, Load, Setting, run_load
 from ...measure.clients.http_endpoint import HttpEndpoint
-from ...measure.clients.load import Load, run_load
-from ...measure.clients.setting import Setting
-from ...measure.prompts.bench_prompt import BenchPrompt
-from ...measure.records.record import Record
-from ...measure.records.run_metrics import run_metrics
-from ...measure.records.spec_counts import total
+from ...measure.prompts import BenchPrompt
+from ...measure.records import Record, run_metrics, total
 from ...measure.runs.matched import Plan
 from .plan import WARM_UP, PeerCell, Start, estimated_seconds
 from .report import Comparison, PeerRun, family

@@ -28,9 +28,9 @@ from ...core.arrays import Float64
 from ...deploy.cli.bench.job import BenchJob
 from ...deploy.cli.corpus.build import CorpusModel, open_corpus_model
 from ...deploy.ray_serve.runtime import quiet_libraries
-from ...measure.records.record import machine
+from ...measure.records import machine
 from ...measure.replay.recording import read_recording
-from ...measure.report.intervals import Interval, drawn_taus, interval
+from ...measure.report.summary import Interval, drawn_taus, interval
 from ...retrieval_store.corpus.documents import TokenizedDocument
 from ...retrieval_store.corpus.refine import Score
 from .refinement_stores import (

@@ -24,8 +24,8 @@ from ...deploy.cli.bench.suites import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES
 from ...deploy.cli.corpus.build import CorpusModel, DocumentLimits
 from ...deploy.cli.demo.build_store import NAMESPACE, cut
 from ...deploy.engine.async_engine import AsyncEngine
-from ...measure.clients.setting import TARGET_ONLY, Setting
-from ...measure.report.intervals import counts_of
+from ...measure.clients.endpoint import TARGET_ONLY, Setting
+from ...measure.report.summary import counts_of
 from ...retrieval_store.corpus.document_filter import DocumentFilter, DocumentRules
 from ...retrieval_store.corpus.documents import Document, TokenizedDocument
 from ...retrieval_store.corpus.refine import Score

@@ -35,13 +35,10 @@ from rich.console import Console
 from ...cluster.config import DrafterConfig, EngineConfig
 from ...deploy.cli.bench.prompts import bench_prompts
 from ...deploy.engine.async_engine import AsyncEngine
+from ...measure.clients.endpoint import Load, Setting, run_load
 from ...measure.clients.engine_endpoint import EngineEndpoint, collector_spared
-from ...measure.clients.load import Load, run_load
-from ...measure.clients.setting import Setting
-from ...measure.prompts.bench_prompt import BenchPrompt
-from ...measure.records.record import machine
-from ...measure.records.run_metrics import RunMetrics, run_metrics
-from ...measure.records.spec_counts import total
+from ...measure.prompts import BenchPrompt
+from ...measure.records import RunMetrics, machine, run_metrics, total
 from ...measure.runs.matched import Plan
 
 RESULTS = Path(__file__).parents[1] / "results" / "budget_promise.json"

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...deploy.cli.demo.prompts import held_out_prompts
-from ...measure.records.record import machine
+from ...measure.records import machine
 from .ray_servers import pids_of, served
 
 RESULTS = Path(__file__).parents[1] / "results" / "faults.json"

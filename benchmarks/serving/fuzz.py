@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ...measure.records.record import machine
+from ...measure.records import machine
 from ..http_fuzz.run import SEED, WORKERS, fuzz
 from ..http_fuzz.server import SETTINGS
 

@@ -28,7 +28,7 @@ from ...cluster.config import DrafterConfig, EngineConfig
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.engine.async_engine import AsyncEngine
-from ...measure.records.record import machine
+from ...measure.records import machine
 from ...measure.simulate.cost_profile import CostProfile, read_cost_profile
 from ...measure.simulate.simulation import Simulation
 

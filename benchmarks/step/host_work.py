@@ -53,7 +53,7 @@ from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.speculation.policy import SpeculationPolicy
 from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput
-from ...measure.records.record import machine
+from ...measure.records import machine
 from ...models.load.bundled import demo_path
 from ...models.text.tokenizer import load_tokenizer
 from ...training.corpus import training_files

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ...measure.records.record import machine
+from ...measure.records import machine
 from .formats import formats
 from .run import WireFindings, fuzz
 

@@ -16,8 +16,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 
 from ...core.errors import ConfigError, DraftlineError
-from ..records.record import Arrival, Record
-from ..records.spec_counts import SpecCounts, from_block, from_timings
+from ..records import Arrival, Record, SpecCounts, from_block, from_timings
 from .endpoint import Ask
 
 TIMEOUT_S = 600.0

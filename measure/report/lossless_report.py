@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..runs.distribution import ChiSquare, SeedCheck
-from ..runs.equality import Difference
-from ..runs.lossless import Check
+from ..runs.lossless import Check, ChiSquare, SeedCheck
+from ..runs.matched import Difference
 
 SHOWN_DIFFERENCES = 40
 MIN_WIDTH = 100

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import ConfigError
-from .intervals import TauRow
-from .summary import BenchResult, Summary
+from .summary import BenchResult, Summary, TauRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ..records.run_metrics import Latency
-from ..records.spec_counts import SpecCounts
-from ..runs.equality import Difference
-from .intervals import Interval, TauRow
-from .summary import BenchResult, Summary
+from ..records import Latency, SpecCounts
+from ..runs.matched import Difference
+from .summary import BenchResult, Interval, Summary, TauRow
 
 NONE = "-"
 SHOWN_POSITIONS = 8

@@ -22,8 +22,8 @@ from ...core.sampling.rows import build_edits, sampling_rows
 from ...core.tree.tree import NO_TREE
 from ...models.layers.model_slice import load_whole_model
 from ..clients.engine_endpoint import prompt_ids
-from ..records.record import Record
-from .equality import Explain
+from ..records import Record
+from .matched import Explain
 
 # float32 logits of two batch shapes differ by some 1e-5 here; two scores closer than this may swap.
 NEAR_TIE = 1e-3

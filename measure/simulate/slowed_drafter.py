@@ -1,11 +1,17 @@
-"""A drafter of this process that takes as long as that of a profile."""
+"""A drafter of this process that takes as long as that of a cost profile."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+from ...cluster.config import HEAD, DrafterConfig
+from ...cluster.drafting.head_features import head_folder
+from ...core.arrays import ROOT
 from ...core.interfaces import (
     AheadDrafter,
     CachingDrafter,
@@ -16,9 +22,117 @@ from ...core.interfaces import (
     PrefixCounts,
 )
 from ...core.proposals import Commit, DraftRequest, FeatureLayers, FeatureRows, Proposal, Query
-from .draft_clock import DraftClock, PassCounter
-from .draft_times import DraftTimes
+from ...models.heads.load_head import read_head_checkpoint
+from .cost_profile import SMALL_MODEL, CostProfile
 from .host_clock import HostClock
+
+
+@runtime_checkable
+class PassCounter(Protocol):
+    """A drafter that counts its models' passes and times them by a clock, in seconds. The clock can
+    be replaced to simulate other times."""
+
+    clock: Callable[[], float]
+
+    @property
+    def num_passes(self) -> int: ...  # noqa: D102 - see the class
+
+
+class DraftClock:
+    """The simulation's time; during a draft, its start plus the time of its passes so far.
+
+    So stopping rules, tree shapes and deadlines follow the profile's times.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], pass_s: float, num_passes: Callable[[], int]
+    ) -> None:
+        """`clock`: of the simulation; `pass_s`: of a pass; `num_passes`: of the drafter so far."""
+        self._clock = clock
+        self._pass_s = pass_s
+        self._num_passes = num_passes
+        self._passes_before: int | None = None
+
+    def begin(self) -> None:
+        """Start a draft; the simulation's time is paused."""
+        self._passes_before = self._num_passes()
+
+    def end(self) -> None:
+        """End the draft; the simulation then waits for its time."""
+        self._passes_before = None
+
+    def __call__(self) -> float:
+        """Seconds."""
+        if self._passes_before is None:
+            return self._clock()
+        return self._clock() + (self._num_passes() - self._passes_before) * self._pass_s
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTimes:
+    """The times of one drafter in a profile. `kind`: its name in the profile."""
+
+    profile: CostProfile
+    kind: str
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the profile has its kind; otherwise its real time is used."""
+        return self.kind in self.profile.drafters
+
+    @property
+    def pass_s(self) -> float:
+        """Seconds of a pass of one row; 0 if unknown."""
+        return self._draft_s(1, 1) if self.are_known else 0.0
+
+    def seconds(self, proposals: Sequence[Proposal], num_passes: int | None = None) -> float:
+        """Seconds of a draft with known times: all requests' trees together, a pass a level.
+
+        num_passes  passes of the real draft, if it counts them; they include passes over new text,
+                    and draws that give fewer tokens
+        """
+        if not proposals:
+            return 0.0
+        levels = [_level_sizes(proposal) for proposal in proposals]
+        depth = max(map(len, levels), default=0) if num_passes is None else num_passes
+        # The next pass reads a level.
+        widest = sum(max(sizes, default=0) for sizes in levels)
+        return self._draft_s(depth, widest)
+
+    def _draft_s(self, depth: int, num_rows: int) -> float:
+        return self.profile.draft_s(self.kind, depth, num_rows)
+
+
+def times_of(
+    drafter: DrafterConfig, profile: CostProfile, small_model: str = SMALL_MODEL
+) -> DraftTimes:
+    """The times of a drafter in a profile.
+
+    small_model  the profile's entry for small models
+    Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
+    """
+    if drafter.kind == HEAD:
+        return head_times(head_folder(drafter), profile)
+    is_model = drafter.kind == SMALL_MODEL
+    return DraftTimes(profile, small_model if is_model else drafter.kind)
+
+
+def head_times(folder: Path, profile: CostProfile) -> DraftTimes:
+    """The same for a head, with the same errors."""
+    return DraftTimes(profile, str(read_head_checkpoint(folder).kind))
+
+
+def _level_sizes(proposal: Proposal) -> list[int]:
+    """Nodes of each level of a tree."""
+    depths: list[int] = []
+    sizes: list[int] = []
+    for parent in proposal.parents.tolist():
+        depth = 0 if parent == ROOT else depths[parent] + 1
+        depths.append(depth)
+        if depth == len(sizes):
+            sizes.append(0)
+        sizes[depth] += 1
+    return sizes
 
 
 class SlowedDrafter:

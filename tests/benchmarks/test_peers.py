@@ -39,8 +39,8 @@ from draftline.benchmarks.peers.target import Target
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.deploy.cli.serve.options import command_settings
 from draftline.deploy.settings.settings import build_serve_args
-from draftline.measure.prompts.bench_prompt import BenchPrompt
-from draftline.measure.records.record import Arrival
+from draftline.measure.prompts import BenchPrompt
+from draftline.measure.records import Arrival
 from draftline.models.load.bundled import demo_path
 from support.fakes.fake_endpoint import ANSWER, record
 

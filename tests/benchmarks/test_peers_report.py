@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftline.benchmarks.pages import replaced
 from draftline.benchmarks.peers import rounds
 from draftline.benchmarks.peers.plan import PeerCell, Start
 from draftline.benchmarks.peers.plot import RESULTS, read_lines, write_docs, write_picture
@@ -33,8 +34,7 @@ from draftline.benchmarks.peers.rounds import Asked, Turn, run_turns
 from draftline.benchmarks.peers.servers import ServerSpec
 from draftline.benchmarks.peers.target import Target
 from draftline.core.errors import ConfigError, DraftlineError
-from draftline.measure.records.run_metrics import Latency
-from draftline.measure.report.marked_part import replaced
+from draftline.measure.records import Latency
 from rich.console import Console
 
 ASKED = Asked(Target("demo"), 16)

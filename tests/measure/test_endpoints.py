@@ -17,11 +17,10 @@ from draftline.core.request.sampling_params import RequestOptions, SamplingParam
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.settings.settings import ServerConfig
-from draftline.measure.clients.endpoint import Ask
+from draftline.measure.clients.endpoint import Ask, Setting
 from draftline.measure.clients.engine_endpoint import EngineEndpoint
 from draftline.measure.clients.http_endpoint import HttpEndpoint
-from draftline.measure.clients.setting import Setting
-from draftline.measure.runs.distribution import ChiSquare, check_first_token, check_seeds
+from draftline.measure.runs.lossless import ChiSquare, check_first_token, check_seeds
 from support.fakes.fake_engine import FakeEngine
 
 TEXT = "def f(x):\n    return x\n"

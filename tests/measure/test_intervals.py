@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from draftline.measure.records.run_metrics import run_metrics
-from draftline.measure.records.spec_counts import SpecCounts
-from draftline.measure.report.intervals import Interval, tau_rows
+from draftline.measure.records import SpecCounts, run_metrics
+from draftline.measure.report.summary import Interval, tau_rows
 from draftline.measure.runs.matched import Run
 from support.fakes.fake_endpoint import ANSWER, record
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draftline.measure.records.record import Record
+from draftline.measure.records import Record
 from draftline.measure.runs.near_tie import explain_by_model
 from draftline.models.load.bundled import demo_path
 from draftline.models.text.tokenizer import load_tokenizer

@@ -6,11 +6,17 @@ import io
 from dataclasses import replace
 
 import pytest
-from draftline.measure.clients.setting import matched_settings
-from draftline.measure.prompts.bench_prompt import BenchPrompt
+from draftline.measure.clients.endpoint import matched_settings
+from draftline.measure.prompts import BenchPrompt
 from draftline.measure.report.lossless_report import LosslessReport
-from draftline.measure.runs.distribution import ChiSquare, SeedCheck, check_seeds, chi_square
-from draftline.measure.runs.lossless import SAMPLINGS, check_answers
+from draftline.measure.runs.lossless import (
+    SAMPLINGS,
+    ChiSquare,
+    SeedCheck,
+    check_answers,
+    check_seeds,
+    chi_square,
+)
 from rich.console import Console
 from scipy import stats
 from support.fakes.fake_endpoint import ANSWER, FakeEndpoint

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 from draftline.core.errors import ConfigError, DraftlineError
-from draftline.measure.clients.load import Load, run_load
-from draftline.measure.clients.setting import Setting, matched_settings
-from draftline.measure.prompts.bench_prompt import BenchPrompt
-from draftline.measure.records.record import Record
+from draftline.measure.clients.endpoint import Load, Setting, matched_settings, run_load
+from draftline.measure.prompts import BenchPrompt
+from draftline.measure.records import Record
 from draftline.measure.report.summary import BenchResult, summarise
-from draftline.measure.runs.equality import differences
-from draftline.measure.runs.matched import Plan, run_matched
+from draftline.measure.runs.matched import Plan, differences, run_matched
 from support.fakes.fake_endpoint import ANSWER, FakeEndpoint
 from support.fakes.recorded_progress import RecordedProgress
 

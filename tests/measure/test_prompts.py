@@ -10,9 +10,7 @@ from typing import get_args
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.bench.job import Dataset
-from draftline.measure.prompts.bench_prompt import BenchPrompt, spread
-from draftline.measure.prompts.files import read_prompts
-from draftline.measure.prompts.forms import FORMS
+from draftline.measure.prompts import FORMS, BenchPrompt, read_prompts, spread
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]}
 HUMAN_EVAL = {

@@ -7,13 +7,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from draftline.measure.records.run_metrics import run_metrics
-from draftline.measure.report.intervals import Interval, TauRow
+from draftline.measure.records import run_metrics
 from draftline.measure.report.plots import write_plots
-from draftline.measure.report.summary import BenchResult, summarise
+from draftline.measure.report.summary import BenchResult, Interval, TauRow, summarise
 from draftline.measure.report.tables import print_result
-from draftline.measure.runs.equality import Difference
-from draftline.measure.runs.matched import Run
+from draftline.measure.runs.matched import Difference, Run
 from rich.console import Console
 from support.fakes.fake_endpoint import ANSWER, record
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 from draftline.core.request.output import RequestMetrics
-from draftline.measure.records.record import Arrival, Record
-from draftline.measure.records.run_metrics import latency, run_metrics
-from draftline.measure.records.spec_counts import (
+from draftline.measure.records import (
+    Arrival,
+    Record,
     SpecCounts,
     from_block,
     from_metrics,
     from_timings,
+    latency,
+    run_metrics,
     total,
 )
 

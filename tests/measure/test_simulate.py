@@ -23,11 +23,9 @@ from draftline.measure.simulate.cost_profile import (
     bundled_profiles,
     read_cost_profile,
 )
-from draftline.measure.simulate.draft_times import DraftTimes, times_of
 from draftline.measure.simulate.host_clock import HostClock, HostLoop
-from draftline.measure.simulate.simulation import Simulation
-from draftline.measure.simulate.slowed_drafter import SlowedDrafter, slowed
-from draftline.measure.simulate.slowed_pipeline import SlowedPipeline
+from draftline.measure.simulate.simulation import Simulation, SlowedPipeline
+from draftline.measure.simulate.slowed_drafter import DraftTimes, SlowedDrafter, slowed, times_of
 from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter
 from support.servers.hub_session import LIMITS, HubSession
 

@@ -17,7 +17,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from ....measure.records.record import machine
+from ....measure.records import machine
 from ..ray_servers import Process
 from .clients import SoakAnswer, answer_of
 from .faults import Done, Fault, Faults, make_faults

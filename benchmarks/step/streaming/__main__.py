@@ -25,7 +25,7 @@ from rich.table import Table
 from ....core.speculation.policy import load_policy
 from ....core.step.builder import load_kernels
 from ....deploy.ray_serve.runtime import quiet_libraries
-from ....measure.records.record import machine
+from ....measure.records import machine
 from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import read_cost_profile
 from .cases import (

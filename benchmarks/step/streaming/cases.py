@@ -11,8 +11,7 @@ from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.request.sampling_params import PipeliningMode, RequestOptions
 from ....deploy.cli.demo.prompts import held_out_prompts
 from ....deploy.engine.engine import Engine
-from ....measure.prompts.bench_prompt import BenchPrompt
-from ....measure.prompts.files import read_prompts
+from ....measure.prompts import BenchPrompt, read_prompts
 from ....measure.replay.recording import RecordedAnswer, Recording, read_recording, recorded_params
 from ....measure.runs.matched import Plan
 

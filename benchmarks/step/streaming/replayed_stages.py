@@ -22,7 +22,7 @@ from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline
 from ....measure.simulate.cost_profile import CostProfile
 from ....measure.simulate.host_clock import HostClock
-from ....measure.simulate.slowed_pipeline import answer_at
+from ....measure.simulate.simulation import answer_at
 from ....models.load.checkpoint import resolve_head_path, resolve_model_path
 from ....models.load.model_info import read_model_info
 from ....training.heads.distilled_texts import DistilledText

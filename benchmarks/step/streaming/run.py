@@ -35,9 +35,8 @@ from ....core.schedule.scheduler import Scheduler, SchedulerLimits
 from ....core.speculation.policy import SpeculationPolicy
 from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import CostProfile
-from ....measure.simulate.draft_times import DraftTimes, times_of
 from ....measure.simulate.host_clock import HostClock, HostLoop
-from ....measure.simulate.slowed_drafter import slowed
+from ....measure.simulate.slowed_drafter import DraftTimes, slowed, times_of
 from ....models.load.model_info import read_model_info
 from .cases import DRAFTERS, MODES, TREE_NODES, Found, StreamingLoad
 from .replayed_stages import Fate, ReplayedStages, RunStep, StageTimes, TextFeatures

@@ -16,18 +16,13 @@ from ....cluster.transport.stage_spec import Pipeline, StageSpec
 from ....core.errors import ConfigError
 from ....core.request.sampling_params import RequestOptions
 from ....core.verify.rules import COUPLED
-from ....measure.clients.endpoint import Endpoint
-from ....measure.clients.engine_endpoint import EngineEndpoint, collector_spared
+from ....measure.clients.endpoint import Endpoint, Load, Setting, matched_settings, run_load
+from ....measure.clients.engine_endpoint import EngineEndpoint, SimulatedEndpoint, collector_spared
 from ....measure.clients.http_endpoint import HttpEndpoint
-from ....measure.clients.load import Load, run_load
-from ....measure.clients.setting import Setting, matched_settings
-from ....measure.clients.simulated_endpoint import SimulatedEndpoint
-from ....measure.prompts.bench_prompt import BenchPrompt
+from ....measure.prompts import BenchPrompt
 from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
-from ....measure.replay.replay_pipeline import ReplayPipeline
-from ....measure.replay.tapped_pipeline import TappedPipeline
-from ....measure.runs.equality import Explain
-from ....measure.runs.matched import Plan
+from ....measure.replay.replay_pipeline import ReplayPipeline, TappedPipeline
+from ....measure.runs.matched import Explain, Plan
 from ....measure.runs.near_tie import explain_by_model
 from ....measure.simulate.cost_profile import SMALL_MODEL, CostProfile, read_cost_profile
 from ....measure.simulate.host_clock import HostClock

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ....core.errors import ConfigError
-from ....measure.clients.load import Load
-from ....measure.clients.setting import Setting
-from ....measure.prompts.bench_prompt import BenchPrompt
+from ....measure.clients.endpoint import Load, Setting
+from ....measure.prompts import BenchPrompt
 from ....measure.replay.recording import Recording
 from ....measure.runs.matched import Plan
 from ....models.load.checkpoint import answers_chats

@@ -15,14 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ....core.errors import ConfigError
-from ....measure.clients.endpoint import DrawingEndpoint
+from ....measure.clients.endpoint import DrawingEndpoint, Setting, matched_settings
 from ....measure.clients.engine_endpoint import EngineEndpoint
 from ....measure.clients.http_endpoint import HttpEndpoint
-from ....measure.clients.setting import Setting, matched_settings
-from ....measure.prompts.bench_prompt import BenchPrompt, spread
+from ....measure.prompts import BenchPrompt, spread
 from ....measure.report.lossless_report import LosslessReport
-from ....measure.runs.distribution import check_first_token, check_seeds
-from ....measure.runs.lossless import check_answers
+from ....measure.runs.lossless import check_answers, check_first_token, check_seeds
 from ....models.load.checkpoint import answers_chats
 from ...engine.async_engine import AsyncEngine
 from ...ray_serve.runtime import quiet_libraries

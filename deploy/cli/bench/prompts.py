@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ....core.errors import ConfigError
-from ....measure.prompts.bench_prompt import BenchPrompt
-from ....measure.prompts.files import read_prompts
+from ....measure.prompts import BenchPrompt, read_prompts
 from ..demo.prompts import held_out_prompts
 
 CHATS = Path(__file__).parents[2] / "assets" / "prompts" / "chats.jsonl"

@@ -11,16 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from ....core.errors import ConfigError
-from ....measure.clients.setting import TARGET_ONLY
-from ....measure.prompts.bench_prompt import BenchPrompt, spread
-from ....measure.records.record import machine
+from ....measure.clients.endpoint import TARGET_ONLY
+from ....measure.prompts import BenchPrompt, spread
+from ....measure.records import machine
 from ....measure.replay.recording import read_recording
-from ....measure.report.intervals import tau_rows
 from ....measure.report.plots import require_matplotlib, write_plots
-from ....measure.report.summary import BenchResult, summarise
+from ....measure.report.summary import BenchResult, summarise, tau_rows
 from ....measure.report.tables import print_result
-from ....measure.runs.equality import differences
-from ....measure.runs.matched import Runs, run_matched
+from ....measure.runs.matched import Runs, differences, run_matched
 from ...ray_serve.runtime import quiet_libraries
 from ..progress import progress
 from .endpoints import BenchTargets, open_engines, open_server

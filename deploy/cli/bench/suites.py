@@ -14,7 +14,7 @@ from typing import Any
 
 from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.errors import ConfigError
-from ....measure.clients.setting import TARGET_ONLY, Setting
+from ....measure.clients.endpoint import TARGET_ONLY, Setting
 from ....models.load.bundled import BUNDLED_HEADS
 from .job import BenchJob
 

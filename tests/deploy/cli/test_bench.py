@@ -17,9 +17,9 @@ from draftline.deploy.cli.bench import endpoints as bench_endpoints
 from draftline.deploy.cli.bench import lossless_run
 from draftline.deploy.cli.bench import run as bench_run
 from draftline.deploy.cli.bench.suites import RULES, bundled_heads
+from draftline.measure.clients.endpoint import TARGET_ONLY, Setting
 from draftline.measure.clients.http_endpoint import HttpEndpoint
-from draftline.measure.clients.setting import TARGET_ONLY, Setting
-from draftline.measure.runs.distribution import ChiSquare, check_first_token
+from draftline.measure.runs.lossless import ChiSquare, check_first_token
 from draftline.models.load.bundled import demo_path
 from support.fakes.fake_engine import FakeEngine
 from support.fakes.recorded_progress import RecordedProgress

@@ -6,8 +6,7 @@ import asyncio
 import time
 
 from draftline.measure.clients.endpoint import Ask
-from draftline.measure.records.record import Arrival, Record
-from draftline.measure.records.spec_counts import SpecCounts
+from draftline.measure.records import Arrival, Record, SpecCounts
 
 ANSWER = (1, 2, 3, 4, 5)
 

@@ -15,9 +15,8 @@ from draftline.cluster.links.grpc_link import GrpcLink
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import FeatureLayers
 from draftline.measure.simulate.cost_profile import read_cost_profile
-from draftline.measure.simulate.draft_times import DraftTimes
 from draftline.measure.simulate.host_clock import HostClock
-from draftline.measure.simulate.slowed_drafter import slowed
+from draftline.measure.simulate.slowed_drafter import DraftTimes, slowed
 from support.servers.hub_session import LIMITS
 
 # Of a drafter that takes as long as it takes, and of those that it names.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.errors import ConfigError
+from ..core.errors import ConfigError
 
 
 def replaced(page: str, part: str, name: str) -> str:

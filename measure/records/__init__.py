@@ -1,4 +1,0 @@
-"""Records of a run: requests, counts, the machine.
-
-Start with `record.py`.
-"""
