@@ -5,6 +5,7 @@ An exported model holds bfloat16 safetensors, config and tokenizer in Hugging Fa
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import platform
@@ -20,9 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from ..core.progress import Progress, unseen
 from . import corpus
 from .language_model import Phase, TokenStreams, TrainingPlan, evaluate, train
-from .loss_curve import draw_loss_curve
-from .other_tokenizers import byte_tokenizer, train_unigram_tokenizer
-from .tokenizer import train_tokenizer
+from .tokenizers import byte_tokenizer, train_tokenizer, train_unigram_tokenizer
 
 CONTEXT_LEN = 1024
 
@@ -185,3 +184,24 @@ def _stream(
         ids += between
         ids += tokenizer.encode(file.text, add_special_tokens=False, verbose=False)
     return np.array(ids, dtype=np.int64)
+
+
+def draw_loss_curve(loss_csv: Path, png: Path, title: str) -> None:
+    """Training and held-out loss over tokens seen, from the rows that `train` appends."""
+    # Matplotlib is a development dependency: training needs it, serving does not.
+    from matplotlib.figure import Figure
+
+    with loss_csv.open(newline="") as file:
+        rows = [
+            (float(tokens), float(loss), float(held)) for _, tokens, loss, held in csv.reader(file)
+        ]
+    tokens, loss, held = zip(*rows, strict=True)
+    millions = [count / 1e6 for count in tokens]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(millions, loss, label="training batch", linewidth=1)
+    axes.plot(millions, held, label="held-out files", linewidth=2)
+    axes.set(title=title, xlabel="tokens seen (millions)", ylabel="loss (nats a token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(png, dpi=120)

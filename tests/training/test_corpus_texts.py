@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.training.corpus import SourceFile
-from draftline.training.heads.corpus_texts import corpus_texts
-from draftline.training.heads.distilled_texts import DistilledText
+from draftline.training.heads.distilled_texts import DistilledText, corpus_texts
 from draftline.training.prompts import cut_prompts
 
 FILLER = "".join(f"VALUE_{number} = {number}\n" for number in range(40))

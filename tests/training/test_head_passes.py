@@ -9,12 +9,14 @@ import torch
 from draftline.models.heads.checkpoint_kind import CheckpointKind
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.feature_head_config import feature_head_config
-from draftline.training.heads.feature_passes.alignment import is_aligned, pass_mask
-from draftline.training.heads.feature_passes.context_replacement import ContextReplacement
-from draftline.training.heads.feature_passes.losses import LossWeights, head_loss
-from draftline.training.heads.feature_passes.passes import (
+from draftline.training.heads.feature_passes import (
+    ContextReplacement,
+    LossWeights,
     PassPlan,
     drafting_passes,
+    head_loss,
+    is_aligned,
+    pass_mask,
     text_rows,
     train_passes,
 )

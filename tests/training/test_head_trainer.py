@@ -21,7 +21,7 @@ from draftline.training.heads.distilled_texts import (
     text_batch,
 )
 from draftline.training.heads.export import export_head
-from draftline.training.heads.feature_passes.draft_vocabulary import vocabulary_of
+from draftline.training.heads.feature_passes import vocabulary_of
 from draftline.training.heads.trainer import HeadPlan, read_log, read_losses, train_head
 from support.fakes.recorded_progress import RecordedProgress
 from support.inputs.tiny_heads import CONFIGS, PLAN, eagle3, griffin, p_eagle, texts

@@ -10,8 +10,8 @@ import torch
 from draftline.models.heads.load_head import load_head
 from draftline.models.heads.p_eagle import PEagle, PEagleConfig
 from draftline.training.heads.export import export_head
-from draftline.training.heads.feature_passes.draft_vocabulary import begin_vocabulary, vocabulary_of
-from draftline.training.heads.feature_passes.mask_rows import (
+from draftline.training.heads.feature_passes import begin_vocabulary, vocabulary_of
+from draftline.training.heads.mask_rows import (
     MaskPlan,
     Rollouts,
     every_rollout,

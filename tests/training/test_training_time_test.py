@@ -13,15 +13,13 @@ from draftline.models.heads.head_tensors import HeadTensors
 from draftline.models.heads.load_head import load_head
 from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.export import export_head
-from draftline.training.heads.feature_passes.draft_vocabulary import (
-    begin_vocabulary,
-    frequent_tokens,
-    vocabulary_of,
-)
-from draftline.training.heads.feature_passes.passes import depth_acceptance
-from draftline.training.heads.feature_passes.training_time_test import (
+from draftline.training.heads.feature_passes import (
     PASS_DECAY,
+    begin_vocabulary,
+    depth_acceptance,
+    frequent_tokens,
     train_as_tested,
+    vocabulary_of,
 )
 from draftline.training.heads.target import TextBatch
 from support.inputs.head_drafts import drafted_behind

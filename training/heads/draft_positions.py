@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ...models.heads.medusa import Medusa
 from ...models.heads.spec_former import SpecFormer
-from .feature_passes.alignment import is_aligned
+from .feature_passes import is_aligned
 from .processes import mean_count, share_of_rows
 from .target import TextBatch
 

@@ -19,7 +19,7 @@ from ...models.heads.medusa import Medusa, MedusaConfig
 from ...models.heads.p_eagle import PEagleConfig, published_mask_fields
 from ...models.heads.spec_former import SpecFormerConfig
 from ...models.load.checkpoint import SINGLE_FILE
-from .feature_passes.draft_vocabulary import vocabulary_of
+from .feature_passes import vocabulary_of
 
 RECORD = "training.json"
 # The name of EAGLE-3's only layer in its project; speculators number layers.

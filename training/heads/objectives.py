@@ -22,10 +22,9 @@ from .draft_positions import (
     train_heads,
     train_positions,
 )
-from .feature_passes.mask_rows import MaskPlan, mask_acceptance, random_rollouts, train_masks
-from .feature_passes.passes import PassPlan, depth_acceptance, train_passes
-from .feature_passes.training_time_test import train_as_tested
+from .feature_passes import PassPlan, depth_acceptance, train_as_tested, train_passes
 from .markov_blocks import markov_acceptance, train_markov_blocks
+from .mask_rows import MaskPlan, mask_acceptance, random_rollouts, train_masks
 from .target import Target, TextBatch
 
 # Depth of the greedy chains that evaluate feature heads.
@@ -58,7 +57,7 @@ class Objective(Protocol):
 
 
 class PassObjective:
-    """Passes of a feature head (`feature_passes/passes.py`); the loss is that of the first."""
+    """Passes of a feature head (`feature_passes.py`); the loss is that of the first."""
 
     def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
         self._head, self._plan = head, plan
@@ -92,7 +91,7 @@ class TestedObjective:
 
 
 class MaskObjective:
-    """Masks of a P-EAGLE drafter after random rows (`feature_passes/mask_rows.py`)."""
+    """Masks of a P-EAGLE drafter after random rows (`mask_rows.py`)."""
 
     def __init__(self, head: PEagle, plan: MaskPlan) -> None:
         self._head, self._plan = head, plan

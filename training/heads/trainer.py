@@ -23,9 +23,8 @@ from ...models.heads.medusa import Medusa
 from ...models.load.model_info import read_model_info
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
-from .feature_passes.draft_vocabulary import begin_vocabulary, frequent_tokens
-from .feature_passes.mask_rows import MaskPlan
-from .feature_passes.passes import PassPlan
+from .feature_passes import PassPlan, begin_vocabulary, frequent_tokens
+from .mask_rows import MaskPlan
 from .objectives import Draw, Objective, objective_of
 from .processes import mean_count, mean_value, text_generator
 from .target import Target, TextBatch

@@ -27,9 +27,8 @@ from ....models.load.checkpoint import read_config, resolve_model_path
 from ....models.load.model_info import head_dim, num_kv_heads
 from ....models.text.tokenizer import load_tokenizer
 from ....training.corpus import training_files
-from ....training.heads.corpus_texts import corpus_texts
 from ....training.heads.curves import CURVES, draw_curves
-from ....training.heads.distilled_texts import DistilledText, read_texts
+from ....training.heads.distilled_texts import DistilledText, corpus_texts, read_texts
 from ....training.heads.export import export_head
 from ....training.heads.trainer import HELD_OUT_TEXTS, HeadPlan, read_log, read_losses, train_head
 from ..progress import progress

@@ -13,10 +13,8 @@ from ....core.errors import ConfigError
 from ....models.heads.dspark import MarkovKind
 from ....models.heads.feature_head_config import Fusion
 from ....training.heads.anchored_blocks import BlockPlan
-from ....training.heads.feature_passes.alignment import MaskForm
-from ....training.heads.feature_passes.losses import LossWeights
-from ....training.heads.feature_passes.mask_rows import MaskPlan
-from ....training.heads.feature_passes.passes import PassPlan
+from ....training.heads.feature_passes import LossWeights, MaskForm, PassPlan
+from ....training.heads.mask_rows import MaskPlan
 from ....training.heads.trainer import HeadPlan
 from ..flags import FlagGroup
 

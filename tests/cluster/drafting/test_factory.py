@@ -17,7 +17,7 @@ from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter
 from draftline.drafters.spectra.drafter import SpectraDrafter
 from draftline.drafters.suffix.drafter import SuffixDrafter
 from draftline.retrieval_store.search.lookup import REST_RULE
-from draftline.training.tokenizer import train_tokenizer
+from draftline.training.tokenizers import train_tokenizer
 from support.tools.tiny_models import save_tiny_model
 
 

@@ -28,7 +28,7 @@ from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.heads.spec_former import SpecFormerConfig
 from draftline.training.corpus import SourceFile
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
-from draftline.training.heads.feature_passes.losses import LossWeights
+from draftline.training.heads.feature_passes import LossWeights
 from typer.testing import CliRunner
 
 runner = CliRunner()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.training.heads.feature_passes.passes import text_rows
+from draftline.training.heads.feature_passes import text_rows
 from draftline.training.heads.target import TextBatch
 from torch import Tensor, nn
 from torch.nn import functional

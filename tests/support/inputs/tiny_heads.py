@@ -14,7 +14,7 @@ from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.heads.spec_former import SpecFormerConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads.distilled_texts import DistilledText
-from draftline.training.heads.feature_passes.passes import PassPlan
+from draftline.training.heads.feature_passes import PassPlan
 from draftline.training.heads.trainer import HeadPlan
 
 PLAN = HeadPlan(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from draftline.drafters.model.vocabulary.surfaces import Vocabulary, vocabulary_of
-from draftline.training.other_tokenizers import byte_tokenizer, train_unigram_tokenizer
-from draftline.training.tokenizer import train_tokenizer
+from draftline.training.tokenizers import byte_tokenizer, train_tokenizer, train_unigram_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 LINES = [

@@ -16,12 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ....models.heads.p_eagle import PEagle
-from ..processes import mean_count
-from ..target import TextBatch
-from .draft_vocabulary import best_tokens, draft_logits, vocabulary_of
-from .losses import distribution_loss
-from .passes import TrainingRows, text_rows
+from ...models.heads.p_eagle import PEagle
+from .feature_passes import (
+    TrainingRows,
+    best_tokens,
+    distribution_loss,
+    draft_logits,
+    text_rows,
+    vocabulary_of,
+)
+from .processes import mean_count
+from .target import TextBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
