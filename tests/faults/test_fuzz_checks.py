@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftline.benchmarks.http_fuzz.cases import PATHS, FuzzRequest, make_cases
-from draftline.benchmarks.http_fuzz.clients import error_fault, raw_fault, stream_fault
-from draftline.benchmarks.http_fuzz.run import OWN_PROCESSES, SLACK_FDS, left_behind, logged
-from draftline.benchmarks.http_fuzz.server import ServerHoldings
-from draftline.benchmarks.http_fuzz.values import MARKER
 from draftline.deploy.api.app import create_app
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine
+from support.fuzz.http_cases import PATHS, FuzzRequest, make_cases
+from support.fuzz.http_clients import error_fault, raw_fault, stream_fault
+from support.fuzz.http_run import OWN_PROCESSES, SLACK_FDS, left_behind, logged
+from support.fuzz.http_server import ServerHoldings
+from support.fuzz.http_values import MARKER
 
 AT_REST = ServerHoldings(
     fds=10, threads=12, processes=1, running=0, waiting=0, kv_usage=0.0, accepted_tokens=0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from draftline.benchmarks.http_fuzz.run import fuzz
+from support.fuzz.http_run import fuzz
 
 CASES = 60
 ALL_CASES = 2000

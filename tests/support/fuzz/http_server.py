@@ -20,8 +20,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
-
-from .values import MARKER
+from support.fuzz.http_values import MARKER
 
 PERIOD_S = 0.02
 TIMEOUT_S = 30.0

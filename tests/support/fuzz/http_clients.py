@@ -11,9 +11,8 @@ from http import HTTPStatus
 from typing import Any
 
 import httpx
-
-from ...deploy.cli.demo.prompts import held_out_prompts
-from .cases import Case, FuzzRequest, Garbage
+from draftline.deploy.cli.demo.prompts import held_out_prompts
+from support.fuzz.http_cases import Case, FuzzRequest, Garbage
 
 # What the server says with a 503 that is no fault: it is full, or on its way out.
 FULL = ("all of them busy", "shutting down")

@@ -1,23 +1,25 @@
-"""Changed messages of every wire format, in short; and that the search finds what is wrong."""
+"""Changed messages of every wire format; and that the search finds what is wrong."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from draftline.benchmarks.wire_fuzz.formats import Format, formats
-from draftline.benchmarks.wire_fuzz.run import fuzz, mutated
 from draftline.core.errors import ProtocolError
+from support.fuzz.wire_formats import Format, formats
+from support.fuzz.wire_run import fuzz, mutated
 
 FORMATS = {one.name: one for one in formats()}
-MESSAGES = 200
+# Over all formats, about 100,000 in the long form.
+MESSAGES, ALL_MESSAGES = 200, 9100
 
 
+@pytest.mark.parametrize("count", [MESSAGES, pytest.param(ALL_MESSAGES, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_whatever_comes_is_read_or_refused(name: str) -> None:
-    found = fuzz(FORMATS[name], MESSAGES, seed=2)
+def test_whatever_comes_is_read_or_refused(name: str, count: int) -> None:
+    found = fuzz(FORMATS[name], count, seed=2)
     assert not found.faults
-    assert found.num_read + sum(found.refused.values()) == MESSAGES
+    assert found.num_read + sum(found.refused.values()) == count
     # The changes reach both ends.
     assert found.num_read > 0
     assert found.refused

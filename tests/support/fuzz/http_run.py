@@ -11,11 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-
-from .cases import Case, Garbage, make_cases
-from .clients import ANSWER_TIMEOUT_S, FuzzOutcome, SteadyStreams, send, steady_bodies, text_of
-from .server import KEY_HEADER, FuzzedServer, HealthWatch, ServerHoldings, holdings, served
-from .values import MARKER
+from support.fuzz.http_cases import Case, Garbage, make_cases
+from support.fuzz.http_clients import (
+    ANSWER_TIMEOUT_S,
+    FuzzOutcome,
+    SteadyStreams,
+    send,
+    steady_bodies,
+    text_of,
+)
+from support.fuzz.http_server import (
+    KEY_HEADER,
+    FuzzedServer,
+    HealthWatch,
+    ServerHoldings,
+    holdings,
+    served,
+)
+from support.fuzz.http_values import MARKER
 
 SEED = 15
 WORKERS = 6

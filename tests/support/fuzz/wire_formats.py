@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from ...cluster.links import drafter_pb2 as pb
-from ...cluster.links import wire
-from ...cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
-from ...cluster.transport.messages import (
+from draftline.benchmarks.step.host_work import Bench, HostLoad
+from draftline.cluster.links import drafter_pb2 as pb
+from draftline.cluster.links import wire
+from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
+from draftline.cluster.transport.messages import (
     FrameBuffer,
     StepReader,
     StepWriter,
@@ -19,10 +19,10 @@ from ...cluster.transport.messages import (
     encode_frame,
     encode_result,
 )
-from ...cluster.transport.step_codec.decoder import MAX_SLOTS
-from ...core.errors import DraftlineError, StageError, StageLost
-from ...core.interfaces import Ended, Subtree
-from ...core.proposals import (
+from draftline.cluster.transport.step_codec.decoder import MAX_SLOTS
+from draftline.core.errors import DraftlineError, StageError, StageLost
+from draftline.core.interfaces import Ended, Subtree
+from draftline.core.proposals import (
     Commit,
     DraftDistributions,
     DraftRequest,
@@ -33,13 +33,13 @@ from ...core.proposals import (
     Query,
     TopNextTokens,
 )
-from ...core.request.output import Delta
-from ...core.request.request import Request
-from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...core.request.stop import SilentStream, StopRule
-from ...core.step.builder import load_kernels
-from ...core.steps import LogProbOutput, StepInput, StepOutput
-from ...deploy.engine_process.messages import (
+from draftline.core.request.output import Delta
+from draftline.core.request.request import Request
+from draftline.core.request.sampling_params import RequestOptions, SamplingParams
+from draftline.core.request.stop import SilentStream, StopRule
+from draftline.core.step.builder import load_kernels
+from draftline.core.steps import LogProbOutput, StepInput, StepOutput
+from draftline.deploy.engine_process.messages import (
     Add,
     Beat,
     Cancel,
@@ -50,11 +50,15 @@ from ...deploy.engine_process.messages import (
     decode_from_engine,
     encode_messages,
 )
-from ...retrieval_store.delta.fingerprint import Fingerprint
-from ...retrieval_store.learning.wire import decode_learn, encode_learn
-from ...retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
-from ...retrieval_store.wire import decode_reply, decode_request, encode_reply, encode_request
-from ..step.host_work import Bench, HostLoad
+from draftline.retrieval_store.delta.fingerprint import Fingerprint
+from draftline.retrieval_store.learning.wire import decode_learn, encode_learn
+from draftline.retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
+from draftline.retrieval_store.wire import (
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
 
 NUM_TOKENS = 10
 KINDS = (

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from draftline.core.errors import DrafterError, DraftlineError
 from google.protobuf.message import DecodeError
-
-from ...core.errors import DrafterError, DraftlineError
-from .formats import Format
+from support.fuzz.wire_formats import Format
 
 # How many changes a message gets; few of them leave it a message, which is read to its end.
 CHANGE_COUNTS = (1, 1, 1, 2, 3, 4)

@@ -10,8 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
-
-from .values import (
+from support.fuzz.http_values import (
     COMMON,
     MARKER,
     MESSAGES,
