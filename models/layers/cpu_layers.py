@@ -103,7 +103,7 @@ class CpuLayers:
     def __call__(
         self, states: Tensor, tables: Mapping[str | None, Rotation], span: slice = slice(None)
     ) -> Tensor:
-        """Hidden states [rows, hidden_size], in and out; within `attending`.
+        """Hidden states [rows, hidden_size], in and out; within `computing` of a step.
 
         `tables` are those of a flat `RotaryTable`, of all positions; `span` selects the slice's
         layers to run.
@@ -151,7 +151,7 @@ class CpuLayers:
         with logits that are not finite. If that is the first pass, it is returned, with -1 for
         these rows.
 
-        Within `attending`, of a step of a row a request, whose `sampling` is unfiltered.
+        Within `computing` of a step of a row a request, whose `sampling` is unfiltered.
 
         slots, positions  int32 [passes, rows]  of the rows of each pass; the first are the step's
         said  float32 [passes, rows, hidden_size]  is filled with the last layer's states

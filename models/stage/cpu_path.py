@@ -1,6 +1,6 @@
 """A stage's layers by draftline's CPU kernels, with several tokens of each request in a step.
 
-The kernels (`kernels/cpu/source/step.cpp`) read the step from thread-local state, which `attending`
+The kernels (`kernels/cpu/source/step.cpp`) read the step from thread-local state, which `computing`
 sets. Without drafts, a step has one token a request, and the engine's overhead may take longer than
 the pass. A stage that holds the whole model then feeds each token back into its first layer.
 """
@@ -110,7 +110,7 @@ class CpuPath:
         if not len(states):
             return states.new_empty(0, self.taps.output_size)
         tables = self._rotary.tables_of(int(step.positions.max()))
-        with attending(step, self.kv, self.block_size):
+        with computing(step, self.kv, self.block_size):
             return self.taps.run(states, lambda states, span: self._layers(states, tables, span))
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class CpuPath:
         tables, said = self._rotary.tables_of(int(positions.max()) + 1), None
         if with_features and not self.taps.needs_layers:
             said = torch.empty(*slots.shape, self.part.config.hidden_size)
-        with attending(step, self.kv, self.block_size):
+        with computing(step, self.kv, self.block_size):
             if is_table(self._embed) and step.sampling.is_unfiltered:
                 tokens = self._layers.decode(
                     step.token_ids, slots, positions, self._embed, self.part.softcap,
@@ -208,7 +208,7 @@ NONE = np.empty(0, dtype=np.int32)
 
 
 @contextmanager
-def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
+def computing(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
     """A context in which this thread's CPU kernels compute `step`."""
     columns = columns_of(step)
     torch.ops.draftline.begin_step(
@@ -231,7 +231,7 @@ def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
 
 
 def advance(slots: Int32, positions: Int32) -> None:
-    """Within `attending`, advance a step with one row a request to the next rows, int32 [requests].
+    """Within `computing`, advance a step with one row a request to the next rows, int32 [requests].
 
     The previous rows become context, and their KV is written.
     """

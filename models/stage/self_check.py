@@ -28,6 +28,7 @@ from ..layers.model_slice import cut_slice
 from ..load.partition import LayerSpan
 from ..load.supported import empty_model
 from .plain_path import PlainPath, make_kv
+from .stage import Stage
 
 LEAST_LAYERS = 4
 # Sizes of the copy; settings that a config does not have are not added.
@@ -128,16 +129,16 @@ def _filled(config: PretrainedConfig) -> Any:
 def _difference(peer: Any, config: PretrainedConfig, bounds: tuple[int, ...]) -> str | None:
     """What gets other logits from stages of these bounds than from `peer`; None: nothing."""
     stages = [
-        _Stage(peer, config, LayerSpan(first, last, bounds[-1])) for first, last in pairwise(bounds)
+        _stage(peer, config, LayerSpan(first, last, bounds[-1])) for first, last in pairwise(bounds)
     ]
     text = (7 * np.arange(1, LENGTH + 1, dtype=np.int32)) % np.int32(config.vocab_size)
 
     def logits(step: StepInput) -> Tensor:
         hidden = None
-        for stage in stages:
+        for stage in stages[:-1]:
             hidden = stage.run(step, hidden)
-        assert hidden is not None
-        return hidden
+            assert isinstance(hidden, Tensor)
+        return stages[-1].logits(step, hidden, np.arange(len(step.token_ids), dtype=np.int32))
 
     def expected(*tokens: int) -> Tensor:
         return peer(torch.tensor([[*text.tolist(), *tokens]])).logits[0]
@@ -161,24 +162,13 @@ def _difference(peer: Any, config: PretrainedConfig, bounds: tuple[int, ...]) ->
     return None
 
 
-class _Stage:
+def _stage(peer: Any, config: PretrainedConfig, span: LayerSpan) -> Stage:
     """One stage of the copy."""
-
-    def __init__(self, peer: Any, config: PretrainedConfig, span: LayerSpan) -> None:
-        whole = empty_model(deepcopy(config))
-        # Its modules are taken apart, and the weights stay.
-        whole.load_state_dict(peer.state_dict(), assign=True)
-        device = torch.device("cpu")
-        part = cut_slice(whole, span, torch.float32, device, fused=False)
-        self._path = PlainPath(part, make_kv(part, NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE)
-        self._is_last = span.is_last
-
-    def run(self, step: StepInput, hidden: Tensor | None) -> Tensor:
-        """Hidden states, or logits of all rows of the last stage."""
-        if len(step.moves):
-            self._path.move(step.moves)
-        hidden = self._path.hidden_states(step, hidden)
-        return self._path.logits(hidden) if self._is_last else hidden
+    whole = empty_model(deepcopy(config))
+    # Its modules are taken apart, and the weights stay.
+    whole.load_state_dict(peer.state_dict(), assign=True)
+    part = cut_slice(whole, span, torch.float32, torch.device("cpu"), fused=False)
+    return Stage(PlainPath(part, make_kv(part, NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE))
 
 
 def _path(node: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftline.core.steps import StepInput
 from draftline.models.attention.step_attention import PagedKv, StepAttention
-from draftline.models.stage.cpu_path import attending
+from draftline.models.stage.cpu_path import computing
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
@@ -66,7 +66,7 @@ class Layer:
         return torch.randn(size)[torch.from_numpy(step.slots).long()]
 
     def own(self, step: StepInput) -> torch.Tensor:
-        with attending(step, self.kv, BLOCK_SIZE):
+        with computing(step, self.kv, BLOCK_SIZE):
             return torch.ops.draftline.attend(
                 self.heads(step), 0, self.num_heads, 0.3, *self.options
             )
@@ -168,7 +168,7 @@ def test_a_layer_of_another_step_is_refused(tmp_path: Path) -> None:
     layer = Layer((4, 2, 64), (None, None))
     heads = layer.heads(make_step([PagedRequest([1]).chunk([5, 6], 0)]))
     with (
-        attending(make_step([PagedRequest([1]).chunk([5], 0)]), layer.kv, BLOCK_SIZE),
+        computing(make_step([PagedRequest([1]).chunk([5], 0)]), layer.kv, BLOCK_SIZE),
         pytest.raises(RuntimeError, match="another step"),
     ):
         torch.ops.draftline.attend(heads, 0, 4, 0.3, None, None)
