@@ -199,7 +199,7 @@ class TensorFiles:
 
     def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
         """`single`: name of the one file, which takes precedence over an index."""
-        self._folder = folder
+        self.folder = folder
         if (folder / single).is_file():
             with _opened(folder / single) as tensors:
                 file_of: dict[str, str] = dict.fromkeys(tensors.keys(), single)
@@ -228,7 +228,7 @@ class TensorFiles:
         heads = {name[: match.start(1)] for name in self.names if (match := HEAD.search(name))}
         if len(owners) != 1 or len(heads) > 1:
             raise CheckpointError(
-                f"{self._folder}: the names of its tensors do not say which are the text part's "
+                f"{self.folder}: the names of its tensors do not say which are the text part's "
                 f"({len(owners)} embeddings of tokens, {len(heads)} heads); "
                 "save the text part as a model of its own"
             )
@@ -240,11 +240,6 @@ class TensorFiles:
             for prefix, plain in moved
             if name.startswith(prefix)
         }
-
-    @property
-    def folder(self) -> Path:
-        """Of the checkpoint."""
-        return self._folder
 
     @property
     def names(self) -> frozenset[str]:
@@ -259,7 +254,7 @@ class TensorFiles:
     @property
     def num_bytes(self) -> int:
         """Bytes of all files. Raises `CheckpointError` where one is missing."""
-        paths = [self._folder / file for file in self._files]
+        paths = [self.folder / file for file in self._files]
         try:
             return sum(path.stat().st_size for path in paths)
         except OSError as error:
@@ -275,7 +270,7 @@ class TensorFiles:
         """Of all tensors, by name, without reading them."""
         found: dict[str, tuple[int, ...]] = {}
         for file in self._files:
-            with _opened(self._folder / file) as tensors:
+            with _opened(self.folder / file) as tensors:
                 names = list(tensors.keys())
                 found.update((name, tuple(tensors.get_slice(name).get_shape())) for name in names)
         return found
@@ -286,9 +281,9 @@ class TensorFiles:
         for name in names:
             by_file.setdefault(self._stored[name][0], []).append(name)
         for file, wanted in by_file.items():
-            with _opened(self._folder / file) as tensors:
+            with _opened(self.folder / file) as tensors:
                 for name in wanted:
-                    yield name, _read_tensor(tensors, self._stored[name][1], self._folder / file)
+                    yield name, _read_tensor(tensors, self._stored[name][1], self.folder / file)
 
 
 def _opened(path: Path) -> safe_open:

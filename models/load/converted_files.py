@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -78,22 +77,13 @@ class ConvertedFiles:
             for target, group in groups.items()
             for name in self._targets(target, group)
         }
+        self.folder, self.names = files.folder, frozenset(self._groups)
 
     def _targets(self, target: str, group: _Group) -> list[str]:
         if group.pattern is None:
             return [target]
         first, *others = self._converters[group.pattern].target_patterns
         return [target, *(target.replace(first, other) for other in others)]
-
-    @property
-    def folder(self) -> Path:
-        """Of the checkpoint."""
-        return self._files.folder
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the model's tensors."""
-        return frozenset(self._groups)
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored."""

@@ -64,19 +64,10 @@ class QuantizedFiles:
         self._extra_biases = quantization.extra_biases
         self._modules = _stored_modules(files.names, quantization)
         hidden = {name for module in self._modules.values() for name in module.parts.values()}
-        self._names = frozenset(
+        self.folder = files.folder
+        self.names = frozenset(
             name for name in files.names - hidden if _suffix(name) not in quantization.ignored
         ) | frozenset(self._modules)
-
-    @property
-    def folder(self) -> Path:
-        """Of the checkpoint."""
-        return self._files.folder
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of all tensors, as a plain checkpoint would have them."""
-        return self._names
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored.
@@ -174,17 +165,8 @@ class Mxfp4Files:
         missing = sorted({f"{name}{SCALES}" for name in self._packed} - stored)
         if missing:
             raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
-
-    @property
-    def folder(self) -> Path:
-        """Of the checkpoint."""
-        return self._files.folder
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of all tensors, as a plain checkpoint would have them."""
         parts = {f"{name}{part}" for name in self._packed for part in (BLOCKS, SCALES)}
-        return (self._files.names - parts) | self._packed
+        self.folder, self.names = files.folder, (stored - parts) | self._packed
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored."""
