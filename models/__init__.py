@@ -1,4 +1,4 @@
-"""The target on torch: stages of Hugging Face models over a paged KV cache, weights, sampling.
+"""The target on torch: stages of Hugging Face models over a paged KV cache, and their weights.
 
-Start with `stage/stage.py`.
+Start with `stage/load_stage.py`.
 """

@@ -1,4 +1,4 @@
-"""Whole servers under load, under faults and under hostile requests.
+"""Whole servers under load and under faults.
 
 Start with `faults.py`.
 """

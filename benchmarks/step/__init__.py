@@ -1,4 +1,4 @@
 """What a step costs: model, drafters, scheduling, sampling.
 
-Start with `decode.py`.
+Start with `host_work.py`.
 """

@@ -1,4 +1,4 @@
 """One token for every row of logits: edits, filters, noise.
 
-Start with `choose.py`; `reference.py` defines what it computes.
+Start with `sampler.py`; `reference.py` defines what the kernels compute, and is what CPUs run.
 """

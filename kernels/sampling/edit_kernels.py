@@ -3,12 +3,17 @@
 Launched without fused multiply-add: every operation is rounded separately, as in numpy.
 """
 
+# Triton accepts plain numbers for constexpr parameters, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from .edit_tables import ROW_FIELDS
+from .edit_tables import ROW_FIELDS, EditTables
+from .noise_kernels import EXACT
 from .sampling_kernels import load_logits
 
 FIELDS = tl.constexpr(ROW_FIELDS)
@@ -73,3 +78,30 @@ def change_tokens(
         value = value - seen.to(tl.float32) * frequency
         value = value - (seen > 0).to(tl.float32) * presence
         tl.store(at, value, mask=mask)
+
+
+CHUNK = 4096
+# Tokens of a text, at a time.
+TOKENS = 256
+
+
+def edit_logits(logits: Tensor, tables: EditTables, out: Tensor) -> None:
+    """Store `logits` [rows, vocabulary] with the edits made in `out`, float32 of the same shape.
+
+    Equals `reference.edit_logits` bit by bit. One pass for masks, which copies, and one
+    launch for the few tokens that are biased or penalised.
+    """
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == out.stride(1) == 1
+    assert num_rows <= tables.capacity.num_rows
+    assert vocab_size == tables.vocab_size
+    if not num_rows:
+        return
+    copy_allowed[num_rows, triton.cdiv(vocab_size, CHUNK)](
+        logits, out, tables.rows, tables.masks, logits.stride(0), out.stride(0), vocab_size,
+        tables.masks.shape[1], LEN=CHUNK, num_warps=8, **EXACT,
+    )  # fmt: skip
+    change_tokens[num_rows,](
+        out, tables.rows, tables.bias_tokens, tables.biases, tables.factors, tables.tokens,
+        tables.times, tables.path, out.stride(0), LEN=TOKENS, **EXACT,
+    )  # fmt: skip

@@ -41,7 +41,7 @@ class KernelSampler:
     def __init__(self) -> None:
         # Triton is imported only where it is used.
         from .choose import choose_tokens  # noqa: PLC0415
-        from .logit_editing import edit_logits  # noqa: PLC0415
+        from .edit_kernels import edit_logits  # noqa: PLC0415
 
         self._choose_tokens, self._edit_logits = choose_tokens, edit_logits
         self._log_softmax = load_elementwise("triton").log_softmax

@@ -1,4 +1,4 @@
-"""Streamed trees over simulated stages and recorded answers. Read `run.py` first.
+"""Pipelined trees over simulated stages and recorded answers. Read `run.py` first.
 
 python -m draftline.benchmarks.step.streaming
 """

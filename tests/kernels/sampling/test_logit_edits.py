@@ -10,7 +10,7 @@ from draftline.core.arrays import Float32, UInt32
 from draftline.core.request.allowed_tokens import contains, full_mask, mask_of, num_words, unpack
 from draftline.core.sampling import choose as reference
 from draftline.core.steps import LogitEdits, Penalties
-from draftline.kernels.sampling import logit_editing
+from draftline.kernels.sampling import edit_kernels
 from draftline.kernels.sampling.edit_tables import EditCapacity, EditTables
 from draftline.kernels.sampling.reference import edit_logits
 from hypothesis import given, settings
@@ -54,7 +54,7 @@ def by_kernels(logits: Float32, *edits: LogitEdits) -> np.ndarray:
 def run_kernels(logits: Float32, tables: EditTables, *edits: LogitEdits) -> np.ndarray:
     tables.refill(edits)
     out = torch.full(logits.shape, torch.nan, device=DEVICE)
-    logit_editing.edit_logits(torch.from_numpy(logits).to(DEVICE), tables, out)
+    edit_kernels.edit_logits(torch.from_numpy(logits).to(DEVICE), tables, out)
     return out.cpu().numpy()
 
 
