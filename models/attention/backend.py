@@ -16,7 +16,7 @@ from ...core.steps import StepInput
 from ...kernels.attention.spec import AttentionShape
 from ...kernels.dispatch import AttentionChoice, Machine, choose_attention, choose_for_fp8
 from .kernel_attention import FlashBackend, KernelBackend, StepKernels, TileOptions
-from .step_attention import PagedKv, StepAttention
+from .step_attention import PagedKv, SdpaBackend, StepAttention
 
 NAME = "draftline"
 
@@ -31,21 +31,6 @@ class AttentionBackend(Protocol):
     def move(self, moves: Tensor) -> None:
         """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
         ...
-
-
-class SdpaBackend:
-    """torch's own attention (`step_attention.py`): the reference, and the backend on CPUs."""
-
-    def __init__(self, kv: PagedKv, block_size: int) -> None:
-        self._kv, self._block_size = kv, block_size
-
-    def begin(self, step: StepInput) -> StepAttention:
-        """Attention of this step, valid until the next call."""
-        return StepAttention(step, self._kv, self._block_size)
-
-    def move(self, moves: Tensor) -> None:
-        """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
-        self._kv.move(moves)
 
 
 def choose_backend(

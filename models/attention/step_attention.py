@@ -144,6 +144,21 @@ class StepAttention:
         self.write(layer, torch.stack((keys, values), dim=1))
 
 
+class SdpaBackend:
+    """torch's own attention: the reference, and the backend on CPUs."""
+
+    def __init__(self, kv: PagedKv, block_size: int) -> None:
+        self._kv, self._block_size = kv, block_size
+
+    def begin(self, step: StepInput) -> StepAttention:
+        """Attention of this step, valid until the next call."""
+        return StepAttention(step, self._kv, self._block_size)
+
+    def move(self, moves: Tensor) -> None:
+        """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
+        self._kv.move(moves)
+
+
 # Window and chunk of `StepAttention.attend`.
 _Reach = tuple[int | None, int | None]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ...core.steps import StepInput
-from ..attention.backend import AttentionBackend, SdpaBackend
-from ..attention.step_attention import PagedKv
+from ..attention.backend import AttentionBackend
+from ..attention.step_attention import PagedKv, SdpaBackend
 from ..device import to_device
 from ..layers.base_forward import BaseForward
 from ..layers.fast_modules import RotaryTable
