@@ -7,7 +7,7 @@ import logging
 import threading
 
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.links.tokens import new_token
+from ..cluster.links.access import new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..core.errors import DrafterError
 from .server.child_server import ChildServer

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 import grpc
 from google.protobuf.message import DecodeError
 
-from ..cluster.links.tls_files import TlsFiles
-from ..cluster.links.tokens import Access, Scope
-from ..cluster.retrieval.client import DENIED_KEY
+from ..cluster.links.access import Access, Scope, TlsFiles
+from ..cluster.retrieval import DENIED_KEY
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.interfaces import Ended, Lookup
 from ..retrieval_store.delta.fingerprint import Fingerprint
@@ -149,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         learning = None
         if given.learn_for:
             # A local import: it needs torch, which a server without learning does not.
-            from ..cluster.retrieval.source import model_fingerprint  # noqa: PLC0415
+            from ..cluster.retrieval import model_fingerprint  # noqa: PLC0415
 
             learning = open_learning(url, model_fingerprint(given.learn_for), given.learn_off)
         store = open_store(url, must_exist=learning is None)

@@ -6,8 +6,7 @@ import argparse
 import ipaddress
 from typing import Any
 
-from ...cluster.links.tls_files import TlsFiles
-from ...cluster.links.tokens import Access, read_access
+from ...cluster.links.access import Access, TlsFiles, read_access
 from ...core.errors import ConfigError
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ...cluster.links.tls_files import TlsFiles
-from ...cluster.links.tokens import Access
+from ...cluster.links.access import Access, TlsFiles
 from ...cluster.loop_calls import call_on_loop
 from ...core.errors import ConfigError, DraftlineError
 

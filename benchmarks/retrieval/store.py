@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...actors.retrieval_server import RetrievalServer
-from ...cluster.retrieval.client import GrpcLookup
+from ...cluster.retrieval import GrpcLookup
 from ...core.arrays import Float64, Int32
 from ...core.compiled import compiled
 from ...core.interfaces import Lookup

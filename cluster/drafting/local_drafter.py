@@ -33,10 +33,8 @@ from ...core.tree.merge import cut
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.features import feature_columns
 from ..links.link import MAX_NODES, REPORT_EVERY
+from .answers import CostMeter, DrafterLimits, DrafterStats
 from .committed_text import CommittedText, UnsentCommits, at_most, is_current
-from .drafter_cost import CostMeter
-from .drafter_limits import DrafterLimits
-from .stats import DrafterStats
 
 logger = logging.getLogger(__name__)
 

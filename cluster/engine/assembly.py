@@ -31,8 +31,8 @@ from ...models.text.grammar import GrammarFactory
 from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
-from ..drafting.drafter_limits import DrafterLimits
-from ..drafting.head_features import feature_layers_of, last_stage_heads
+from ..drafting.answers import DrafterLimits
+from ..drafting.factory import feature_layers_of, last_stage_heads
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import AnyDrafter, DrafterHub
 from ..pipeline.local_pipeline import LocalPipeline

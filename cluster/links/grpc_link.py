@@ -16,6 +16,7 @@ import grpc
 from ...core.errors import DrafterError, DraftlineError, ProtocolError
 from ...core.proposals import FeatureLayers
 from . import drafter_pb2 as pb
+from .access import TlsFiles, token_metadata
 from .failures import CircuitBreaker, RetryPolicy, Silence, failure_reason
 from .features import (
     MAX_FEATURE_BYTES,
@@ -26,8 +27,6 @@ from .features import (
     pieces,
 )
 from .link import MAX_NODES, DrafterMessage, LinkEvents
-from .tls_files import TlsFiles
-from .tokens import token_metadata
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,

@@ -22,9 +22,9 @@ from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.pool import DrafterPool
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
+from draftline.cluster.links.access import TlsFiles
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.cluster.links.link import DrafterLink
-from draftline.cluster.links.tls_files import TlsFiles
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest, Query
 from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from draftline.actors.drafter_process import DrafterProcess
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.drafting.head_features import features_of_target
+from draftline.cluster.drafting.factory import features_of_target
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import grpc_link, service, wire

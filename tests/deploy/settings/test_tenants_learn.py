@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.retrieval.source import model_fingerprint
+from draftline.cluster.retrieval import model_fingerprint
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient

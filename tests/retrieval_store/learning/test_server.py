@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftline.actors.retrieval_server import RetrievalServer
-from draftline.cluster.retrieval.client import GrpcLookup
+from draftline.cluster.retrieval import GrpcLookup
 from draftline.core.errors import DrafterError, ProtocolError, StoreError
 from draftline.core.interfaces import Ended
 from draftline.retrieval_store.learning.wire import decode_learn, encode_learn

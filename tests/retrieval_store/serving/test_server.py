@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from draftline.actors import retrieval_server
 from draftline.actors.retrieval_server import RetrievalServer
-from draftline.cluster.links.tls_files import TlsFiles
-from draftline.cluster.retrieval.client import GrpcLookup, ReplicatedLookup
+from draftline.cluster.links.access import TlsFiles
+from draftline.cluster.retrieval import GrpcLookup, ReplicatedLookup
 from draftline.core.errors import CapacityError, ConfigError, DrafterError, ProtocolError
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from draftline.retrieval_store.retrieval_pb2 import Context, LookupReply, LookupRequest, Subtree

@@ -1,4 +1,4 @@
-"""Access tokens between draftline's processes over gRPC, and the scope of each."""
+"""TLS files and access tokens of the gRPC connections between draftline's processes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,76 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import grpc
+
 from ...core.errors import ConfigError
 from ...retrieval_store.search.lookup import SHARED
 from ...retrieval_store.store import check_namespace
+from ..config import DrafterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files of one side.
+
+    ca                what the other side's certificate is checked with; a server that has one
+                      asks every client for a certificate (mutual TLS)
+    server_name       what a server's certificate must name, where that is not the address's host
+    certificate, key  the own identity; a server needs them, a client only for mutual TLS
+
+    The credentials raise `ConfigError` that names the file that cannot be read.
+    """
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+
+    def channel_options(self) -> list[tuple[str, str]]:
+        """gRPC options of a client."""
+        if self.server_name is None:
+            return []
+        return [("grpc.ssl_target_name_override", self.server_name)]
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Credentials of a client; without `ca` the system's authorities count."""
+        return grpc.ssl_channel_credentials(
+            _file("tls.ca", self.ca),
+            _file("tls.key", self.key),
+            _file("tls.certificate", self.certificate),
+        )
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Credentials of a server."""
+        key, certificate = _file("tls.key", self.key), _file("tls.certificate", self.certificate)
+        if key is None or certificate is None:
+            raise ConfigError("tls", "a server needs both certificate and key")
+        ca = _file("tls.ca", self.ca)
+        return grpc.ssl_server_credentials(
+            [(key, certificate)], root_certificates=ca, require_client_auth=ca is not None
+        )
+
+
+def drafter_tls(config: DrafterConfig) -> TlsFiles | None:
+    """TLS files of a drafter's connections; None: plain text."""
+    if not config.has_tls:
+        return None
+    return TlsFiles(
+        ca=config.tls_ca,
+        certificate=config.tls_certificate,
+        key=config.tls_key,
+        server_name=config.tls_server_name,
+    )
+
+
+def _file(field: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(field, f"cannot read {path}: {error.strerror}") from error
+
 
 HEADER = "authorization"
 PREFIX = "Bearer "
@@ -45,7 +112,7 @@ class Scope:
         """Whether no namespace is outside of it."""
         return EVERY_NAMESPACE in self.namespaces
 
-    def may_read(self, namespace: str) -> bool:
+    def may_file(self, namespace: str) -> bool:
         """Whether the namespace is listed, or the one that all may read."""
         return namespace == SHARED or self.may_write(namespace)
 
@@ -91,7 +158,7 @@ def read_access(env: str | None, file: str | None) -> Access | None:
     """
     if env is None and file is None:
         return None
-    field, lines = _read(env, file)
+    field, lines = _lines(env, file)
     if env is not None:
         del os.environ[env]
     scopes = [_scope(field, number, line) for number, line in lines]
@@ -108,12 +175,12 @@ def read_token(env: str | None, file: str | None) -> str | None:
     """
     if env is None and file is None:
         return None
-    field, lines = _read(env, file)
+    field, lines = _lines(env, file)
     number, line = lines[0]
     return _checked(field, number, line.split()[0])
 
 
-def _read(env: str | None, file: str | None) -> tuple[str, list[tuple[int, str]]]:
+def _lines(env: str | None, file: str | None) -> tuple[str, list[tuple[int, str]]]:
     """The field and its numbered lines, at least one; empty ones and `#` comments left out."""
     if env is not None and file is not None:
         raise ConfigError("token_file", "token_env is given, too; leave one of them out")

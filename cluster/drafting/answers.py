@@ -1,12 +1,60 @@
-"""What a drafter takes of the engine's time, from the seconds of its answers."""
+"""What a drafter's answers must be, what they cost, and what is counted of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from ...core.errors import ProtocolError
+from ...core.interfaces import PrefixCounts
 from ...core.line_fit import LineFit
-from ...core.proposals import DraftCost, DraftRequest
+from ...core.proposals import DraftCost, DraftRequest, Probe, Proposal
+from ...core.tree.proposal_batch import ProposalBatch
+from ..links.failures import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterLimits:
+    """Limits of every drafter.
+
+    vocab_size        token ids stay below
+    answer_timeout_s  in another process: a message unanswered for so long counts as a failure
+    max_backlog       in another process: ended requests and their last commits that wait for a
+                      drafter that learns from them
+    max_probe_rows    most rows, offset and top_k of a probe
+    retry             when one that failed is asked again
+    """
+
+    vocab_size: int
+    answer_timeout_s: float = 2.0
+    max_backlog: int = 1024
+    max_probe_rows: int = 256
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def check(self, proposals: Sequence[Proposal], num_queries: int, source: str) -> None:
+        """Raise `ProtocolError` unless these answer so many queries to `source`.
+
+        What is no proposal at all may raise anything.
+        """
+        if len(proposals) != num_queries:
+            raise ProtocolError(f"{len(proposals)} proposals for {num_queries} queries")
+        if isinstance(proposals, ProposalBatch):
+            if proposals.source != source:
+                raise ProtocolError(f"proposals of {proposals.source!r}")
+            proposals.check(self.vocab_size)
+            for probe in proposals.probes:
+                self._check_probe(probe)
+            return
+        for proposal in proposals:
+            if proposal.source != source:
+                raise ProtocolError(f"a proposal of {proposal.source!r}")
+            proposal.check(self.vocab_size)
+            self._check_probe(proposal.probe)
+
+    def _check_probe(self, probe: Probe | None) -> None:
+        if probe is not None:
+            probe.check(self.vocab_size, self.max_probe_rows)
+
 
 # What a new answer leaves of the weight of those before it.
 DECAY = 0.9
@@ -121,3 +169,51 @@ class AnswerTimes:
             self.num_overdue = self.num_overdue + 1 if is_overdue else 0
             self.mean_s += LATENCY_WEIGHT * (took_s - self.mean_s)
             self.mean_s = min(self.mean_s, took_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterStats:
+    """Totals since start, for metrics.
+
+    connected      whether messages can be sent now
+    servers        that requests may go to now: 0 or 1, or more of a pool
+    circuit_open   whether it failed and is not tried again before its delay is over
+    left_out       it is a head whose drafts are never right: it is not asked any more
+    messages       sent
+    proposals      used: given out by the hub, late ones included
+    late           came after their step's deadline
+    late_used      of these, how many still fitted the text
+    dropped        late ones that fit the text no more, or were replaced by a newer one
+    errors         failures of any kind: raised, broke the contract, never answered, lost
+    reconnects     connections after the first
+    memory_bytes   what it takes now for requests and learned texts; 0 before its first report
+    learning       ended requests by outcome, see `core.interfaces.LearningDrafter`; empty where it
+                   learns nothing, or before its first report
+    prefix         how much of new texts the cache of a model had already, in tokens
+    moved          openings of a request at another server of the pool, since its own was lost, slow
+                   or about to stop
+    latency_sum_s  from message to answer, over the `latency_count` answers to queries
+    open_s, observe_s, propose_s  seconds that the drafter itself worked, by kind of call
+    """
+
+    name: str
+    connected: bool
+    servers: int = 0
+    circuit_open: bool
+    messages: int
+    proposals: int
+    late: int = 0
+    late_used: int = 0
+    dropped: int = 0
+    errors: int
+    reconnects: int
+    latency_sum_s: float
+    latency_count: int
+    open_s: float = 0.0
+    observe_s: float = 0.0
+    propose_s: float = 0.0
+    left_out: bool = False
+    memory_bytes: int = 0
+    learning: Mapping[str, int] = field(default_factory=dict)
+    prefix: PrefixCounts = field(default_factory=PrefixCounts)
+    moved: int = 0

@@ -23,15 +23,16 @@ from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
-from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
-from draftline.cluster.links.tls_files import TlsFiles, drafter_tls
-from draftline.cluster.links.tokens import (
+from draftline.cluster.links.access import (
     Access,
     Scope,
+    TlsFiles,
+    drafter_tls,
     read_access,
     read_token,
     token_metadata,
 )
+from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.errors import ConfigError
 from draftline.deploy.engine.placement import Placement
 from support.fakes.fake_drafters import CountingDrafter
