@@ -11,9 +11,9 @@ from ..cluster.pipeline.bundle import Bundle, at_node, strategy_of
 from ..cluster.transport.stage_worker import StageWorker
 
 StageActor = ray.remote(StageWorker)
-# `watch` and `serve` occupy one thread each while the stage runs. The others keep `settle`
-# responsive, and cover an old `watch` that has not ended yet.
-NUM_THREADS = 4
+# `serve` occupies a thread while the stage runs. The others keep `settle` responsive, and cover an
+# old `serve` that has not ended yet.
+NUM_THREADS = 3
 
 
 def spawn_stage(num_cpus: float, num_gpus: float, bundle: Bundle | None = None) -> ActorHandle:

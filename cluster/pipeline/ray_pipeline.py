@@ -8,8 +8,7 @@ import logging
 import os
 import pickle
 import signal
-from collections.abc import Awaitable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +20,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
-from ..loop_calls import call_on_loop
 from ..transport.distributed import DistributedTransport
 from ..transport.hidden_link import Backend
 from ..transport.messages import load_loops
@@ -97,7 +95,6 @@ class RayPipeline:
         self._lifecycle = asyncio.Lock()
         self._stages: dict[int, ActorHandle] = {}
         self._places: dict[int, StagePlace] = {}
-        self._deaths: list[Future[Any]] = []
         self._transport: DistributedTransport | None = None
         self._steps = InFlightSteps(self._max_in_flight)
         self._open = False
@@ -191,18 +188,17 @@ class RayPipeline:
             telling.cancel()
         await loading
         stages = [self._stages[index] for index in range(len(self._specs))]
-        self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
         backend = self._backend(places)
         self._transport = DistributedTransport(places, backend, self._max_in_flight)
         # Before caches fill the memory: what connects GPUs takes some of it.
-        await _unless_lost(self._transport.meet(stages, _seconds_left(limit)), steps)
+        await self._transport.meet(stages, _seconds_left(limit))
         builds: list[Any] = [stage.build.remote() for stage in stages]
         await asyncio.gather(*builds)
         counts: list[Any] = [stage.num_blocks.remote() for stage in stages]
         self._num_blocks = min(await asyncio.gather(*counts))
         # A stage that replaces another has as many.
         self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
-        await _unless_lost(self._transport.open(stages, steps), steps)
+        await self._transport.open(stages, steps)
         self._open = True
         self._source.replenish()
 
@@ -289,18 +285,24 @@ class RayPipeline:
 
     async def _close(self, reason: str) -> None:
         self._disconnect(reason)
-        deaths, self._deaths = self._deaths, []
         if not ray.is_initialized():
             self._stages.clear()
             return
+        stages = list(self._stages.values())
         for index in list(self._stages):
             await self._drop(index)
-        if deaths:
-            gone = asyncio.gather(*map(asyncio.wrap_future, deaths), return_exceptions=True)
-            try:
-                await asyncio.wait_for(gone, DEATH_TIMEOUT_S)
-            except TimeoutError:
-                logger.warning("event=stages_linger seconds=%s", DEATH_TIMEOUT_S)
+        try:
+            async with asyncio.timeout(DEATH_TIMEOUT_S):
+                await asyncio.gather(*map(_gone, stages))
+        except TimeoutError:
+            logger.warning("event=stages_linger seconds=%s", DEATH_TIMEOUT_S)
+
+
+async def _gone(stage: ActorHandle) -> None:
+    """Wait until a worker that was killed does not answer any more."""
+    with contextlib.suppress(RayError):
+        settling: Any = stage.settle.remote(DEATH_TIMEOUT_S)
+        await settling
 
 
 def _seconds_left(limit: asyncio.Timeout) -> float:
@@ -309,36 +311,7 @@ def _seconds_left(limit: asyncio.Timeout) -> float:
     return max(deadline - asyncio.get_running_loop().time(), 0.0)
 
 
-def _watch(stage: ActorHandle, index: int, steps: InFlightSteps) -> Future[Any]:
-    """A future that fails when the stage's process dies, as do all of `steps`."""
-    loop = asyncio.get_running_loop()
-    death = stage.watch.remote().future()
-
-    def died(death: Future[Any]) -> None:
-        # Without an error the stage was settled, for its next run.
-        if not death.cancelled() and death.exception() is not None:
-            reason = f"stage {index} is dead: {type(death.exception()).__name__}"
-            call_on_loop(loop, steps.lose, reason)
-
-    death.add_done_callback(died)
-    return death
-
-
 def _free_resources() -> str:
     """What Ray has to give now."""
     free = ray.available_resources()
     return f"{free.get('CPU', 0.0):g}cpu,{free.get('GPU', 0.0):g}gpu"
-
-
-async def _unless_lost(opening: Coroutine[Any, Any, None], steps: InFlightSteps) -> None:
-    """Wait for the transport, which may never open once a stage is dead."""
-    task = asyncio.ensure_future(opening)
-    lost = asyncio.ensure_future(steps.lost.wait())
-    try:
-        await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if steps.lost.is_set():
-            raise steps.error()
-        task.result()
-    finally:
-        task.cancel()
-        lost.cancel()
