@@ -27,9 +27,8 @@ from ...core.request.sampling_params import SamplingParams
 from ...deploy.cli.demo.prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...deploy.ray_serve.runtime import quiet_libraries
-from ...drafters.model.vocabulary.mapped import Translation
-from ...drafters.model.vocabulary.overlap import map_vocabularies
-from ...drafters.model.vocabulary.surfaces import read_vocabulary
+from ...drafters.model.vocabulary.strategy import Translation
+from ...drafters.model.vocabulary.surfaces import map_vocabularies, read_vocabulary
 from ...measure.records.record import machine
 from ...models.load.bundled import demo_path
 

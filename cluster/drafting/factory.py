@@ -17,11 +17,10 @@ from ...drafters.ngram.lookahead import PAPER as LOOKAHEAD_PAPER
 from ...drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from ...drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from ...drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
-from ...drafters.retrieval.drafter import PAPER as REST_PAPER
-from ...drafters.retrieval.drafter import REST, RetrievalDrafter, RetrievalOptions
-from ...drafters.spectra.drafter import SpectraDrafter
-from ...drafters.spectra.options import PAPER as SPECTRA_PAPER
-from ...drafters.spectra.options import SpectraOptions
+from ...drafters.retrieval import PAPER as REST_PAPER
+from ...drafters.retrieval import REST, RetrievalDrafter, RetrievalOptions
+from ...drafters.spectra.drafter import PAPER as SPECTRA_PAPER
+from ...drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...models.load.bundled import BUNDLED_HEADS
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule

@@ -16,7 +16,7 @@ from ...cluster.drafting.factory import (
     keeps_answers,
 )
 from ...cluster.drafting.hub import AnyDrafter
-from ...cluster.drafting.local_drafter import LocalDrafter
+from ...cluster.drafting.local_drafter import LocalDrafter, StageDrafts
 from ...cluster.drafting.pool import DrafterPool, MemberFinder
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.access import drafter_tls, new_token, read_token
@@ -26,7 +26,6 @@ from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError, DrafterError, DraftlineError
 from ...core.progress import Progress, unseen
 from ...core.proposals import FeatureLayers
-from ...drafters.heads.stage_drafts import StageDrafts
 
 if TYPE_CHECKING:
     from ...actors.drafter_actor import RayDrafter

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ...core.errors import ConfigError
 from ..model.expansion import BestFirstExpansion, DynamicExpansion, Expansion, StaticExpansion
 from ..model.options import DEVICES, DTYPES, FASTEST, FULL, SEQUOIA
-from ..model.tree_draws import DRAWS, NO_DRAWS
+from ..model.text_distribution import DRAWS, NO_DRAWS
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
 from ..tree_shape import TreeShape, read_acceptance, read_tree_shape, shape_of_widths
 

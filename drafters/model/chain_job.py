@@ -21,8 +21,7 @@ from ...core.steps import (
     StepInput,
     StepOutput,
 )
-from .stopping.chain_length import ChainLength
-from .stopping.rules import Drawn
+from .stopping_rules import ChainLength, Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
 from .vocabulary.strategy import DraftNodes, DraftVocabulary

@@ -25,19 +25,15 @@ from ...models.stage.gpu_path import GraphOptions
 from ...models.stage.options import StageOptions
 from ...models.stage.stage import Stage, load_stage
 from ..open_requests import OpenRequests
-from .cached_text import CachedText, TextEnd
+from .cached_text import CachedText, PrefixCache, TextEnd
 from .chain_job import ChainBatch, ChainJob, build_step, chain_nodes, next_batch
+from .draft_costs import DraftCosts, DraftRounds
 from .expansion import Expansion
 from .options import AUTO_WEIGHTS, MAX_TOKENS, ModelOptions
-from .prefix_cache import PrefixCache
-from .stopping.chain_length import ChainLength
-from .stopping.draft_costs import DraftCosts, DraftRounds
-from .stopping.rules import SVIP
-from .text_distribution import draft_rng, stacked
-from .tree_draws import NO_DRAWS, TreeDraws
+from .stopping_rules import SVIP, ChainLength
+from .text_distribution import NO_DRAWS, TreeDraws, draft_rng, stacked
 from .tree_job import TreeJob, build_tree_step
-from .vocabulary.choice import choose_vocabulary
-from .vocabulary.names import check_tree
+from .vocabulary.choice import check_tree, choose_vocabulary
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
 from .vocabulary.target_noise import TargetNoise

@@ -10,13 +10,12 @@ from typing import ClassVar
 from ...core.errors import ConfigError
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
 from ..tree_shape import read_tree_shape
+from .draft_costs import DraftCosts
 from .expansion import DynamicExpansion, Expansion, StaticExpansion
 from .sequoia import SequoiaShapes
-from .stopping.chain_length import stop_rule
-from .stopping.draft_costs import DraftCosts
-from .stopping.rules import Stopping
-from .tree_draws import AUTO, DRAWS
-from .vocabulary.names import VOCABULARIES, VOCABULARY_AUTO
+from .stopping_rules import Stopping, stop_rule
+from .text_distribution import AUTO, DRAWS
+from .vocabulary.choice import VOCABULARIES, VOCABULARY_AUTO
 
 DEVICES = ("auto", "cpu", "cuda")
 COMPILES = ("auto", "off")
@@ -53,8 +52,8 @@ class ModelOptions:
                           write so many of the target's
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
-    stop                  when a draft ends before that (`drafters/model/stopping/`): constant,
-                          heuristic, confidence, svip or goodput
+    stop                  when a draft ends before that (`stopping_rules.py`): constant, heuristic,
+                          confidence, svip or goodput
     distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
                           most probable tokens, which is declared, as acceptance rules other than
                           `coupled` need it

@@ -14,7 +14,7 @@ import numpy as np
 from ...core.arrays import ROOT, Float64, Int32
 from ...core.line_fit import LineFit
 from ..tree_shape import TreeShape, fastest_shape_of_sequoia, shape_of_sequoia
-from .stopping.draft_costs import DraftCosts
+from .draft_costs import DraftCosts
 
 # Ranks that the tree may use, and what a judged node leaves of the weight of those before it.
 NUM_RANKS = 8

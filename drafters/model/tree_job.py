@@ -16,8 +16,7 @@ from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
 from ...core.tree.tree_loops import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
-from .text_distribution import DraftDistribution, TextDistribution
-from .tree_draws import TreeDraws
+from .text_distribution import DraftDistribution, TextDistribution, TreeDraws
 from .vocabulary.strategy import DraftVocabulary
 from .vocabulary.target_noise import TargetNoise
 

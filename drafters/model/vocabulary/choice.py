@@ -11,13 +11,24 @@ from ....core.errors import ConfigError
 from ....models.load.model_info import ModelInfo
 from ....models.stage.output_vocabulary import OutputVocabulary
 from ....models.text.fingerprint import tokenizer_hash
-from .mapped import IntersectionVocabulary
-from .names import SAME, SLEM, SLRS, TLI, VOCABULARY_AUTO
-from .overlap import VocabularyMap, map_vocabularies
-from .strategy import DraftVocabulary, SameVocabulary
+from .strategy import DraftVocabulary, IntersectionVocabulary, SameVocabulary
 from .string_tree import StringVocabulary
-from .surfaces import Vocabulary, read_vocabulary
+from .surfaces import Vocabulary, VocabularyMap, map_vocabularies, read_vocabulary
 from .written import WrittenVocabulary, num_draws
+
+VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS = "auto", "same", "slem", "tli", "slrs"
+VOCABULARIES = (VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS)
+
+
+def check_tree(vocabulary: str, tree: str) -> None:
+    """Raise `ConfigError` where drafts of this kind are no trees of this kind."""
+    if vocabulary == SLRS and tree != "chain":
+        raise ConfigError("tree", f"must be chain where vocabulary is {vocabulary}, not {tree}")
+    if vocabulary == SLEM and tree == "sequoia":
+        raise ConfigError(
+            "tree", "sequoia learns by rank, and texts have none: vocabulary slem takes dynamic"
+        )
+
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from draftline.core.proposals import (
     chain_proposal,
 )
 from draftline.drafters.heads.drafter import HeadDrafter, load_head_drafter
-from draftline.drafters.heads.measured_shapes import MOST_DRAFTS, MeasuredShapes
 from draftline.drafters.heads.options import HeadOptions
+from draftline.drafters.heads.tree_growth import MOST_DRAFTS, MeasuredShapes
 from draftline.drafters.tree_shape import TreeShape, shape_of_sequoia
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.checkpoint import resolve_head_path

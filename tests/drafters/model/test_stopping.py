@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import LEVEL_SHARE, Query
-from draftline.drafters.model.stopping.chain_length import ChainLength
-from draftline.drafters.model.stopping.draft_costs import DraftCosts, DraftRounds
-from draftline.drafters.model.stopping.rules import (
+from draftline.drafters.model.draft_costs import DraftCosts, DraftRounds
+from draftline.drafters.model.stopping_rules import (
     MIN_PAIRS,
+    ChainLength,
     Confidence,
     Constant,
     Drawn,

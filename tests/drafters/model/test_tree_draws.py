@@ -17,7 +17,7 @@ from draftline.core.proposals import DraftRequest, Proposal, Query
 from draftline.core.steps import TopTokens
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.model.options import ModelOptions
-from draftline.drafters.model.tree_draws import TreeDraws
+from draftline.drafters.model.text_distribution import TreeDraws
 from scipy.stats import chi2
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import Commit, DraftRequest
-from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
+from draftline.drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from draftline.retrieval_store.learning.erasure import LearningPolicy, forget_namespace
 from draftline.retrieval_store.learning.queue import LearningQueue
 from draftline.retrieval_store.serving.open_store import open_eraser, open_policy
