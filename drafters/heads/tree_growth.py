@@ -19,7 +19,7 @@ from ...core.steps import LogProbOutput, StepOutput, TopTokens
 from ...models.sampling import choose_sampler
 from ..model.draft_costs import DraftCosts, PayingDepth
 from ..model.expansion import StaticExpansion
-from ..model.options import FULL, SEQUOIA
+from ..model.options import SEQUOIA
 from ..model.sequoia import SequoiaShapes
 from ..model.text_distribution import TextDistribution, TreeDraws, draft_rng, stacked
 from ..model.tree_job import TreeJob
@@ -39,23 +39,12 @@ class MeasuredShapes:
     anything else may be idleness.
     """
 
-    def __init__(
-        self,
-        options: HeadOptions,
-        *,
-        is_one_pass: bool,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, is_one_pass: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`is_one_pass`: all levels together take one pass."""
         self._is_one_pass = is_one_pass
         self._clock = clock
         self._costs = DraftCosts()
-        self._shapes = SequoiaShapes(
-            self._costs,
-            is_full=options.tree_size == FULL,
-            is_one_pass=is_one_pass,
-            acceptance=options.acceptance,
-        )
+        self._shapes = SequoiaShapes(self._costs, is_one_pass=is_one_pass)
         self._drafts: OrderedDict[Hashable, tuple[int, Proposal]] = OrderedDict()
         self._drafted: frozenset[Hashable] = frozenset()
         self._finished_at = self._level_at = 0.0
@@ -140,9 +129,7 @@ class TreeGrowth:
         self.num_passes = 0
         self.measured: MeasuredShapes | None = None
         if self._options.tree == SEQUOIA:
-            self.measured = MeasuredShapes(
-                self._options, is_one_pass=network.says_all_levels, clock=clock
-            )
+            self.measured = MeasuredShapes(is_one_pass=network.says_all_levels, clock=clock)
 
     def begin(
         self, text: KeptKeys, last_token: int, said: Tensor, length: int,
@@ -162,7 +149,7 @@ class TreeGrowth:
         sure: dict[int, float] = {}
         job = TreeJob(
             expansion, length, length, (), distribution, self._vocabulary, draws, sure,
-            self._options.weighs_confidence, self._options.stop_below,
+            self._options.stop_below,
         )  # fmt: skip
         kept = KeptKeys(self._network.num_layers)
         return HeadTree(job, last_token, text, said, levels, kept, sure=sure)

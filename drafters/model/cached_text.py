@@ -216,14 +216,10 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixCache:
-    """Gives blocks to texts, and keeps unused ones until their room is needed.
+    """Gives blocks to texts, and keeps unused ones until their room is needed."""
 
-    is_shared  whether texts share any
-    """
-
-    def __init__(self, num_blocks: int, block_size: int, *, is_shared: bool) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self._pool = BlockPool(num_blocks, block_size)
-        self._is_shared = is_shared
         self.counts = PrefixCounts()
         self._told_full = False
 
@@ -240,7 +236,7 @@ class PrefixCache:
         wait for one another.
         """
         is_new = not text.blocks
-        if is_new and self._is_shared:
+        if is_new:
             self._share(text)
         needed = self._pool.blocks_for(len(text.tokens) + num_fed)
         try:
@@ -248,7 +244,7 @@ class PrefixCache:
         except CapacityError:
             self.release(text)
             raise
-        if is_new and self._is_shared:
+        if is_new:
             queries, hits = self.counts
             self.counts = PrefixCounts(queries + len(text.tokens), hits + text.cached_len)
 
@@ -273,7 +269,7 @@ class PrefixCache:
 
         Its last token is fed again if need be, so the block that ends with it is not final yet.
         """
-        if not (self._is_shared and text.blocks):
+        if not text.blocks:
             return
         num_final = min(text.cached_len, len(text.tokens) - 1)
         for key in text.keys.after(text.num_final_blocks, text.tokens, num_final):

@@ -23,6 +23,7 @@ from .draft_costs import FIRST_ACCEPTED, DraftCosts
 MAX_PAIRS = 512
 # Below so many, the threshold stays as it was set.
 MIN_PAIRS = 6
+FIRST_THRESHOLD = 0.4
 # A wrong stop costs a token, a missed one a row.
 FALSE_NEGATIVE_COST = 3.0
 # Weight of the newest draft in the mean of what is accepted, and, once nothing is drafted, of what
@@ -99,13 +100,12 @@ class Heuristic(Constant):
 class Confidence(Constant):
     """Ends a draft with the first token that is less probable than a threshold.
 
-    As transformers' `assistant_confidence_threshold`. With `learns` the threshold moves to where
-    false positives + 3 false negatives are least over the latest drafts.
+    As transformers' `assistant_confidence_threshold`. The threshold moves to where false positives
+    + 3 false negatives are least over the latest drafts.
     """
 
-    def __init__(self, threshold: float, *, learns: bool) -> None:
+    def __init__(self, threshold: float = FIRST_THRESHOLD) -> None:
         self._threshold = threshold
-        self._learns = learns
         self._pairs: deque[tuple[float, bool]] = deque(maxlen=MAX_PAIRS)
 
     @property
@@ -119,8 +119,6 @@ class Confidence(Constant):
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
         """Learn the threshold from the tokens that were judged: up to the first refused one."""
-        if not self._learns:
-            return
         for index, drawn in enumerate(draft[: num_accepted + 1]):
             self._pairs.append((math.exp(drawn.log_prob), index < num_accepted))
         if len(self._pairs) >= MIN_PAIRS:
@@ -307,19 +305,17 @@ def num_equal(some: Sequence[int], others: Sequence[int]) -> int:
 def stop_rule(
     name: str,
     num_tokens: int,
-    threshold: float,
     costs: DraftCosts,
 ) -> Callable[[], Stopping]:
     """A factory of the rule of this name, one for each request. Raises `ConfigError`.
 
     num_tokens  most tokens of a draft; `heuristic` starts there
-    threshold   first threshold of `confidence`
     costs       measured times, for `goodput`
     """
     rules: dict[str, Callable[[], Stopping]] = {
         "constant": Constant,
         "heuristic": lambda: Heuristic(num_tokens, num_tokens),
-        "confidence": lambda: Confidence(threshold, learns=True),
+        "confidence": Confidence,
         "svip": Svip,
         "goodput": lambda: Goodput(costs),
     }

@@ -135,10 +135,6 @@ def stacked(distributions: Sequence[DraftDistribution]) -> DraftDistributions | 
     )
 
 
-AUTO, NO_DRAWS = "auto", "none"
-DRAWS = (AUTO, NO_DRAWS)
-
-
 @dataclass(frozen=True, slots=True)
 class TreeDraws:
     """How the candidates after a node are drawn.
