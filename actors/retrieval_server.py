@@ -15,15 +15,21 @@ from ..cluster.links.access import Access, Scope, TlsFiles
 from ..cluster.retrieval import DENIED_KEY
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.interfaces import Ended, Lookup
-from ..retrieval_store.delta.fingerprint import Fingerprint
-from ..retrieval_store.learning.wire import LEARN_METHOD, decode_learn
+from ..retrieval_store.delta.settings import Fingerprint
 from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
 from ..retrieval_store.search.lookup import load_compiled_lookup
 from ..retrieval_store.search.lookup_queue import LookupQueue
 from ..retrieval_store.serving.open_store import open_learning, open_store
 from ..retrieval_store.serving.service import Expected, RetrievalService
 from ..retrieval_store.store import NAMESPACE
-from ..retrieval_store.wire import METHOD, REFUSED, decode_request, encode_reply
+from ..retrieval_store.wire import (
+    LEARN_METHOD,
+    METHOD,
+    REFUSED,
+    decode_learn,
+    decode_request,
+    encode_reply,
+)
 from .server.arguments import add_listen_arguments, listen_settings
 from .server.listener import GrpcListener, health_handler, run_server, serve_until_signal
 

@@ -17,14 +17,20 @@ from google.protobuf.message import DecodeError
 from ..core.arrays import Int32
 from ..core.errors import CapacityError, DrafterError, ProtocolError
 from ..core.interfaces import Ended, Learner, Lookup, Subtree, empty_subtree
-from ..retrieval_store.delta.fingerprint import Fingerprint
-from ..retrieval_store.learning.queue import LearningQueue
-from ..retrieval_store.learning.wire import LEARN_METHOD, encode_learn
+from ..retrieval_store.delta.settings import Fingerprint
+from ..retrieval_store.learning import LearningQueue
 from ..retrieval_store.retrieval_pb2 import LearnReply, LookupReply
 from ..retrieval_store.search.lookup import LookupRule, load_compiled_lookup
 from ..retrieval_store.serving.open_store import open_learning, open_store
 from ..retrieval_store.serving.service import Expected, RetrievalService
-from ..retrieval_store.wire import METHOD, REFUSED, decode_reply, encode_request
+from ..retrieval_store.wire import (
+    LEARN_METHOD,
+    METHOD,
+    REFUSED,
+    decode_reply,
+    encode_learn,
+    encode_request,
+)
 from .links.access import TlsFiles, token_metadata
 from .links.failures import CircuitBreaker, RetryPolicy
 

@@ -1,4 +1,4 @@
-"""Lookups as protobuf messages, and back with every field checked."""
+"""Lookups and ended requests as protobuf messages, and back with every field checked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 
 from ..core.arrays import Int32, pack, unpack_flat
 from ..core.errors import ProtocolError
-from ..core.interfaces import Subtree
-from .retrieval_pb2 import Context, LookupReply, LookupRequest
+from ..core.interfaces import Ended, Subtree
+from .delta.settings import Fingerprint
+from .retrieval_pb2 import Context, LearnRequest, LookupReply, LookupRequest
 from .retrieval_pb2 import Subtree as SubtreeMessage
 
 METHOD = "/draftline.retrieval.Retrieval/Lookup"
@@ -78,3 +79,36 @@ def _subtree(entry: SubtreeMessage) -> Subtree:
     if np.any(tokens < 0) or not np.all(log_probs <= 0):
         raise ProtocolError("subtree: a negative token id, or a log-probability above 0")
     return Subtree(tokens, parents, log_probs, entry.match_len)
+
+
+LEARN_METHOD = "/draftline.retrieval.Retrieval/Learn"
+
+
+def encode_learn(ended: Ended, fingerprint: Fingerprint) -> bytes:
+    """An ended request, and the model that its tokens are for, as bytes."""
+    return LearnRequest(
+        namespace=ended.namespace,
+        tokens=pack(ended.tokens, np.int32).data,
+        runs=pack(np.array(ended.accepted, dtype=np.int32)).data,
+        tokenizer_hash=fingerprint.tokenizer_hash,
+        model_hash=fingerprint.model_hash,
+        vocab_size=fingerprint.vocab_size,
+    ).SerializeToString()
+
+
+def decode_learn(request: LearnRequest) -> tuple[Ended, Fingerprint]:
+    """The arguments of `encode_learn`. Raises `ProtocolError` for runs outside the text."""
+    tokens = unpack_flat(request.tokens, np.int32, "tokens")
+    runs = unpack_flat(request.runs, np.int32, "runs")
+    if len(runs) % 2:
+        raise ProtocolError("runs: not pairs of start and stop")
+    starts, stops = runs[::2], runs[1::2]
+    if np.any(starts < 0) or np.any(starts >= stops) or np.any(stops > len(tokens)):
+        raise ProtocolError("runs: a run is not in the text")
+    accepted = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
+    fingerprint = Fingerprint(
+        tokenizer_hash=request.tokenizer_hash,
+        model_hash=request.model_hash,
+        vocab_size=request.vocab_size,
+    )
+    return Ended(request.namespace, tokens, accepted), fingerprint

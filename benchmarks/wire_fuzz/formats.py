@@ -50,10 +50,16 @@ from ...deploy.engine_process.messages import (
     decode_from_engine,
     encode_messages,
 )
-from ...retrieval_store.delta.fingerprint import Fingerprint
-from ...retrieval_store.learning.wire import decode_learn, encode_learn
+from ...retrieval_store.delta.settings import Fingerprint
 from ...retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
-from ...retrieval_store.wire import decode_reply, decode_request, encode_reply, encode_request
+from ...retrieval_store.wire import (
+    decode_learn,
+    decode_reply,
+    decode_request,
+    encode_learn,
+    encode_reply,
+    encode_request,
+)
 from ..step.host_work import Bench, HostLoad
 
 NUM_TOKENS = 10

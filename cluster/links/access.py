@@ -112,7 +112,7 @@ class Scope:
         """Whether no namespace is outside of it."""
         return EVERY_NAMESPACE in self.namespaces
 
-    def may_file(self, namespace: str) -> bool:
+    def may_read(self, namespace: str) -> bool:
         """Whether the namespace is listed, or the one that all may read."""
         return namespace == SHARED or self.may_write(namespace)
 

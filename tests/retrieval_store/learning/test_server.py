@@ -10,9 +10,9 @@ from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.retrieval import GrpcLookup
 from draftline.core.errors import DrafterError, ProtocolError, StoreError
 from draftline.core.interfaces import Ended
-from draftline.retrieval_store.learning.wire import decode_learn, encode_learn
 from draftline.retrieval_store.retrieval_pb2 import LearnRequest
 from draftline.retrieval_store.serving.open_store import open_policy
+from draftline.retrieval_store.wire import decode_learn, encode_learn
 from support.contracts.delta_log_contract import FINGERPRINT, OTHER_MODEL
 from support.inputs.segments import context
 from support.servers.learning_replica import Replica
