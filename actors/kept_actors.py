@@ -15,7 +15,6 @@ from ray.exceptions import RayActorError, RayError
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.pipeline.bundle import Bundle, at_node, node_of
-from ..cluster.pipeline.ray_pipeline import TakenStage
 from ..cluster.pipeline.supervisor import Holder, Taken, Wanted, key_of
 from ..cluster.transport.stage_spec import StageSpec
 from ..core.errors import StageLost
@@ -172,7 +171,7 @@ class KeptStages:
         self._supervisor = supervisor
         self._bundles = bundles
 
-    async def take(self, index: int, spec: StageSpec) -> TakenStage:
+    async def take(self, index: int, spec: StageSpec) -> Taken:
         """See `StageSource`."""
         bundle = self._bundles[index] if self._bundles else None
         node = None if bundle is None else node_of(bundle)
@@ -186,8 +185,7 @@ class KeptStages:
             spawn=spawn,
             may_be_spare=spec.num_gpus == 0,
         )
-        taken = await self._supervisor.take(wanted)
-        return TakenStage(taken.actor, taken.is_kept)
+        return await self._supervisor.take(wanted)
 
     async def drop(self, worker: ActorHandle) -> None:
         """See `StageSource`."""

@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from ..transport.hidden_link import Backend
 from ..transport.messages import load_loops
 from ..transport.stage_spec import InFlightSteps, StageSpec
 from ..transport.stage_worker import StagePlace, check_nccl, fastest_backend
+from .supervisor import Taken
 
 logger = logging.getLogger(__name__)
 DEATH_TIMEOUT_S = 3.0
@@ -39,23 +40,15 @@ ANSWER_SLACK_S = 1.0
 ACTOR_TITLE = b"ray::StageWorker"
 
 
-@dataclass(frozen=True, slots=True)
-class TakenStage:
-    """A worker (`StageWorker`) for one stage.
-
-    is_kept  it ran the same stage before and has its weights still; it may hang, as any process
-             whose last coordinator is gone
-    """
-
-    worker: ActorHandle
-    is_kept: bool
-
-
 class StageSource(Protocol):
     """Workers for stages: kept ones, spare ones that wait, or new ones. Used on one event loop."""
 
-    async def take(self, index: int, spec: StageSpec) -> TakenStage:
-        """A worker for this stage, which may still be starting. Nobody else gets it."""
+    async def take(self, index: int, spec: StageSpec) -> Taken:
+        """A worker (`StageWorker`) for this stage, which may still be starting. Nobody else gets it.
+
+        One that is kept ran the same stage before and has its weights still. It may hang, as any
+        process whose last coordinator is gone.
+        """
         ...
 
     async def drop(self, worker: ActorHandle) -> None:
@@ -215,7 +208,7 @@ class RayPipeline:
         """Where the stage will be. Its worker does nothing else and knows it."""
         while index not in self._stages:
             taken = await self._source.take(index, self._specs[index])
-            self._stages[index] = taken.worker
+            self._stages[index] = taken.actor
             if taken.is_kept and not await self._settle(index, SETTLE_SECONDS[-1]):
                 await self._drop(index)
         # By pickle, as all arguments of Ray's calls: a spec may be of any class that builds a
