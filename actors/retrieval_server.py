@@ -30,8 +30,14 @@ from ..retrieval_store.wire import (
     decode_request,
     encode_reply,
 )
-from .server.arguments import add_listen_arguments, listen_settings
-from .server.listener import GrpcListener, health_handler, run_server, serve_until_signal
+from .listener import (
+    GrpcListener,
+    add_listen_arguments,
+    health_handler,
+    listen_settings,
+    run_server,
+    serve_until_signal,
+)
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
 LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]

@@ -44,7 +44,7 @@ class StageSource(Protocol):
     """Workers for stages: kept ones, spare ones that wait, or new ones. Used on one event loop."""
 
     async def take(self, index: int, spec: StageSpec) -> Taken:
-        """A worker (`StageWorker`) for this stage, which may still be starting. Nobody else gets it.
+        """A `StageWorker` for this stage, which may still be starting. Nobody else gets it.
 
         One that is kept ran the same stage before and has its weights still. It may hang, as any
         process whose last coordinator is gone.

@@ -58,7 +58,7 @@ def _without_own_gpu(places: Sequence[StagePlace]) -> list[int]:
 
 
 class StageWorker:
-    """One stage and the loops that feed it. Made an actor by `actors/stage_actor.py`.
+    """One stage and the loops that feed it. Made an actor by `actors/kept_actors.py`.
 
     A worker begins without a stage, so that its process can wait with its imports done until one
     is needed. One coordinator at a time drives it: `settle` cuts the one before off.

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from draftline.actors import drafter_server, retrieval_server
+from draftline.actors import drafter_server, listener, retrieval_server
 from draftline.actors.drafter_server import DrafterServer
-from draftline.actors.server import listener
-from draftline.actors.server.arguments import (
+from draftline.actors.listener import (
+    GrpcListener,
     add_listen_arguments,
+    health_handler,
     is_loopback,
     listen_settings,
 )
-from draftline.actors.server.listener import GrpcListener, health_handler
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links import drafter_pb2 as pb

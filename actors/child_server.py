@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from ...core.errors import DrafterError
+from ..core.errors import DrafterError
 
 logger = logging.getLogger(__name__)
 
