@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...cluster.links import drafter_pb2 as pb
 from ...cluster.links import wire
 from ...cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from ...cluster.transport.messages import (
@@ -184,14 +183,10 @@ def _drafters() -> list[Format]:
         wire.encode_error(ANSWERED.sequence, "it failed"),
     ]
     return [
-        Format("drafter: hello", [wire.encode_hello(hello, pb.ToDrafter)], _hello),
+        Format("drafter: hello", [wire.encode_hello(hello)], wire.decode_hello),
         Format("drafter: step", parts, lambda data: wire.decode_part(data, 0.0)),
         Format("drafter: answer", answers, lambda data: wire.decode_answer(data, ANSWERED, "x")),
     ]
-
-
-def _hello(data: bytes) -> object:
-    return wire.decode_hello(data, pb.ToDrafter)
 
 
 def _retrieval() -> list[Format]:

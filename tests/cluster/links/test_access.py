@@ -21,7 +21,6 @@ from draftline.actors.listener import (
 )
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
 from draftline.cluster.links.access import (
     Access,
@@ -138,9 +137,9 @@ async def test_a_drafter_server_serves_its_token_only(token: str | None, is_serv
         await hub.stop()
         async with grpc.aio.insecure_channel(address) as channel:
             call = channel.stream_stream(wire.METHOD)(metadata=token_metadata(token))
-            await call.write(wire.encode_hello(wire.Greeting("far"), pb.ToDrafter))
+            await call.write(wire.encode_hello(wire.Greeting("far")))
             if is_served:
-                hello = wire.decode_hello(await anext(aiter(call)), pb.FromDrafter)
+                hello = wire.decode_hello(await anext(aiter(call)))
                 assert hello.name == "far"
             else:
                 with pytest.raises(grpc.aio.AioRpcError, match="token_env or token_file") as caught:
