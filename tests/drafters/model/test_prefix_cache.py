@@ -115,7 +115,7 @@ class Lives:
                 if self._rng.random() < 0.15:
                     self._close(name)
             self.cached._cache.check()
-        assert self.plain.prefix_counts == (0, 0)
+        assert self.plain.prefix_counts.hits == 0
         return self.cached.prefix_counts.hits
 
     def _open(self, name: str) -> None:
