@@ -9,14 +9,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from ..cluster.links.access import Access, Scope, TlsFiles
 from ..cluster.retrieval import DENIED_KEY
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.interfaces import Ended, Lookup
 from ..retrieval_store.delta.settings import Fingerprint
-from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
 from ..retrieval_store.search.lookup import load_compiled_lookup
 from ..retrieval_store.search.lookup_queue import LookupQueue
 from ..retrieval_store.serving.open_store import open_learning, open_store
@@ -28,6 +26,7 @@ from ..retrieval_store.wire import (
     REFUSED,
     decode_learn,
     decode_request,
+    encode_counts,
     encode_reply,
 )
 from .listener import (
@@ -89,8 +88,8 @@ class RetrievalServer:
 
     async def _answer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            arguments = decode_request(LookupRequest.FromString(data))
-        except (DecodeError, ProtocolError) as error:
+            arguments = decode_request(data)
+        except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         scope = self._scope(context)
         await _refuse_unless(context, {name for name in arguments[1] if not scope.may_read(name)})
@@ -102,15 +101,15 @@ class RetrievalServer:
 
     async def _learn(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            ended, fingerprint = decode_learn(LearnRequest.FromString(data))
+            ended, fingerprint = decode_learn(data)
             if not self._scope(context).may_write(ended.namespace):
                 await _refuse_unless(context, {ended.namespace})
             counts = await asyncio.to_thread(self._learn_one, ended, fingerprint)
-        except (DecodeError, ProtocolError, ConfigError) as error:
+        except (ProtocolError, ConfigError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return LearnReply(counts=counts).SerializeToString()
+        return encode_counts(counts)
 
     def _scope(self, context: grpc.aio.ServicerContext) -> Scope:
         if self._access is None:

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from ..core.arrays import Int32
 from ..core.errors import CapacityError, DrafterError, ProtocolError
 from ..core.interfaces import Ended, Learner, Lookup, Subtree, empty_subtree
 from ..retrieval_store.delta.settings import Fingerprint
 from ..retrieval_store.learning import LearningQueue
-from ..retrieval_store.retrieval_pb2 import LearnReply, LookupReply
 from ..retrieval_store.search.lookup import LookupRule, load_compiled_lookup
 from ..retrieval_store.serving.open_store import open_learning, open_store
 from ..retrieval_store.serving.service import Expected, RetrievalService
@@ -27,6 +25,7 @@ from ..retrieval_store.wire import (
     LEARN_METHOD,
     METHOD,
     REFUSED,
+    decode_counts,
     decode_reply,
     encode_learn,
     encode_request,
@@ -231,7 +230,7 @@ class GrpcLookup:
         request = encode_request(contexts, namespaces, max_nodes)
         try:
             data = self._call(request, timeout=timeout_s, metadata=self._metadata)
-            return decode_reply(LookupReply.FromString(data), len(contexts))
+            return decode_reply(data, len(contexts))
         except grpc.RpcError as error:
             if denied := _denied_names(error):
                 reason = f"retrieval server {self._address}: {_reason(error)}"
@@ -239,7 +238,7 @@ class GrpcLookup:
             if _is_refusal(error):
                 raise CapacityError(f"{self._address}: {_reason(error)}") from error
             raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
-        except (DecodeError, ProtocolError) as error:
+        except ProtocolError as error:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
 
     def learn(self, ended: Ended, fingerprint: Fingerprint) -> dict[str, int]:
@@ -251,10 +250,10 @@ class GrpcLookup:
             data = self._learn(
                 encode_learn(ended, fingerprint), timeout=LEARN_TIMEOUT_S, metadata=self._metadata
             )
-            return dict(LearnReply.FromString(data).counts)
+            return decode_counts(data)
         except grpc.RpcError as error:
             raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
-        except DecodeError as error:
+        except ProtocolError as error:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
 
     def close(self) -> None:

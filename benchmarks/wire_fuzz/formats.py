@@ -50,7 +50,6 @@ from ...deploy.engine_process.messages import (
     encode_messages,
 )
 from ...retrieval_store.delta.settings import Fingerprint
-from ...retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
 from ...retrieval_store.wire import (
     decode_learn,
     decode_reply,
@@ -197,16 +196,14 @@ def _retrieval() -> list[Format]:
         Format(
             "retrieval: request",
             [encode_request(contexts, ["tenant", "shared"], [8, 24])],
-            lambda data: decode_request(LookupRequest.FromString(data)),
+            decode_request,
         ),
         Format(
             "retrieval: reply",
             [encode_reply(SUBTREES)],
-            lambda data: decode_reply(LookupReply.FromString(data), len(SUBTREES)),
+            lambda data: decode_reply(data, len(SUBTREES)),
         ),
-        Format(
-            "retrieval: learn", [learned], lambda data: decode_learn(LearnRequest.FromString(data))
-        ),
+        Format("retrieval: learn", [learned], decode_learn),
     ]
 
 

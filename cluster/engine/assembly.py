@@ -32,9 +32,9 @@ from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.answers import DrafterLimits
-from ..drafting.factory import feature_layers_of, last_stage_heads
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import AnyDrafter, DrafterHub
+from ..drafting.options import feature_layers_of, last_stage_heads
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spec import Pipeline, StageSpec
 from .engine_thread import REAL_TIME, EngineTime

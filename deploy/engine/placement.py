@@ -9,14 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...cluster.config import HEAD, DrafterConfig, EngineConfig
-from ...cluster.drafting.factory import (
-    build_drafter,
-    features_of_target,
-    is_in_last_stage,
-    keeps_answers,
-)
+from ...cluster.drafting.factory import build_drafter, keeps_answers
 from ...cluster.drafting.hub import AnyDrafter
 from ...cluster.drafting.local_drafter import LocalDrafter, StageDrafts
+from ...cluster.drafting.options import features_of_target, is_in_last_stage
 from ...cluster.drafting.pool import DrafterPool, MemberFinder
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.access import drafter_tls, new_token, read_token

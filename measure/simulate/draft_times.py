@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...cluster.config import HEAD, DrafterConfig
-from ...cluster.drafting.factory import head_folder
+from ...cluster.drafting.options import head_folder
 from ...core.arrays import ROOT
 from ...core.proposals import Proposal
 from ...models.heads.load_head import read_head_checkpoint

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from draftline.actors.drafter_process import DrafterProcess
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.drafting.factory import features_of_target
 from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.options import features_of_target
 from draftline.cluster.links import grpc_link, service, wire
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.proposals import FeatureLayers, FeatureRows

@@ -64,7 +64,6 @@ def test_what_users_need_is_shipped(
     "pattern",
     [
         "deploy/assets/models/**/*",
-        "retrieval_store/**/*.proto",
         "kernels/**/*.cpp",
         "kernels/**/*.h",
         "deploy/*.yaml",
