@@ -358,32 +358,30 @@ def _applied(
 class ReceivedMasks:
     """The receiver's end: masks by number."""
 
-    __slots__ = ("_masks",)
+    __slots__ = ("_count", "_masks")
 
     def __init__(self) -> None:
         self._masks = np.zeros((0, 0), dtype=np.uint32)
+        self._count = 0
 
     def apply(self, changes: MaskChanges, counts: Int32) -> list[UInt32]:
         """The masks that the other end's `changes` was given, by their numbers of rows.
 
         Raises `ProtocolError` for what the other end cannot have made.
         """
-        ids, new_ids, new_masks = changes.ids, changes.new_ids, changes.new_masks
-        expect_flat("masks", ids, new_ids)
-        is_whole = new_masks.shape == (len(new_ids), changes.num_words)
+        ids, first, new_masks = changes.ids, changes.first, changes.new_masks
+        expect_flat("masks", ids)
+        is_whole = new_masks.shape == (len(new_masks), changes.num_words)
         expect(is_whole, "masks are cut short")
         if changes.num_words != self._masks.shape[1]:
             self._masks = np.zeros((0, changes.num_words), dtype=np.uint32)
-        num_known = len(self._masks)
-        if len(new_ids):
-            expect(
-                new_ids.min() >= 0 and new_ids.max() < num_known + len(new_ids),
-                "new masks have no numbers",
-            )
-            self._masks = with_room(self._masks, int(new_ids.max()) + 1)
-            self._masks[new_ids] = new_masks
+            self._count = 0
+        expect(0 <= first <= self._count, "masks are not known here")
+        self._count = first + len(new_masks)
+        self._masks = with_room(self._masks, self._count)
+        self._masks[first : self._count] = new_masks
         if len(ids):
-            fits = ids.min() >= 0 and ids.max() < len(self._masks)
+            fits = ids.min() >= 0 and ids.max() < self._count
             expect(fits, "masks are not known here")
         ends = ends_of(counts, len(ids), "masks")
         masks = self._masks.take(ids, axis=0)

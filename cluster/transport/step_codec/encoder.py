@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ....core.arrays import Bool, Int32, Int64, UInt32, UInt64
+from ....core.arrays import Bool, Int32, UInt32, UInt64
 from ....core.compiled import compiled
 from ....core.steps import (
     NO_HEADS,
@@ -418,9 +418,12 @@ def _joined(parts: Arrays, dtype: DTypeLike) -> NDArray[Any]:
 
 
 class SentMasks:
-    """The sender's end: the masks that the other end has, and their numbers."""
+    """The sender's end: the masks that the other end has, by number.
 
-    __slots__ = ("_free", "_hashes", "_masks", "_most", "_now", "_table", "_used", "_weights")
+    What has no room any more begins anew: the other end is sent again what it needs.
+    """
+
+    __slots__ = ("_count", "_hashes", "_masks", "_table", "_weights")
 
     def __init__(self) -> None:
         self._start(0)
@@ -433,90 +436,42 @@ class SentMasks:
         if not masks:
             return None
         masks = [typed(mask, np.uint32, 2, "mask") for mask in masks]
-        num_words = masks[0].shape[1]
+        num_words, num_rows = masks[0].shape[1], sum(map(len, masks))
         if any(mask.shape[1] != num_words for mask in masks):
             raise TypeError("masks are of several vocabularies")
-        if num_words != self._masks.shape[1]:
+        most = max(MAX_MASK_BYTES // max(1, 4 * num_words), num_rows)
+        if num_words != self._masks.shape[1] or self._count + num_rows > most:
             self._start(num_words)
-        self._most = max(self._most, sum(map(len, masks)))
-        self._now += 1
-        new: list[int] = []
-        ids = [self._ids_of(mask, new) for mask in masks]
-        new_ids = np.array(new, dtype=np.int32)
-        return MaskChanges(num_words, np.concatenate(ids), new_ids, self._masks[new_ids])
+        first = self._count
+        self._make_room(first + num_rows)
+        ids, self._count = _number_all(
+            np.concatenate(masks), self._weights, self._masks, self._hashes, self._table, first
+        )
+        return MaskChanges(num_words, ids, first, self._masks[first : self._count])
 
     def _start(self, num_words: int) -> None:
-        self._most = max(1, MAX_MASK_BYTES // max(1, 4 * num_words))
         weights = np.arange(1, num_words + 1, dtype=np.uint64) * np.uint64(SPREAD)
         # Odd, so that no bit of a word is without weight.
         self._weights = (weights >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
         self._masks = np.zeros((0, num_words), dtype=np.uint32)
         self._hashes = np.zeros(0, dtype=np.uint64)
-        # The message that each was in last; of numbers that are free, none.
-        self._used = np.zeros(0, dtype=np.int64)
-        self._free: list[int] = []
-        self._now = 0
-        self._grow()
+        self._table = np.full(1, FREE, dtype=np.int32)
+        self._count = 0
 
-    def _ids_of(self, mask: UInt32, new: list[int]) -> Int32:
-        """The number of each row; those that the other end does not have go to `new`."""
-        ids, hashes = self._found(mask)
-        # Before anything is added, which may be in the place of what is not in use.
-        self._used[ids[ids >= 0]] = self._now
-        for row in np.flatnonzero(ids < 0).tolist():
-            # A row before it may have been the same.
-            (ids[row],), _ = self._found(mask[row : row + 1])
-            if ids[row] < 0:
-                ids[row] = self._added(mask[row], hashes[row])
-                new.append(int(ids[row]))
-        return ids
-
-    def _found(self, mask: UInt32) -> tuple[Int32, UInt64]:
-        return _find(mask, self._weights, self._masks, self._hashes, self._table)
-
-    def _added(self, mask: UInt32, key: np.uint64) -> int:
-        if not self._free:
-            if len(self._masks) < self._most:
-                self._grow()
-            else:
-                self._forget()
-        number = self._free.pop()
-        self._masks[number], self._hashes[number] = mask, key
-        self._used[number] = self._now
-        _insert(self._table, self._hashes, np.array([number]))
-        return number
-
-    def _grow(self) -> None:
-        first = len(self._masks)
-        self._masks = with_room(self._masks, first + 1)
-        count = len(self._masks)
-        self._hashes = np.resize(self._hashes, count)
-        self._used = np.concatenate((self._used, np.zeros(count - first, dtype=np.int64)))
-        # The last are taken first.
-        self._free += range(count - 1, first - 1, -1)
-        self._rebuild()
-
-    def _forget(self) -> None:
-        """Free the half that was used longest ago, none of which is of this message.
-
-        There are no more masks in a message than there is room for.
-        """
-        oldest = self._used.argsort(kind="stable")[: -(-len(self._used) // 2)]
-        oldest = oldest[self._used[oldest] < self._now]
-        self._used[oldest] = 0
-        self._free += oldest.tolist()
-        self._rebuild()
-
-    def _rebuild(self) -> None:
+    def _make_room(self, count: int) -> None:
+        if count <= len(self._masks):
+            return
+        self._masks = with_room(self._masks, count)
+        self._hashes = np.resize(self._hashes, len(self._masks))
         # Four places a mask, so that searches end soon.
         self._table = np.full(1 << (4 * len(self._masks)).bit_length(), FREE, dtype=np.int32)
-        _insert(self._table, self._hashes, np.flatnonzero(self._used))
+        _enter(self._table, self._hashes[: self._count])
 
 
 @compiled
-def _insert(table: Int32, hashes: UInt64, numbers: Int64) -> None:
+def _enter(table: Int32, hashes: UInt64) -> None:
     """Enter masks by their hashes: each at its place in the table, or the next that is free."""
-    for number in numbers:
+    for number in range(len(hashes)):
         place = hashes[number] & np.uint64(len(table) - 1)
         while table[place] != FREE:
             place = (place + np.uint64(1)) & np.uint64(len(table) - 1)
@@ -524,28 +479,30 @@ def _insert(table: Int32, hashes: UInt64, numbers: Int64) -> None:
 
 
 @compiled
-def _find(
-    masks: UInt32, weights: UInt32, kept: UInt32, hashes: UInt64, table: Int32
-) -> tuple[Int32, UInt64]:
-    """The number of each mask among those kept, or -1; and its hash, of 64 bits.
+def _number_all(
+    masks: UInt32, weights: UInt32, kept: UInt32, hashes: UInt64, table: Int32, count: int
+) -> tuple[Int32, int]:
+    """The number of each mask, and how many are kept then: those that are new follow the others.
 
-    A hash sums words by weights (multilinear hashing), so equal hashes are only a hint.
+    A hash of 64 bits sums words by weights (multilinear hashing), so equal hashes are only a hint.
     """
-    ids = np.full(len(masks), FREE, dtype=np.int32)
-    own_hashes = np.empty(len(masks), dtype=np.uint64)
+    ids = np.empty(len(masks), dtype=np.int32)
     for row in range(len(masks)):
         words, total = masks[row], np.uint64(0)
         for index in range(len(words)):
             total += np.uint64(words[index]) * np.uint64(weights[index])
-        own_hashes[row] = total
         place = total & np.uint64(len(table) - 1)
         while table[place] != FREE:
             number = table[place]
             if hashes[number] == total and _are_equal(kept[number], words):
-                ids[row] = number
                 break
             place = (place + np.uint64(1)) & np.uint64(len(table) - 1)
-    return ids, own_hashes
+        if table[place] == FREE:
+            table[place], hashes[count] = count, total
+            kept[count] = words
+            count += 1
+        ids[row] = table[place]
+    return ids, count
 
 
 @compiled

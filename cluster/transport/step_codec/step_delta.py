@@ -105,13 +105,13 @@ class MaskChanges:
 
     num_words  of a mask
     ids        int32 [rows of all masks]
-    new_ids    int32 [n]  the masks that come with this message
+    first      number of the first of the masks that come with this message
     new_masks  uint32 [n, num_words]
     """
 
     num_words: int
     ids: Int32
-    new_ids: Int32
+    first: int
     new_masks: UInt32
 
 
