@@ -25,6 +25,13 @@ StageActor = ray.remote(StageWorker)
 # `serve` occupies a thread while the stage runs. The others keep `settle` responsive, and cover an
 # old `serve` that has not ended yet.
 NUM_THREADS = 3
+# An actor that does not answer within this time counts as alive.
+PROBE_TIMEOUT_S = 1.0
+TEND_PERIOD_S = 5.0
+logger = logging.getLogger(__name__)
+# Ray Serve restarts a dead supervisor after three health checks, ten seconds apart.
+SUPERVISOR_TIMEOUT_S = 60.0
+SUPERVISOR_PAUSE_S = 0.5
 
 
 def spawn_stage(num_cpus: float, num_gpus: float, bundle: Bundle | None = None) -> ActorHandle:
@@ -47,11 +54,6 @@ def spawn_beside(node: str | None) -> ActorHandle:
         num_cpus=0, scheduling_strategy=at_node(node), max_concurrency=NUM_THREADS
     ).remote()
     return stage
-
-
-# An actor that does not answer within this time counts as alive.
-PROBE_TIMEOUT_S = 1.0
-TEND_PERIOD_S = 5.0
 
 
 class RayPort:
@@ -120,13 +122,6 @@ class SupervisorServer:
 
 
 SupervisorActor = ray.remote(SupervisorServer)
-
-
-logger = logging.getLogger(__name__)
-
-# Ray Serve restarts a dead supervisor after three health checks, ten seconds apart.
-SUPERVISOR_TIMEOUT_S = 60.0
-SUPERVISOR_PAUSE_S = 0.5
 
 
 class SupervisorClient(Protocol):

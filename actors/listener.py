@@ -21,6 +21,15 @@ from ..cluster.links.access import Access, TlsFiles, read_access
 from ..cluster.loop_calls import call_on_loop
 from ..core.errors import ConfigError, DraftlineError
 
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+# HealthCheckResponse has one field, `status`, number 1: SERVING is 1, NOT_SERVING is 2.
+SERVING = b"\x08\x01"
+NOT_SERVING = b"\x08\x02"
+# Timeout for the first message of a call without a token, before it is refused.
+FIRST_MESSAGE_S = 1.0
+REASON = "a bearer token of this server is needed: token_env or token_file in the client's settings"
+SERVICE, _, METHOD_NAME = HEALTH_METHOD.strip("/").partition("/")
+
 
 def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the address, the certificates and the tokens."""
@@ -79,15 +88,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-HEALTH_METHOD = "/grpc.health.v1.Health/Check"
-# HealthCheckResponse has one field, `status`, number 1: SERVING is 1, NOT_SERVING is 2.
-SERVING = b"\x08\x01"
-NOT_SERVING = b"\x08\x02"
-# Timeout for the first message of a call without a token, before it is refused.
-FIRST_MESSAGE_S = 1.0
-REASON = "a bearer token of this server is needed: token_env or token_file in the client's settings"
 
 
 class GrpcListener:
@@ -182,9 +182,6 @@ def run_server(name: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> int
         sys.stderr.write(f"{name}: {error}\n")
         return 2
     return 0
-
-
-SERVICE, _, METHOD_NAME = HEALTH_METHOD.strip("/").partition("/")
 
 
 def health_handler(is_serving: Callable[[], bool]) -> grpc.GenericRpcHandler:

@@ -38,6 +38,16 @@ from .links.failures import CircuitBreaker, RetryPolicy
 
 # Folders send no notifications. Other replicas find what one has learned within a second.
 LEARNING_POLL_S = 0.5
+# No request waits for learning, so a server that is busy with lookups may take long.
+LEARN_TIMEOUT_S = 5.0
+logger = logging.getLogger(__name__)
+# Trailing metadata of a refusal: the names, with commas between.
+DENIED_KEY = "draftline-denied-namespaces"
+# An operator may widen a token's scope; then its texts are found again after so long.
+FORGET_S = 60.0
+MAX_NAMES = 4096
+# A restart takes seconds; a replica that is tried in vain takes a part of the others' time.
+RETRY = RetryPolicy(tolerated=0, first_delay_s=0.2, max_delay_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +145,6 @@ def model_fingerprint(model: str) -> Fingerprint:
         model_hash=model_hash(info.path),
         vocab_size=info.vocab_size,
     )
-
-
-# No request waits for learning, so a server that is busy with lookups may take long.
-LEARN_TIMEOUT_S = 5.0
-logger = logging.getLogger(__name__)
-# Trailing metadata of a refusal: the names, with commas between.
-DENIED_KEY = "draftline-denied-namespaces"
-# An operator may widen a token's scope; then its texts are found again after so long.
-FORGET_S = 60.0
-MAX_NAMES = 4096
-# A restart takes seconds; a replica that is tried in vain takes a part of the others' time.
-RETRY = RetryPolicy(tolerated=0, first_delay_s=0.2, max_delay_s=5.0)
 
 
 class GrpcLookup:

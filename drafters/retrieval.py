@@ -27,6 +27,9 @@ SHARED = "shared"
 PROMPT_TAIL = 16
 # The first tokens of a longer answer are learned.
 MAX_TOKENS = 2048
+SMOOTHED, REST = "smoothed", "rest"
+# REST's own (`FasterDecoding/REST`), whose trees have 64 nodes.
+PAPER = {"rule": REST, "max_depth": 10, "coupled": False}
 
 
 def refusal(request: DraftRequest) -> str | None:
@@ -100,9 +103,6 @@ def _agreed(proposal: Proposal, tokens: Int32) -> int:
     return len(tokens)
 
 
-SMOOTHED, REST = "smoothed", "rest"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalOptions:
     """Options of `RetrievalDrafter`; raises `ConfigError` naming the option.
@@ -147,10 +147,6 @@ class RetrievalOptions:
         require_switches(self, "coupled", "learn")
         if self.rule not in (SMOOTHED, REST):
             raise ConfigError("rule", f"must be {SMOOTHED!r} or {REST!r}, not {self.rule!r}")
-
-
-# REST's own (`FasterDecoding/REST`), whose trees have 64 nodes.
-PAPER = {"rule": REST, "max_depth": 10, "coupled": False}
 
 
 class RetrievalDrafter:

@@ -24,6 +24,15 @@ from .search.lookup import MIN_CONTEXT, SHARED
 from .segment.segment import Segment
 from .store import SegmentStore, check_namespace
 
+# A shorter text continues no context.
+MIN_TOKENS = MIN_CONTEXT + 1
+# Runs of one request that are searched in learned texts; the longest are used.
+MAX_RUNS = 32
+logger = logging.getLogger(__name__)
+MAX_WAITING = 256
+# Seconds that shutdown waits for a store that is out of reach.
+CLOSE_S = 5.0
+
 
 class LearningPolicy(Protocol):
     """The namespaces excluded from learning, kept in the store itself.
@@ -93,12 +102,6 @@ def forget_namespace(
             "and forget it once more"
         )
     return len(before)
-
-
-# A shorter text continues no context.
-MIN_TOKENS = MIN_CONTEXT + 1
-# Runs of one request that are searched in learned texts; the longest are used.
-MAX_RUNS = 32
 
 
 class LiveLearning:
@@ -203,13 +206,6 @@ def _runs(ended: Ended) -> list[Int32]:
     longest = sorted(ended.accepted, key=lambda run: run[0] - run[1])[:MAX_RUNS]
     runs = [ended.tokens[max(start - MIN_CONTEXT, 0) : stop] for start, stop in longest]
     return [run for run in runs if len(run) >= MIN_TOKENS]
-
-
-logger = logging.getLogger(__name__)
-
-MAX_WAITING = 256
-# Seconds that shutdown waits for a store that is out of reach.
-CLOSE_S = 5.0
 
 
 class LearningQueue:

@@ -25,6 +25,7 @@ MAX_NODES = 4096
 MAX_CONTEXT_TOKENS = 4096
 
 T = TypeVar("T")
+_counts = msgspec.msgpack.Decoder(dict[str, int])
 
 
 class ContextMessage(NamedTuple):
@@ -59,7 +60,6 @@ class LearnMessage(NamedTuple):
 _contexts = msgspec.msgpack.Decoder(list[ContextMessage])
 _subtrees = msgspec.msgpack.Decoder(list[SubtreeMessage])
 _learned = msgspec.msgpack.Decoder(LearnMessage)
-_counts = msgspec.msgpack.Decoder(dict[str, int])
 
 
 def encode_request(

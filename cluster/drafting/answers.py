@@ -12,6 +12,23 @@ from ...core.proposals import DraftCost, DraftRequest, Probe, Proposal
 from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import RetryPolicy
 
+# What a new answer leaves of the weight of those before it.
+DECAY = 0.9
+# Squares of numbers of queries that the guess counts for: half of a message is for its queries.
+PRIOR_SQUARES = 4.0
+# An answer that took so many times longer than the mean tells of the machine, not of the drafter.
+OUTLIER = 4.0
+# Opening a token never takes longer than a query. The first message of all may have waited for
+# anything: until one without openings was seen, no more than this is believed.
+FIRST_OPEN_TOKEN_S = 1e-4
+# No more is believed of the first answer, either, which is not learned from: who is taken for dear
+# is hardly asked again.
+FIRST_ANSWER_S = 5e-3
+# Weight of the newest openings, and of such as took less: the first ones load what all need.
+OPEN_WEIGHT, FASTER_WEIGHT = 0.2, 0.5
+# Weight of the newest answer in the running mean of latency.
+LATENCY_WEIGHT = 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterLimits:
@@ -54,24 +71,6 @@ class DrafterLimits:
     def _check_probe(self, probe: Probe | None) -> None:
         if probe is not None:
             probe.check(self.vocab_size, self.max_probe_rows)
-
-
-# What a new answer leaves of the weight of those before it.
-DECAY = 0.9
-# Squares of numbers of queries that the guess counts for: half of a message is for its queries.
-PRIOR_SQUARES = 4.0
-# An answer that took so many times longer than the mean tells of the machine, not of the drafter.
-OUTLIER = 4.0
-# Opening a token never takes longer than a query. The first message of all may have waited for
-# anything: until one without openings was seen, no more than this is believed.
-FIRST_OPEN_TOKEN_S = 1e-4
-# No more is believed of the first answer, either, which is not learned from: who is taken for dear
-# is hardly asked again.
-FIRST_ANSWER_S = 5e-3
-# Weight of the newest openings, and of such as took less: the first ones load what all need.
-OPEN_WEIGHT, FASTER_WEIGHT = 0.2, 0.5
-# Weight of the newest answer in the running mean of latency.
-LATENCY_WEIGHT = 0.25
 
 
 class CostMeter:

@@ -18,6 +18,13 @@ from ...retrieval_store.search.lookup import SHARED
 from ...retrieval_store.store import check_namespace
 from ..config import DrafterConfig
 
+HEADER = "authorization"
+PREFIX = "Bearer "
+# What can be guessed protects nothing; `new_token` gives 43.
+MIN_CHARS = 16
+EVERY_NAMESPACE = "*"
+Metadata = Iterable[tuple[str, str | bytes]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
@@ -80,15 +87,6 @@ def _file(field: str, path: str | None) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(field, f"cannot read {path}: {error.strerror}") from error
-
-
-HEADER = "authorization"
-PREFIX = "Bearer "
-# What can be guessed protects nothing; `new_token` gives 43.
-MIN_CHARS = 16
-EVERY_NAMESPACE = "*"
-
-Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def new_token() -> str:

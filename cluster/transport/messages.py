@@ -32,6 +32,13 @@ HEARTBEAT = b""
 HEARTBEAT_S = 1.0
 MAX_FRAME_BYTES = 1 << 30
 EPOCH_BITS = 62
+Kind = Literal["step", "stage", "device"]
+ERRORS: dict[Kind, type[StageError | StageLost]] = {
+    "step": StageError,
+    "stage": StageLost,
+    "device": DeviceLost,
+}
+KINDS: dict[type[StageError | StageLost], Kind] = {error: kind for kind, error in ERRORS.items()}
 
 
 class StepMessage(NamedTuple):
@@ -54,9 +61,6 @@ class StepPayloads(NamedTuple):
     whole: bytes
 
 
-Kind = Literal["step", "stage", "device"]
-
-
 class Failure(NamedTuple):
     """An error of a stage: what it ends, and its text."""
 
@@ -69,14 +73,6 @@ class ResultMessage(NamedTuple):
 
     sequence: int
     answer: StepOutput | Failure
-
-
-ERRORS: dict[Kind, type[StageError | StageLost]] = {
-    "step": StageError,
-    "stage": StageLost,
-    "device": DeviceLost,
-}
-KINDS: dict[type[StageError | StageLost], Kind] = {error: kind for kind, error in ERRORS.items()}
 
 
 def new_epoch() -> int:

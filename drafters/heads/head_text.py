@@ -21,6 +21,9 @@ from ..model.text_distribution import TextDistribution
 from .networks.head_network import FeatureNetwork
 from .networks.kept_keys import KeptKeys
 
+# A Python number and a place in a list.
+TOKEN_BYTES = 36
+
 
 class KeysBehind(KeptKeys):
     """Keys and values of a text, which stay its own, and of rows behind it."""
@@ -106,10 +109,6 @@ def read_paths(
             walk.rows.tokens.append(token)
             walk.rows.said.append(own)
         yield
-
-
-# A Python number and a place in a list.
-TOKEN_BYTES = 36
 
 
 class HeadText:

@@ -24,6 +24,9 @@ from ...models.device import to_device
 from ...models.stage.stage_heads import TextRows
 
 READ, UNKNOWN = -1, -2
+# Rows that are read late for a request, and that wait for all of them together. Older ones are let
+# go: the head then drafts from what it knows.
+MOST_ROWS, MOST_ROWS_OF_ALL = 256, 4096
 
 
 @compiled
@@ -171,11 +174,6 @@ def _num_waiting(states: Int32, table: Int32, first: int, end: int, block_size: 
     for position in range(first, end):
         count += states[kv_slot(table, position, block_size)] >= 0
     return count
-
-
-# Rows that are read late for a request, and that wait for all of them together. Older ones are let
-# go: the head then drafts from what it knows.
-MOST_ROWS, MOST_ROWS_OF_ALL = 256, 4096
 
 
 class TextsToRead(NamedTuple):

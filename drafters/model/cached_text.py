@@ -26,6 +26,7 @@ from .vocabulary.strategy import DraftText, DraftVocabulary, SameText
 
 # A Python number and a place in a list.
 TOKEN_BYTES = 36
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +211,6 @@ class CachedText:
         self.num_final_blocks = min(self.num_final_blocks, count)
         self.cached_len = min(self.cached_len, count * block_size)
         self._drawn = []
-
-
-logger = logging.getLogger(__name__)
 
 
 class PrefixCache:

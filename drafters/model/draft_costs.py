@@ -11,6 +11,13 @@ from typing import Protocol
 
 from ...core.proposals import Query, level_tokens
 
+# Weight of the newest measurement in a running mean.
+WEIGHT = 0.1
+# A pass that feeds more tokens of one request is no draw.
+MOST_READ = 16
+# Share of judged tokens that is taken for accepted before any was judged.
+FIRST_ACCEPTED = 0.5
+
 
 class GrowingDraft(Protocol):
     """A draft on its way."""
@@ -46,14 +53,6 @@ class PayingDepth:
             return bool(drafts)
         before, self._before = self._before or len(drafts), reach
         return reach * min(reach / before, 1.0) >= self._level_tokens
-
-
-# Weight of the newest measurement in a running mean.
-WEIGHT = 0.1
-# A pass that feeds more tokens of one request is no draw.
-MOST_READ = 16
-# Share of judged tokens that is taken for accepted before any was judged.
-FIRST_ACCEPTED = 0.5
 
 
 class DraftCosts:

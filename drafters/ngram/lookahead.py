@@ -29,6 +29,12 @@ from ..open_requests import StatefulDrafter
 from ..option_checks import require_switches, require_whole
 
 Ngram = tuple[int, ...]
+# About what an n-gram takes in a dictionary: its slot there, its tuple, and its tokens.
+NGRAM_BYTES = 120
+# About what a dictionary takes in another one.
+INNER_BYTES = 260
+# As its authors measured a 7B model on an A100.
+PAPER = {"window": 15, "guess_set_size": 15}
 
 
 def require_probe_fits(ngram: int, window: int) -> None:
@@ -103,12 +109,6 @@ def probe_layout(num_columns: int, num_levels: int) -> tuple[Int32, Bool, Int32]
     for shared in (offsets, mask, wanted):
         shared.flags.writeable = False
     return offsets, mask, wanted
-
-
-# About what an n-gram takes in a dictionary: its slot there, its tuple, and its tokens.
-NGRAM_BYTES = 120
-# About what a dictionary takes in another one.
-INNER_BYTES = 260
 
 
 class ForwardDictionary:
@@ -199,10 +199,6 @@ class LookaheadOptions:
             require_whole(field, getattr(self, field), 1)
         require_probe_fits(self.ngram, self.window)
         require_switches(self, "pool_from_prompt")
-
-
-# As its authors measured a 7B model on an A100.
-PAPER = {"window": 15, "guess_set_size": 15}
 
 
 class _Request:

@@ -37,6 +37,8 @@ TEXT, PREVIOUS, TABLE, CURSOR, CAPACITY, NUM_SLOTS, NUM_LENGTHS, MAX_NGRAM = ran
 # In a run of one token every position matches; more than a few of them add nothing.
 MATCHES_TRIED_PER_LENGTH = 8
 FACTOR = 0x1E3779B97F4A7C15
+# Of a text's arrays when it opens, beyond its tokens.
+FIRST_ROOM = 64
 
 
 @compiled
@@ -205,10 +207,6 @@ def add_path(nodes: tuple[Int32, Int32], count: int, path: Int32) -> int:
             count += 1
         parent = node
     return count
-
-
-# Of a text's arrays when it opens, beyond its tokens.
-FIRST_ROOM = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,22 @@ from .tables import (
 )
 from .tables import PATH as CONTINUATION_HEAD
 
+# As in the paper's listing, where only the pool feeds the dictionaries.
+PAPER = {
+    "window": 15,
+    "guess_len": 0,
+    "forward_first": True,
+    "explore_top_k": MAX_PROBE_ROWS,
+    "seed_from_prompt": False,
+    "learn_committed": False,
+    "keep_prefixes": True,
+}
+# N-grams that a request's arrays first have room for.
+FIRST_ROOM = 256
+# Keeps the pool's random numbers apart from the sampling noise.
+POOL_SALT = 0x5350454354524131
+NO_ANSWERS = np.empty((0, 1), dtype=np.int32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpectraOptions:
@@ -111,25 +127,6 @@ class SpectraOptions:
         require_switches(self, "keep_prefixes", "forward_first", "forward", "backward", "pool")
         if self.pool:
             require_probe_fits(self.ngram, self.window)
-
-
-# As in the paper's listing, where only the pool feeds the dictionaries.
-PAPER = {
-    "window": 15,
-    "guess_len": 0,
-    "forward_first": True,
-    "explore_top_k": MAX_PROBE_ROWS,
-    "seed_from_prompt": False,
-    "learn_committed": False,
-    "keep_prefixes": True,
-}
-
-
-# N-grams that a request's arrays first have room for.
-FIRST_ROOM = 256
-# Keeps the pool's random numbers apart from the sampling noise.
-POOL_SALT = 0x5350454354524131
-NO_ANSWERS = np.empty((0, 1), dtype=np.int32)
 
 
 class _Request:

@@ -54,6 +54,8 @@ BEFORE, AFTER, LENGTH = range(3)
 PATH = 3
 # More tokens than these are a prompt, whose n-grams would not stay in the cache until their turn.
 PREFETCHED = 32
+# Of the settings.
+MAX_GUESSES, GUESS_LEN, HAS_FORWARD, FORWARD_FIRST = range(4)
 
 
 @compiled
@@ -335,10 +337,6 @@ def _write(continuations: Int32, known: int, path: Int32) -> None:
     continuations[known, LENGTH] = len(path)
     for place in range(len(path)):
         continuations[known, PATH + place] = path[place]
-
-
-# Of the settings.
-MAX_GUESSES, GUESS_LEN, HAS_FORWARD, FORWARD_FIRST = range(4)
 
 
 @compiled

@@ -23,6 +23,7 @@ from .selection import LOWEST, TOKEN_COVERAGE, choose, resolve_selection
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Number of example documents that are named for each reason.
 MAX_EXAMPLES = 5
+Tokenize = Callable[[Document], TokenizedDocument]
 
 
 @dataclass(slots=True)
@@ -103,9 +104,6 @@ def quantiles(values: Sequence[float]) -> dict[float, float]:
     return {
         q: float(value) for q, value in zip(QUANTILES, np.quantile(finite, QUANTILES), strict=True)
     }
-
-
-Tokenize = Callable[[Document], TokenizedDocument]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

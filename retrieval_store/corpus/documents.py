@@ -21,6 +21,56 @@ import numpy as np
 from ...core.arrays import Bool, Int32, Int64
 from ...core.errors import ConfigError
 
+ROWS_AT_ONCE = 1024
+SUFFIXES = (".jsonl", ".md", ".parquet", ".py", ".txt")
+CHAT_FIELDS = ("messages", "conversations")
+# Fields whose joined texts make a document; the first entry whose fields are in the row is used.
+TEXT_FIELDS = (("text",), ("content",), ("prompt", "completion"))
+FIELDS = (*CHAT_FIELDS, *(name for names in TEXT_FIELDS for name in names))
+# Names that data sets use for the speakers, including ShareGPT's.
+ROLES = {
+    "system": "system", "developer": "system",
+    "user": "user", "human": "user",
+    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "tool": "tool", "function": "tool", "observation": "tool",
+}  # fmt: skip
+# Phrases from the notices of the Apache, MIT, BSD, ISC, GNU, Mozilla and Python licences that are
+# rare elsewhere.
+PHRASES = re.compile(
+    r"""
+    copyright\ (\(c\)|©|[12][0-9]{3})
+    | all\ rights\ reserved
+    | spdx-license-identifier
+    | licen[sc]ed\ (to|under)
+    | under\ the\ (terms|licen[sc]e)
+    | licen[sc]e\ agreement
+    | (general|lesser|mozilla)\ public\ licen[sc]e
+    | permission\ (is\ hereby\ granted|to\ use,\ copy)
+    | (this|above)\ (copyright|permission)\ notice
+    | copyright\ (notice|holder|owner)
+    | redistributions?\ (and\ use|of\ source|in\ binary|must)
+    | (with|without)\ warrant(y|ies)
+    | "?as[ ]is"?\ (basis|and|,|without)
+    | warranties\ of\ merchantability
+    | fitness\ for\ a\ particular\ purpose
+    | in\ no\ event\ shall
+    | (in)?direct,\ indirect|consequential\ damages
+    | apache\.org/licenses | gnu\.org/licenses | opensource\.org/licenses
+    | compliance\ with\ the\ licen[sc]e
+    | required\ by\ applicable\ law
+    | free\ software\ foundation
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+MARKERS = re.compile(r"^[ \t]*(?:#+|//+|/?\*+/?|;+|--|%+|<!--|\"{3}|'{3})?[ \t]*", re.MULTILINE)
+# A paragraph is a notice if it has one phrase for this many characters, a sentence or two.
+CHARS_A_PHRASE = 300
+# Length of the word runs that are compared; one run in `RUN_SAMPLE` is remembered.
+RUN_WORDS = 8
+RUN_SAMPLE = 16
+# A document of fewer sampled runs is too short to be called a near copy.
+MIN_RUNS = 4
+
 
 # Rows in memory at once.
 class Span(NamedTuple):
@@ -90,20 +140,7 @@ class TokenizedDocument:
         return start + np.flatnonzero(self.is_scored[start:stop])
 
 
-ROWS_AT_ONCE = 1024
-SUFFIXES = (".jsonl", ".md", ".parquet", ".py", ".txt")
 Found = Document | Chat | Unreadable
-CHAT_FIELDS = ("messages", "conversations")
-# Fields whose joined texts make a document; the first entry whose fields are in the row is used.
-TEXT_FIELDS = (("text",), ("content",), ("prompt", "completion"))
-FIELDS = (*CHAT_FIELDS, *(name for names in TEXT_FIELDS for name in names))
-# Names that data sets use for the speakers, including ShareGPT's.
-ROLES = {
-    "system": "system", "developer": "system",
-    "user": "user", "human": "user",
-    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
-    "tool": "tool", "function": "tool", "observation": "tool",
-}  # fmt: skip
 
 
 def parquet_rows(file: Path) -> Iterator[Document | Chat | Unreadable]:
@@ -235,39 +272,6 @@ def _content(value: Any) -> str | None:
     return "".join(parts) if parts and len(parts) == len(value) else None
 
 
-# Phrases from the notices of the Apache, MIT, BSD, ISC, GNU, Mozilla and Python licences that are
-# rare elsewhere.
-PHRASES = re.compile(
-    r"""
-    copyright\ (\(c\)|©|[12][0-9]{3})
-    | all\ rights\ reserved
-    | spdx-license-identifier
-    | licen[sc]ed\ (to|under)
-    | under\ the\ (terms|licen[sc]e)
-    | licen[sc]e\ agreement
-    | (general|lesser|mozilla)\ public\ licen[sc]e
-    | permission\ (is\ hereby\ granted|to\ use,\ copy)
-    | (this|above)\ (copyright|permission)\ notice
-    | copyright\ (notice|holder|owner)
-    | redistributions?\ (and\ use|of\ source|in\ binary|must)
-    | (with|without)\ warrant(y|ies)
-    | "?as[ ]is"?\ (basis|and|,|without)
-    | warranties\ of\ merchantability
-    | fitness\ for\ a\ particular\ purpose
-    | in\ no\ event\ shall
-    | (in)?direct,\ indirect|consequential\ damages
-    | apache\.org/licenses | gnu\.org/licenses | opensource\.org/licenses
-    | compliance\ with\ the\ licen[sc]e
-    | required\ by\ applicable\ law
-    | free\ software\ foundation
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-MARKERS = re.compile(r"^[ \t]*(?:#+|//+|/?\*+/?|;+|--|%+|<!--|\"{3}|'{3})?[ \t]*", re.MULTILINE)
-# A paragraph is a notice if it has one phrase for this many characters, a sentence or two.
-CHARS_A_PHRASE = 300
-
-
 def licence_share(text: str) -> float:
     """The share, 0 to 1, of characters in licence and copyright notices.
 
@@ -280,13 +284,6 @@ def licence_share(text: str) -> float:
         if len(plain) <= CHARS_A_PHRASE * len(PHRASES.findall(plain)):
             notices += len(plain)
     return notices / total if total else 0.0
-
-
-# Length of the word runs that are compared; one run in `RUN_SAMPLE` is remembered.
-RUN_WORDS = 8
-RUN_SAMPLE = 16
-# A document of fewer sampled runs is too short to be called a near copy.
-MIN_RUNS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

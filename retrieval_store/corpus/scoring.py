@@ -28,6 +28,10 @@ HEADER = b"draftline scores 2\n"
 OLD_HEADER = b"draftline scores 1\n"
 # Seconds of work that a power cut may lose; a killed process loses nothing that was added.
 SYNC_SECONDS = 5.0
+logger = logging.getLogger(__name__)
+# Tokens of one call: enough for the target's largest steps, few enough for a smooth progress bar. A
+# killed build loses only seconds.
+BATCH_TOKENS = 16_384
 
 
 class _Entry(NamedTuple):
@@ -187,13 +191,6 @@ def _entry(line: bytes, end: int) -> tuple[str, _Entry]:
 
 def _corrupt(path: Path, why: str) -> ConfigError:
     return ConfigError(FIELD, f"{path} is corrupt ({why}); delete it")
-
-
-logger = logging.getLogger(__name__)
-
-# Tokens of one call: enough for the target's largest steps, few enough for a smooth progress bar. A
-# killed build loses only seconds.
-BATCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ NGRAM = 4
 # Odd, so that multiplication loses nothing (Knuth's multiplier for 64 bits).
 MULTIPLIER = np.uint64(6364136223846793005)
 MAX_INT32 = np.iinfo(np.int32).max
+LOWEST, COVERAGE, TOKEN_COVERAGE = "lowest", "coverage", "token_coverage"
+SELECTIONS = (LOWEST, COVERAGE, TOKEN_COVERAGE)
 
 
 def by_coverage(
@@ -98,10 +100,6 @@ def _hashes(ids: npt.NDArray[np.integer]) -> UInt64:
         found = found * MULTIPLIER + ids[place : place + count].astype(np.uint64) + np.uint64(1)
         found ^= found >> np.uint64(29)
     return found
-
-
-LOWEST, COVERAGE, TOKEN_COVERAGE = "lowest", "coverage", "token_coverage"
-SELECTIONS = (LOWEST, COVERAGE, TOKEN_COVERAGE)
 
 
 def resolve_selection(select: str | None, keep: int | None) -> str:

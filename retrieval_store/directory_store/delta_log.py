@@ -44,6 +44,9 @@ from .folder import (
 
 # No namespace begins with a dot.
 POLICY = ".learning.json"
+# The errors of reading anything but the expected JSON.
+UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedError)
+_Stamp = tuple[int, int, int]
 
 
 def namespaces_off(folder: Path) -> frozenset[str]:
@@ -94,10 +97,6 @@ class DirectoryLearningPolicy:
 
 def _corrupt(path: Path) -> StoreError:
     return StoreError(f"{path}: corrupt; delete it, then `draftline corpus learn NAMESPACE --off`")
-
-
-# The errors of reading anything but the expected JSON.
-UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +233,6 @@ def _event(row: Any) -> LoggedEvent:
         raise ValueError("time")
     data = None if packed is None else base64.b64decode(packed, validate=True)
     return LoggedEvent(position, float(time), checked_event(digest, weight, data))
-
-
-_Stamp = tuple[int, int, int]
 
 
 class DirectoryDeltaLog:

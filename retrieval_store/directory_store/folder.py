@@ -32,6 +32,10 @@ from ..store import NAMESPACE
 LOCK = "lock"
 PLAIN = re.compile(r"[a-z0-9_-]")
 ENCODED = re.compile(r"(?:[a-z0-9_-]|=[0-9a-f]{2})+")
+DELTA = ".delta"
+# Work under a lock takes milliseconds; a fold, which an erasure waits for, takes seconds.
+WAIT_SECONDS = 30.0
+PAUSE_SECONDS = 0.001
 
 
 def folder_name(namespace: str) -> str:
@@ -82,12 +86,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-DELTA = ".delta"
-# Work under a lock takes milliseconds; a fold, which an erasure waits for, takes seconds.
-WAIT_SECONDS = 30.0
-PAUSE_SECONDS = 0.001
 
 
 def log_lock(folder: Path) -> contextlib.AbstractContextManager[bool]:

@@ -31,6 +31,8 @@ TIMEOUT_S = 2.0
 logger = logging.getLogger(__name__)
 # Redis's allocator rounds a block of up to 4 MiB up by at most this.
 ROUNDING_BYTES = 2**20
+# Seconds after which a subscription is renewed, since a connection may die silently.
+SUBSCRIPTION_SECONDS = 60.0
 
 
 def connect(url: str, timeout: float) -> redis.Redis:
@@ -215,10 +217,6 @@ def warn_of_eviction(client: redis.Redis, url: str) -> None:
 
 def _policy(memory: dict[str, object]) -> str:
     return str(memory.get("maxmemory_policy", "unknown"))
-
-
-# Seconds after which a subscription is renewed, since a connection may die silently.
-SUBSCRIPTION_SECONDS = 60.0
 
 
 class ChangeListener:

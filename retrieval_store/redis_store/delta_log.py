@@ -31,6 +31,16 @@ from ..store import NAMESPACE, check_namespace
 from .client import TIMEOUT_S, RedisClient, as_text
 
 OFF = "off"
+logger = logging.getLogger(__name__)
+# Entries of one round trip; Redis keeps about a hundred more entries than the given limit.
+PAGE = 1024
+# A fold takes seconds; a process that dies in one blocks the others for this long.
+LOCK_SECONDS = 120.0
+# Keys of these kinds have a namespace after the kind. The lock has one, too, but holds no data and
+# expires; a folder may take it at any time.
+KINDS = frozenset({"chunk", "delta", "folded"})
+# Seconds to wait for a running fold.
+LOCK_WAIT_S = 30.0
 
 
 class RedisLearningPolicy:
@@ -60,14 +70,6 @@ class RedisLearningPolicy:
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
-
-
-logger = logging.getLogger(__name__)
-
-# Entries of one round trip; Redis keeps about a hundred more entries than the given limit.
-PAGE = 1024
-# A fold takes seconds; a process that dies in one blocks the others for this long.
-LOCK_SECONDS = 120.0
 
 
 class RedisDeltaLog:
@@ -307,13 +309,6 @@ def _next(position: str) -> str:
     """The lowest position above one."""
     milliseconds, _, count = position.partition("-")
     return f"{milliseconds}-{int(count) + 1}"
-
-
-# Keys of these kinds have a namespace after the kind. The lock has one, too, but holds no data and
-# expires; a folder may take it at any time.
-KINDS = frozenset({"chunk", "delta", "folded"})
-# Seconds to wait for a running fold.
-LOCK_WAIT_S = 30.0
 
 
 class RedisEraser:

@@ -39,6 +39,12 @@ from ..segment.wide_nodes import CHILD_HIGH, CHILD_LOW, CHILD_NODE, CHILD_TOKEN,
 # child.
 CHILD, LOW, HIGH, NODE, NEXT = range(5)
 NUM_COLUMNS = 5
+PRIOR = 8.0
+BACK_OFF = 0.5
+# Columns of a node: its token, its parent, and its depth.
+TOKEN, PARENT, DEPTH = range(3)
+# Tolerance: pruned nodes are less probable by more than the rounding error.
+MARGIN = 1 - 1e-9
 
 
 @compiled
@@ -133,14 +139,6 @@ def _next_wide(
             return
         child += 1
     children[view, CHILD] = SEPARATOR
-
-
-PRIOR = 8.0
-BACK_OFF = 0.5
-# Columns of a node: its token, its parent, and its depth.
-TOKEN, PARENT, DEPTH = range(3)
-# Tolerance: pruned nodes are less probable by more than the rounding error.
-MARGIN = 1 - 1e-9
 
 
 @compiled

@@ -27,6 +27,13 @@ logger = logging.getLogger(__name__)
 MAX_RETRY_SECONDS = 5.0
 
 T = TypeVar("T")
+# Seconds between two reads of a store that learns, and between two checks for folds that are due.
+REFRESH_PAUSE_S = 0.2
+FOLD_PAUSE_S = 2.0
+# Seconds until a refused segment is loaded again.
+RETRY_PAUSE_S = 5.0
+Held = dict[tuple[str, str], Segment]
+Refused = dict[tuple[str, str], StoreError]
 
 
 def start_repeating(
@@ -74,15 +81,6 @@ def _repeat(
             # Full jitter, so that replicas do not come back all at once.
             ceiling = min(MAX_RETRY_SECONDS, first_retry * 2 ** min(failures, 8))
             stopped.wait(random.uniform(0.0, ceiling))
-
-
-# Seconds between two reads of a store that learns, and between two checks for folds that are due.
-REFRESH_PAUSE_S = 0.2
-FOLD_PAUSE_S = 2.0
-# Seconds until a refused segment is loaded again.
-RETRY_PAUSE_S = 5.0
-Held = dict[tuple[str, str], Segment]
-Refused = dict[tuple[str, str], StoreError]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

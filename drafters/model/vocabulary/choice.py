@@ -18,20 +18,7 @@ from .written import WrittenVocabulary, num_draws
 
 VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS = "auto", "same", "slem", "tli", "slrs"
 VOCABULARIES = (VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS)
-
-
-def check_tree(vocabulary: str, tree: str) -> None:
-    """Raise `ConfigError` where drafts of this kind are no trees of this kind."""
-    if vocabulary == SLRS and tree != "chain":
-        raise ConfigError("tree", f"must be chain where vocabulary is {vocabulary}, not {tree}")
-    if vocabulary == SLEM and tree == "sequoia":
-        raise ConfigError(
-            "tree", "sequoia learns by rank, and texts have none: vocabulary slem takes dynamic"
-        )
-
-
 logger = logging.getLogger(__name__)
-
 # A draft over the intersection ends, on average, at the first token outside it.
 LEAST_COVERAGE = 0.75
 SAMPLE = '''The committee met on Monday to discuss next year's budget. "We can't promise anything,"
@@ -47,6 +34,16 @@ def read_lines(path: str, limit: int = 100) -> list[str]:
             lines.append(line.rstrip("\\n"))
     return lines
 '''
+
+
+def check_tree(vocabulary: str, tree: str) -> None:
+    """Raise `ConfigError` where drafts of this kind are no trees of this kind."""
+    if vocabulary == SLRS and tree != "chain":
+        raise ConfigError("tree", f"must be chain where vocabulary is {vocabulary}, not {tree}")
+    if vocabulary == SLEM and tree == "sequoia":
+        raise ConfigError(
+            "tree", "sequoia learns by rank, and texts have none: vocabulary slem takes dynamic"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

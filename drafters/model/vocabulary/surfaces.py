@@ -21,6 +21,8 @@ from ....core.errors import CheckpointError
 from ....models.text.token_bytes import BYTE_TOKEN, TokenBytes
 from ....models.text.tokenizer import load_tokenizer
 
+NO_ID = -1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
@@ -145,9 +147,6 @@ class Speller:
                 ids.append(self._tokens[text[start:end]])
                 start = end
         return tuple(ids)
-
-
-NO_ID = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

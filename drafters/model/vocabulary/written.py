@@ -28,6 +28,9 @@ from .target_noise import TargetNoise, TargetTokens
 LOOKBEHIND = 10
 # A byte of UTF-8 that goes on with a character: 10xxxxxx.
 CONTINUES, CONTINUES_MASK = 0x80, 0xC0
+MAX_SEED = 2**63 - 1
+# Committed target ids that a text remembers: what is looked behind at.
+REMEMBERED = 16
 
 
 class Retokenizer:
@@ -157,11 +160,6 @@ def _first_whole(text: bytes) -> int:
     while skipped < len(text) and text[skipped] & CONTINUES_MASK == CONTINUES:
         skipped += 1
     return skipped
-
-
-MAX_SEED = 2**63 - 1
-# Committed target ids that a text remembers: what is looked behind at.
-REMEMBERED = 16
 
 
 class WrittenText:
