@@ -1,4 +1,4 @@
 """Ray actors and gRPC servers: thin shells over plain classes.
 
-Start with `stage_actor.py`; `server/` has the code that the servers share.
+Start with `kept_actors.py`; `listener.py` has what the servers share.
 """

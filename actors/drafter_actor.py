@@ -12,9 +12,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from ..cluster.config import DrafterConfig, EngineConfig
+from ..cluster.links.access import Access, TlsFiles, drafter_tls, new_token
 from ..cluster.links.grpc_link import NoAnswer
-from ..cluster.links.tls_files import TlsFiles, drafter_tls
-from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..cluster.pipeline.bundle import Bundle, strategy_of
 from ..cluster.transport.stage_spec import end_process

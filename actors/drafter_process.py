@@ -7,10 +7,10 @@ import logging
 import threading
 
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.links.tokens import new_token
+from ..cluster.links.access import new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..core.errors import DrafterError
-from .server.child_server import ChildServer
+from .child_server import ChildServer
 
 logger = logging.getLogger(__name__)
 

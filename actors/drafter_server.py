@@ -11,15 +11,20 @@ from functools import partial
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafting.factory import build_drafter
+from ..cluster.links.access import Access, TlsFiles
 from ..cluster.links.service import DrafterLoad, DrafterService
-from ..cluster.links.tls_files import TlsFiles
-from ..cluster.links.tokens import Access
 from ..cluster.links.wire import DEFAULT_MAX_BYTES
 from ..cluster.transport.stage_spec import end_process
 from ..core.errors import ConfigError
 from ..core.interfaces import Drafter
-from .server.arguments import add_listen_arguments, listen_settings, require_whole_scopes
-from .server.listener import GrpcListener, run_server, serve_until_signal
+from .listener import (
+    GrpcListener,
+    add_listen_arguments,
+    listen_settings,
+    require_whole_scopes,
+    run_server,
+    serve_until_signal,
+)
 
 
 class DrafterServer:

@@ -1,4 +1,4 @@
-"""Clients of a `Supervisor`, which runs in the coordinator's process or in an actor."""
+"""Actors of stages and drafters, and the supervisor that keeps them beyond their coordinator."""
 
 from __future__ import annotations
 
@@ -11,23 +11,117 @@ from typing import Any, Protocol
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorDiedError, RayActorError, RayError
 
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.pipeline.bundle import Bundle, at_node, node_of
-from ..cluster.pipeline.ray_pipeline import TakenStage
-from ..cluster.pipeline.supervisor import Holder, Taken, Wanted, key_of
+from ..cluster.pipeline.bundle import Bundle, at_node, node_of, strategy_of
+from ..cluster.pipeline.supervisor import Holder, Supervisor, Taken, Wanted, key_of
 from ..cluster.transport.stage_spec import StageSpec
+from ..cluster.transport.stage_worker import StageWorker
 from ..core.errors import StageLost
 from .drafter_actor import DrafterActor, RayDrafter
-from .stage_actor import spawn_beside, spawn_stage
-from .supervisor_actor import new_supervisor
 
+StageActor = ray.remote(StageWorker)
+# `serve` occupies a thread while the stage runs. The others keep `settle` responsive, and cover an
+# old `serve` that has not ended yet.
+NUM_THREADS = 3
+# An actor that does not answer within this time counts as alive.
+PROBE_TIMEOUT_S = 1.0
+TEND_PERIOD_S = 5.0
 logger = logging.getLogger(__name__)
-
 # Ray Serve restarts a dead supervisor after three health checks, ten seconds apart.
 SUPERVISOR_TIMEOUT_S = 60.0
 SUPERVISOR_PAUSE_S = 0.5
+
+
+def spawn_stage(num_cpus: float, num_gpus: float, bundle: Bundle | None = None) -> ActorHandle:
+    """Start the actor of one stage, which reserves these resources."""
+    stage: Any = StageActor.options(
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        scheduling_strategy=strategy_of(bundle),
+        max_concurrency=NUM_THREADS,
+    ).remote()
+    return stage
+
+
+def spawn_beside(node: str | None) -> ActorHandle:
+    """Start a stage's actor without resources of its own, on this Ray node; None: Ray chooses.
+
+    For stages with resources reserved elsewhere, and for spare workers.
+    """
+    stage: Any = StageActor.options(
+        num_cpus=0, scheduling_strategy=at_node(node), max_concurrency=NUM_THREADS
+    ).remote()
+    return stage
+
+
+class RayPort:
+    """The supervisor's actors in Ray (`ActorPort`). They end with this process."""
+
+    def spawn_spare(self, node: str) -> ActorHandle:
+        """See `ActorPort`."""
+        return spawn_beside(node)
+
+    async def prepare(self, spare: Any) -> None:
+        """See `ActorPort`."""
+        await spare.prepare.remote()
+
+    async def is_dead(self, actor: Any) -> bool:
+        """See `ActorPort`."""
+        try:
+            await asyncio.wait_for(actor.__ray_ready__.remote(), PROBE_TIMEOUT_S)
+        except ActorDiedError:
+            return True
+        except (TimeoutError, RayError):
+            # Out of reach for now; the process may be busy or paused.
+            return False
+        return False
+
+    def kill(self, actor: Any) -> None:
+        """See `ActorPort`."""
+        if ray.is_initialized():
+            ray.kill(actor)
+
+
+def new_supervisor(num_spares: int) -> Supervisor:
+    """A supervisor whose spare workers wait on this node."""
+    node = ray.get_runtime_context().get_node_id()
+    return Supervisor(RayPort(), node, num_spares, time.monotonic)
+
+
+class SupervisorServer:
+    """Serves the coordinators of one deployment; Ray Serve stops it with the deployment.
+
+    Its actors end with it, since Ray stops actors whose owner is gone.
+    """
+
+    def __init__(self, num_first: int, num_spares: int) -> None:
+        """`num_first` spare workers import their libraries in parallel with the first
+        coordinator."""
+        self._supervisor = new_supervisor(num_spares)
+        self._supervisor.replenish(num_first)
+        self._tending = asyncio.ensure_future(self._tend())
+
+    async def take(self, holder: Holder, wanted: Wanted) -> Taken:
+        """See `Supervisor`."""
+        return await self._supervisor.take(holder, wanted)
+
+    async def drop(self, actor: Any) -> None:
+        """See `Supervisor`."""
+        self._supervisor.drop(actor)
+
+    async def replenish(self) -> None:
+        """See `Supervisor`."""
+        self._supervisor.replenish()
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(TEND_PERIOD_S)
+            await self._supervisor.tend()
+
+
+SupervisorActor = ray.remote(SupervisorServer)
 
 
 class SupervisorClient(Protocol):
@@ -172,7 +266,7 @@ class KeptStages:
         self._supervisor = supervisor
         self._bundles = bundles
 
-    async def take(self, index: int, spec: StageSpec) -> TakenStage:
+    async def take(self, index: int, spec: StageSpec) -> Taken:
         """See `StageSource`."""
         bundle = self._bundles[index] if self._bundles else None
         node = None if bundle is None else node_of(bundle)
@@ -186,8 +280,7 @@ class KeptStages:
             spawn=spawn,
             may_be_spare=spec.num_gpus == 0,
         )
-        taken = await self._supervisor.take(wanted)
-        return TakenStage(taken.actor, taken.is_kept)
+        return await self._supervisor.take(wanted)
 
     async def drop(self, worker: ActorHandle) -> None:
         """See `StageSource`."""

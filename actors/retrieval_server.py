@@ -9,24 +9,34 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from ..cluster.links.tls_files import TlsFiles
-from ..cluster.links.tokens import Access, Scope
-from ..cluster.retrieval.client import DENIED_KEY
+from ..cluster.links.access import Access, Scope, TlsFiles
+from ..cluster.retrieval import DENIED_KEY
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.interfaces import Ended, Lookup
-from ..retrieval_store.delta.fingerprint import Fingerprint
-from ..retrieval_store.learning.wire import LEARN_METHOD, decode_learn
-from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
+from ..retrieval_store.delta.settings import Fingerprint
 from ..retrieval_store.search.lookup import load_compiled_lookup
 from ..retrieval_store.search.lookup_queue import LookupQueue
 from ..retrieval_store.serving.open_store import open_learning, open_store
 from ..retrieval_store.serving.service import Expected, RetrievalService
 from ..retrieval_store.store import NAMESPACE
-from ..retrieval_store.wire import METHOD, REFUSED, decode_request, encode_reply
-from .server.arguments import add_listen_arguments, listen_settings
-from .server.listener import GrpcListener, health_handler, run_server, serve_until_signal
+from ..retrieval_store.wire import (
+    LEARN_METHOD,
+    METHOD,
+    REFUSED,
+    decode_learn,
+    decode_request,
+    encode_counts,
+    encode_reply,
+)
+from .listener import (
+    GrpcListener,
+    add_listen_arguments,
+    health_handler,
+    listen_settings,
+    run_server,
+    serve_until_signal,
+)
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
 LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
@@ -78,8 +88,8 @@ class RetrievalServer:
 
     async def _answer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            arguments = decode_request(LookupRequest.FromString(data))
-        except (DecodeError, ProtocolError) as error:
+            arguments = decode_request(data)
+        except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         scope = self._scope(context)
         await _refuse_unless(context, {name for name in arguments[1] if not scope.may_read(name)})
@@ -91,15 +101,15 @@ class RetrievalServer:
 
     async def _learn(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            ended, fingerprint = decode_learn(LearnRequest.FromString(data))
+            ended, fingerprint = decode_learn(data)
             if not self._scope(context).may_write(ended.namespace):
                 await _refuse_unless(context, {ended.namespace})
             counts = await asyncio.to_thread(self._learn_one, ended, fingerprint)
-        except (DecodeError, ProtocolError, ConfigError) as error:
+        except (ProtocolError, ConfigError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return LearnReply(counts=counts).SerializeToString()
+        return encode_counts(counts)
 
     def _scope(self, context: grpc.aio.ServicerContext) -> Scope:
         if self._access is None:
@@ -149,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         learning = None
         if given.learn_for:
             # A local import: it needs torch, which a server without learning does not.
-            from ..cluster.retrieval.source import model_fingerprint  # noqa: PLC0415
+            from ..cluster.retrieval import model_fingerprint  # noqa: PLC0415
 
             learning = open_learning(url, model_fingerprint(given.learn_for), given.learn_off)
         store = open_store(url, must_exist=learning is None)

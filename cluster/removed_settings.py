@@ -1,6 +1,6 @@
 """Settings, commands and flags that draftline had once, and what to use in place of each.
 
-`checked_settings.py` and `drafting/drafter_options.py` refuse settings, `deploy/cli/` the others.
+`checked_settings.py` and `drafting/options.py` refuse settings, `deploy/cli/` the others.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from ..core.compiled import compiled
 from ..core.errors import ConfigError
 
 MAX_SHAPE_NODES = 1024
-# Of an acceptance vector.
-MAX_RANKS = 64
 FIELD = "tree"
 
 
@@ -248,23 +246,3 @@ def read_tree_shape(path: Path) -> TreeShape:
     except (ConfigError, TypeError, KeyError, IndexError) as error:
         forms = "a list of paths, or has choices, widths or Successors"
         raise ConfigError(FIELD, f"{path} is no tree ({forms}): {error}") from error
-
-
-def read_acceptance(path: Path) -> tuple[float, ...]:
-    """Sequoia's acceptance vector from a JSON file: a list, or that under `acceptance`.
-
-    How often the child of each rank is right where its parent is. Raises `ConfigError`.
-    """
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("tree_acceptance", f"cannot read {path}: {error}") from error
-    listed = data.get("acceptance") if isinstance(data, dict) else data
-    numbers = listed if isinstance(listed, list) else []
-    are_numbers = all(type(one) in (int, float) and 0 <= one <= 1 for one in numbers)
-    if not 1 <= len(numbers) <= MAX_RANKS or not are_numbers:
-        raise ConfigError(
-            "tree_acceptance", f"{path} must list 1 to {MAX_RANKS} probabilities, the best rank's "
-            "first",
-        )  # fmt: skip
-    return tuple(map(float, numbers))

@@ -40,7 +40,7 @@ def main() -> None:
         for speculative in (False, True):
             answer = OutputCollector("speculative" if speculative else "plain")
             options = RequestOptions(speculative=speculative)
-            engine.add(
+            engine.enqueue(
                 *requests.build(answer.request_id, PROMPT, params, answer.on_output, options)
             )
             outputs.append(answer.wait())

@@ -1,23 +1,65 @@
-"""Lookups as protobuf messages, and back with every field checked."""
+"""Lookups and ended requests as msgpack, and back with every field checked.
+
+Arrays are little-endian numbers, one after the other: int32, and float32 for log-probabilities.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from ..core.arrays import Int32, pack, unpack_flat
 from ..core.errors import ProtocolError
-from ..core.interfaces import Subtree
-from .retrieval_pb2 import Context, LookupReply, LookupRequest
-from .retrieval_pb2 import Subtree as SubtreeMessage
+from ..core.interfaces import Ended, Subtree
+from .delta.settings import Fingerprint
 
 METHOD = "/draftline.retrieval.Retrieval/Lookup"
+LEARN_METHOD = "/draftline.retrieval.Retrieval/Learn"
 # Prefix of the details of RESOURCE_EXHAUSTED when a server refuses a batch; gRPC itself also uses
 # that code.
 REFUSED = "refused: "
 MAX_NODES = 4096
 MAX_CONTEXT_TOKENS = 4096
+
+T = TypeVar("T")
+_counts = msgspec.msgpack.Decoder(dict[str, int])
+
+
+class ContextMessage(NamedTuple):
+    """A context of a lookup."""
+
+    tokens: bytes
+    namespace: str
+    max_nodes: int
+
+
+class SubtreeMessage(NamedTuple):
+    """The answer to one."""
+
+    tokens: bytes
+    parents: bytes
+    log_probs: bytes
+    match_len: int
+
+
+class LearnMessage(NamedTuple):
+    """An ended request: `runs` has start and stop of each, one after the other. The last three say
+    for which model the tokens are."""
+
+    namespace: str
+    tokens: bytes
+    runs: bytes
+    tokenizer_hash: str
+    model_hash: str
+    vocab_size: int
+
+
+_contexts = msgspec.msgpack.Decoder(list[ContextMessage])
+_subtrees = msgspec.msgpack.Decoder(list[SubtreeMessage])
+_learned = msgspec.msgpack.Decoder(LearnMessage)
 
 
 def encode_request(
@@ -25,46 +67,47 @@ def encode_request(
 ) -> bytes:
     """The arguments of `Lookup.lookup` as bytes."""
     budgets = [min(max(budget, 0), MAX_NODES) for budget in max_nodes]
-    entries = zip(contexts, namespaces, budgets, strict=True)
-    return LookupRequest(
-        contexts=[
-            Context(tokens=pack(tokens, np.int32).data, namespace=namespace, max_nodes=budget)
-            for tokens, namespace, budget in entries
+    return msgspec.msgpack.encode(
+        [
+            ContextMessage(pack(tokens, np.int32).data, namespace, budget)
+            for tokens, namespace, budget in zip(contexts, namespaces, budgets, strict=True)
         ]
-    ).SerializeToString()
+    )
 
 
-def decode_request(request: LookupRequest) -> tuple[list[Int32], list[str], list[int]]:
+def decode_request(data: bytes) -> tuple[list[Int32], list[str], list[int]]:
     """The arguments of `Lookup.lookup`. Raises `ProtocolError` for values out of range."""
-    contexts = [unpack_flat(entry.tokens, np.int32, "tokens") for entry in request.contexts]
-    budgets = [entry.max_nodes for entry in request.contexts]
+    entries = _decode(_contexts, data)
+    contexts = [unpack_flat(entry.tokens, np.int32, "tokens") for entry in entries]
+    budgets = [entry.max_nodes for entry in entries]
     if any(len(context) > MAX_CONTEXT_TOKENS or np.any(context < 0) for context in contexts):
         raise ProtocolError(f"tokens: at most {MAX_CONTEXT_TOKENS} ids, none negative")
-    if any(budget > MAX_NODES for budget in budgets):
+    if any(not 0 <= budget <= MAX_NODES for budget in budgets):
         raise ProtocolError(f"max_nodes: at most {MAX_NODES}")
-    return contexts, [entry.namespace for entry in request.contexts], budgets
+    return contexts, [entry.namespace for entry in entries], budgets
 
 
 def encode_reply(subtrees: Sequence[Subtree]) -> bytes:
     """Subtrees as bytes, for `decode_reply`."""
-    return LookupReply(
-        subtrees=[
+    return msgspec.msgpack.encode(
+        [
             SubtreeMessage(
-                tokens=pack(subtree.tokens, np.int32).data,
-                parents=pack(subtree.parents, np.int32).data,
-                log_probs=pack(subtree.log_probs, np.float32).data,
-                match_len=subtree.match_len,
+                pack(subtree.tokens, np.int32).data,
+                pack(subtree.parents, np.int32).data,
+                pack(subtree.log_probs, np.float32).data,
+                int(subtree.match_len),
             )
             for subtree in subtrees
         ]
-    ).SerializeToString()
+    )
 
 
-def decode_reply(reply: LookupReply, count: int) -> list[Subtree]:
+def decode_reply(data: bytes, count: int) -> list[Subtree]:
     """`count` subtrees from bytes. Raises `ProtocolError` unless each is one."""
-    if len(reply.subtrees) != count:
-        raise ProtocolError(f"asked for {count} subtrees, got {len(reply.subtrees)}")
-    return [_subtree(entry) for entry in reply.subtrees]
+    entries = _decode(_subtrees, data)
+    if len(entries) != count:
+        raise ProtocolError(f"asked for {count} subtrees, got {len(entries)}")
+    return [_subtree(entry) for entry in entries]
 
 
 def _subtree(entry: SubtreeMessage) -> Subtree:
@@ -77,4 +120,57 @@ def _subtree(entry: SubtreeMessage) -> Subtree:
         raise ProtocolError("subtree: a parent does not precede its child")
     if np.any(tokens < 0) or not np.all(log_probs <= 0):
         raise ProtocolError("subtree: a negative token id, or a log-probability above 0")
+    if entry.match_len < 0:
+        raise ProtocolError("subtree: a match of less than nothing")
     return Subtree(tokens, parents, log_probs, entry.match_len)
+
+
+def encode_learn(ended: Ended, fingerprint: Fingerprint) -> bytes:
+    """An ended request, and the model that its tokens are for, as bytes."""
+    return msgspec.msgpack.encode(
+        LearnMessage(
+            ended.namespace,
+            pack(ended.tokens, np.int32).data,
+            pack(np.array(ended.accepted, dtype=np.int32)).data,
+            fingerprint.tokenizer_hash,
+            fingerprint.model_hash,
+            fingerprint.vocab_size,
+        )
+    )
+
+
+def decode_learn(data: bytes) -> tuple[Ended, Fingerprint]:
+    """The arguments of `encode_learn`. Raises `ProtocolError` for runs outside the text."""
+    message = _decode(_learned, data)
+    tokens = unpack_flat(message.tokens, np.int32, "tokens")
+    runs = unpack_flat(message.runs, np.int32, "runs")
+    if len(runs) % 2:
+        raise ProtocolError("runs: not pairs of start and stop")
+    starts, stops = runs[::2], runs[1::2]
+    if np.any(starts < 0) or np.any(starts >= stops) or np.any(stops > len(tokens)):
+        raise ProtocolError("runs: a run is not in the text")
+    accepted = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
+    fingerprint = Fingerprint(
+        tokenizer_hash=message.tokenizer_hash,
+        model_hash=message.model_hash,
+        vocab_size=message.vocab_size,
+    )
+    return Ended(message.namespace, tokens, accepted), fingerprint
+
+
+def encode_counts(counts: Mapping[str, int]) -> bytes:
+    """What became of an ended request: see `core.interfaces.OUTCOMES`."""
+    return msgspec.msgpack.encode(dict(counts))
+
+
+def decode_counts(data: bytes) -> dict[str, int]:
+    """The reverse. Raises `ProtocolError`."""
+    return _decode(_counts, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    # Text that is none, keys that cannot be keys and too deep nesting raise errors of Python's own.
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError) as error:
+        raise ProtocolError(f"not a message of a retrieval server: {error}") from error

@@ -26,8 +26,12 @@ from ...deploy.cli.demo.build_store import NAMESPACE, cut
 from ...deploy.engine.async_engine import AsyncEngine
 from ...measure.clients.endpoint import TARGET_ONLY, Setting
 from ...measure.report.summary import counts_of
-from ...retrieval_store.corpus.document_filter import DocumentFilter, DocumentRules
-from ...retrieval_store.corpus.documents import Document, TokenizedDocument
+from ...retrieval_store.corpus.documents import (
+    Document,
+    DocumentFilter,
+    DocumentRules,
+    TokenizedDocument,
+)
 from ...retrieval_store.corpus.refine import Score
 from ...retrieval_store.corpus.selection import LOWEST, SELECTIONS, ranking
 from ...retrieval_store.directory_store.store import DirectoryStore

@@ -31,10 +31,8 @@ from ...core.step.trace import StepTrace
 from ...core.tree.merge import cut, reroot
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
+from .answers import AnswerTimes, CostMeter, DrafterLimits, DrafterStats
 from .committed_text import CommittedText, UnsentCommits, at_most, is_current
-from .drafter_cost import AnswerTimes, CostMeter
-from .drafter_limits import DrafterLimits
-from .stats import DrafterStats
 
 logger = logging.getLogger(__name__)
 

@@ -6,34 +6,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...core.errors import ConfigError
 from ...core.interfaces import Drafter
+from ...core.proposals import Commit, DraftRequest, Query
 from ...drafters.ngram.anpd import AnpdDrafter, AnpdOptions
 from ...drafters.ngram.lookahead import PAPER as LOOKAHEAD_PAPER
 from ...drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from ...drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from ...drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
-from ...drafters.retrieval.drafter import PAPER as REST_PAPER
-from ...drafters.retrieval.drafter import REST, RetrievalDrafter, RetrievalOptions
-from ...drafters.spectra.drafter import SpectraDrafter
-from ...drafters.spectra.options import PAPER as SPECTRA_PAPER
-from ...drafters.spectra.options import SpectraOptions
+from ...drafters.retrieval import PAPER as REST_PAPER
+from ...drafters.retrieval import REST, RetrievalDrafter, RetrievalOptions
+from ...drafters.spectra.drafter import PAPER as SPECTRA_PAPER
+from ...drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
 from ..config import HEAD, DrafterConfig, EngineConfig
-from ..links.tokens import read_token
-from .drafter_options import drafter_options
-from .head_features import HEAD_KEYS, head_folder
+from ..links.access import read_token
+from .options import HEAD_KEYS, drafter_options, head_folder
 
 if TYPE_CHECKING:
     from ...drafters.heads.options import HeadOptions
     from ...drafters.model.options import ModelOptions
     from ...models.load.model_info import ModelInfo
-import numpy as np
 
-from ...core.proposals import Commit, DraftRequest, Query
-
-REQUEST_ID = "warm-up"
+WARM_UP_ID = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +159,8 @@ def _head(recipe: _Recipe) -> Drafter:
 
 
 def _retrieval(recipe: _Recipe) -> Drafter:
-    from ..links.tls_files import drafter_tls  # noqa: PLC0415
-    from ..retrieval.source import open_servers, open_source  # noqa: PLC0415
+    from ..links.access import drafter_tls  # noqa: PLC0415
+    from ..retrieval import open_servers, open_source  # noqa: PLC0415
 
     model = None if recipe.engine is None else recipe.engine.model
     options: RetrievalOptions = recipe.options
@@ -216,14 +214,14 @@ KINDS: Mapping[str, _Kind] = {
 def warm_up(drafter: Drafter) -> None:
     """Take a drafter through the life of a short request. Discard the drafter afterwards."""
     text = np.array([1, 2, 3, 1, 2, 3, 1, 2], dtype=np.int32)
-    drafter.open(DraftRequest(REQUEST_ID, text, len(text), temperature=0.0, seed=0))
+    drafter.open(DraftRequest(WARM_UP_ID, text, len(text), temperature=0.0, seed=0))
     length = len(text)
     for token in (3, 1):
-        drafter.propose([Query(REQUEST_ID, length, 4)])
-        drafter.observe([Commit(REQUEST_ID, length, np.array([token], dtype=np.int32))])
+        drafter.propose([Query(WARM_UP_ID, length, 4)])
+        drafter.observe([Commit(WARM_UP_ID, length, np.array([token], dtype=np.int32))])
         length += 1
-    drafter.propose([Query(REQUEST_ID, length, 4)])
-    drafter.close(REQUEST_ID)
+    drafter.propose([Query(WARM_UP_ID, length, 4)])
+    drafter.close(WARM_UP_ID)
     # What ended requests said is looked at, too.
     drafter.open(DraftRequest("again", text, len(text), temperature=0.0, seed=0))
     drafter.propose([Query("again", len(text), 4)])

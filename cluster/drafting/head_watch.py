@@ -14,7 +14,7 @@ from ...core.arrays import Int32
 from ...core.proposals import Proposal, Query, StepCommit
 from ...core.tree.proposal_batch import num_right
 from ..config import HEAD, EngineConfig
-from .head_features import head_folder
+from .options import head_folder
 
 logger = logging.getLogger(__name__)
 

@@ -147,16 +147,11 @@ class EngineThread:
         """Whether steps can be run now."""
         return self._health == "ready" and self._thread.is_alive()
 
-    def add(self, request: Request, stop: StopRule) -> None:
-        """Queue a request.
-
-        Raises `CapacityError`; `StageLost`, `EngineFailed`, `EngineClosed` while it is down.
-        """
-        self._wait_for(self._add(request, stop))
-
     def enqueue(self, request: Request, stop: StopRule) -> None:
-        """Queue a request between two steps, without waiting for that: what `add` raises goes to
-        its sink. A `cancel` that follows finds it.
+        """Queue a request between two steps, without waiting for that.
+
+        A `cancel` that follows finds it. Its sink gets what refuses it: `CapacityError`,
+        `RequestError`, or `StageLost` while stages are replaced.
 
         Raises `EngineClosed` or `EngineFailed` where there is no engine any more.
         """
@@ -173,7 +168,10 @@ class EngineThread:
 
         Raises `EngineFailed`, `EngineClosed`.
         """
-        self._wait_for(asyncio.sleep(0))
+        try:
+            self.call(asyncio.sleep(0)).result()
+        except CancelledError:
+            raise EngineClosed("the engine was closed") from None
 
     def after_step(self, function: Callable[[], object]) -> None:
         """Run `function` once the step is committed that this thread is in; at once in others."""
@@ -219,18 +217,6 @@ class EngineThread:
     def _ask_to_close(self) -> None:
         self._closing = True
         self._wake.set()
-
-    async def _add(self, request: Request, stop: StopRule) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-        self._started.result().core.add(request, stop)
-        self._wake.set()
-
-    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return self.call(work).result()
-        except CancelledError:
-            raise EngineClosed("the engine was closed") from None
 
     def _take_arrivals(self) -> None:
         """Queue what arrived since the last step, in order."""

@@ -15,7 +15,7 @@ import grpc
 
 from ...core.errors import DrafterError, DraftlineError, ProtocolError
 from ...core.proposals import FeatureLayers
-from . import drafter_pb2 as pb
+from .access import TlsFiles, token_metadata
 from .failures import CircuitBreaker, RetryPolicy, Silence, failure_reason
 from .features import (
     MAX_FEATURE_BYTES,
@@ -26,8 +26,6 @@ from .features import (
     pieces,
 )
 from .link import MAX_NODES, DrafterMessage, LinkEvents
-from .tls_files import TlsFiles
-from .tokens import token_metadata
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
@@ -206,8 +204,8 @@ class GrpcLink:
     async def _greet(self, call: grpc.aio.StreamStreamCall, answers: AsyncIterator[bytes]) -> None:
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
-                await call.write(encode_hello(Greeting(self.name), pb.ToDrafter))
-                server = decode_hello(await anext(answers, b""), pb.FromDrafter)
+                await call.write(encode_hello(Greeting(self.name)))
+                server = decode_hello(await anext(answers, b""))
         except TimeoutError:
             self._silence.connects += 1
             raise

@@ -26,7 +26,6 @@ from ...core.interfaces import (
 )
 from ...core.proposals import Commit, FeatureLayers, FeatureRows, Proposal, Query
 from ..transport.stage_spec import is_device_lost
-from . import drafter_pb2 as pb
 from .failures import FailureLog, failure_reason
 from .features import MAX_FEATURE_BYTES, feature_bytes
 from .link import DrafterMessage, DrafterReport, DraftSeconds, is_report_due
@@ -270,8 +269,8 @@ class DrafterService:
         self._sessions.add(session)
         loop = asyncio.get_running_loop()
         try:
-            decode_hello(await anext(requests, b""), pb.ToDrafter)
-            yield encode_hello(Greeting(self._drafter.name, read), pb.FromDrafter)
+            decode_hello(await anext(requests, b""))
+            yield encode_hello(Greeting(self._drafter.name, read))
             # The next message is read after this one is answered: gRPC holds the sender back.
             async for data in requests:
                 self._meter.enter()

@@ -1,54 +1,40 @@
-"""Drafter messages as bytes: protobuf (`drafter.proto`), arrays as packed little-endian numbers.
+"""Messages between a coordinator and a drafter server, as msgpack (`transport/typed_messages.py`).
 
-Every decoder raises `ProtocolError` for any other bytes than those that it expects.
+The client sends a hello, then steps; the server answers the hello with a hello and each step with
+one answer, in order. Features that a step has no room for come before it, and get no answer. Every
+decoder raises `ProtocolError` for any other bytes than those that it expects.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-import numpy as np
-from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
+import msgspec
 
-from ...core.arrays import PackedArray, pack, unpack
-from ...core.errors import DrafterError, ProtocolError, RequestError
-from ...core.interfaces import PrefixCounts
+from ...core.arrays import UInt16
+from ...core.errors import DrafterError, ProtocolError
 from ...core.proposals import (
     MAX_ASSUMED_TOKENS,
     MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
     Commit,
-    DraftDistributions,
-    DraftRequest,
     FeatureLayers,
     FeatureRows,
-    LogitsParams,
-    Probe,
     Proposal,
     Query,
     TopNextTokens,
 )
-from . import drafter_pb2 as pb
+from ..transport.typed_messages import MessageDecoder, encode
 from .features import from_bfloat16, to_bfloat16
 from .link import DrafterMessage, DrafterReport, DraftSeconds
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 DEFAULT_MAX_BYTES = 64 * 2**20
-
-Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)
-
-# Of arrays. numpy holds bfloat16 in `HALF`, which is as wide.
-INT32, FLOAT32, BOOL = "<i4", "<f4", "|b1"
-BFLOAT16, HALF = "bf16", "<u2"
-# Fields of `LogitsParams` that are one number, absent where they are off.
-NUMBERS = (
-    "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "min_tokens",
-)  # fmt: skip
+REFUSAL = "wire: not a message"
 
 
 class Greeting(NamedTuple):
@@ -58,120 +44,29 @@ class Greeting(NamedTuple):
     features: FeatureLayers | None = None
 
 
-def encode_hello(greeting: Greeting, kind: type[Message]) -> bytes:
-    """The first message of either side."""
-    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, name=greeting.name)
-    if greeting.features is not None:
-        hello.features.layers.extend(greeting.features.layers)
-        hello.features.width = greeting.features.width
-    return kind(hello=hello).SerializeToString()
+class Hello(NamedTuple):
+    """The first message of either side. Of another version, the rest may be anything."""
+
+    protocol_version: int
+    greeting: msgspec.Raw
 
 
-def decode_hello(data: bytes, kind: type[Message]) -> Greeting:
-    """What the other side says of itself."""
-    message = _parse(data, kind)
-    if message.WhichOneof("body") != "hello":
-        raise ProtocolError("wire: the first message must be a hello")
-    version = message.hello.protocol_version
-    if version != PROTOCOL_VERSION:
-        raise ProtocolError(
-            f"wire: the other side speaks protocol {version}, this one {PROTOCOL_VERSION}; "
-            "run the same draftline version on both"
-        )
-    features = message.hello.features
-    layers = FeatureLayers(tuple(features.layers), features.width) if features.layers else None
-    return Greeting(message.hello.name, layers)
+class HalfRows(NamedTuple):
+    """`FeatureRows` with the upper halves of their numbers (bfloat16)."""
+
+    request_id: str
+    position: int
+    values: UInt16
 
 
-def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> bytes:
-    """A message to a drafter. Raises `ProtocolError` above `max_bytes`."""
-    step = pb.Step(sequence=message.sequence, closes=message.closes, budget_s=budget_s)
-    for request in message.opens:
-        step.opens.add(
-            request_id=request.request_id,
-            token_ids=encode_array(request.token_ids, INT32),
-            prompt_len=request.prompt_len,
-            temperature=request.temperature,
-            seed=request.seed,
-            namespace=request.namespace,
-            logits_params=_encode_logits_params(request.logits_params),
-            end_ids=request.end_ids,
-            cache_salt=request.cache_salt,
-            store=request.store,
-        )
-    step.commits.extend(map(_encode_commit, message.commits))
-    step.last_commits.extend(map(_encode_commit, message.last_commits))
-    step.features.extend(map(_encode_features, message.features))
-    for query in message.queries:
-        _encode_query(step.queries.add(), query)
-    return _within(pb.ToDrafter(step=step).SerializeToString(), max_bytes)
+class ToDrafter(NamedTuple):
+    """A step and its features, which `step` itself does not have; without one, features alone.
 
+    The step's deadline is in seconds from now on.
+    """
 
-def encode_more_features(rows: Sequence[FeatureRows], max_bytes: int) -> bytes:
-    """Features that go before a step. Raises `ProtocolError` above `max_bytes`."""
-    more = pb.MoreFeatures(features=map(_encode_features, rows))
-    return _within(pb.ToDrafter(more_features=more).SerializeToString(), max_bytes)
-
-
-def decode_part(data: bytes, now: float) -> DrafterMessage | list[FeatureRows]:
-    """A message to a drafter, or features that go before it; `now` as in `decode_step`."""
-    message = _parse(data, pb.ToDrafter)
-    if message.WhichOneof("body") == "more_features":
-        return [_decode_features(features) for features in message.more_features.features]
-    if message.WhichOneof("body") != "step":
-        raise ProtocolError("wire: expected a step")
-    return _decode_step(message.step, now)
-
-
-def decode_step(data: bytes, now: float) -> DrafterMessage:
-    """A message to a drafter; `now` in seconds of the clock that its deadline is of."""
-    message = decode_part(data, now)
-    if not isinstance(message, DrafterMessage):
-        raise ProtocolError("wire: expected a step")
-    return message
-
-
-def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
-    return DrafterMessage(
-        step.sequence,
-        tuple(step.closes),
-        tuple(_decode_request(request) for request in step.opens),
-        [_decode_commit(commit) for commit in step.commits],
-        [_decode_query(query) for query in step.queries],
-        now + step.budget_s,
-        [_decode_commit(commit) for commit in step.last_commits],
-        [_decode_features(features) for features in step.features],
-    )
-
-
-def encode_answer(
-    message: DrafterMessage,
-    proposals: Sequence[Proposal],
-    max_bytes: int,
-    report: DrafterReport | None = None,
-    seconds: DraftSeconds | None = None,
-    *,
-    is_draining: bool = False,
-    num_others: int = 0,
-) -> bytes:
-    """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
-    answer = pb.Answer(sequence=message.sequence, is_draining=is_draining, num_others=num_others)
-    if report is not None:
-        answer.memory_bytes = report.memory_bytes
-        answer.learning.update(report.learning)
-        answer.prefix_queries, answer.prefix_hits = report.prefix
-    if seconds is not None:
-        answer.open_s = seconds.open_s
-        answer.observe_s = seconds.observe_s
-        answer.propose_s = seconds.propose_s
-    for query, proposal in zip(message.queries, proposals, strict=True):
-        _encode_proposal(answer.proposals.add(request_id=query.request_id), proposal)
-    return _within(pb.FromDrafter(answer=answer).SerializeToString(), max_bytes)
-
-
-def encode_error(sequence: int, error: str) -> bytes:
-    """The answer to a message that the drafter failed on."""
-    return pb.FromDrafter(answer=pb.Answer(sequence=sequence, error=error)).SerializeToString()
+    step: DrafterMessage | None
+    features: list[HalfRows]
 
 
 class Answer(NamedTuple):
@@ -186,266 +81,159 @@ class Answer(NamedTuple):
     num_others: int = 0
 
 
+class FromDrafter(NamedTuple):
+    """The answer to step `sequence`, with the requests that it is about; or what it failed on."""
+
+    sequence: int
+    request_ids: list[str]
+    answer: Answer | None
+    error: str = ""
+
+
+_hellos = MessageDecoder(Hello, REFUSAL)
+_greetings = MessageDecoder(Greeting, REFUSAL)
+_steps = MessageDecoder(ToDrafter, REFUSAL)
+_answers = MessageDecoder(FromDrafter, REFUSAL)
+
+
+def encode_hello(greeting: Greeting) -> bytes:
+    """The first message of either side."""
+    return encode(Hello(PROTOCOL_VERSION, msgspec.Raw(encode(greeting))))
+
+
+def decode_hello(data: bytes) -> Greeting:
+    """What the other side says of itself."""
+    version, greeting = _hellos.decode(data)
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"wire: the other side speaks protocol {version}, this one {PROTOCOL_VERSION}; "
+            "run the same draftline version on both"
+        )
+    return _greetings.decode(greeting)
+
+
+def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> bytes:
+    """A message to a drafter. Raises `ProtocolError` above `max_bytes`."""
+    for query in message.queries:
+        _check_path(query)
+    step = replace(message, deadline=budget_s, features=())
+    return _encoded(ToDrafter(step, _halves(message.features)), max_bytes)
+
+
+def encode_more_features(rows: Sequence[FeatureRows], max_bytes: int) -> bytes:
+    """Features that go before a step. Raises `ProtocolError` above `max_bytes`."""
+    return _encoded(ToDrafter(None, _halves(rows)), max_bytes)
+
+
+def decode_part(data: bytes, now: float) -> DrafterMessage | list[FeatureRows]:
+    """A message to a drafter, or features that go before it.
+
+    `now` in seconds of the clock that its deadline is of.
+    """
+    step, halves = _steps.decode(data)
+    features = [_whole(rows) for rows in halves]
+    if step is None:
+        return features
+    for request in step.opens:
+        _expect(request.token_ids.ndim == 1, "request.token_ids: 1 dimension")
+    for commit in (*step.commits, *step.last_commits):
+        _check_commit(commit)
+    for query in step.queries:
+        _check_path(query)
+        _expect(min(query.assumed or (0,)) >= 0, "query.assumed: a token id is negative")
+        _expect(0.0 <= query.step_s < math.inf, f"a step takes no {query.step_s} seconds")
+        _expect(0.0 <= query.token_s < math.inf, f"a token saves no {query.token_s} seconds")
+    return replace(step, deadline=now + step.deadline, features=features)
+
+
+def encode_answer(
+    message: DrafterMessage, proposals: Sequence[Proposal], max_bytes: int,
+    report: DrafterReport | None = None, seconds: DraftSeconds | None = None, *,
+    is_draining: bool = False, num_others: int = 0,
+) -> bytes:  # fmt: skip
+    """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
+    asked = [query.request_id for query in message.queries]
+    _expect(len(proposals) == len(asked), f"{len(proposals)} proposals for {len(asked)} queries")
+    answer = Answer(list(proposals), report, seconds, is_draining, num_others)
+    return _encoded(FromDrafter(message.sequence, asked, answer), max_bytes)
+
+
+def encode_error(sequence: int, error: str) -> bytes:
+    """The answer to a message that the drafter failed on."""
+    return encode(FromDrafter(sequence, [], None, error))
+
+
 def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
-    """What answers `message`.
+    """What answers `message`; its proposals are of `source`, whatever the server calls it.
 
     Raises `DrafterError` with what the drafter raised, `ProtocolError` if the bytes are an answer
     to something else.
     """
-    parsed = _parse(data, pb.FromDrafter)
-    if parsed.WhichOneof("body") != "answer" or parsed.answer.sequence != message.sequence:
-        raise ProtocolError("wire: not an answer to the last message")
-    if parsed.answer.error:
-        raise DrafterError(f"its server reports: {parsed.answer.error}")
-    proposals = parsed.answer.proposals
+    sequence, request_ids, answer, error = _answers.decode(data)
+    _expect(sequence == message.sequence, "not an answer to the last message")
+    if error or answer is None:
+        raise DrafterError(f"its server reports: {error}")
     asked = [query.request_id for query in message.queries]
-    if len(proposals) != len(asked):
-        raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
-    if [proposal.request_id for proposal in proposals] != asked:
-        raise ProtocolError("wire: proposals for other requests than those asked about")
-    decoded = [_decode_proposal(proposal, source) for proposal in proposals]
-    answer = parsed.answer
-    return Answer(
-        decoded,
-        _decode_report(answer),
-        _decode_seconds(answer),
-        answer.is_draining,
-        answer.num_others,
-    )
+    count = len(answer.proposals)
+    _expect(count == len(asked), f"{count} proposals for {len(asked)} queries")
+    _expect(request_ids == asked, "proposals for other requests than those asked about")
+    if answer.seconds is not None:
+        parts = (answer.seconds.open_s, answer.seconds.observe_s, answer.seconds.propose_s)
+        are_possible = all(0 <= part < math.inf for part in parts)
+        _expect(are_possible, "a drafter's seconds must be finite and not below 0")
+    for proposal in answer.proposals:
+        count = len(proposal.tokens)
+        _expect(count <= MAX_PROPOSAL_NODES, f"a proposal of {count} nodes")
+        num_rows = 0 if proposal.probe is None else len(proposal.probe.tokens)
+        _expect(num_rows <= MAX_PROPOSAL_NODES, f"a probe of {num_rows} rows")
+    return answer._replace(proposals=[replace(one, source=source) for one in answer.proposals])
 
 
-def _decode_report(answer: pb.Answer) -> DrafterReport | None:
-    if not answer.HasField("memory_bytes"):
-        return None
-    prefix = PrefixCounts(answer.prefix_queries, answer.prefix_hits)
-    return DrafterReport(answer.memory_bytes, dict(answer.learning), prefix)
-
-
-def _decode_seconds(answer: pb.Answer) -> DraftSeconds | None:
-    if not answer.HasField("propose_s"):
-        return None
-    seconds = (answer.open_s, answer.observe_s, answer.propose_s)
-    if not all(0 <= part < math.inf for part in seconds):
-        raise ProtocolError("wire: a drafter's seconds must be finite and not below 0")
-    return DraftSeconds(*seconds)
-
-
-def _parse(data: bytes, kind: type[Message]) -> Message:
+def _encoded(message: ToDrafter | FromDrafter, max_bytes: int) -> bytes:
     try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ProtocolError(f"wire: not a {kind.__name__} message") from error
-
-
-def _within(data: bytes, max_bytes: int) -> bytes:
+        data = encode(message)
+    except (TypeError, OverflowError) as error:
+        raise ProtocolError(f"wire: a message has no encoding: {error}") from error
     if len(data) > max_bytes:
         raise ProtocolError(f"wire: a message of {len(data)} bytes; the limit is {max_bytes}")
     return data
 
 
-def _decode_request(request: pb.DraftRequest) -> DraftRequest:
-    return DraftRequest(
-        request.request_id,
-        decode_array(request.token_ids, "request.token_ids"),
-        request.prompt_len,
-        request.temperature,
-        request.seed,
-        request.namespace,
-        _decode_logits_params(request.logits_params),
-        tuple(request.end_ids),
-        request.cache_salt,
-        request.store,
+def _expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise ProtocolError(f"wire: {what}")
+
+
+def _check_path(query: Query) -> None:
+    count = len(query.assumed or ())
+    _expect(
+        count <= MAX_ASSUMED_TOKENS,
+        f"query.assumed: a path of {count} tokens; at most {MAX_ASSUMED_TOKENS}",
     )
 
 
-def _encode_logits_params(logits_params: LogitsParams) -> pb.LogitsParams:
-    return pb.LogitsParams(
-        **{name: getattr(logits_params, name) for name in NUMBERS},
-        logit_bias=logits_params.logit_bias,
-        allowed_token_ids=logits_params.allowed_token_ids,
-        banned_token_ids=logits_params.banned_token_ids,
+def _check_commit(commit: Commit) -> None:
+    _expect(commit.tokens.ndim == 1, "commit.tokens: 1 dimension")
+    _expect(
+        commit.probe_ids is None or commit.probe_ids.ndim == 2, "commit.probe_ids: 2 dimensions"
     )
-
-
-def _decode_logits_params(message: pb.LogitsParams) -> LogitsParams:
-    given = {name: getattr(message, name) for name in NUMBERS if message.HasField(name)}
-    try:
-        return LogitsParams(
-            **given,
-            logit_bias=dict(message.logit_bias),
-            allowed_token_ids=tuple(message.allowed_token_ids) or None,
-            banned_token_ids=tuple(message.banned_token_ids),
-        )
-    except RequestError as error:
-        raise ProtocolError(f"wire: {error}") from error
-
-
-def _encode_query(added: pb.Query, query: Query) -> None:
-    """Fill in a query's message. Raises `ProtocolError` for too long a path."""
-    added.request_id = query.request_id
-    added.committed_len = query.committed_len
-    added.max_nodes = query.max_nodes
-    added.step_s, added.token_s = query.step_s, query.token_s
-    if query.assumed is not None:
-        _check_path(len(query.assumed))
-        path = np.array(query.assumed, dtype=np.int32)
-        added.assumed.CopyFrom(encode_array(path, INT32))
-
-
-def _decode_query(query: pb.Query) -> Query:
-    """A query. Raises `ProtocolError`."""
-    assumed = None
-    if query.HasField("assumed"):
-        _check_path(max(query.assumed.shape, default=0))
-        path = decode_array(query.assumed, "query.assumed")
-        if path.min(initial=0) < 0:
-            raise ProtocolError("wire: query.assumed: a token id is negative")
-        assumed = tuple(path.tolist())
-    if not 0.0 <= query.step_s < math.inf:
-        raise ProtocolError(f"wire: a step takes no {query.step_s} seconds")
-    if not 0.0 <= query.token_s < math.inf:
-        raise ProtocolError(f"wire: a token saves no {query.token_s} seconds")
-    return Query(
-        query.request_id, query.committed_len, query.max_nodes, assumed, query.step_s, query.token_s
-    )
-
-
-def _check_path(count: int) -> None:
-    if count > MAX_ASSUMED_TOKENS:
-        raise ProtocolError(
-            f"wire: query.assumed: a path of {count} tokens; at most {MAX_ASSUMED_TOKENS}"
-        )
-
-
-def _decode_commit(commit: pb.Commit) -> Commit:
-    probe_ids = (
-        decode_array(commit.probe_ids, "commit.probe_ids", dims=2)
-        if commit.HasField("probe_ids")
-        else None
-    )
-    tokens = decode_array(commit.tokens, "commit.tokens")
-    top_next_tokens = (
-        _decode_top_next_tokens(commit.top_next_tokens)
-        if commit.HasField("top_next_tokens")
-        else None
-    )
-    return Commit(commit.request_id, commit.base_len, tokens, probe_ids, top_next_tokens)
-
-
-def _encode_features(rows: FeatureRows) -> pb.Features:
-    values = pack(to_bfloat16(rows.values), HALF)
-    array = pb.Array(dtype=BFLOAT16, shape=values.shape, data=values.data)
-    return pb.Features(request_id=rows.request_id, position=rows.position, values=array)
-
-
-def _decode_features(features: pb.Features) -> FeatureRows:
-    array, field = features.values, "wire: features.values"
-    if array.dtype != BFLOAT16:
-        raise ProtocolError(f"{field}: numbers are {array.dtype[:8]!r}, not {BFLOAT16!r}")
-    halves = unpack(PackedArray(HALF, array.shape, array.data), HALF, field, (2,))
-    return FeatureRows(features.request_id, features.position, from_bfloat16(halves))
-
-
-def _encode_commit(commit: Commit) -> pb.Commit:
-    encoded = pb.Commit(
-        request_id=commit.request_id,
-        base_len=commit.base_len,
-        tokens=encode_array(commit.tokens, INT32),
-    )
-    if commit.probe_ids is not None:
-        encoded.probe_ids.CopyFrom(encode_array(commit.probe_ids, INT32))
     if commit.top_next_tokens is not None:
-        encoded.top_next_tokens.CopyFrom(_encode_top_next_tokens(commit.top_next_tokens))
-    return encoded
+        _check_top(commit.top_next_tokens)
 
 
-def encode_array(array: NDArray, dtype: str) -> pb.Array:
-    """An array as a message; `dtype` is one of INT32, FLOAT32, BOOL."""
-    packed = pack(array, dtype)
-    return pb.Array(dtype=packed.dtype, shape=packed.shape, data=packed.data)
+def _check_top(top: TopNextTokens) -> None:
+    tokens, ids = top.tokens, top.ids
+    _expect(tokens.ndim == 1 and ids.ndim == 2, "top next tokens: 1 and 2 dimensions")
+    is_whole = len(tokens) == len(ids) and ids.shape[1] <= MAX_TOP_NEXT_TOKENS
+    _expect(is_whole, "top next tokens: not a row for each token, or rows too long")
+    is_known = min(tokens.min(initial=0), ids.min(initial=0)) >= 0
+    _expect(is_known, "top next tokens: a token id is negative")
 
 
-def decode_array(message: pb.Array, field: str, dtype: str = INT32, dims: int = 1) -> NDArray:
-    """An array of exactly this dtype and number of dimensions. Raises `ProtocolError`."""
-    packed = PackedArray(message.dtype, message.shape, message.data)
-    return unpack(packed, dtype, f"wire: {field}", (dims,))
+def _halves(rows: Iterable[FeatureRows]) -> list[HalfRows]:
+    return [HalfRows(own.request_id, own.position, to_bfloat16(own.values)) for own in rows]
 
 
-def _encode_proposal(added: pb.Proposal, proposal: Proposal) -> None:
-    """Fill in a proposal's message, which has its request's id already."""
-    added.tokens.CopyFrom(encode_array(proposal.tokens, INT32))
-    added.parents.CopyFrom(encode_array(proposal.parents, INT32))
-    added.log_probs.CopyFrom(encode_array(proposal.log_probs, FLOAT32))
-    added.num_top_next_tokens = proposal.num_top_next_tokens
-    if proposal.probe is not None:
-        added.probe.CopyFrom(_encode_probe(proposal.probe))
-    if proposal.distributions is not None:
-        added.distributions.ids.CopyFrom(encode_array(proposal.distributions.ids, INT32))
-        added.distributions.probs.CopyFrom(encode_array(proposal.distributions.probs, FLOAT32))
-
-
-def _encode_probe(probe: Probe) -> pb.Probe:
-    return pb.Probe(
-        tokens=encode_array(probe.tokens, INT32),
-        offsets=encode_array(probe.offsets, INT32),
-        mask=encode_array(probe.mask, BOOL),
-        wanted=encode_array(probe.wanted, INT32),
-        top_k=probe.top_k,
-    )
-
-
-def _decode_probe(probe: pb.Probe) -> Probe:
-    # The mask has a number for each pair of rows.
-    if max(probe.tokens.shape, default=0) > MAX_PROPOSAL_NODES:
-        raise ProtocolError(f"wire: a probe of more than {MAX_PROPOSAL_NODES} rows")
-    return Probe(
-        decode_array(probe.tokens, "probe.tokens"),
-        decode_array(probe.offsets, "probe.offsets"),
-        decode_array(probe.mask, "probe.mask", BOOL, dims=2),
-        decode_array(probe.wanted, "probe.wanted"),
-        probe.top_k,
-    )
-
-
-def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
-    """A proposal of `source`. Raises `ProtocolError`."""
-    count = max(proposal.tokens.shape, default=0)
-    if count > MAX_PROPOSAL_NODES:
-        raise ProtocolError(f"wire: a proposal of {count} nodes; at most {MAX_PROPOSAL_NODES}")
-    return Proposal(
-        source,
-        decode_array(proposal.tokens, "proposal.tokens"),
-        decode_array(proposal.parents, "proposal.parents"),
-        decode_array(proposal.log_probs, "proposal.log_probs", FLOAT32),
-        _decode_probe(proposal.probe) if proposal.HasField("probe") else None,
-        proposal.num_top_next_tokens,
-        _decode_distributions(proposal.distributions)
-        if proposal.HasField("distributions")
-        else None,
-    )
-
-
-def _decode_distributions(distributions: pb.Distributions) -> DraftDistributions:
-    return DraftDistributions(
-        decode_array(distributions.ids, "distributions.ids", dims=2),
-        decode_array(distributions.probs, "distributions.probs", FLOAT32, dims=2),
-    )
-
-
-def _encode_top_next_tokens(top_next_tokens: TopNextTokens) -> pb.TopNextTokens:
-    """The target's most probable next tokens."""
-    return pb.TopNextTokens(
-        tokens=encode_array(top_next_tokens.tokens, INT32),
-        ids=encode_array(top_next_tokens.ids, INT32),
-    )
-
-
-def _decode_top_next_tokens(message: pb.TopNextTokens) -> TopNextTokens:
-    """The reverse. Raises `ProtocolError`."""
-    tokens = decode_array(message.tokens, "top_next_tokens.tokens")
-    ids = decode_array(message.ids, "top_next_tokens.ids", dims=2)
-    if len(tokens) != len(ids) or ids.shape[1] > MAX_TOP_NEXT_TOKENS:
-        raise ProtocolError("wire: top next tokens: not a row for each token, or rows too long")
-    if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
-        raise ProtocolError("wire: top next tokens: a token id is negative")
-    return TopNextTokens(tokens, ids)
+def _whole(rows: HalfRows) -> FeatureRows:
+    _expect(rows.values.ndim == 2, "features.values: 2 dimensions")
+    return FeatureRows(rows.request_id, rows.position, from_bfloat16(rows.values))

@@ -8,9 +8,8 @@ import logging
 import os
 import pickle
 import signal
-from collections.abc import Awaitable, Coroutine, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,12 +20,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
-from ..loop_calls import call_on_loop
 from ..transport.distributed import DistributedTransport
 from ..transport.hidden_link import Backend
 from ..transport.messages import load_loops
 from ..transport.stage_spec import InFlightSteps, StageSpec
 from ..transport.stage_worker import StagePlace, check_nccl, fastest_backend
+from .supervisor import Taken
 
 logger = logging.getLogger(__name__)
 DEATH_TIMEOUT_S = 3.0
@@ -41,23 +40,15 @@ ANSWER_SLACK_S = 1.0
 ACTOR_TITLE = b"ray::StageWorker"
 
 
-@dataclass(frozen=True, slots=True)
-class TakenStage:
-    """A worker (`StageWorker`) for one stage.
-
-    is_kept  it ran the same stage before and has its weights still; it may hang, as any process
-             whose last coordinator is gone
-    """
-
-    worker: ActorHandle
-    is_kept: bool
-
-
 class StageSource(Protocol):
     """Workers for stages: kept ones, spare ones that wait, or new ones. Used on one event loop."""
 
-    async def take(self, index: int, spec: StageSpec) -> TakenStage:
-        """A worker for this stage, which may still be starting. Nobody else gets it."""
+    async def take(self, index: int, spec: StageSpec) -> Taken:
+        """A `StageWorker` for this stage, which may still be starting. Nobody else gets it.
+
+        One that is kept ran the same stage before and has its weights still. It may hang, as any
+        process whose last coordinator is gone.
+        """
         ...
 
     async def drop(self, worker: ActorHandle) -> None:
@@ -97,7 +88,6 @@ class RayPipeline:
         self._lifecycle = asyncio.Lock()
         self._stages: dict[int, ActorHandle] = {}
         self._places: dict[int, StagePlace] = {}
-        self._deaths: list[Future[Any]] = []
         self._transport: DistributedTransport | None = None
         self._steps = InFlightSteps(self._max_in_flight)
         self._open = False
@@ -191,18 +181,17 @@ class RayPipeline:
             telling.cancel()
         await loading
         stages = [self._stages[index] for index in range(len(self._specs))]
-        self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
         backend = self._backend(places)
         self._transport = DistributedTransport(places, backend, self._max_in_flight)
         # Before caches fill the memory: what connects GPUs takes some of it.
-        await _unless_lost(self._transport.meet(stages, _seconds_left(limit)), steps)
+        await self._transport.meet(stages, _seconds_left(limit))
         builds: list[Any] = [stage.build.remote() for stage in stages]
         await asyncio.gather(*builds)
         counts: list[Any] = [stage.num_blocks.remote() for stage in stages]
         self._num_blocks = min(await asyncio.gather(*counts))
         # A stage that replaces another has as many.
         self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
-        await _unless_lost(self._transport.open(stages, steps), steps)
+        await self._transport.open(stages, steps)
         self._open = True
         self._source.replenish()
 
@@ -219,7 +208,7 @@ class RayPipeline:
         """Where the stage will be. Its worker does nothing else and knows it."""
         while index not in self._stages:
             taken = await self._source.take(index, self._specs[index])
-            self._stages[index] = taken.worker
+            self._stages[index] = taken.actor
             if taken.is_kept and not await self._settle(index, SETTLE_SECONDS[-1]):
                 await self._drop(index)
         # By pickle, as all arguments of Ray's calls: a spec may be of any class that builds a
@@ -289,18 +278,24 @@ class RayPipeline:
 
     async def _close(self, reason: str) -> None:
         self._disconnect(reason)
-        deaths, self._deaths = self._deaths, []
         if not ray.is_initialized():
             self._stages.clear()
             return
+        stages = list(self._stages.values())
         for index in list(self._stages):
             await self._drop(index)
-        if deaths:
-            gone = asyncio.gather(*map(asyncio.wrap_future, deaths), return_exceptions=True)
-            try:
-                await asyncio.wait_for(gone, DEATH_TIMEOUT_S)
-            except TimeoutError:
-                logger.warning("event=stages_linger seconds=%s", DEATH_TIMEOUT_S)
+        try:
+            async with asyncio.timeout(DEATH_TIMEOUT_S):
+                await asyncio.gather(*map(_gone, stages))
+        except TimeoutError:
+            logger.warning("event=stages_linger seconds=%s", DEATH_TIMEOUT_S)
+
+
+async def _gone(stage: ActorHandle) -> None:
+    """Wait until a worker that was killed does not answer any more."""
+    with contextlib.suppress(RayError):
+        settling: Any = stage.settle.remote(DEATH_TIMEOUT_S)
+        await settling
 
 
 def _seconds_left(limit: asyncio.Timeout) -> float:
@@ -309,36 +304,7 @@ def _seconds_left(limit: asyncio.Timeout) -> float:
     return max(deadline - asyncio.get_running_loop().time(), 0.0)
 
 
-def _watch(stage: ActorHandle, index: int, steps: InFlightSteps) -> Future[Any]:
-    """A future that fails when the stage's process dies, as do all of `steps`."""
-    loop = asyncio.get_running_loop()
-    death = stage.watch.remote().future()
-
-    def died(death: Future[Any]) -> None:
-        # Without an error the stage was settled, for its next run.
-        if not death.cancelled() and death.exception() is not None:
-            reason = f"stage {index} is dead: {type(death.exception()).__name__}"
-            call_on_loop(loop, steps.lose, reason)
-
-    death.add_done_callback(died)
-    return death
-
-
 def _free_resources() -> str:
     """What Ray has to give now."""
     free = ray.available_resources()
     return f"{free.get('CPU', 0.0):g}cpu,{free.get('GPU', 0.0):g}gpu"
-
-
-async def _unless_lost(opening: Coroutine[Any, Any, None], steps: InFlightSteps) -> None:
-    """Wait for the transport, which may never open once a stage is dead."""
-    task = asyncio.ensure_future(opening)
-    lost = asyncio.ensure_future(steps.lost.wait())
-    try:
-        await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if steps.lost.is_set():
-            raise steps.error()
-        task.result()
-    finally:
-        task.cancel()
-        lost.cancel()

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import socket
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -31,9 +34,6 @@ from .stage_spec import Spans, StageRunner, StageSpec, end_process, launch_stage
 
 if TYPE_CHECKING:
     from ...models.stage.stage import PendingOutput
-import queue
-import threading
-from collections.abc import Callable
 
 Delivery = Callable[[], None]
 

@@ -1,8 +1,8 @@
 """Messages between coordinator and stages, as msgpack: steps, answers, failures.
 
-Steps are sent as deltas (`step_codec/`). The decoder checks every field against its annotation,
-arrays by their numpy type, and makes no other objects. On a connection the length precedes each
-message. `distributed.py` first checks the secret of the run, and closes connections without it.
+Steps are sent as deltas (`step_codec/`), and fields as `typed_messages.py` has them. On a
+connection the length precedes each message. `distributed.py` first checks the secret of the run,
+and closes connections without it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,18 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from ...core.arrays import PackedArray, pack, unpack
 from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import LogitEdits, Penalties, StepInput, StepOutput, prompt_step
 from .stage_spec import StageResult
 from .step_codec.decoder import StepDecoder
 from .step_codec.encoder import StepEncoder
 from .step_codec.step_delta import ChoiceDelta, RowsDelta, StepDelta
-
-T = TypeVar("T")
-
-
-# Arrays of steps have so many dimensions.
-DIMS = (1, 2)
+from .typed_messages import MessageDecoder, encode
 
 LENGTH = struct.Struct("!Q")
 # An empty message: a stage sends one each `HEARTBEAT_S`, also while it computes.
@@ -39,6 +32,13 @@ HEARTBEAT = b""
 HEARTBEAT_S = 1.0
 MAX_FRAME_BYTES = 1 << 30
 EPOCH_BITS = 62
+Kind = Literal["step", "stage", "device"]
+ERRORS: dict[Kind, type[StageError | StageLost]] = {
+    "step": StageError,
+    "stage": StageLost,
+    "device": DeviceLost,
+}
+KINDS: dict[type[StageError | StageLost], Kind] = {error: kind for kind, error in ERRORS.items()}
 
 
 class StepMessage(NamedTuple):
@@ -61,9 +61,6 @@ class StepPayloads(NamedTuple):
     whole: bytes
 
 
-Kind = Literal["step", "stage", "device"]
-
-
 class Failure(NamedTuple):
     """An error of a stage: what it ends, and its text."""
 
@@ -76,14 +73,6 @@ class ResultMessage(NamedTuple):
 
     sequence: int
     answer: StepOutput | Failure
-
-
-ERRORS: dict[Kind, type[StageError | StageLost]] = {
-    "step": StageError,
-    "stage": StageLost,
-    "device": DeviceLost,
-}
-KINDS: dict[type[StageError | StageLost], Kind] = {error: kind for kind, error in ERRORS.items()}
 
 
 def new_epoch() -> int:
@@ -105,9 +94,9 @@ class StepWriter:
         try:
             delta = self._encoder.encode(step)
             head = (sequence, delta.epoch, delta.serial)
-            rows = msgspec.Raw(_encoder.encode(delta.rows))
-            whole = _encoder.encode((*head, rows, delta.choice))
-            return StepPayloads(_encoder.encode((*head, rows, None)), whole)
+            rows = msgspec.Raw(encode(delta.rows))
+            whole = encode((*head, rows, delta.choice))
+            return StepPayloads(encode((*head, rows, None)), whole)
         except (TypeError, OverflowError) as error:
             self._encoder.forget()
             raise ProtocolError(f"step {step.step_id} has no encoding: {error}") from error
@@ -124,7 +113,7 @@ class StepReader:
 
         Raises `ProtocolError`, which names the field, for what is no message or not the next one.
         """
-        sequence, epoch, serial, rows, choice = _decode(_steps, data)
+        sequence, epoch, serial, rows, choice = _steps.decode(data)
         return sequence, self._decoder.decode(StepDelta(epoch, serial, rows, choice))
 
 
@@ -147,11 +136,11 @@ def encode_result(sequence: int, answer: StageResult) -> bytes:
     """
     if isinstance(answer, StepOutput):
         try:
-            return _encoder.encode(ResultMessage(sequence, answer))
+            return encode(ResultMessage(sequence, answer))
         except (TypeError, OverflowError) as error:
             answer = StageError(f"the answer to step {answer.step_id} has no encoding: {error}")
     kind = KINDS[type(answer)]
-    return _encoder.encode(ResultMessage(sequence, Failure(kind, str(answer))))
+    return encode(ResultMessage(sequence, Failure(kind, str(answer))))
 
 
 def decode_result(data: bytes | bytearray) -> tuple[int, StageResult]:
@@ -159,47 +148,14 @@ def decode_result(data: bytes | bytearray) -> tuple[int, StageResult]:
 
     Raises `ProtocolError`, which names the field, for other bytes.
     """
-    sequence, answer = _decode(_answers, data)
+    sequence, answer = _answers.decode(data)
     if isinstance(answer, Failure):
         return sequence, ERRORS[answer.kind](answer.reason)
     return sequence, answer
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | bytearray) -> T:
-    try:
-        return decoder.decode(data)
-    # Text that is none, keys that cannot be keys and too deep nesting raise errors of Python's own.
-    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"not a message between stages: {error}") from error
-
-
-def _pack(value: Any) -> object:
-    if isinstance(value, np.ndarray):
-        return pack(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no field of a step")
-
-
-def _unpack(kind: Any, value: object) -> object:
-    """An array of the annotated type `kind`, from what msgpack holds in its place."""
-    packed = msgspec.convert(value, PackedArray)
-    try:
-        return unpack(packed, _dtype(kind), "array", DIMS)
-    except ProtocolError as error:
-        # Of a ValueError the library tells at which field it was raised.
-        raise ValueError(str(error)) from error
-
-
-@cache
-def _dtype(kind: Any) -> np.dtype:
-    """`NDArray[np.int32]` is `ndarray[shape, dtype[np.int32]]`."""
-    return np.dtype(get_args(get_args(kind)[1])[0])
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-_steps = msgspec.msgpack.Decoder(StepMessage, dec_hook=_unpack)
-_answers = msgspec.msgpack.Decoder(ResultMessage, dec_hook=_unpack)
+_steps = MessageDecoder(StepMessage, "not a message between stages")
+_answers = MessageDecoder(ResultMessage, "not a message between stages")
 
 
 def encode_frame(message: bytes) -> bytes:

@@ -58,7 +58,7 @@ def _without_own_gpu(places: Sequence[StagePlace]) -> list[int]:
 
 
 class StageWorker:
-    """One stage and the loops that feed it. Made an actor by `actors/stage_actor.py`.
+    """One stage and the loops that feed it. Made an actor by `actors/kept_actors.py`.
 
     A worker begins without a stage, so that its process can wait with its imports done until one
     is needed. One coordinator at a time drives it: `settle` cuts the one before off.
@@ -73,7 +73,6 @@ class StageWorker:
         self._is_serving = threading.Lock()
         # transformers cannot be imported by two threads at once: one may see half of it.
         self._importing = threading.Lock()
-        self._watched = threading.Event()
 
     def prepare(self) -> None:
         """Import what a stage needs, which takes far longer than to load a small one."""
@@ -130,17 +129,11 @@ class StageWorker:
         assert self._stage is not None, "its size comes after build"
         return self._stage.num_blocks
 
-    def watch(self) -> None:
-        """Wait until the worker is settled; the call fails as soon as this process dies."""
-        self._watched.wait()
-
     def settle(self, timeout_s: float) -> bool:
         """Disconnect the coordinator; whether the stage is idle within `timeout_s`.
 
         A stage that computes, or waits for a neighbour, is not idle before it is done with that.
         """
-        self._watched.set()
-        self._watched = threading.Event()
         if self._distributed is not None:
             self._distributed.cut_off()
         if not self._is_serving.acquire(timeout=timeout_s):

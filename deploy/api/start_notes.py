@@ -67,8 +67,8 @@ def _vocabulary(drafter: DrafterConfig, target: ModelInfo) -> Iterator[str]:
     model = drafter.options.get("model")
     if drafter.kind != "model" or not isinstance(model, str):
         return
-    from ...drafters.model.vocabulary.choice import read_overlap  # noqa: PLC0415 - loads torch
-    from ...drafters.model.vocabulary.names import VOCABULARY_AUTO  # noqa: PLC0415
+    # It loads torch.
+    from ...drafters.model.vocabulary.choice import VOCABULARY_AUTO, read_overlap  # noqa: PLC0415
 
     try:
         overlap = read_overlap(read_model_info(model), target)

@@ -15,7 +15,7 @@ from ...core.proposals import Commit, DraftRequest, FeatureRows, Query
 from .demo.prompts import held_out_prompts
 
 if TYPE_CHECKING:
-    from ...drafters.heads.probing import ProbingDrafter
+    from ...drafters.heads.reading_trial import ProbingDrafter
 
 NUM_PROMPTS, NUM_TOKENS = 6, 40
 # A chain's draft of the most levels that heads are asked for by default.
@@ -30,7 +30,7 @@ def probe_head(folder: Path, model: str) -> dict[str, float]:
     """
     from ...drafters.heads.drafter import load_head_drafter
     from ...drafters.heads.options import HeadOptions
-    from ...drafters.heads.probing import ProbingDrafter
+    from ...drafters.heads.reading_trial import ProbingDrafter
     from ...models.load.model_info import read_model_info
 
     target = read_model_info(model)

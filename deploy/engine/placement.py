@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from ...cluster.config import HEAD, DrafterConfig, EngineConfig
 from ...cluster.drafting.factory import build_drafter, keeps_answers
-from ...cluster.drafting.head_features import features_of_target, is_in_last_stage
 from ...cluster.drafting.hub import AnyDrafter
-from ...cluster.drafting.local_drafter import LocalDrafter
+from ...cluster.drafting.local_drafter import LocalDrafter, StageDrafts
+from ...cluster.drafting.options import features_of_target, is_in_last_stage
 from ...cluster.drafting.pool import DrafterPool, MemberFinder
 from ...cluster.engine.assembly import local_pipeline
+from ...cluster.links.access import drafter_tls, new_token, read_token
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ...cluster.links.link import DrafterLink
-from ...cluster.links.tls_files import drafter_tls
-from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError, DrafterError, DraftlineError
 from ...core.progress import Progress, unseen
 from ...core.proposals import FeatureLayers
-from ...drafters.heads.stage_drafts import StageDrafts
 
 if TYPE_CHECKING:
     from ...actors.drafter_actor import RayDrafter

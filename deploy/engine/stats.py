@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...cluster.drafting.stats import DrafterStats
+from ...cluster.drafting.answers import DrafterStats
 from ...core.pipelined_drafting import TreeChunkCounts
 from ...core.schedule.fair_share import TenantTotals
 from ...core.step.in_flight import StepTimes

@@ -87,7 +87,7 @@ class PoolServer:
         from ...actors.drafter_actor import actor_tls  # noqa: PLC0415
         from ...actors.drafter_server import DrafterServer  # noqa: PLC0415
         from ...cluster.drafting.factory import build_drafter  # noqa: PLC0415
-        from ...cluster.links.tokens import Access, new_token  # noqa: PLC0415
+        from ...cluster.links.access import Access, new_token  # noqa: PLC0415
         from ...cluster.transport.stage_spec import end_process  # noqa: PLC0415
 
         self._drain_s = DRAIN_S

@@ -3,7 +3,7 @@
 `serve run deploy/serve.yaml` deploys it; `draftline serve --backend ray` does the same in one
 command. With several models (`deploy/models.yaml`) each has a deployment of its own. One engine
 replica is a coordinator, its stage actors and its drafter actors, together in the replica's
-placement group. Those that compute on CPUs belong to a supervisor (`actors/supervisor_actor.py`)
+placement group. Those that compute on CPUs belong to a supervisor (`actors/kept_actors.py`)
 and outlive a coordinator that dies.
 """
 
@@ -109,7 +109,7 @@ def _supervisor_options(args: ServeArgs) -> dict[str, Any]:
     if args.engine.backend != "ray":
         return {}
     # The driver alone needs it; its workers are to import little.
-    from ...actors.supervisor_actor import SupervisorActor  # noqa: PLC0415
+    from ...actors.kept_actors import SupervisorActor  # noqa: PLC0415
 
     num_first = args.engine.pipeline_parallel_size * args.deployment.num_replicas
     supervisor = DeploymentActorConfig(

@@ -41,18 +41,14 @@ from ...models.heads.load_head import (
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
-from ..model.stopping.draft_costs import DraftCosts
+from ..model.draft_costs import DraftCosts
 from ..open_requests import OpenRequests
-from .head_text import HeadText
-from .networks.block_network import DFlashNetwork
+from .head_text import HeadText, PathRead, PathRows, read_paths
+from .networks.block_network import DFlashNetwork, DSparkNetwork
 from .networks.head_network import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
-from .networks.markov_network import DSparkNetwork
-from .networks.mask_network import PEagleNetwork
-from .networks.medusa_network import MedusaNetwork
-from .networks.path_rows import PathRead, PathRows, read_paths
+from .networks.parallel_networks import MedusaNetwork, PEagleNetwork
 from .options import HeadOptions
-from .probing import ProbingDrafter
-from .reading_trial import ReadingTrial
+from .reading_trial import ProbingDrafter, ReadingTrial
 from .tree_growth import TreeGrowth
 
 # Tokens of a path cost a pass each where they are new; behind longer ones nothing is drafted.

@@ -29,14 +29,13 @@ from ...models.heads.checkpoint_kind import reading_text
 from ...models.heads.load_head import SharedParts, load_embedding, load_readings
 from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
-from ..model.stopping.depth import PayingDepth
+from ..model.draft_costs import PayingDepth
 from ..model.text_distribution import TextDistribution
 from .drafter import feature_layers, network_of
 from .networks.head_network import HeadNetwork, HeadTree
-from .networks.paged_keys import PagedKeys, paged_kv_of
+from .networks.kept_keys import KeptKeys, PagedKeys
 from .options import HeadOptions
-from .probing_head import ProbingHead
-from .reading_trial import ReadingTrial
+from .reading_trial import ProbingHead, ReadingTrial
 from .tree_growth import TreeGrowth
 from .waiting_rows import WaitingRows
 
@@ -137,7 +136,7 @@ class LastStageHead:
         """What it keeps of texts, empty."""
         parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
         row = torch.zeros(1, width, dtype=parts.dtype, device=self._network.device)
-        kv = paged_kv_of(self._network, parts.num_slots, self._network.project(row), parts.dtype)
+        kv = _paged_kv_of(self._network, parts.num_slots, self._network.project(row), parts.dtype)
         return _Kept(kv, WaitingRows(parts.num_slots, row))
 
     def _own(self, features: Tensor) -> Tensor:
@@ -208,6 +207,21 @@ class LastStageHead:
     def _forget_drafts(self) -> None:
         if self._measured is not None:
             self._measured.forget_all()
+
+
+def _paged_kv_of(
+    network: HeadNetwork, num_slots: int, projected: Tensor, dtype: torch.dtype
+) -> PagedKv:
+    """An empty cache for what a head keeps of texts. `projected`: of any row, [1, width]."""
+    device = network.device
+    tried = KeptKeys(network.num_layers)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    with torch.inference_mode():
+        network.read(projected, zero, zero, [tried], [1])
+    kept = tried.layer(0) if network.num_layers else None
+    # Parallel heads keep nothing.
+    shape = (0, 0) if kept is None else (kept.shape[2], kept.shape[3])
+    return PagedKv(network.num_layers, num_slots, *shape, dtype=dtype, device=str(device))
 
 
 class _Kept(NamedTuple):

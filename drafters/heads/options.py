@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from ...core.errors import ConfigError
 from ..model.expansion import BestFirstExpansion, DynamicExpansion, Expansion, StaticExpansion
-from ..model.options import DEVICES, DTYPES, FASTEST, FULL, SEQUOIA
-from ..model.tree_draws import DRAWS, NO_DRAWS
-from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
-from ..tree_shape import TreeShape, read_acceptance, read_tree_shape, shape_of_widths
+from ..model.options import DEVICES, DTYPES, SEQUOIA
+from ..option_checks import require_fraction, require_one_of, require_whole
+from ..tree_shape import TreeShape, read_tree_shape, shape_of_widths
 
 AUTO, CHAIN, DYNAMIC, BEST_FIRST = "auto", "chain", "dynamic", "best_first"
 # Trees whose nodes are chosen for what they are, and so are no draws.
@@ -31,42 +30,27 @@ class HeadOptions:
                 levels at once, the most probable nodes of all; auto, the second where it can be;
                 chain; sequoia, the static tree that brings most tokens a second by what was
                 accepted so far; or a JSON file of a static tree (`drafters/tree_shape.py`)
-    tree_size   of sequoia: fastest, the nodes and levels that bring most tokens a second; or full,
-                the most probable ones of as many as are allowed
-    tree_acceptance  of sequoia: a JSON file of the acceptance by rank, which is not learned then
     top_k       children of a node and width of a level in a dynamic tree
     num_tokens  levels of the tree, tokens of the chain; kinds that say all drafts at once have no
                 more than they were trained to
     distribution_size  k > 0: with a temperature, the nodes of chains and static trees are drawn
                 from the distribution of the k most probable tokens, which is declared, as
-                acceptance rules other than `coupled` need it
-    draws       of siblings in such trees: auto: without replacement (as Sequoia); none: they are
-                the most probable tokens
-    weighs_confidence  of heads that say how sure they are of each draft (DSpark): nodes are worth
-                their probability times that, except drawn ones
-    min_confidence  of such heads: no nodes behind one where it is less; 0: as many as the tree has
+                acceptance rules other than `coupled` need it; siblings without replacement (as
+                Sequoia's)
+    min_confidence  of heads that say how sure they are of each draft (DSpark): no nodes behind one
+                where it is less; 0: as many as the tree has
     max_tokens  most tokens of a text that keys and values are kept of; the oldest are let go
     device      auto (a GPU where one is), cpu or cuda
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     """
 
     # These are fixed: users have no better values.
-    FIXED: ClassVar[tuple[str, ...]] = (
-        "tree_size",
-        "tree_acceptance",
-        "draws",
-        "weighs_confidence",
-        "max_tokens",
-    )
+    FIXED: ClassVar[tuple[str, ...]] = ("max_tokens",)
 
     tree: str = AUTO
-    tree_size: str = FASTEST
-    tree_acceptance: str = ""
     top_k: int = 4
     num_tokens: int = 5
     distribution_size: int = 0
-    draws: str = "auto"
-    weighs_confidence: bool = False
     min_confidence: float = 0.0
     max_tokens: int = 8192
     device: str = "auto"
@@ -77,32 +61,16 @@ class HeadOptions:
         require_whole("num_tokens", self.num_tokens, 1, 64)
         require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_whole("max_tokens", self.max_tokens, 64)
-        require_switches(self, "weighs_confidence")
         require_fraction("min_confidence", self.min_confidence)
-        require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
-        require_one_of("tree_size", self.tree_size, (FASTEST, FULL))
-        if self.tree == SEQUOIA:
-            _ = self.acceptance
-        elif self.tree_size != FASTEST or self.tree_acceptance:
-            field = "tree_size" if self.tree_size != FASTEST else "tree_acceptance"
-            raise ConfigError(field, f"is of tree: {SEQUOIA}, and tree is {self.tree}")
-        elif self.tree not in CHOSEN:
+        if self.tree != SEQUOIA and self.tree not in CHOSEN:
             _shape_of(self.tree, self.num_tokens)
-
-    @property
-    def acceptance(self) -> tuple[float, ...]:
-        """Acceptance by rank that was measured beforehand; empty: it is learned.
-
-        Raises `ConfigError` (`tree_acceptance`).
-        """
-        return _acceptance_of(self.tree_acceptance) if self.tree_acceptance else ()
 
     @property
     def is_drawn(self) -> bool:
         """Whether nodes are drawn where there is a temperature."""
-        return bool(self.distribution_size) and self.tree not in CHOSEN and self.draws != NO_DRAWS
+        return bool(self.distribution_size) and self.tree not in CHOSEN
 
     @property
     def stop_below(self) -> float:
@@ -132,8 +100,3 @@ class HeadOptions:
 @cache
 def _shape_of(tree: str, num_tokens: int) -> TreeShape:
     return shape_of_widths([1] * num_tokens) if tree == CHAIN else read_tree_shape(Path(tree))
-
-
-@cache
-def _acceptance_of(path: str) -> tuple[float, ...]:
-    return read_acceptance(Path(path))

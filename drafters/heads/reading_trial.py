@@ -1,4 +1,4 @@
-"""Which reading of a head's config is right, by the first drafts of each.
+"""Finds out how a head's config is to be read, where that leaves it open, by its first drafts.
 
 Every reading drafts for every request, and the text judges them beside each other: nothing is run
 for it, and no prompt is needed that is like those to come.
@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
-from ...core.proposals import Proposal
+from ...core.arrays import Int32
+from ...core.interfaces import Drafter, FeatureDrafter
+from ...core.proposals import Commit, DraftRequest, FeatureLayers, FeatureRows, Proposal, Query
+from ...core.steps import HeadDrafts, HeadTask, StepInput
 from ...core.tree.proposal_batch import num_right
+from ...models.stage.stage_heads import StageHead, TextRows
 
 logger = logging.getLogger(__name__)
 
@@ -121,3 +127,189 @@ class ReadingTrial:
             self._name, self._num_drafts, best, acceptance[best],
             " ".join(f"not={one} tokens={acceptance[one]:.2f}" for one in others), self._origin,
         )  # fmt: skip
+
+
+class HeadReader(Drafter, FeatureDrafter, Protocol):
+    """A head by one reading of its config."""
+
+    clock: Callable[[], float]
+
+    @property
+    def num_passes(self) -> int: ...  # noqa: D102 - see `HeadDrafter`
+
+
+class ProbingDrafter:
+    """Asks a drafter of each reading, until one is kept (`ReadingTrial`). Until then the best so
+    far drafts."""
+
+    def __init__(self, readings: Mapping[str, HeadReader], trial: ReadingTrial) -> None:
+        """`readings`: those of the trial, all of one name."""
+        self._readings = dict(readings)
+        self._trial = trial
+        # Of readings that were let go.
+        self._passes_before = 0
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._best.name
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Of deadlines and levels, seconds."""
+        return self._best.clock
+
+    @clock.setter
+    def clock(self, clock: Callable[[], float]) -> None:
+        for one in self._readings.values():
+            one.clock = clock
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of all readings' networks so far."""
+        return self._passes_before + sum(one.num_passes for one in self._readings.values())
+
+    @property
+    def feature_layers(self) -> FeatureLayers:
+        """Layers whose outputs it reads, the same for all readings."""
+        return self._best.feature_layers
+
+    @property
+    def memory_bytes(self) -> int:
+        """About the bytes of texts, keys, values and features that wait."""
+        return sum(one.memory_bytes for one in list(self._readings.values()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether one reading is left."""
+        return self._trial.is_over
+
+    @property
+    def acceptance(self) -> dict[str, float]:
+        """As `ReadingTrial.acceptance`, also of readings that were let go."""
+        return self._trial.acceptance
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request with all readings. Raises `DrafterError` without a token."""
+        self._trial.forget(request.request_id)
+        for one in self._readings.values():
+            one.open(request)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        self._trial.forget(request_id)
+        for one in self._readings.values():
+            one.close(request_id)
+
+    def observe_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep features for the next `propose`; those of unknown requests are ignored."""
+        for one in self._readings.values():
+            one.observe_features(rows)
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Follow the committed tokens. Raises `DrafterError` for a commit that does not fit."""
+        for one in self._readings.values():
+            one.observe(commits)
+        for commit in commits:
+            self._trial.followed(commit.request_id, commit.base_len, commit.tokens.tolist())
+        self._keep_best()
+
+    def propose(
+        self, queries: Sequence[Query], deadline: float | None = None
+    ) -> Sequence[Proposal]:
+        """What the best reading so far proposes; smaller where the deadline passes."""
+        if self.is_over:
+            return self._best.propose(queries, deadline)
+        given = {name: one.propose(queries, deadline) for name, one in self._readings.items()}
+        proposals = given[self._trial.best]
+        # A draft that was cut by the deadline tells nothing.
+        if deadline is None or self.clock() < deadline:
+            for query, *drafts in zip(queries, *given.values(), strict=True):
+                if query.assumed:
+                    # The text may go another way.
+                    continue
+                self._trial.drafted(query.request_id, query.committed_len, drafts)
+        self._trial.asked(len(queries))
+        self._keep_best()
+        return proposals
+
+    @property
+    def _best(self) -> HeadReader:
+        return self._readings[self._trial.best]
+
+    def _keep_best(self) -> None:
+        if self.is_over and len(self._readings) > 1:
+            self._passes_before = self.num_passes - self._best.num_passes
+            self._readings = {self._trial.best: self._best}
+
+
+class ProbingHead:
+    """A `StageHead` that asks one of each reading, until one is kept (`ReadingTrial`).
+
+    Until then each keeps a text by its own reading, and the best so far drafts.
+    """
+
+    def __init__(self, readings: Mapping[str, StageHead], trial: ReadingTrial) -> None:
+        """`readings`: those of the trial, all of one name."""
+        self._readings = dict(readings)
+        self._trial = trial
+        self.name = self._readings[trial.best].name
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all caches."""
+        return sum(head.kv_bytes for head in self._readings.values())
+
+    def reset(self) -> None:
+        """Forget all texts; what the trial has found is kept."""
+        self._trial.forget_all()
+        for head in self._readings.values():
+            head.reset()
+
+    def release(self) -> None:
+        """Free what all keep of texts."""
+        self._trial.forget_all()
+        for head in self._readings.values():
+            head.release()
+
+    def move(self, moves: Int32) -> None:
+        """Copy slots, int32 [m, 2], in all caches."""
+        for head in self._readings.values():
+            head.move(moves)
+
+    def overwritten(self, slots: Int32) -> None:
+        """What stood in these slots is gone."""
+        for head in self._readings.values():
+            head.overwritten(slots)
+
+    def read_later(self, texts: TextRows, features: Tensor) -> None:
+        """Keep rows of all requests; they judge the drafts before them."""
+        self._judge(texts)
+        for head in self._readings.values():
+            head.read_later(texts, features)
+
+    def draft(
+        self, step: StepInput, texts: TextRows, features: Tensor, task: HeadTask
+    ) -> HeadDrafts:
+        """What the best reading so far drafts, in the time that all of them took."""
+        self._judge(texts)
+        given = {
+            name: head.draft(step, texts, features, task) for name, head in self._readings.items()
+        }
+        drafts = given[self._trial.best]
+        if self._trial.is_over:
+            return drafts
+        for index, place in enumerate(task.places):
+            if texts.starts[place] < texts.starts[place + 1]:
+                own = [one.proposals[index] for one in given.values()]
+                self._trial.drafted(texts.keys[place], texts.length(place), own)
+        self._trial.asked(sum(size > 0 for size in task.max_nodes))
+        return drafts._replace(seconds=sum(one.seconds for one in given.values()))
+
+    def _judge(self, texts: TextRows) -> None:
+        if not self._trial.is_over:
+            for key, length, tokens in texts.continued():
+                self._trial.followed(key, length, tokens)
+        if self._trial.is_over and len(self._readings) > 1:
+            best = self._trial.best
+            self._readings = {best: self._readings[best]}

@@ -13,23 +13,17 @@ from ...core.arrays import ROOT, Int32
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import (
-    NO_PROBES,
     LogitEdits,
     LogProbInput,
-    ProbeInput,
     SamplingRows,
     StepInput,
     StepOutput,
 )
-from .stopping.chain_length import ChainLength
-from .stopping.rules import Drawn
+from .stopping_rules import ChainLength, Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
 from .vocabulary.strategy import DraftNodes, DraftVocabulary
 from .vocabulary.target_noise import TargetNoise
-
-# Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
-LEAST_REST = 1e-6
 
 
 @dataclass(slots=True)
@@ -43,7 +37,6 @@ class ChainJob:
     next_position      position of the first draw as its noise counts
     distribution       of the token after the text and what was drawn; grows with it
     length             says after each token whether the chain goes on
-    with_best          whether the first draw asks for the most probable ids too
     distribution_size  tokens of the distributions that are drawn from by `rng` and declared; 0:
                        none is, and the request's own noise chooses
     tree               what is grown from the first draw's most probable tokens, in place of a chain
@@ -60,14 +53,12 @@ class ChainJob:
     next_position: int
     distribution: TextDistribution
     length: ChainLength
-    with_best: bool
     distribution_size: int = 0
     rng: np.random.Generator | None = None
     tree: TreeJob | None = None
     drawn: list[int] = field(default_factory=list)
     fed: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    best: list[int] = field(default_factory=list)
     distributions: list[DraftDistribution] = field(default_factory=list)
     target_noise: TargetNoise | None = None
     stopped: bool = False
@@ -142,19 +133,11 @@ class ChainJob:
         self.draw(int(token), Drawn(float(log_prob), entropy))
 
 
-def chain_nodes(job: ChainJob, num_rivals: int, max_nodes: int) -> DraftNodes:
-    """The chain, then the next best first tokens, which share what its first one leaves."""
-    best = job.best if job.drawn else []
-    rivals = [token for token in best if token != job.drawn[0]][:num_rivals]
-    rivals = rivals[: max_nodes - len(job.drawn)]
-    parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
-    log_probs = list(job.log_probs)
-    if rivals:
-        rest = max(LEAST_REST, -math.expm1(log_probs[0]))
-        log_probs.extend([math.log(rest)] * len(rivals))
-    return DraftNodes(
-        _int32([*job.drawn, *rivals]), _int32(parents), np.array(log_probs, dtype=np.float32)
-    )
+def chain_nodes(job: ChainJob) -> DraftNodes:
+    """The chain."""
+    parents = range(ROOT, len(job.drawn) - 1)
+    log_probs = np.array(job.log_probs, dtype=np.float32)
+    return DraftNodes(_int32(job.drawn), _int32(parents), log_probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +172,8 @@ def next_batch(jobs: Sequence[ChainJob], max_rows: int) -> ChainBatch:
     return ChainBatch(tuple(chosen), tuple(counts))
 
 
-def build_step(
-    batch: ChainBatch, block_size: int, top_k: int, *, with_entropies: bool = False
-) -> StepInput:
-    """The step that feeds a batch. `top_k` ids are asked for first draws that want the best."""
+def build_step(batch: ChainBatch, block_size: int, *, with_entropies: bool = False) -> StepInput:
+    """The step that feeds a batch."""
     jobs, counts = batch.jobs, batch.counts
     starts = [0, *accumulate(counts)]
     positions = np.concatenate(
@@ -202,7 +183,6 @@ def build_step(
     owners = np.arange(len(jobs), dtype=np.int32).repeat(counts)
     drawing = [jobs[index] for index in batch.drawing]
     rows = _int32([starts[index + 1] - 1 for index in batch.drawing])
-    wants_best = np.array([job.with_best and not job.drawn for job in drawing], dtype=np.bool_)
     tokens = [token for job, n in zip(jobs, counts, strict=True) for token in job.pending[:n]]
     return StepInput(
         step_id=0,
@@ -222,7 +202,6 @@ def build_step(
             num_top=max((job.num_top for job in drawing), default=0),
             with_entropies=with_entropies,
         ),
-        probes=ProbeInput(rows[wants_best], top_k) if wants_best.any() else NO_PROBES,
     )
 
 

@@ -26,19 +26,15 @@ from ...models.stage.load_stage import load_stage
 from ...models.stage.options import StageOptions
 from ...models.stage.stage import Stage
 from ..open_requests import OpenRequests
-from .cached_text import CachedText, TextEnd
+from .cached_text import CachedText, PrefixCache, TextEnd
 from .chain_job import ChainBatch, ChainJob, build_step, chain_nodes, next_batch
+from .draft_costs import DraftCosts, DraftRounds
 from .expansion import Expansion
 from .options import AUTO_WEIGHTS, MAX_TOKENS, ModelOptions
-from .prefix_cache import PrefixCache
-from .stopping.chain_length import ChainLength
-from .stopping.draft_costs import DraftCosts, DraftRounds
-from .stopping.rules import SVIP
-from .text_distribution import draft_rng, stacked
-from .tree_draws import NO_DRAWS, TreeDraws
+from .stopping_rules import SVIP, ChainLength
+from .text_distribution import TreeDraws, draft_rng, stacked
 from .tree_job import TreeJob, build_tree_step
-from .vocabulary.choice import choose_vocabulary
-from .vocabulary.names import check_tree
+from .vocabulary.choice import check_tree, choose_vocabulary
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
 from .vocabulary.target_noise import TargetNoise
@@ -121,9 +117,7 @@ class ModelDrafter:
         self.clock = clock
         self.num_passes = 0  # of the model so far
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
-        self._cache = PrefixCache(
-            self._options.num_blocks, self._options.block_size, is_shared=self._options.prefix_cache
-        )
+        self._cache = PrefixCache(self._options.num_blocks, self._options.block_size)
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
@@ -257,7 +251,6 @@ class ModelDrafter:
             end.next_position,
             end.distribution,
             state.length,
-            with_best=self._options.branch > 0 and end.distribution.temperature == 0,
             distribution_size=size,
             rng=rng,
             tree=self._tree(state.blocks, end, expansion, rng) if limit else None,
@@ -296,7 +289,7 @@ class ModelDrafter:
         return min(self._options.distribution_size, self._vocabulary.size) if is_draw else 0
 
     def _tree_draws(self, end: TextEnd, rng: np.random.Generator | None) -> TreeDraws | None:
-        if rng is None or self._options.draws == NO_DRAWS or self._options.tree == "dynamic":
+        if rng is None or self._options.tree == "dynamic":
             return None
         return TreeDraws(self._distribution_size(end), end.distribution.temperature, rng)
 
@@ -307,17 +300,13 @@ class ModelDrafter:
         return output
 
     def _run(self, batch: ChainBatch) -> None:
-        top_k = min(self._options.branch + 1, self._vocabulary.size)
         with_entropies = self._options.stop == SVIP
         output = self._pass(
-            build_step(batch, self._options.block_size, top_k, with_entropies=with_entropies)
+            build_step(batch, self._options.block_size, with_entropies=with_entropies)
         )
         for job, count in zip(batch.jobs, batch.counts, strict=True):
             job.feed(count)
-        best = iter(() if output.probe_ids is None else output.probe_ids.tolist())
         for row, job in enumerate(job for job in batch.jobs if not job.pending):
-            if job.with_best and not job.drawn:
-                job.best = next(best)
             job.take(output, row)
 
     def _grow(self, jobs: Sequence[TreeJob]) -> list[TreeJob]:
@@ -335,7 +324,7 @@ class ModelDrafter:
         return active
 
     def _proposal(self, end: TextEnd, job: ChainJob, max_nodes: int) -> Proposal:
-        """The tree; or the chain, then the first token's rivals."""
+        """The tree or the chain."""
         if job.tree is not None:
             nodes = DraftNodes(*job.tree.proposed(self._vocabulary.num_draws(max_nodes)))
             declared = stacked(job.tree.declared[: len(nodes.tokens)])
@@ -343,7 +332,7 @@ class ModelDrafter:
                 own = map(self._vocabulary.fed, nodes.tokens.tolist())
                 job.length.becomes([*own], nodes.parents.tolist())
         else:
-            nodes = chain_nodes(job, self._options.branch, max_nodes)
+            nodes = chain_nodes(job)
             declared = stacked(job.distributions)
         if not self._vocabulary.draws_target_ids:
             written = self._vocabulary.nodes(end.text, nodes)

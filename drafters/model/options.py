@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...core.errors import ConfigError
-from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
+from ..option_checks import require_one_of, require_switches, require_whole
 from ..tree_shape import read_tree_shape
+from .draft_costs import DraftCosts
 from .expansion import DynamicExpansion, Expansion, StaticExpansion
 from .sequoia import SequoiaShapes
-from .stopping.chain_length import stop_rule
-from .stopping.draft_costs import DraftCosts
-from .stopping.rules import Stopping
-from .tree_draws import AUTO, DRAWS
-from .vocabulary.names import VOCABULARIES, VOCABULARY_AUTO
+from .stopping_rules import Stopping, stop_rule
+from .vocabulary.choice import VOCABULARIES, VOCABULARY_AUTO
 
 DEVICES = ("auto", "cpu", "cuda")
 COMPILES = ("auto", "off")
@@ -44,25 +42,17 @@ class ModelOptions:
                           with penalties, biases or token lists get chains
     tree_size             of sequoia: fastest, the nodes and levels that bring most tokens a second;
                           or full, the most probable ones of as many as are allowed
-    draws                 auto: with a temperature and a `distribution_size`, the siblings of a
-                          static tree are draws without replacement from the distribution of the
-                          `distribution_size` most probable tokens, which is declared (as Sequoia);
-                          none: they are the most probable tokens
     top_k                 children of a node and width of a level in a dynamic tree
     num_tokens            most tokens of the chain, levels of a tree; with slem as many draws as
                           write so many of the target's
-    branch                at temperature 0: how many next best tokens, by the model's own logits,
-                          stand beside the chain's first
-    stop                  when a draft ends before that (`drafters/model/stopping/`): constant,
-                          heuristic, confidence, svip or goodput
+    stop                  when a draft ends before that (`stopping_rules.py`): constant, heuristic,
+                          confidence, svip or goodput
     distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
                           most probable tokens, which is declared, as acceptance rules other than
-                          `coupled` need it
-    confidence_threshold  for `confidence`: the chain ends after a token less probable than this;
-                          the threshold is learned from there
+                          `coupled` need it. Siblings of a static tree are draws without
+                          replacement then (as Sequoia's)
     num_blocks            KV blocks of all requests; without a free one a request gets no proposal
     block_size            tokens of a KV block
-    prefix_cache          requests of one namespace and cache salt share the KV of equal prefixes
     prefill_chunk         most rows of one pass
     device                auto (a GPU where one is), cpu or cuda
     weights               auto: in `dtype`; int8: those of linear layers rounded to 8 bits. Drafts
@@ -74,11 +64,7 @@ class ModelOptions:
 
     # These are fixed: users have no better values.
     FIXED: ClassVar[tuple[str, ...]] = (
-        "draws",
-        "branch",
-        "confidence_threshold",
         "block_size",
-        "prefix_cache",
         "prefill_chunk",
         "compile",
     )
@@ -86,16 +72,12 @@ class ModelOptions:
     vocabulary: str = VOCABULARY_AUTO
     tree: str = "chain"
     tree_size: str = FASTEST
-    draws: str = AUTO
     top_k: int = 4
     num_tokens: int = 4
-    branch: int = 0
     distribution_size: int = 0
     stop: str = "constant"
-    confidence_threshold: float = 0.4
     num_blocks: int = 1024
     block_size: int = 16
-    prefix_cache: bool = True
     prefill_chunk: int = 256
     weights: str = AUTO_WEIGHTS
     dtype: str = "auto"
@@ -106,20 +88,17 @@ class ModelOptions:
     def __post_init__(self) -> None:
         require_one_of("vocabulary", self.vocabulary, VOCABULARIES)
         require_whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
-        require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
         require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_one_of("tree_size", self.tree_size, (FASTEST, FULL))
         if self.tree_size != FASTEST and self.tree != SEQUOIA:
             raise ConfigError("tree_size", f"is of tree: {SEQUOIA}, and tree is {self.tree}")
-        require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("compile", self.compile, COMPILES)
-        require_switches(self, "enforce_eager", "prefix_cache")
+        require_switches(self, "enforce_eager")
         self.expansions()
-        require_fraction("confidence_threshold", self.confidence_threshold)
         self.stop_rule(DraftCosts())
         for field in ("num_blocks", "block_size", "prefill_chunk"):
             require_whole(field, getattr(self, field), 1)
@@ -153,4 +132,4 @@ class ModelOptions:
 
     def stop_rule(self, costs: DraftCosts) -> Callable[[], Stopping]:
         """A factory of the rule that ends one request's chains. Raises `ConfigError`."""
-        return stop_rule(self.stop, self.num_tokens, self.confidence_threshold, costs)
+        return stop_rule(self.stop, self.num_tokens, costs)

@@ -14,7 +14,7 @@ import numpy as np
 from ...core.arrays import ROOT, Float64, Int32
 from ...core.line_fit import LineFit
 from ..tree_shape import TreeShape, fastest_shape_of_sequoia, shape_of_sequoia
-from .stopping.draft_costs import DraftCosts
+from .draft_costs import DraftCosts
 
 # Ranks that the tree may use, and what a judged node leaves of the weight of those before it.
 NUM_RANKS = 8
@@ -38,18 +38,15 @@ class SequoiaShapes:
         *,
         is_full: bool = False,
         is_one_pass: bool = False,
-        acceptance: Sequence[float] = (),
     ) -> None:
         """`costs`: the drafter's own means, of the seconds of a pass.
 
         is_full      trees have all nodes that they may, whatever these take
         is_one_pass  a pass drafts all levels, however many
-        acceptance   by rank, where it was measured beforehand; else it is learned
         """
         self._costs = costs
         self._is_full = is_full
         self._is_one_pass = is_one_pass
-        self._fixed = np.array(acceptance, dtype=np.float64)
         ranks = np.arange(1, NUM_RANKS + 1, dtype=np.float64)
         self._judged: Float64 = np.full(NUM_RANKS, PRIOR_JUDGED)
         self._accepted: Float64 = self._judged * FIRST_ACCEPTANCE / np.power(ranks, FALL)
@@ -62,7 +59,7 @@ class SequoiaShapes:
     @property
     def acceptance(self) -> Float64:
         """float64 [ranks]: how often the child of each rank is right where its parent is."""
-        return self._fixed if len(self._fixed) else self._accepted / self._judged
+        return self._accepted / self._judged
 
     def shape(self, max_nodes: int, max_depth: int) -> TreeShape:
         """The tree of at most so many nodes and levels, one node at least."""

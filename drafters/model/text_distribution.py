@@ -133,3 +133,42 @@ def stacked(distributions: Sequence[DraftDistribution]) -> DraftDistributions | 
         np.stack([distribution.ids for distribution in distributions]).astype(np.int32),
         np.stack([distribution.probs for distribution in distributions]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDraws:
+    """How the candidates after a node are drawn.
+
+    size  draws are among so many of the most probable tokens
+    """
+
+    size: int
+    temperature: float
+    rng: np.random.Generator
+
+    def candidates(self, output: StepOutput, row: int, count: int) -> list[DrawnToken]:
+        """`count` draws after `row`, in their order; fewer where no further token can be drawn."""
+        top = output.log_probs.top
+        assert top is not None
+        ids, log_probs = top.ids[row, : self.size], top.log_probs[row, : self.size]
+        weights = weights_of(log_probs, self.temperature)
+        drawn: list[DrawnToken] = []
+        while len(drawn) < count and weights.any():
+            index, probs = draw_index(weights, self.rng)
+            drawn.append(
+                DrawnToken(
+                    int(ids[index]), float(np.log(probs[index])), DraftDistribution(ids, probs)
+                )
+            )
+            weights[index] = 0.0
+        return drawn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnToken:
+    """A candidate, its log-probability, and the distribution that it was drawn from, given the
+    draws before it."""
+
+    token: int
+    log_prob: float
+    distribution: DraftDistribution

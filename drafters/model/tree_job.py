@@ -16,8 +16,7 @@ from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
 from ...core.tree.tree_loops import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
-from .text_distribution import DraftDistribution, TextDistribution
-from .tree_draws import TreeDraws
+from .text_distribution import DraftDistribution, TextDistribution, TreeDraws
 from .vocabulary.strategy import DraftVocabulary
 from .vocabulary.target_noise import TargetNoise
 
@@ -36,7 +35,6 @@ class TreeJob:
     draws          None: candidates are the most probable tokens, and no draws
     sure           log-probability that what is drafted after a node is accepted, by node, where
                    the model tells it beside its distribution
-    weighs_sure    candidates are worth so much less
     stop_below     no candidates are taken after a node of less
     fed            nodes whose KV stands behind the text's, in the order of their slots
     declared       what each node was drawn from
@@ -51,7 +49,6 @@ class TreeJob:
     vocabulary: DraftVocabulary
     draws: TreeDraws | None = None
     sure: Mapping[int, float] = field(default_factory=dict)
-    weighs_sure: bool = False
     stop_below: float = -inf
     fed: list[int] = field(default_factory=list)
     declared: list[DraftDistribution] = field(default_factory=list)
@@ -86,8 +83,7 @@ class TreeJob:
                 continue
             tokens, given = self._candidates(output, row, node)
             ids.append(tokens.tolist())
-            weight = self.sure.get(node, 0.0) if self.weighs_sure else 0.0
-            log_probs.append((given + np.float32(weight)).tolist())
+            log_probs.append(given.tolist())
         self.expansion.grow(ids, log_probs)
 
     def proposed(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:

@@ -1,6 +1,6 @@
 """The compiled loops of SPECTRA's candidate pool: one array a request.
 
-It is the window of `ngram/candidate_pool.py`, which says what levels and columns are. The array is
+It is the window of `ngram/lookahead.py`, which says what levels and columns are. The array is
 int32: how many LEVELS there are, how many COLUMNS each has, and then the levels, each with room for
 the columns of the first step. Column 0 of level 0 is the root, which is not kept.
 """

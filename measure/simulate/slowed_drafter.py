@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ...cluster.config import HEAD, DrafterConfig
-from ...cluster.drafting.head_features import head_folder
+from ...cluster.drafting.options import head_folder
 from ...core.arrays import ROOT
 from ...core.interfaces import (
     AheadDrafter,

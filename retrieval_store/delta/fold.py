@@ -15,8 +15,7 @@ from ..search.lookup import SHARED
 from ..store import Manifest, SegmentStore, loss
 from .damage import StoreWatch
 from .delta_log import DeltaLog, Folded, LoggedEvent
-from .fingerprint import Fingerprint
-from .settings import LearningSettings
+from .settings import Fingerprint, LearningSettings
 from .weighted_texts import WeightedTexts, folded_texts, learned_segment
 
 

@@ -11,8 +11,7 @@ from ..search.lookup import SHARED
 from ..segment.segment import Segment
 from ..store import SegmentStore
 from .delta_log import DeltaLog
-from .fingerprint import Fingerprint
-from .settings import LearningSettings
+from .settings import Fingerprint, LearningSettings
 from .weighted_texts import WeightedTexts, folded_texts, learned_segment
 
 # After this many unreachable logs in one refresh, the remaining logs wait for the next refresh.

@@ -14,8 +14,7 @@ from ...core.arrays import Int32
 from ..segment.segment import SEPARATOR, Segment, build_segment
 from ..store import SegmentStore
 from .delta_log import DeltaEvent, Folded, text_digest
-from .fingerprint import Fingerprint
-from .settings import LearningSettings
+from .settings import Fingerprint, LearningSettings
 
 # A text counts as many times as its rounded weight, up to this limit.
 MAX_COPIES = 4

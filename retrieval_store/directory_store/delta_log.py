@@ -1,29 +1,238 @@
 """The embedded delta log: a file for each namespace, in the folder of a `DirectoryStore`.
 
-.delta/<folder>/<tag>.log  see `log_file.py`; `folder` is the namespace's, see
-                           `namespace_folder`; `tag` is the fingerprint of the texts
+.delta/<folder>/<tag>.log  `folder` is the namespace's (`folder.py`), `tag` the texts' fingerprint
+.learning.json             the namespaces that are excluded from learning, beside the manifest
+
+Damage costs one line: each is the CRC-32 of the rest, 8 hexadecimal digits, a space, and JSON:
+
+    {"epoch", "next"}                          first: the mark of readers, and the next position
+    {"folded"}                                 `Folded`, as text
+    [position, time, digest, weight, tokens]   an event; tokens are base64 of int32, or null
+
+Older versions wrote one JSON object without a checksum, which is read.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
+import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import DamagedError, StoreError
 from ..delta.damage import DamageCount
-from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, StoreClock
-from ..delta.fingerprint import Tagged
-from ..delta.settings import LearningSettings
+from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, StoreClock, checked_event
+from ..delta.settings import LearningSettings, Tagged
+from ..learning import check_learned
 from ..store import check_namespace
-from .locks import DELTA, fold_lock, folder_time, log_lock
-from .log_file import LogContent, decode_log, encode_log
-from .namespace_folder import folder_name, namespace_of, older_folder, replace_file
-from .policy import namespaces_off
+from .folder import (
+    DELTA,
+    fold_lock,
+    folder_name,
+    folder_time,
+    log_lock,
+    namespace_of,
+    older_folder,
+    replace_file,
+)
 
+# No namespace begins with a dot.
+POLICY = ".learning.json"
+# The errors of reading anything but the expected JSON.
+UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedError)
 _Stamp = tuple[int, int, int]
+
+
+def namespaces_off(folder: Path) -> frozenset[str]:
+    """The namespaces excluded from learning, read from a store's folder.
+
+    Raises `StoreError`, also for a file that is damaged. Callers that must not miss a change hold
+    `log_lock`.
+    """
+    path = folder / POLICY
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))["off"]
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(path) from error
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise _corrupt(path)
+    return frozenset(listed)
+
+
+class DirectoryLearningPolicy:
+    """Implements `LearningPolicy` in the folder of a `DirectoryStore`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def off(self) -> frozenset[str]:
+        """Namespaces excluded from learning; needs no lock, as the file is replaced as a whole."""
+        return namespaces_off(self._folder)
+
+    def switch(self, namespace: str, *, learns: bool) -> None:
+        """Forbid or allow learning of a namespace, under the lock that appending takes."""
+        check_learned(namespace)
+        path = self._folder / POLICY
+        with log_lock(self._folder):
+            rest = namespaces_off(self._folder) - {namespace}
+            off = sorted(rest if learns else rest | {namespace})
+            try:
+                replace_file(path, json.dumps({"off": off}).encode())
+            except OSError as error:
+                raise StoreError(f"{path}: cannot be written ({error})") from error
+
+    def close(self) -> None:
+        """Do nothing: no file is open between calls."""
+
+
+def _corrupt(path: Path) -> StoreError:
+    return StoreError(f"{path}: corrupt; delete it, then `draftline corpus learn NAMESPACE --off`")
+
+
+@dataclass(frozen=True, slots=True)
+class LogContent:
+    """The content of a log file.
+
+    damaged  names of the skipped lines
+    lines    line -> its event, so that the next read does not decode it again
+    """
+
+    epoch: str
+    next_position: int = 1
+    folded: Folded = field(default_factory=Folded)
+    events: tuple[LoggedEvent, ...] = ()
+    damaged: tuple[str, ...] = ()
+    lines: Mapping[bytes, LoggedEvent] = field(default_factory=dict)
+
+
+def encode_log(content: LogContent) -> bytes:
+    """The bytes of a log file, for `decode_log`."""
+    rows: list[object] = [{"epoch": content.epoch, "next": content.next_position}]
+    rows.append({"folded": content.folded.to_json()})
+    rows += [_event_row(logged) for logged in content.events]
+    return b"".join(_line(json.dumps(row).encode()) for row in rows)
+
+
+def decode_log(data: bytes, origin: str, known: Mapping[bytes, LoggedEvent]) -> LogContent:
+    """The valid content of a file of either format; `known` are the `lines` of an earlier read.
+
+    `origin` names the file in the `DamagedError` raised where nothing can be read.
+    """
+    if data.startswith(b"{"):
+        return _decode_older(data, origin)
+    decoder = _Decoder(origin, known)
+    for line in data.removesuffix(b"\n").split(b"\n"):
+        decoder.add(line)
+    return decoder.content(data)
+
+
+def _line(text: bytes) -> bytes:
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _sum(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+class _Decoder:
+    """Decodes a log file line by line."""
+
+    def __init__(self, origin: str, known: Mapping[bytes, LoggedEvent]) -> None:
+        self._origin = origin
+        self._known = known
+        self._lines: dict[bytes, LoggedEvent] = {}
+        self._epoch = ""
+        self._next = 1
+        self._folded: Folded | None = None
+        self._events: list[LoggedEvent] = []
+        self._damaged: list[str] = []
+
+    def add(self, line: bytes) -> None:
+        """Decode one line, valid or damaged."""
+        event = self._known.get(line)
+        try:
+            event = event or self._decoded(line)
+        except UNSOUND:
+            self._damaged.append(f"line {_sum(line)}")
+        if event is not None:
+            self._lines[line] = event
+            self._events.append(event)
+
+    def content(self, data: bytes) -> LogContent:
+        """The content of the log file `data`, after `add` was called for all its lines."""
+        last = max((int(logged.position) for logged in self._events), default=0)
+        return LogContent(
+            # A new epoch, so that readers read the log again.
+            self._epoch or f"damaged {_sum(data)}",
+            max(self._next, last + 1),
+            self._folded or Folded(),
+            tuple(self._events),
+            tuple(self._damaged) or (() if self._epoch else ("head",)),
+            self._lines,
+        )
+
+    def _decoded(self, line: bytes) -> LoggedEvent | None:
+        digits, _, text = line.partition(b" ")
+        if digits.decode() != _sum(text):
+            raise ValueError("checksum")
+        row = json.loads(text.decode())
+        if isinstance(row, list):
+            return _event(row)
+        if "folded" in row:
+            self._folded = Folded.from_json(row["folded"], self._origin)
+        else:
+            self._epoch, self._next = str(row["epoch"]), int(row["next"])
+        return None
+
+
+def _decode_older(data: bytes, origin: str) -> LogContent:
+    damaged: list[str] = []
+    events: list[LoggedEvent] = []
+    folded = Folded()
+    try:
+        fields = json.loads(data)
+        rows: Sequence[Any] = list(fields["events"])
+        epoch, following = str(fields["epoch"]), int(fields["next"])
+    except UNSOUND:
+        return LogContent(f"damaged {_sum(data)}", damaged=(f"file {_sum(data)}",))
+    try:
+        folded = Folded.from_json(fields["folded"], origin)
+    except UNSOUND:
+        damaged.append("folded")
+    for index, row in enumerate(rows):
+        try:
+            events.append(_event(row))
+        except UNSOUND:
+            damaged.append(f"event {index}")
+    return LogContent(epoch, following, folded, tuple(events), tuple(damaged))
+
+
+def _event_row(logged: LoggedEvent) -> list[Any]:
+    event = logged.event
+    packed = None
+    if event.tokens is not None:
+        packed = base64.b64encode(event.tokens.astype("<i4").tobytes()).decode()
+    return [logged.position, logged.time, event.digest, event.weight, packed]
+
+
+def _event(row: Any) -> LoggedEvent:
+    position, time, digest, weight, packed = row
+    if not isinstance(position, str) or len(position) != 16 or not position.isdecimal():
+        raise ValueError("position")
+    if not math.isfinite(time):
+        raise ValueError("time")
+    data = None if packed is None else base64.b64decode(packed, validate=True)
+    return LoggedEvent(position, float(time), checked_event(digest, weight, data))
 
 
 class DirectoryDeltaLog:

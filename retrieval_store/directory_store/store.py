@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,16 @@ from ..store import (
     is_entry,
     require_id,
 )
-from .locks import lock_file
-from .namespace_folder import LOCK, folder_name, older_folder, replace_file
+from .folder import (
+    DELTA,
+    LOCK,
+    fold_lock,
+    folder_name,
+    lock_file,
+    log_lock,
+    older_folder,
+    replace_file,
+)
 
 MANIFEST = "manifest.json"
 # Seconds that deleted files stay for readers with an older manifest.
@@ -207,3 +216,40 @@ def _reported(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error})") from error
+
+
+class DirectoryEraser:
+    """Implements `NamespaceEraser` in the folder of a `DirectoryStore`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._store = DirectoryStore(folder)
+
+    def erase(self, namespace: str) -> None:
+        """Delete a namespace: its manifest entries, then its files; maps of them stay readable."""
+        if not self._folder.is_dir():
+            return
+        with fold_lock(self._folder, wait=True), log_lock(self._folder):
+            for segment_id in self._store.manifest().segment_ids(namespace):
+                self._store.delete(namespace, segment_id)
+            try:
+                for folder in self._folders(namespace):
+                    shutil.rmtree(folder)
+            except OSError as error:
+                raise StoreError(f"{self._folder}: cannot be deleted ({error})") from error
+
+    def remains(self, namespace: str) -> list[str]:
+        """Files and manifest entries of the namespace, sorted."""
+        files = [str(path) for folder in self._folders(namespace) for path in folder.rglob("*")]
+        listed = self._store.manifest().segment_ids(namespace)
+        return sorted(files + [f"manifest {name}" for name in listed])
+
+    def close(self) -> None:
+        """Do nothing: no file is open between calls."""
+
+    def _folders(self, namespace: str) -> list[Path]:
+        parents = [self._folder, self._folder / DELTA]
+        folders = [parent / folder_name(namespace) for parent in parents]
+        older = [older_folder(parent, namespace) for parent in parents]
+        # Files of the store itself, such as its manifest, have names that a namespace could have.
+        return [path for path in (*folders, *older) if path is not None and path.is_dir()]

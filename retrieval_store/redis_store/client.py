@@ -1,4 +1,4 @@
-"""Connections to Redis, a client with the names of a store's keys, and room for uploads.
+"""Connections to Redis, a client with the names of a store's keys, and notifications of changes.
 
 Handles URL, TLS, user and password; errors contain no secret. In a cluster it connects to the node
 that holds the keys.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from urllib.parse import SplitResult, parse_qs, parse_qsl, quote, urlencode, url
 
 import redis
 from redis.backoff import NoBackoff
+from redis.client import PubSub
 from redis.exceptions import MovedError, NoPermissionError, OutOfMemoryError
 from redis.retry import Retry
 
@@ -29,6 +31,8 @@ TIMEOUT_S = 2.0
 logger = logging.getLogger(__name__)
 # Redis's allocator rounds a block of up to 4 MiB up by at most this.
 ROUNDING_BYTES = 2**20
+# Seconds after which a subscription is renewed, since a connection may die silently.
+SUBSCRIPTION_SECONDS = 60.0
 
 
 def connect(url: str, timeout: float) -> redis.Redis:
@@ -213,3 +217,56 @@ def warn_of_eviction(client: redis.Redis, url: str) -> None:
 
 def _policy(memory: dict[str, object]) -> str:
     return str(memory.get("maxmemory_policy", "unknown"))
+
+
+class ChangeListener:
+    """Waits for messages on a channel; one thread at a time.
+
+    Without a subscription (connection lost, or no right to subscribe) it only waits, and the caller
+    relies on polling. Each wait tries to subscribe again.
+    """
+
+    def __init__(self, client: redis.Redis, channel: str) -> None:
+        self._client = client
+        self._channel = channel
+        self._pubsub: PubSub | None = None
+        self._subscribed_at = 0.0
+        self._is_told = True
+        self._closed = threading.Event()
+
+    def wait(self, timeout: float) -> None:
+        """Return after a notification or a new subscription, at the latest after `timeout`
+        seconds."""
+        end = time.monotonic() + timeout
+        try:
+            pubsub = self._subscribed()
+            if pubsub.get_message(timeout=timeout) is not None:
+                # One refresh covers all notifications so far.
+                while pubsub.get_message(timeout=0.0) is not None:
+                    pass
+            self._is_told = True
+        except redis.RedisError as error:
+            self._forget()
+            if self._is_told:
+                logger.info("event=retrieval_store_polled %s", error)
+            self._is_told = False
+            self._closed.wait(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """End the subscription, and a wait without one."""
+        self._closed.set()
+        self._forget()
+
+    def _subscribed(self) -> PubSub:
+        if time.monotonic() > self._subscribed_at + SUBSCRIPTION_SECONDS:
+            self._forget()
+        if self._pubsub is None:
+            self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+            self._pubsub.subscribe(self._channel)
+            self._subscribed_at = time.monotonic()
+        return self._pubsub
+
+    def _forget(self) -> None:
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            pubsub.close()

@@ -1,4 +1,4 @@
-"""A delta log in Redis: one stream for each namespace, beside the segments of a `RedisStore`.
+"""A delta log in Redis, one stream for each namespace, with the learning policy and erasure.
 
 Keys, with the segment store's hash tag; `tag` is the fingerprint of the texts:
 
@@ -6,6 +6,7 @@ Keys, with the segment store's hash tag; `tag` is the fingerprint of the texts:
     ...:folded:<namespace>:<tag>  string: `Folded` as JSON
     ...:epochs                    hash: "<namespace>/<tag>" -> epoch
     ...:lock:<namespace>          held while the namespace is folded or forgotten
+    ...:learning                  hash: namespace -> "off"
 """
 
 from __future__ import annotations
@@ -24,17 +25,51 @@ from redis.lock import Lock
 from ...core.errors import DamagedError, StoreError
 from ..delta.damage import DamageCount
 from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, StoreClock, checked_event
-from ..delta.fingerprint import Tagged
-from ..delta.settings import LearningSettings
+from ..delta.settings import LearningSettings, Tagged
+from ..learning import check_learned
 from ..store import NAMESPACE, check_namespace
 from .client import TIMEOUT_S, RedisClient, as_text
 
+OFF = "off"
 logger = logging.getLogger(__name__)
-
 # Entries of one round trip; Redis keeps about a hundred more entries than the given limit.
 PAGE = 1024
 # A fold takes seconds; a process that dies in one blocks the others for this long.
 LOCK_SECONDS = 120.0
+# Keys of these kinds have a namespace after the kind. The lock has one, too, but holds no data and
+# expires; a folder may take it at any time.
+KINDS = frozenset({"chunk", "delta", "folded"})
+# Seconds to wait for a running fold.
+LOCK_WAIT_S = 30.0
+
+
+class RedisLearningPolicy:
+    """Implements `LearningPolicy` over the URL and name of a `RedisStore`."""
+
+    def __init__(self, url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> None:
+        self._redis = RedisClient(url, name, timeout)
+        self._client = self._redis.raw
+
+    def off(self) -> frozenset[str]:
+        """Namespaces excluded from learning; one round trip."""
+        with self._redis.reported():
+            return frozenset(as_text(name) for name in self._client.hgetall(self._redis.learning))
+
+    def switch(self, namespace: str, *, learns: bool) -> None:
+        """Forbid or allow learning of a namespace, in one command.
+
+        Every running append reads the policy again.
+        """
+        check_learned(namespace)
+        with self._redis.reported():
+            if learns:
+                self._client.hdel(self._redis.learning, namespace)
+            else:
+                self._client.hset(self._redis.learning, namespace, OFF)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
 
 
 class RedisDeltaLog:
@@ -274,3 +309,60 @@ def _next(position: str) -> str:
     """The lowest position above one."""
     milliseconds, _, count = position.partition("-")
     return f"{milliseconds}-{int(count) + 1}"
+
+
+class RedisEraser:
+    """Implements `NamespaceEraser` over the URL and name of a `RedisStore`."""
+
+    def __init__(self, url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> None:
+        self._redis = RedisClient(url, name, timeout)
+        self._client = self._redis.raw
+        self._hashes = (self._redis.manifest, f"{self._redis.prefix}:epochs")
+
+    def erase(self, namespace: str) -> None:
+        """Delete a namespace in one transaction. Raises `StoreError` if a fold does not end."""
+        lock = namespace_lock(self._redis, namespace)
+        with self._redis.reported():
+            if not lock.acquire(blocking=True, blocking_timeout=LOCK_WAIT_S):
+                raise StoreError(f"namespace {namespace} is being folded; try again")
+        try:
+            keys = self._keys(namespace)
+            fields = [(name, self._fields(name, namespace)) for name in self._hashes]
+            with self._redis.reported(), self._client.pipeline(transaction=True) as change:
+                for name, named in fields:
+                    if named:
+                        change.hdel(name, *named)
+                if keys:
+                    change.unlink(*keys)
+                change.publish(self._redis.channel, namespace)
+                change.execute()
+        finally:
+            release(self._redis, lock)
+
+    def remains(self, namespace: str) -> list[str]:
+        """Keys of the namespace, and its fields of the hashes that name all namespaces, sorted."""
+        fields = [
+            f"{name} {field}" for name in self._hashes for field in self._fields(name, namespace)
+        ]
+        return sorted(self._keys(namespace) + fields)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _keys(self, namespace: str) -> list[str]:
+        # The pattern contains no namespace, whose name could be read as a glob by Redis.
+        start = f"{self._redis.prefix}:"
+        with self._redis.reported():
+            keys = [as_text(key) for key in self._client.scan_iter(f"{start}*", count=1000)]
+        split = {key: key.removeprefix(start).split(":") for key in keys}
+        return [
+            key
+            for key, parts in split.items()
+            if len(parts) > 1 and parts[0] in KINDS and parts[1] == namespace
+        ]
+
+    def _fields(self, name: str, namespace: str) -> list[str]:
+        with self._redis.reported():
+            fields = [as_text(field) for field in self._client.hkeys(name)]
+        return [field for field in fields if field.startswith(f"{namespace}/")]

@@ -34,8 +34,7 @@ from ..store import (
     is_entry,
     require_id,
 )
-from .changes import ChangeListener
-from .client import TIMEOUT_S, RedisClient, as_text, require_room, warn_of_eviction
+from .client import TIMEOUT_S, ChangeListener, RedisClient, as_text, require_room, warn_of_eviction
 
 # With the digest and Redis's header, a chunk fits a block of 4 MiB, which the allocator does not
 # round up.

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 from ...core.errors import ConfigError
 from ...models.load.bundled import DEMO_STORE
 from ..delta.delta_log import DeltaLog
-from ..delta.fingerprint import Fingerprint, Tag, Tagged
-from ..delta.settings import LearningSettings
-from ..directory_store.delta_log import DirectoryDeltaLog, directory_log_tags
-from ..directory_store.eraser import DirectoryEraser
-from ..directory_store.policy import DirectoryLearningPolicy
-from ..directory_store.store import DirectoryStore
-from ..learning.erasure import LearningPolicy, NamespaceEraser
-from ..learning.learning import LiveLearning
+from ..delta.settings import Fingerprint, LearningSettings, Tag, Tagged
+from ..directory_store.delta_log import (
+    DirectoryDeltaLog,
+    DirectoryLearningPolicy,
+    directory_log_tags,
+)
+from ..directory_store.store import DirectoryEraser, DirectoryStore
+from ..learning import LearningPolicy, LiveLearning, NamespaceEraser
 from ..store import SegmentStore
 
 

@@ -14,7 +14,7 @@ import pytest
 from draftline.actors import drafter_process
 from draftline.actors.drafter_process import DrafterProcess
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.drafting.drafter_limits import DrafterLimits
+from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions

@@ -20,13 +20,12 @@ import torch
 from draftline.actors.drafter_server import DrafterServer, main
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.pool import DrafterPool
-from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
+from draftline.cluster.links.access import TlsFiles
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
-from draftline.cluster.links.link import DrafterLink
-from draftline.cluster.links.tls_files import TlsFiles
+from draftline.cluster.links.link import DrafterLink, DrafterMessage
 from draftline.core.errors import ConfigError
-from draftline.core.proposals import DraftRequest, Query
+from draftline.core.proposals import DraftRequest, Query, empty_proposal
 from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter
 from support.servers.hub_session import LIMITS, QUICK_RETRY, HubSession, Rhyme, until
 from support.servers.self_signed import self_signed_files
@@ -56,10 +55,16 @@ async def test_two_hubs_with_the_same_request_ids_do_not_mix(serve):
     await hubs[1].stop()
 
 
-@pytest.mark.parametrize("first", [b"", b"\xff\xff garbage", pb.ToDrafter(step=pb.Step())])
-async def test_a_garbage_client_is_refused_and_others_are_served(serve, first):
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xff garbage",
+        wire.encode_step(DrafterMessage(1, (), (), [], [], 0.0), 0.0, 4096),
+    ],
+)
+async def test_a_garbage_client_is_refused_and_others_are_served(serve, data):
     address = await serve(CountingDrafter("far"))
-    data = first if isinstance(first, bytes) else first.SerializeToString()
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream(wire.METHOD)(iter([data]))
         with pytest.raises(grpc.aio.AioRpcError, match="wire:") as caught:
@@ -77,7 +82,7 @@ async def strange_server(*answers: bytes) -> AsyncIterator[str]:
 
     async def exchange(requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
         await anext(requests)
-        yield wire.encode_hello(wire.Greeting("far"), pb.FromDrafter)
+        yield wire.encode_hello(wire.Greeting("far"))
         position = 0
         async for _ in requests:
             yield answers[min(position, len(answers) - 1)]
@@ -99,11 +104,13 @@ async def strange_server(*answers: bytes) -> AsyncIterator[str]:
         b"\xff\xff\xff",
         b"",
         b"x" * 5000,
-        wire.encode_hello(wire.Greeting("far"), pb.FromDrafter),
-        pb.FromDrafter(answer=pb.Answer(sequence=77)).SerializeToString(),
-        pb.FromDrafter(
-            answer=pb.Answer(sequence=1, proposals=[pb.Proposal(request_id="another")])
-        ).SerializeToString(),
+        wire.encode_hello(wire.Greeting("far")),
+        wire.encode_answer(DrafterMessage(77, (), (), [], [], 0.0), [], 4096),
+        wire.encode_answer(
+            DrafterMessage(1, (), (), [], [Query("another", 1, 4)], 0.0),
+            [empty_proposal("far")],
+            4096,
+        ),
     ],
     ids=["garbage", "empty", "oversize", "hello", "stale", "another request"],
 )

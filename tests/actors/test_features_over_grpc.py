@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from draftline.actors.drafter_process import DrafterProcess
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.drafting.head_features import features_of_target
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links import drafter_pb2 as pb
+from draftline.cluster.drafting.options import features_of_target
 from draftline.cluster.links import grpc_link, service, wire
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.proposals import FeatureLayers, FeatureRows
@@ -76,13 +75,13 @@ async def test_a_client_that_sends_features_that_nobody_reads_is_refused(serve, 
     address = await serve(CountingDrafter("far") if read is None else FeatureReader(read, "far"))
     rows = FeatureRows("r", 0, np.ones((1, 5), dtype=np.float32))
     parts = [
-        wire.encode_hello(wire.Greeting("far"), pb.ToDrafter),
+        wire.encode_hello(wire.Greeting("far")),
         wire.encode_more_features([rows], 4096),
     ]
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream(wire.METHOD)(iter(parts))
         answers = aiter(call)
-        greeting = wire.decode_hello(await anext(answers), pb.FromDrafter)
+        greeting = wire.decode_hello(await anext(answers))
         assert greeting == wire.Greeting("far", read)
         with pytest.raises(grpc.aio.AioRpcError, match="wire: features of 5 numbers") as caught:
             await anext(answers)
@@ -93,7 +92,7 @@ async def test_a_client_that_sends_features_without_end_is_refused(serve, monkey
     monkeypatch.setattr(service, "MAX_FEATURE_BYTES", 1000)
     address = await serve(FeatureReader(LAYERS, "far"))
     more = wire.encode_more_features([whole_numbers(0, 5)], 4096)
-    parts = [wire.encode_hello(wire.Greeting("far"), pb.ToDrafter), *[more] * 4]
+    parts = [wire.encode_hello(wire.Greeting("far")), *[more] * 4]
     async with grpc.aio.insecure_channel(address) as channel:
         answers = aiter(channel.stream_stream(wire.METHOD)(iter(parts)))
         await anext(answers)

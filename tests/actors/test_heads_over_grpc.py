@@ -12,8 +12,8 @@ from draftline.actors.drafter_server import DrafterServer
 from draftline.cluster.drafting.head_watch import NUM_DRAFTS
 from draftline.cluster.drafting.hub import AnyDrafter, DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.links.access import TlsFiles
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
-from draftline.cluster.links.tls_files import TlsFiles
 from draftline.core.proposals import FeatureLayers, FeatureRows, Proposal, Query, chain_proposal
 from draftline.drafters.heads.drafter import load_head_drafter
 from draftline.models.load.checkpoint import resolve_head_path

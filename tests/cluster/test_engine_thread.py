@@ -104,16 +104,23 @@ class Running:
             self.ended.setdefault(name, threading.Event()),
         )
 
+        refusals: list[DraftlineError] = []
+
         def sink(event: Delta | DraftlineError) -> None:
             heard.append(event)
+            if isinstance(event, DraftlineError):
+                refusals.append(event)
             if isinstance(event, DraftlineError) or event.finish_reason:
                 ended.set()
 
         params = SamplingParams(max_tokens=max_tokens)
         ids = np.array([1, 2, 3], dtype=np.int32)
         request = Request(name, ids, params, len(name), max_tokens, sink)
-        add = self.thread.enqueue if enqueued else self.thread.add
-        add(request, StopRule(params, (), max_tokens, NoText()))
+        self.thread.enqueue(request, StopRule(params, (), max_tokens, NoText()))
+        if not enqueued:
+            self.thread.take_enqueued()
+            if refusals:
+                raise refusals[0]
 
     def get_stuck(self, name: str, limit_s: float) -> None:
         """In a step of this request; the first steps compile loops, and are slow."""

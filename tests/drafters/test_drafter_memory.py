@@ -14,8 +14,7 @@ from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter
-from draftline.drafters.spectra.drafter import SpectraDrafter
-from draftline.drafters.spectra.options import SpectraOptions
+from draftline.drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from draftline.drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 
 TEXT = (np.random.default_rng(0).zipf(1.3, 20_000) % 2000).astype(np.int32)

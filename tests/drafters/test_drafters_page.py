@@ -15,8 +15,8 @@ from draftline.drafters.ngram.anpd import AnpdOptions
 from draftline.drafters.ngram.lookahead import LookaheadOptions
 from draftline.drafters.ngram.prompt_lookup import PromptLookupOptions
 from draftline.drafters.ngram.token_recycling import TokenRecyclingOptions
-from draftline.drafters.retrieval.drafter import RetrievalOptions
-from draftline.drafters.spectra.options import SpectraOptions
+from draftline.drafters.retrieval import RetrievalOptions
+from draftline.drafters.spectra.drafter import SpectraOptions
 from draftline.drafters.suffix.drafter import SuffixOptions
 from support.tools.pages import DOCS, headings, sections
 

@@ -10,9 +10,8 @@ from draftline.core.interfaces import Drafter, Subtree
 from draftline.core.proposals import chain_proposal
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from draftline.drafters.retrieval.drafter import RetrievalDrafter
-from draftline.drafters.spectra.drafter import SpectraDrafter
-from draftline.drafters.spectra.options import SpectraOptions
+from draftline.drafters.retrieval import RetrievalDrafter
+from draftline.drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from draftline.drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from support.fakes.fake_lookup import FakeLookup
 from support.inputs.replay import byte_tokens, matching_prefix, replay

@@ -17,7 +17,7 @@ from draftline.core.interfaces import (
 )
 from draftline.core.proposals import Commit, DraftRequest, Query
 from draftline.core.sampling.noise import gumbel
-from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
+from draftline.drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from support.fakes.fake_lookup import FakeLookup
 
 

@@ -51,7 +51,7 @@ def answers(
     for number, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
         collector = OutputCollector(str(number))
         options = RequestOptions(speculative=is_speculative)
-        engine.add(*factory.build(str(number), prompt, params, collector.on_output, options))
+        engine.enqueue(*factory.build(str(number), prompt, params, collector.on_output, options))
         outputs.append(collector)
     got = [collector.wait() for collector in outputs]
     engine.close()

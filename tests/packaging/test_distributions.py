@@ -64,8 +64,6 @@ def test_what_users_need_is_shipped(
     "pattern",
     [
         "deploy/assets/models/**/*",
-        "cluster/**/*.proto",
-        "retrieval_store/**/*.proto",
         "kernels/**/*.cpp",
         "kernels/**/*.h",
         "deploy/*.yaml",

@@ -1,7 +1,7 @@
 """The algorithm does not need the distribution: without it, unit tests and example still pass.
 
 In a copy of the tree, this deletes `actors/`, the code of `deploy/`, every file of `cluster/` and
-`retrieval_store/` that imports Ray, gRPC, protobuf or Redis, and the tests of what was deleted.
+`retrieval_store/` that imports Ray, gRPC or Redis, and the tests of what was deleted.
 In the copy, those libraries cannot be imported either.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from support.tools.tree_copy import copy_tree
 
-DISTRIBUTION = ("ray", "grpc", "google.protobuf", "redis")
+DISTRIBUTION = ("ray", "grpc", "redis")
 ALGORITHM = ("core", "kernels", "models", "drafters", "training")
 UNIT_AREAS = ("core", "drafters", "retrieval_store")
 # Read by every interpreter that has the copy on its path, those that a test starts included. The
@@ -101,7 +101,7 @@ def test_the_example_runs(bare_tree: Path) -> None:
 def test_the_deletions_are_real(bare_tree: Path) -> None:
     left = {path.name for path in bare_tree.glob("cluster/**/*.py")}
     assert {"config.py", "stage_spec.py", "local_pipeline.py"} <= left
-    assert not [name for name in left if name.startswith("ray_") or name.endswith("_pb2.py")]
+    assert not [name for name in left if name.startswith("ray_")]
     code = "import importlib.util as u; print([n for n in {!r} if u.find_spec(n)])"
     names = ("ray", "grpc", "redis", "draftline.actors")
     where = "import draftline; print(draftline.__file__)"
@@ -140,8 +140,7 @@ def _delete_importers(tree: Path, files: Iterable[Path], gone: set[str]) -> set[
 def _is_gone(name: str, gone: set[str]) -> bool:
     parts = name.split(".")
     ancestors = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
-    # Generated protobuf modules are of the wire, and so is what uses them.
-    return bool(ancestors & gone) or any(part.endswith("_pb2") for part in parts)
+    return bool(ancestors & gone)
 
 
 def _imports(tree: Path, path: Path) -> Iterator[str]:

@@ -15,12 +15,7 @@ PACKAGES = (
 
 
 def sources() -> list[Path]:
-    return [
-        path
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-        if not path.name.endswith("_pb2.py")
-    ]
+    return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 
 
 def test_every_package_says_what_it_is_and_where_to_begin() -> None:

@@ -79,7 +79,8 @@ def _decode(
     start = time.perf_counter()
     for number, prompt in enumerate(prompts):
         answer = OutputCollector(f"{'drafted' if speculative else 'plain'}-{number}-{tokens}")
-        engine.add(*requests.build(answer.request_id, prompt, params, answer.on_output, options))
+        parts = requests.build(answer.request_id, prompt, params, answer.on_output, options)
+        engine.enqueue(*parts)
         outputs.append(answer.wait())
     return DemoTimes(time.perf_counter() - start, tuple(outputs))
 

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from ....cluster.config import HEAD, DrafterConfig, EngineConfig
-from ....cluster.drafting.drafter_limits import DrafterLimits
+from ....cluster.drafting.answers import DrafterLimits
 from ....cluster.drafting.factory import build_drafter, keeps_answers
 from ....cluster.drafting.hub import AnyDrafter, DrafterHub
 from ....cluster.drafting.local_drafter import LocalDrafter

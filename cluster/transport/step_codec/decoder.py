@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.arrays import Int32, Int64, UInt32
+from ....core.compiled import compiled
 from ....core.errors import ProtocolError
 from ....core.length_buckets import AT_LEAVES, EVERY_LENGTH_BUCKET
 from ....core.steps import (
@@ -25,24 +27,29 @@ from ....core.steps import (
     StepInput,
     TreeRows,
 )
-from .cached import NO_INTS, CachedEdits, CachedSampling, CachedTables, with_room
 from .step_delta import (
     AS_KEPT,
+    MAX_ENTRIES,
+    NO_INTS,
     NO_TREE,
     NONE,
+    CachedEdits,
     ChoiceDelta,
     EditChanges,
     MaskChanges,
     RowsDelta,
     StepDelta,
+    TableChanges,
     TreeArrays,
     are_starts,
     ends_of,
     expect,
     expect_flat,
+    with_columns,
+    with_room,
 )
 
-NUM_HEADS, MASK_ROWS = 9, 7
+NUM_HEADS, MASK_ROWS = 8, 7
 # Requests of a step, and requests that are kept, are fewer.
 MAX_SLOTS = 1 << 16
 NO_CHOICE: dict[str, Any] = {
@@ -60,7 +67,7 @@ class StepDecoder:
     to one of serial 0.
     """
 
-    __slots__ = ("_edits", "_epoch", "_sampling", "_serial", "_tables")
+    __slots__ = ("_edits", "_epoch", "_serial", "_tables")
 
     def __init__(self) -> None:
         self._begin(None)
@@ -89,8 +96,7 @@ class StepDecoder:
     def _begin(self, epoch: int | None) -> None:
         self._epoch = epoch
         self._serial = 0
-        self._tables = CachedTables()
-        self._sampling = CachedSampling()
+        self._tables = ReceivedTables()
         self._edits = ReceivedEdits()
 
     def _decoded(self, rows: RowsDelta, choice: ChoiceDelta | None) -> StepInput:
@@ -117,7 +123,7 @@ class StepDecoder:
             expect(fits, "logits are of no row")
         return {
             "logits_rows": logits_rows,
-            "sampling": self._sampling.apply(rows, logits_rows, choice.sampling),
+            "sampling": _checked_sampling(choice.sampling, len(logits_rows)),
             "edits": self._edits.apply(choice.edits, rows.slots_of(logits_rows)),
             "verification": choice.verification,
             "log_probs": choice.log_probs or NO_LOG_PROBS,
@@ -125,6 +131,12 @@ class StepDecoder:
             "heads": _checked_heads(choice, len(rows.context_lens)),
             "request_keys": choice.request_keys,
         }
+
+
+def _checked_sampling(sampling: SamplingRows, num_rows: int) -> SamplingRows:
+    for column in fields(sampling):
+        expect(getattr(sampling, column.name).shape == (num_rows,), "sampling is of other rows")
+    return sampling
 
 
 def _checked_heads(choice: ChoiceDelta, num_requests: int) -> HeadInput:
@@ -214,6 +226,58 @@ def _columns(rows: RowsDelta, arrays: TreeArrays, places: Int64) -> Sequence[tup
     return [(slots[first:end], positions[first:end]) for first, end in pairs]
 
 
+class ReceivedTables:
+    """The block tables of each slot: int32 [slots, columns], zeros at first."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept = np.zeros((0, 0), dtype=np.int32)
+
+    def apply(self, slots: Int32, changes: TableChanges) -> Int32:
+        """The block tables that the other end's `changes` was given.
+
+        Raises `ProtocolError` for what it cannot have made.
+        """
+        spans, blocks, width = changes.spans, changes.blocks, changes.width
+        expect_flat("block tables", blocks)
+        expect(spans.shape == (2, len(slots)), "block tables are of other requests")
+        highest = max(*slots.tolist(), len(self._kept) - 1, 0) + 1
+        expect(0 <= width <= MAX_ENTRIES // highest, f"block tables of {width} columns")
+        are_whole = _are_spans(spans, width, len(blocks))
+        expect(are_whole, "block tables are cut short, too many, or longer than wide")
+        self._kept = with_columns(self._kept, slots, width)
+        return _with_changes(self._kept, slots, spans, blocks, width)
+
+
+@compiled
+def _are_spans(spans: Int32, width: int, num_blocks: int) -> bool:
+    """Whether these columns are within tables of this width, and so many together."""
+    firsts, counts = spans
+    total = 0
+    for place in range(len(firsts)):
+        first, count = firsts[place], counts[place]
+        if first < 0 or count < 0 or np.int64(first) + count > width:
+            return False
+        total += count
+    return total == num_blocks
+
+
+@compiled
+def _with_changes(kept: Int32, slots: Int32, spans: Int32, blocks: Int32, width: int) -> Int32:
+    """Write the columns that differ; the tables as they are then."""
+    firsts, counts = spans
+    tables = np.empty((len(slots), width), dtype=np.int32)
+    done = 0
+    for place in range(len(slots)):
+        row = kept[slots[place]]
+        for column in range(firsts[place], firsts[place] + counts[place]):
+            row[column] = blocks[done]
+            done += 1
+        tables[place] = row[:width]
+    return tables
+
+
 class ReceivedEdits:
     """The receiver's end."""
 
@@ -239,12 +303,15 @@ class ReceivedEdits:
         masks = iter(
             () if changes.masks is None else self._masks.apply(changes.masks, num_masks[is_masked])
         )
+        num_factors = np.count_nonzero(heads[:, 3] != NONE)
+        expect(changes.factors.shape == (num_factors, 3), "penalties have no factors")
+        factors = iter(changes.factors.tolist())
         edits = []
         for head, *parts in zip(heads.tolist(), *_parts_of(changes), strict=True):
             expect(0 <= head[0] < len(row_slots), "edits are of no row")
             kept = self._kept[int(row_slots[head[0]])]
             mask = None if head[MASK_ROWS] == NONE else next(masks)
-            edits.append(_applied(kept, head, parts, mask))
+            edits.append(_applied(kept, head, parts, factors, mask))
         return tuple(edits)
 
 
@@ -254,7 +321,7 @@ def _parts_of(changes: EditChanges) -> Iterator[Arrays]:
     num_biases = np.maximum(heads[:, 2], 0)
     num_new = np.where(heads[:, 3] == NONE, 0, heads[:, 3] - heads[:, 4])
     lengths = {
-        "bias_tokens": num_biases, "bias": num_biases, "factors": 3 * heads[:, 8],
+        "bias_tokens": num_biases, "bias": num_biases,
         "count_places": heads[:, 5], "tokens": num_new, "counts": heads[:, 5] + num_new,
         "in_prompt": heads[:, 5] + num_new, "path_rows": heads[:, 6], "path_tokens": heads[:, 6],
     }  # fmt: skip
@@ -265,14 +332,18 @@ def _parts_of(changes: EditChanges) -> Iterator[Arrays]:
         yield [array[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
 
-def _applied(kept: CachedEdits, head: list[int], parts: Arrays, mask: UInt32 | None) -> LogitEdits:
-    """One edit, which is kept from now on."""
+def _applied(
+    kept: CachedEdits,
+    head: list[int],
+    parts: Arrays,
+    factors: Iterator[list[float]],
+    mask: UInt32 | None,
+) -> LogitEdits:
+    """One edit, which is kept from now on; `factors` of the penalties that follow."""
     first_row, num_rows, num_biases, num_tokens, num_kept, num_changed, *_ = head
-    bias_tokens, bias, factors, places, tokens, counts, in_prompt, path_rows, path_tokens = parts
+    bias_tokens, bias, places, tokens, counts, in_prompt, path_rows, path_tokens = parts
     if num_biases != AS_KEPT:
         kept.bias_tokens, kept.bias = bias_tokens, bias
-    if len(factors):
-        kept.factors = factors
     penalties = None
     if num_tokens != NONE:
         expect(0 <= num_kept <= kept.num_tokens, "tokens are not known here")
@@ -280,39 +351,37 @@ def _applied(kept: CachedEdits, head: list[int], parts: Arrays, mask: UInt32 | N
             expect(places.min() >= 0 and places.max() < num_kept, "counts are of no token")
         kept.counts[places], kept.in_prompt[places] = counts[:num_changed], in_prompt[:num_changed]
         kept.put_tail(num_kept, tokens, counts[num_changed:], in_prompt[num_changed:])
-        penalties = Penalties(*kept.text, path_rows, path_tokens, *kept.factors.tolist())
+        penalties = Penalties(*kept.text, path_rows, path_tokens, *next(factors))
     return LogitEdits(first_row, num_rows, kept.bias_tokens, kept.bias, penalties, mask)
 
 
 class ReceivedMasks:
     """The receiver's end: masks by number."""
 
-    __slots__ = ("_masks",)
+    __slots__ = ("_count", "_masks")
 
     def __init__(self) -> None:
         self._masks = np.zeros((0, 0), dtype=np.uint32)
+        self._count = 0
 
     def apply(self, changes: MaskChanges, counts: Int32) -> list[UInt32]:
         """The masks that the other end's `changes` was given, by their numbers of rows.
 
         Raises `ProtocolError` for what the other end cannot have made.
         """
-        ids, new_ids, new_masks = changes.ids, changes.new_ids, changes.new_masks
-        expect_flat("masks", ids, new_ids)
-        is_whole = new_masks.shape == (len(new_ids), changes.num_words)
+        ids, first, new_masks = changes.ids, changes.first, changes.new_masks
+        expect_flat("masks", ids)
+        is_whole = new_masks.shape == (len(new_masks), changes.num_words)
         expect(is_whole, "masks are cut short")
         if changes.num_words != self._masks.shape[1]:
             self._masks = np.zeros((0, changes.num_words), dtype=np.uint32)
-        num_known = len(self._masks)
-        if len(new_ids):
-            expect(
-                new_ids.min() >= 0 and new_ids.max() < num_known + len(new_ids),
-                "new masks have no numbers",
-            )
-            self._masks = with_room(self._masks, int(new_ids.max()) + 1)
-            self._masks[new_ids] = new_masks
+            self._count = 0
+        expect(0 <= first <= self._count, "masks are not known here")
+        self._count = first + len(new_masks)
+        self._masks = with_room(self._masks, self._count)
+        self._masks[first : self._count] = new_masks
         if len(ids):
-            fits = ids.min() >= 0 and ids.max() < len(self._masks)
+            fits = ids.min() >= 0 and ids.max() < self._count
             expect(fits, "masks are not known here")
         ends = ends_of(counts, len(ids), "masks")
         masks = self._masks.take(ids, axis=0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ....core.arrays import Int32, Int64, UInt32, UInt64
+from ....core.arrays import Bool, Int32, UInt32, UInt64
 from ....core.compiled import compiled
 from ....core.steps import (
     NO_HEADS,
@@ -18,23 +18,29 @@ from ....core.steps import (
     NO_PROBES,
     LogitEdits,
     Penalties,
+    SamplingRows,
     StepInput,
     StepTrees,
 )
-from .cached import CachedEdits, CachedSampling, CachedTables, with_room
 from .step_delta import (
     AS_KEPT,
+    CHUNK,
+    MAX_ENTRIES,
     NO_TREE,
     NONE,
+    CachedEdits,
     ChoiceDelta,
     EditChanges,
     MaskChanges,
     RowsDelta,
     StepDelta,
+    TableChanges,
     TreeArrays,
     TreeColumns,
     are_starts,
     typed,
+    with_columns,
+    with_room,
 )
 
 NUM_SLOTS = 512
@@ -43,6 +49,12 @@ MAX_MASK_BYTES = 64 << 20
 # An odd constant of many bits (the golden ratio's), which spreads the words' weights.
 SPREAD = 0x9E3779B97F4A7C15
 FREE = -1
+SAMPLING_TYPES = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p"), np.float32),
+    "top_k": np.int32,
+    **dict.fromkeys(("seed", "position"), np.int64),
+}
+NO_FACTORS = np.empty((0, 3), dtype=np.float64)
 
 Arrays = list[NDArray[Any]]
 
@@ -56,7 +68,7 @@ class StepEncoder:
     sends its own again.
     """
 
-    __slots__ = ("_edits", "_epoch", "_sampling", "_serial", "_slots", "_tables")
+    __slots__ = ("_edits", "_epoch", "_serial", "_slots", "_tables")
 
     def __init__(self, epoch: int) -> None:
         """`epoch` differs from that of every run that the stages may remember."""
@@ -86,8 +98,7 @@ class StepEncoder:
     def _begin(self) -> None:
         self._serial = 0
         self._slots = RequestSlots()
-        self._tables = CachedTables()
-        self._sampling = CachedSampling()
+        self._tables = SentTables()
         self._edits = SentEdits()
 
     def _rows(self, step: StepInput) -> RowsDelta:
@@ -122,7 +133,7 @@ class StepEncoder:
             raise TypeError("logits are of no row")
         return ChoiceDelta(
             logits_rows=logits_rows,
-            sampling=self._sampling.changes(rows, logits_rows, step.sampling),
+            sampling=_checked_sampling(step.sampling, len(logits_rows)),
             edits=self._edits.changes(step.edits, rows.slots_of(logits_rows)),
             verification=step.verification,
             log_probs=None if step.log_probs is NO_LOG_PROBS else step.log_probs,
@@ -130,6 +141,73 @@ class StepEncoder:
             heads=None if step.heads is NO_HEADS else step.heads,
             request_keys=step.request_keys if step.heads.tasks else (),
         )
+
+
+def _checked_sampling(sampling: SamplingRows, num_rows: int) -> SamplingRows:
+    """Raises `TypeError` for arrays that no step has."""
+    for name, dtype in SAMPLING_TYPES.items():
+        if len(typed(getattr(sampling, name), dtype, 1, name)) != num_rows:
+            raise TypeError("sampling parameters are of other rows")
+    return sampling
+
+
+class SentTables:
+    """What the other end has of each slot's block table: int32 [slots, columns], zeros at first."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept = np.zeros((0, 0), dtype=np.int32)
+
+    def changes(self, slots: Int32, tables: Int32) -> TableChanges:
+        """What differs in the block tables int32 [requests, width]; kept from now on.
+
+        Raises `TypeError` for tables that no message holds.
+        """
+        width = tables.shape[1]
+        if len(slots) != len(tables) or tables.size > MAX_ENTRIES:
+            raise TypeError(f"block tables {tables.shape} of {len(slots)} requests")
+        self._kept = with_columns(self._kept, slots, width)
+        return TableChanges(width, *_table_changes(self._kept, slots, tables))
+
+
+@compiled
+def _table_changes(kept: Int32, slots: Int32, tables: Int32) -> tuple[Int32, Int32]:
+    """First column and number of columns that differ, of each request, and these columns."""
+    num_requests, width = tables.shape
+    spans = np.zeros((2, num_requests), dtype=np.int32)
+    firsts, counts = spans
+    for place in range(num_requests):
+        old, new = kept[slots[place]], tables[place]
+        end = width
+        while end > 0 and old[end - 1] == new[end - 1]:
+            end -= 1
+        if end:
+            firsts[place] = num_equal(new, old, 0)
+            counts[place] = end - firsts[place]
+    blocks = np.empty(counts.sum(), dtype=np.int32)
+    done = 0
+    for place in range(num_requests):
+        for column in range(firsts[place], firsts[place] + counts[place]):
+            blocks[done] = kept[slots[place], column] = tables[place, column]
+            done += 1
+    return spans, blocks
+
+
+@compiled
+def num_equal(left: NDArray[Any], right: NDArray[Any], first: int) -> int:
+    """The first place from `first` on where they differ, or the length of `left`."""
+    while first + CHUNK <= len(left):
+        # Slices, whose places count from 0: no loop over places that may be below 0 is vectorised.
+        old, new, count = left[first : first + CHUNK], right[first : first + CHUNK], 0
+        for index in range(CHUNK):
+            count += old[index] != new[index]
+        if count:
+            break
+        first += CHUNK
+    while first < len(left) and left[first] == right[first]:
+        first += 1
+    return first
 
 
 class RequestSlots:
@@ -253,7 +331,7 @@ class SentEdits:
         return EditChanges(
             np.array(parts.heads, dtype=np.int32),
             _joined(parts.bias_tokens, np.int32), _joined(parts.bias, np.float32),
-            _joined(parts.factors, np.float64), _joined(parts.count_places, np.int32),
+            np.concatenate(parts.factors or [NO_FACTORS]), _joined(parts.count_places, np.int32),
             _joined(parts.tokens, np.int32), _joined(parts.counts, np.int32),
             _joined(parts.in_prompt, np.bool_), _joined(parts.path_rows, np.int32),
             _joined(parts.path_tokens, np.int32), masks,
@@ -271,16 +349,15 @@ class SentEdits:
                 raise TypeError("tokens have no bias")
         penalties, num_masks = edit.penalties, NONE if edit.mask is None else len(edit.mask)
         head = (NONE, 0, 0, 0) if penalties is None else self._penalties(parts, penalties, kept)
-        has_factors = penalties is not None and _has_new_factors(parts, penalties, kept)
-        parts.heads.append(
-            (edit.first_row, edit.num_rows, num_biases, *head, num_masks, has_factors)
-        )
+        parts.heads.append((edit.first_row, edit.num_rows, num_biases, *head, num_masks))
 
     @staticmethod
     def _penalties(
         parts: _Parts, penalties: Penalties, kept: CachedEdits
     ) -> tuple[int, int, int, int]:
-        num_kept, places = kept.num_kept(penalties)
+        num_kept, places = _num_kept(kept, penalties)
+        factors = penalties.repetition, penalties.presence, penalties.frequency
+        parts.factors.append(np.array([factors], dtype=np.float64))
         tail = slice(num_kept, None)
         counts, in_prompt = penalties.counts, penalties.in_prompt
         parts.tokens.append(penalties.tokens[tail])
@@ -296,13 +373,39 @@ class SentEdits:
         return len(penalties.tokens), num_kept, len(places), len(penalties.path_rows)
 
 
-def _has_new_factors(parts: _Parts, penalties: Penalties, kept: CachedEdits) -> bool:
-    own = np.array((penalties.repetition, penalties.presence, penalties.frequency), np.float64)
-    if _same(own, kept.factors):
-        return False
-    kept.factors = own
-    parts.factors.append(own)
-    return True
+def _num_kept(kept: CachedEdits, penalties: Penalties) -> tuple[int, Int32]:
+    """How many tokens, from the first on, are those kept; whose counts of them are others."""
+    tokens = typed(penalties.tokens, np.int32, 1, "tokens")
+    counts = typed(penalties.counts, np.int32, 1, "counts")
+    in_prompt = typed(penalties.in_prompt, np.bool_, 1, "in_prompt")
+    if not len(tokens) == len(counts) == len(in_prompt):
+        raise TypeError("penalties have tokens without a count")
+    return _compared(*kept.text, tokens, counts, in_prompt)
+
+
+@compiled
+def _compared(
+    kept_tokens: Int32,
+    kept_counts: Int32,
+    kept_in_prompt: Bool,
+    tokens: Int32,
+    counts: Int32,
+    in_prompt: Bool,
+) -> tuple[int, Int32]:
+    most = min(len(kept_tokens), len(tokens))
+    num_kept = num_equal(kept_tokens[:most], tokens[:most], 0)
+    places = np.empty(num_kept, dtype=np.int32)
+    done = index = 0
+    while index < num_kept:
+        index = min(
+            num_equal(kept_counts[:num_kept], counts[:num_kept], index),
+            num_equal(kept_in_prompt[:num_kept], in_prompt[:num_kept], index),
+        )
+        if index < num_kept:
+            places[done] = index
+            done += 1
+            index += 1
+    return num_kept, places[:done].copy()
 
 
 def _same(left: NDArray[Any], right: NDArray[Any]) -> bool:
@@ -315,9 +418,12 @@ def _joined(parts: Arrays, dtype: DTypeLike) -> NDArray[Any]:
 
 
 class SentMasks:
-    """The sender's end: the masks that the other end has, and their numbers."""
+    """The sender's end: the masks that the other end has, by number.
 
-    __slots__ = ("_free", "_hashes", "_masks", "_most", "_now", "_table", "_used", "_weights")
+    What has no room any more begins anew: the other end is sent again what it needs.
+    """
+
+    __slots__ = ("_count", "_hashes", "_masks", "_table", "_weights")
 
     def __init__(self) -> None:
         self._start(0)
@@ -330,90 +436,42 @@ class SentMasks:
         if not masks:
             return None
         masks = [typed(mask, np.uint32, 2, "mask") for mask in masks]
-        num_words = masks[0].shape[1]
+        num_words, num_rows = masks[0].shape[1], sum(map(len, masks))
         if any(mask.shape[1] != num_words for mask in masks):
             raise TypeError("masks are of several vocabularies")
-        if num_words != self._masks.shape[1]:
+        most = max(MAX_MASK_BYTES // max(1, 4 * num_words), num_rows)
+        if num_words != self._masks.shape[1] or self._count + num_rows > most:
             self._start(num_words)
-        self._most = max(self._most, sum(map(len, masks)))
-        self._now += 1
-        new: list[int] = []
-        ids = [self._ids_of(mask, new) for mask in masks]
-        new_ids = np.array(new, dtype=np.int32)
-        return MaskChanges(num_words, np.concatenate(ids), new_ids, self._masks[new_ids])
+        first = self._count
+        self._make_room(first + num_rows)
+        ids, self._count = _number_all(
+            np.concatenate(masks), self._weights, self._masks, self._hashes, self._table, first
+        )
+        return MaskChanges(num_words, ids, first, self._masks[first : self._count])
 
     def _start(self, num_words: int) -> None:
-        self._most = max(1, MAX_MASK_BYTES // max(1, 4 * num_words))
         weights = np.arange(1, num_words + 1, dtype=np.uint64) * np.uint64(SPREAD)
         # Odd, so that no bit of a word is without weight.
         self._weights = (weights >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
         self._masks = np.zeros((0, num_words), dtype=np.uint32)
         self._hashes = np.zeros(0, dtype=np.uint64)
-        # The message that each was in last; of numbers that are free, none.
-        self._used = np.zeros(0, dtype=np.int64)
-        self._free: list[int] = []
-        self._now = 0
-        self._grow()
+        self._table = np.full(1, FREE, dtype=np.int32)
+        self._count = 0
 
-    def _ids_of(self, mask: UInt32, new: list[int]) -> Int32:
-        """The number of each row; those that the other end does not have go to `new`."""
-        ids, hashes = self._found(mask)
-        # Before anything is added, which may be in the place of what is not in use.
-        self._used[ids[ids >= 0]] = self._now
-        for row in np.flatnonzero(ids < 0).tolist():
-            # A row before it may have been the same.
-            (ids[row],), _ = self._found(mask[row : row + 1])
-            if ids[row] < 0:
-                ids[row] = self._added(mask[row], hashes[row])
-                new.append(int(ids[row]))
-        return ids
-
-    def _found(self, mask: UInt32) -> tuple[Int32, UInt64]:
-        return _find(mask, self._weights, self._masks, self._hashes, self._table)
-
-    def _added(self, mask: UInt32, key: np.uint64) -> int:
-        if not self._free:
-            if len(self._masks) < self._most:
-                self._grow()
-            else:
-                self._forget()
-        number = self._free.pop()
-        self._masks[number], self._hashes[number] = mask, key
-        self._used[number] = self._now
-        _insert(self._table, self._hashes, np.array([number]))
-        return number
-
-    def _grow(self) -> None:
-        first = len(self._masks)
-        self._masks = with_room(self._masks, first + 1)
-        count = len(self._masks)
-        self._hashes = np.resize(self._hashes, count)
-        self._used = np.concatenate((self._used, np.zeros(count - first, dtype=np.int64)))
-        # The last are taken first.
-        self._free += range(count - 1, first - 1, -1)
-        self._rebuild()
-
-    def _forget(self) -> None:
-        """Free the half that was used longest ago, none of which is of this message.
-
-        There are no more masks in a message than there is room for.
-        """
-        oldest = self._used.argsort(kind="stable")[: -(-len(self._used) // 2)]
-        oldest = oldest[self._used[oldest] < self._now]
-        self._used[oldest] = 0
-        self._free += oldest.tolist()
-        self._rebuild()
-
-    def _rebuild(self) -> None:
+    def _make_room(self, count: int) -> None:
+        if count <= len(self._masks):
+            return
+        self._masks = with_room(self._masks, count)
+        self._hashes = np.resize(self._hashes, len(self._masks))
         # Four places a mask, so that searches end soon.
         self._table = np.full(1 << (4 * len(self._masks)).bit_length(), FREE, dtype=np.int32)
-        _insert(self._table, self._hashes, np.flatnonzero(self._used))
+        _enter(self._table, self._hashes[: self._count])
 
 
 @compiled
-def _insert(table: Int32, hashes: UInt64, numbers: Int64) -> None:
+def _enter(table: Int32, hashes: UInt64) -> None:
     """Enter masks by their hashes: each at its place in the table, or the next that is free."""
-    for number in numbers:
+    for number in range(len(hashes)):
         place = hashes[number] & np.uint64(len(table) - 1)
         while table[place] != FREE:
             place = (place + np.uint64(1)) & np.uint64(len(table) - 1)
@@ -421,28 +479,30 @@ def _insert(table: Int32, hashes: UInt64, numbers: Int64) -> None:
 
 
 @compiled
-def _find(
-    masks: UInt32, weights: UInt32, kept: UInt32, hashes: UInt64, table: Int32
-) -> tuple[Int32, UInt64]:
-    """The number of each mask among those kept, or -1; and its hash, of 64 bits.
+def _number_all(
+    masks: UInt32, weights: UInt32, kept: UInt32, hashes: UInt64, table: Int32, count: int
+) -> tuple[Int32, int]:
+    """The number of each mask, and how many are kept then: those that are new follow the others.
 
-    A hash sums words by weights (multilinear hashing), so equal hashes are only a hint.
+    A hash of 64 bits sums words by weights (multilinear hashing), so equal hashes are only a hint.
     """
-    ids = np.full(len(masks), FREE, dtype=np.int32)
-    own_hashes = np.empty(len(masks), dtype=np.uint64)
+    ids = np.empty(len(masks), dtype=np.int32)
     for row in range(len(masks)):
         words, total = masks[row], np.uint64(0)
         for index in range(len(words)):
             total += np.uint64(words[index]) * np.uint64(weights[index])
-        own_hashes[row] = total
         place = total & np.uint64(len(table) - 1)
         while table[place] != FREE:
             number = table[place]
             if hashes[number] == total and _are_equal(kept[number], words):
-                ids[row] = number
                 break
             place = (place + np.uint64(1)) & np.uint64(len(table) - 1)
-    return ids, own_hashes
+        if table[place] == FREE:
+            table[place], hashes[count] = count, total
+            kept[count] = words
+            count += 1
+        ids[row] = table[place]
+    return ids, count
 
 
 @compiled

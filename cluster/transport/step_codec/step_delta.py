@@ -1,4 +1,4 @@
-"""What travels to a stage in place of a whole `StepInput`, and checks of its arrays.
+"""What travels to a stage in place of a whole `StepInput`, what both ends cache, and checks.
 
 Both ends keep tables by request slot and change them alike, so a message holds only what differs.
 Fields without a note are those of `StepInput`. Places count the step's requests, from 0.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ....core.arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
+from ....core.arrays import Bool, Float32, Float64, Int32, UInt32, UInt64
 from ....core.errors import ProtocolError
 from ....core.steps import HeadInput, LogProbInput, ProbeInput, SamplingRows, Verification
 
@@ -21,6 +21,15 @@ from ....core.steps import HeadInput, LogProbInput, ProbeInput, SamplingRows, Ve
 AS_KEPT = NONE = -1
 # In `TreeArrays.shapes`.
 NO_TREE = (-1, 0)
+# Entries of the largest block tables that are kept: half a gigabyte.
+MAX_ENTRIES = 1 << 27
+# Entries that are compared at once.
+CHUNK = 64
+NO_INTS = np.empty(0, dtype=np.int32)
+NO_FLOATS = np.empty(0, dtype=np.float32)
+# Tokens and token masks that there is room for at first.
+FIRST_ROOM = 256
+FIRST_MASKS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,39 +100,18 @@ class RowsDelta:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SamplingChanges:
-    """Sampling parameters of the requests whose kept ones differ.
-
-    places     int32 [changed]  these requests
-    floats     float32 [4 * changed]  temperature, top_p, min_p and typical_p of each
-    top_k      int32 [changed]
-    seeds      int64 [changed]
-    positions  int64 [rows]; None: each is the one behind its row's
-    rows       all of it as it is, where rows of one request differ or go back and forth between
-               requests; nothing is kept then
-    """
-
-    places: Int32
-    floats: Float32
-    top_k: Int32
-    seeds: Int64
-    positions: Int64 | None
-    rows: SamplingRows | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class MaskChanges:
     """Token masks by number; rows that were sent before are not sent again.
 
     num_words  of a mask
     ids        int32 [rows of all masks]
-    new_ids    int32 [n]  the masks that come with this message
+    first      number of the first of the masks that come with this message
     new_masks  uint32 [n, num_words]
     """
 
     num_words: int
     ids: Int32
-    new_ids: Int32
+    first: int
     new_masks: UInt32
 
 
@@ -131,12 +119,12 @@ class MaskChanges:
 class EditChanges:
     """Changes to logits, against what is kept in the slot of the request of the first row.
 
-    heads         int32 [edits, 9]  `first_row`, `num_rows`; number of biases, -1: those kept;
+    heads         int32 [edits, 8]  `first_row`, `num_rows`; number of biases, -1: those kept;
                   number of tokens of the penalties, -1: none; how many of these, from the first on,
                   are those kept; how many of those have another count; number of path entries; rows
-                  of the mask, -1: none; whether the factors are others
+                  of the mask, -1: none
     bias_tokens   int32 [biases], bias float32 [biases]
-    factors       float64 [3 * those that changed]  repetition, presence, frequency
+    factors       float64 [edits with penalties, 3]  repetition, presence, frequency
     count_places  int32  among the tokens that are as before, those whose counts differ
     tokens        int32  behind those that are as before
     counts        int32  at `count_places`, edit by edit, each followed by those of its `tokens`
@@ -162,13 +150,12 @@ class EditChanges:
 class ChoiceDelta:
     """What the last stage alone needs of a step.
 
-    sampling  None: the kept parameters, and each row's position is the one behind its own
     log_probs, probes, heads  None: the step wants none
     request_keys  of all requests, where heads have tasks; else none
     """
 
     logits_rows: Int32
-    sampling: SamplingChanges | None
+    sampling: SamplingRows
     edits: EditChanges | None
     verification: Verification | None
     log_probs: LogProbInput | None
@@ -190,6 +177,63 @@ class StepDelta:
     serial: int
     rows: RowsDelta
     choice: ChoiceDelta | None
+
+
+class CachedEdits:
+    """What one end knows of the biases and the penalties of the request in one slot.
+
+    num_tokens  so many of `tokens`, `counts` and `in_prompt` are in use
+    """
+
+    __slots__ = ("bias", "bias_tokens", "counts", "in_prompt", "num_tokens", "tokens")
+
+    def __init__(self) -> None:
+        self.bias_tokens, self.bias = NO_INTS, NO_FLOATS
+        self.num_tokens = 0
+        self.tokens = np.zeros(FIRST_ROOM, dtype=np.int32)
+        self.counts = np.zeros(FIRST_ROOM, dtype=np.int32)
+        self.in_prompt = np.zeros(FIRST_ROOM, dtype=np.bool_)
+
+    def put_tail(self, first: int, tokens: Int32, counts: Int32, in_prompt: Bool) -> None:
+        """Put these behind the first ones, which stay."""
+        end = first + len(tokens)
+        if end > len(self.tokens):
+            room = 2 * end
+            self.tokens, self.counts = np.resize(self.tokens, room), np.resize(self.counts, room)
+            self.in_prompt = np.resize(self.in_prompt, room)
+        self.tokens[first:end] = tokens
+        self.counts[first:end] = counts
+        self.in_prompt[first:end] = in_prompt
+        self.num_tokens = end
+
+    @property
+    def text(self) -> tuple[Int32, Int32, Bool]:
+        """What is in use of `tokens`, `counts` and `in_prompt`."""
+        count = self.num_tokens
+        return self.tokens[:count], self.counts[:count], self.in_prompt[:count]
+
+
+def with_columns(kept: Int32, slots: Int32, width: int) -> Int32:
+    """Block tables int32 [slots, columns], with rows and columns of zeros where more are needed."""
+    num_slots, num_columns = kept.shape
+    needed = max(slots.tolist(), default=-1) + 1
+    if needed <= num_slots and width <= num_columns:
+        return kept
+    # By a quarter more, since contexts grow block by block.
+    if width > num_columns:
+        num_columns = width + width // 4 + CHUNK
+    grown = np.zeros((max(needed, num_slots), num_columns), dtype=np.int32)
+    grown[: kept.shape[0], : kept.shape[1]] = kept
+    return grown
+
+
+def with_room(masks: UInt32, count: int) -> UInt32:
+    """Token masks, with rows of zeros up to `count` of them, or more."""
+    if count <= len(masks):
+        return masks
+    grown = np.zeros((max(count, 2 * len(masks), FIRST_MASKS), masks.shape[1]), dtype=np.uint32)
+    grown[: len(masks)] = masks
+    return grown
 
 
 def are_starts(starts: Int32, num_requests: int, num_rows: int) -> bool:

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from ....cluster.drafting.stats import DrafterStats
+from ....cluster.drafting.answers import DrafterStats
 from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
 from ....core.schedule.fair_share import TenantTotals
 from ....core.step.in_flight import STEP_BOUNDS_S

@@ -29,16 +29,20 @@ from ....core.errors import ConfigError
 from ....core.progress import Progress, unseen
 from ....models.text.fingerprint import model_hash, tokenizer_hash
 from ....models.text.tokenizer import load_tokenizer
-from ....retrieval_store.corpus.build import BuildSettings, Refinement, build_corpus
-from ....retrieval_store.corpus.document_files import read_documents
-from ....retrieval_store.corpus.document_filter import DocumentRules
-from ....retrieval_store.corpus.documents import Chat, Document, Span, TokenizedDocument, Unreadable
+from ....retrieval_store.corpus.build import BuildSettings, CorpusReport, Refinement, build_corpus
+from ....retrieval_store.corpus.documents import (
+    Chat,
+    Document,
+    DocumentRules,
+    Span,
+    TokenizedDocument,
+    Unreadable,
+    read_documents,
+)
 from ....retrieval_store.corpus.refine import Windows
-from ....retrieval_store.corpus.report import CorpusReport
-from ....retrieval_store.corpus.score_journal import ScoreJournal
-from ....retrieval_store.corpus.scoring import CorpusScorer
+from ....retrieval_store.corpus.scoring import CorpusScorer, ScoreJournal
 from ....retrieval_store.corpus.selection import resolve_selection
-from ....retrieval_store.delta.fingerprint import Fingerprint
+from ....retrieval_store.delta.settings import Fingerprint
 from ....retrieval_store.store import SegmentStore
 from ...ray_serve.runtime import quiet_libraries
 from ..progress import progress

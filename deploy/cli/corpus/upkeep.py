@@ -169,7 +169,7 @@ def forget(
     ] = False,
 ) -> None:
     """Switch learning of a namespace off, delete all of it, and verify that nothing is left."""
-    from ....retrieval_store.learning.erasure import forget_namespace
+    from ....retrieval_store.learning import forget_namespace
     from ....retrieval_store.serving.open_store import open_eraser, open_policy
 
     switches = not keep_learning and namespace != SHARED

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ....models.attention.step_attention import PagedKv
+
 FIRST_ROOM = 64
 
 
@@ -112,3 +114,33 @@ def causal_mask(num_before: int, num_rows: int, device: torch.device) -> Tensor:
     """bool [num_rows, num_before + num_rows]: each row sees those before it, and itself."""
     own = torch.ones(num_rows, num_before + num_rows, dtype=torch.bool, device=device)
     return own.tril(num_before)
+
+
+class PagedKeys(KeptKeys):
+    """Keys and values of a text up to one step: those in the cache, and the step's own rows, which
+    are written there.
+
+    slots  int64  of the rows before the step, and behind them of the step's own
+    """
+
+    __slots__ = ("_kv", "_slots")
+
+    def __init__(self, kv: PagedKv, slots: Tensor, num_before: int) -> None:
+        super().__init__(len(kv.layers))
+        self.num_rows = num_before
+        self._kv = kv
+        self._slots = slots
+
+    def layer(self, index: int) -> Tensor | None:
+        """[2, num_rows, kv_heads, head_dim]; None where there is nothing."""
+        if self._layers[index] is None and len(self._slots):
+            # With room for the step's own rows, whose slots hold anything yet.
+            self._layers[index] = self._kv.gather(index, self._slots).transpose(0, 1).contiguous()
+        return super().layer(index) if self.num_rows else None
+
+    def append(self, index: int, keys: Tensor, values: Tensor) -> Tensor:
+        """As of `KeptKeys`; what is appended is in the cache, too."""
+        self.layer(index)
+        own = self._slots[self.num_rows : self.num_rows + len(keys)]
+        self._kv.write(index, own, torch.stack((keys, values), dim=1))
+        return super().append(index, keys, values)

@@ -1,4 +1,4 @@
 """Drafters whose tokenizer is not the target's: how their tokens become the target's.
 
-Start with `strategy.py`; `overlap.py` says what two vocabularies share.
+Start with `strategy.py`.
 """

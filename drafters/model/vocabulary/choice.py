@@ -11,16 +11,14 @@ from ....core.errors import ConfigError
 from ....models.load.model_info import ModelInfo
 from ....models.stage.options import OutputVocabulary
 from ....models.text.fingerprint import tokenizer_hash
-from .mapped import IntersectionVocabulary
-from .names import SAME, SLEM, SLRS, TLI, VOCABULARY_AUTO
-from .overlap import VocabularyMap, map_vocabularies
-from .strategy import DraftVocabulary, SameVocabulary
+from .strategy import DraftVocabulary, IntersectionVocabulary, SameVocabulary
 from .string_tree import StringVocabulary
-from .surfaces import Vocabulary, read_vocabulary
+from .surfaces import Vocabulary, VocabularyMap, map_vocabularies, read_vocabulary
 from .written import WrittenVocabulary, num_draws
 
+VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS = "auto", "same", "slem", "tli", "slrs"
+VOCABULARIES = (VOCABULARY_AUTO, SAME, SLEM, TLI, SLRS)
 logger = logging.getLogger(__name__)
-
 # A draft over the intersection ends, on average, at the first token outside it.
 LEAST_COVERAGE = 0.75
 SAMPLE = '''The committee met on Monday to discuss next year's budget. "We can't promise anything,"
@@ -36,6 +34,16 @@ def read_lines(path: str, limit: int = 100) -> list[str]:
             lines.append(line.rstrip("\\n"))
     return lines
 '''
+
+
+def check_tree(vocabulary: str, tree: str) -> None:
+    """Raise `ConfigError` where drafts of this kind are no trees of this kind."""
+    if vocabulary == SLRS and tree != "chain":
+        raise ConfigError("tree", f"must be chain where vocabulary is {vocabulary}, not {tree}")
+    if vocabulary == SLEM and tree == "sequoia":
+        raise ConfigError(
+            "tree", "sequoia learns by rank, and texts have none: vocabulary slem takes dynamic"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import KINDS, build_drafter
-from draftline.cluster.drafting.head_features import features_of_target
+from draftline.cluster.drafting.options import features_of_target
 from draftline.core.errors import ConfigError, StoreError
 from draftline.core.interfaces import FeatureDrafter
 from draftline.core.proposals import DraftRequest, Query

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from draftline.cluster.drafting.drafter_limits import DrafterLimits
+from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.links.failures import RetryPolicy

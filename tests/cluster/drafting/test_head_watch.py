@@ -16,7 +16,7 @@ from draftline.cluster.drafting.head_watch import (
     head_origins,
 )
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.drafting.local_drafter import LocalDrafter, StageDrafts
 from draftline.core.proposals import (
     Drafted,
     FeatureLayers,
@@ -28,7 +28,6 @@ from draftline.core.proposals import (
     empty_proposal,
 )
 from draftline.core.tree.proposal_batch import num_right
-from draftline.drafters.heads.stage_drafts import StageDrafts
 from support.fakes.fake_drafters import CountingDrafter
 from support.servers.hub_session import LIMITS, HubSession
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from draftline.cluster.drafting.drafter_limits import DrafterLimits
+from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.cluster.links.failures import RetryPolicy

@@ -11,9 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.drafting.local_drafter import LocalDrafter, StageDrafts
 from draftline.core.proposals import Drafted, StepCommit, chain_proposal
-from draftline.drafters.heads.stage_drafts import StageDrafts
 from support.fakes.fake_drafters import CountingDrafter, following
 from support.fakes.fake_link import FakeClock, FakeLink
 from support.servers.hub_session import LIMITS, HubSession

@@ -9,7 +9,8 @@ import signal
 import pytest
 from draftline.actors.kept_actors import KeptStages, LocalSupervisor
 from draftline.cluster.pipeline import ray_pipeline
-from draftline.cluster.pipeline.ray_pipeline import RayPipeline, TakenStage
+from draftline.cluster.pipeline.ray_pipeline import RayPipeline
+from draftline.cluster.pipeline.supervisor import Taken
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import CheckpointError, ConfigError, StageLost
 from support.fakes.fake_stage import DIE_TOKEN, SLOW_TOKEN, fake_specs, fake_step
@@ -110,8 +111,8 @@ async def test_a_stage_of_a_dead_coordinator_goes_on_with_its_successor() -> Non
     fresh = (await first.submit(fake_step(0))).target_tokens.tolist()
 
     class Inherited(KeptStages):
-        async def take(self, index: int, spec: StageSpec) -> TakenStage:
-            return TakenStage(first._stages[index], is_kept=True)
+        async def take(self, index: int, spec: StageSpec) -> Taken:
+            return Taken(first._stages[index], is_kept=True)
 
     second = RayPipeline(fake_specs(1), Inherited(supervisor))
     await second.start()

@@ -216,7 +216,7 @@ def inside(message: Any, path: Sequence[str | int]) -> Any:
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(
-    "path", [(ROWS, "token_ids"), (ROWS, "tables", "blocks"), (CHOICE, "sampling", "floats")]
+    "path", [(ROWS, "token_ids"), (ROWS, "tables", "blocks"), (CHOICE, "sampling", "top_k")]
 )
 def test_an_array_of_another_kind_is_refused_by_name(path: tuple[Any, ...], wrong: str) -> None:
     message = msgspec.msgpack.decode(STEP)

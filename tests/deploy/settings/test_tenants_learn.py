@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.retrieval.source import model_fingerprint
+from draftline.cluster.retrieval import model_fingerprint
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
@@ -20,7 +20,7 @@ from draftline.deploy.engine.engine import Engine
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import key_digest
 from draftline.retrieval_store.delta.settings import LearningSettings
-from draftline.retrieval_store.learning.erasure import forget_namespace
+from draftline.retrieval_store.learning import forget_namespace
 from draftline.retrieval_store.serving.open_store import open_delta_log, open_eraser, open_policy
 from prometheus_client.parser import text_string_to_metric_families
 

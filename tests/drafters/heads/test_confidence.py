@@ -89,14 +89,6 @@ def paths_of(proposal: Proposal) -> list[list[int]]:
     return paths
 
 
-def test_a_node_is_worth_what_the_confidence_head_leaves_of_it(pair: Pair) -> None:
-    proposal = pair.propose(tree="dynamic", top_k=3, num_tokens=3, weighs_confidence=True)
-    paths = paths_of(proposal)
-    assert max(map(len, paths)) == 3
-    for path, value in zip(paths, proposal.log_probs.tolist(), strict=True):
-        assert value == pytest.approx(pair.told(path)[1], abs=2e-4)
-
-
 @pytest.mark.parametrize(
     ("tree", "temperature"), [("dynamic", 0.0), ("chain", 0.0), ("chain", 0.9)]
 )

@@ -16,7 +16,7 @@ from draftline.core.proposals import DraftRequest, FeatureRows, Proposal, Query
 from draftline.drafters.heads import tree_growth
 from draftline.drafters.heads.drafter import load_head_drafter
 from draftline.drafters.heads.options import HeadOptions
-from draftline.drafters.model import tree_draws
+from draftline.drafters.model import text_distribution
 from draftline.drafters.model.text_distribution import draw_index
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.feature_head_config import FeatureHeadConfig
@@ -87,7 +87,7 @@ def every_proposal(
     folder: Path, target: ModelInfo, monkeypatch: pytest.MonkeyPatch, options: HeadOptions
 ) -> list[tuple[float, Proposal]]:
     """All that a head may draft behind a text, each with its probability."""
-    monkeypatch.setattr(tree_draws, "draw_index", drawn)
+    monkeypatch.setattr(text_distribution, "draw_index", drawn)
     drafter = load_head_drafter(folder, target, options=options)
     drafter.open(DraftRequest("r", TEXT, len(TEXT), 1.0, 7))
     states = np.random.default_rng(1).normal(size=(len(TEXT) - 1, drafter.feature_layers.row_len))

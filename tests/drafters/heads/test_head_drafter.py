@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.cluster.drafting.drafter_limits import DrafterLimits
+from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
 from draftline.core.errors import ConfigError, DrafterError
@@ -239,7 +239,7 @@ def test_a_head_of_another_model_is_refused(pair: Pair, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"tree": "nowhere.json"}, "tree"), ({"draws": "some"}, "draws"),
+    [({"tree": "nowhere.json"}, "tree"),
      ({"top_k": 0}, "top_k"), ({"max_tokens": 3}, "max_tokens"),
      ({"dtype": "int4"}, "dtype")],
 )  # fmt: skip

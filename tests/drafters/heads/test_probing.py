@@ -20,8 +20,12 @@ from draftline.core.proposals import (
     empty_proposal,
 )
 from draftline.drafters.heads import reading_trial
-from draftline.drafters.heads.probing import ProbingDrafter
-from draftline.drafters.heads.reading_trial import MOST_QUERIES, NUM_DRAFTS, ReadingTrial
+from draftline.drafters.heads.reading_trial import (
+    MOST_QUERIES,
+    NUM_DRAFTS,
+    ProbingDrafter,
+    ReadingTrial,
+)
 from support.fakes.fake_drafters import CountingDrafter
 
 LEVELS = 3

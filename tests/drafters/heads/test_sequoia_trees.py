@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from draftline.core.errors import ConfigError
 from draftline.core.proposals import (
     Commit,
     DraftRequest,
@@ -18,21 +15,14 @@ from draftline.core.proposals import (
     chain_proposal,
 )
 from draftline.drafters.heads.drafter import HeadDrafter, load_head_drafter
-from draftline.drafters.heads.measured_shapes import MOST_DRAFTS, MeasuredShapes
 from draftline.drafters.heads.options import HeadOptions
+from draftline.drafters.heads.tree_growth import MOST_DRAFTS, MeasuredShapes
 from draftline.drafters.tree_shape import TreeShape, shape_of_sequoia
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.checkpoint import resolve_head_path
 from draftline.models.load.model_info import read_model_info
 
-ACCEPTANCE = [0.5, 0.25, 0.1]
 PROMPT = np.arange(5, 14, dtype=np.int32)
-
-
-def written(folder: Path, content: object = ACCEPTANCE) -> str:
-    path = folder / "acceptance.json"
-    path.write_text(json.dumps(content))
-    return str(path)
 
 
 class Clock:
@@ -81,11 +71,13 @@ def shape_paths(shape: TreeShape) -> set[tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", ["demo-griffin", "demo-dflash", "demo-specformer"])
 @pytest.mark.parametrize("max_nodes", [3, 9, 14])
-def test_a_full_tree_is_the_best_of_its_size(tmp_path: Path, name: str, max_nodes: int) -> None:
-    """Of heads that grow level by level, and of those that say all levels at once."""
-    options = {"tree_size": "full", "tree_acceptance": written(tmp_path), "num_tokens": 4}
-    drafter, proposal = asked(name, max_nodes, **options)
-    best, expected = shape_of_sequoia(ACCEPTANCE, max_nodes, min(4, max_nodes))
+def test_a_tree_is_the_best_of_its_size(name: str, max_nodes: int) -> None:
+    """Of heads that grow level by level, and of those that say all levels at once; nodes cost
+    nothing before a verification was measured."""
+    drafter, proposal = asked(name, max_nodes, num_tokens=4)
+    assert drafter._measured is not None
+    acceptance = drafter._measured._shapes.acceptance.tolist()
+    best, expected = shape_of_sequoia(acceptance, max_nodes, min(4, max_nodes))
     assert len(proposal.tokens) == max_nodes
     assert ranks_of(proposal) == shape_paths(best)
     assert expected > 0
@@ -95,7 +87,7 @@ def test_a_full_tree_is_the_best_of_its_size(tmp_path: Path, name: str, max_node
 
 def test_a_head_learns_from_the_text_behind_its_drafts() -> None:
     """Always right in its second child, it drafts that child's below and no longer a chain."""
-    drafter, first = asked("demo-griffin", 6, tree_size="full", num_tokens=3)
+    drafter, first = asked("demo-griffin", 6, num_tokens=3)
     length, measured = len(PROMPT), drafter._measured
     assert measured is not None
     assert len({path[:1] for path in ranks_of(first)}) < 5
@@ -115,13 +107,12 @@ def test_a_head_learns_from_the_text_behind_its_drafts() -> None:
 
 
 @pytest.mark.parametrize("is_one_pass", [False, True])
-def test_depth_costs_passes_only_where_levels_take_one_each(
-    tmp_path: Path, *, is_one_pass: bool
-) -> None:
+def test_depth_costs_passes_only_where_levels_take_one_each(*, is_one_pass: bool) -> None:
     """A round takes 1 s, a pass 0.5 s."""
     clock = Clock()
-    options = HeadOptions(tree="sequoia", tree_acceptance=written(tmp_path, [0.6, 0.1]))
-    measured = MeasuredShapes(options, is_one_pass=is_one_pass, clock=clock)
+    measured = MeasuredShapes(is_one_pass=is_one_pass, clock=clock)
+    shapes = measured._shapes
+    shapes._accepted = shapes._judged * np.array([0.6, 0.1, *[0.0] * 6])
     for step in range(60):
         # Whatever the number of nodes.
         draft = chain_proposal("head", np.full(1 + step % 8, 4, dtype=np.int32))
@@ -138,10 +129,9 @@ def test_depth_costs_passes_only_where_levels_take_one_each(
     assert (found.depth == 5) is is_one_pass
 
 
-def test_what_is_between_drafts_of_others_is_no_verification(tmp_path: Path) -> None:
+def test_what_is_between_drafts_of_others_is_no_verification() -> None:
     clock = Clock()
-    options = HeadOptions(tree="sequoia", tree_acceptance=written(tmp_path))
-    measured = MeasuredShapes(options, is_one_pass=True, clock=clock)
+    measured = MeasuredShapes(is_one_pass=True, clock=clock)
     draft = chain_proposal("head", np.array([4], dtype=np.int32))
     measured.finished({"r": (3, draft)})
     clock.now += 100.0
@@ -152,7 +142,7 @@ def test_what_is_between_drafts_of_others_is_no_verification(tmp_path: Path) -> 
 
 
 def test_only_the_text_right_behind_a_draft_judges_it() -> None:
-    measured = MeasuredShapes(HeadOptions(tree="sequoia"), is_one_pass=True)
+    measured = MeasuredShapes(is_one_pass=True)
     before = measured._shapes.acceptance.tolist()
     draft = chain_proposal("head", np.array([4], dtype=np.int32))
     measured.finished({"r": (3, draft)})
@@ -168,36 +158,3 @@ def test_only_the_text_right_behind_a_draft_judges_it() -> None:
     assert measured._shapes.acceptance.tolist() == before, "the oldest was let go"
     measured.followed(1, 3, [4])
     assert measured._shapes.acceptance.tolist() != before
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ([], "1 to 64 probabilities"),
-        ([0.5, 1.5], "probabilities"),
-        (["0.5"], "probabilities"),
-        ({"acceptance": [True]}, "probabilities"),
-        ({"other": 3}, "probabilities"),
-    ],
-)
-def test_a_file_of_acceptance_is_checked(tmp_path: Path, content: object, named: str) -> None:
-    with pytest.raises(ConfigError, match=named) as caught:
-        HeadOptions(tree="sequoia", tree_acceptance=written(tmp_path, content))
-    assert caught.value.field == "tree_acceptance"
-    given = HeadOptions(tree="sequoia", tree_acceptance=written(tmp_path / "..", [0.5, 0]))
-    assert given.acceptance == (0.5, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"tree": "sequoia", "tree_acceptance": "nowhere.json"}, "tree_acceptance"),
-        ({"tree": "sequoia", "tree_size": "large"}, "tree_size"),
-        ({"tree": "dynamic", "tree_size": "full"}, "tree_size"),
-        ({"tree": "chain", "tree_acceptance": "some.json"}, "tree_acceptance"),
-    ],
-)
-def test_options_are_of_sequoia(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        HeadOptions(**options)
-    assert caught.value.field == field

@@ -13,6 +13,7 @@ from draftline.core.errors import ConfigError
 from draftline.core.proposals import LEVEL_SHARE, Commit, DraftRequest, Proposal, Query
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
+from draftline.drafters.model.stopping_rules import FIRST_THRESHOLD
 from draftline.models.load.model_info import ModelInfo
 from support.fakes.fake_model_stage import FakeModelStage, distribution, plain_chain
 
@@ -218,11 +219,10 @@ def test_ids_that_the_model_lacks_end_its_drafting() -> None:
 
 
 def test_an_unsure_token_is_the_last() -> None:
-    threshold = 0.5
-    bench = Bench(TEXT, num_tokens=12, stop="confidence", confidence_threshold=threshold)
+    bench = Bench(TEXT, num_tokens=12, stop="confidence")
     chain = bench.chain(12)
     probs = [math.exp(distribution(TEXT + chain[:k], SEED, VOCAB)[1]) for k in range(12)]
-    unsure = next(k for k, prob in enumerate(probs) if prob < threshold)
+    unsure = next(k for k, prob in enumerate(probs) if prob < FIRST_THRESHOLD)
     assert unsure < 11
     assert bench.propose().tokens.tolist() == chain[: unsure + 1]
 
@@ -274,27 +274,10 @@ def test_chains_grow_where_they_are_accepted_and_shrink_where_they_are_not() -> 
     assert len(bench.propose().tokens) == 7
 
 
-def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
-    bench = Bench(TEXT, num_tokens=3, branch=2)
-    proposal = bench.propose()
-    first = bench.chain(1)[0]
-    best = [(distribution(TEXT, 0, VOCAB)[0] + k) % VOCAB for k in range(3)]
-    rivals = [token for token in best if token != first][:2]
-    assert proposal.tokens.tolist() == [*bench.chain(3), *rivals]
-    assert proposal.parents.tolist() == [-1, 0, 1, -1, -1]
-    rest = 1 - math.exp(proposal.log_probs[0])
-    np.testing.assert_allclose(np.exp(proposal.log_probs[3:]), [rest, rest], rtol=1e-5)
-    assert bench.propose(max_nodes=4).tokens.tolist() == [*bench.chain(3), rivals[0]]
-    bench.open("warm", TEXT, temperature=1.0)
-    assert len(bench.drafter.propose([Query("warm", len(TEXT), 9)])[0].tokens) == 3
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("num_tokens", 0),
-        ("branch", -1),
-        ("confidence_threshold", "high"),
         ("stop", "never"),
         ("num_blocks", 0),
         ("block_size", 2.5),

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
+from draftline.drafters.model.draft_costs import DraftCosts
 from draftline.drafters.model.sequoia import NUM_RANKS, SequoiaShapes
-from draftline.drafters.model.stopping.draft_costs import DraftCosts
 from draftline.drafters.tree_shape import TreeShape
 
 ACCEPTANCE = np.array([0.5, 0.2, 0.1])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import LEVEL_SHARE, Query
-from draftline.drafters.model.stopping.chain_length import ChainLength
-from draftline.drafters.model.stopping.draft_costs import DraftCosts, DraftRounds
-from draftline.drafters.model.stopping.rules import (
+from draftline.drafters.model.draft_costs import DraftCosts, DraftRounds
+from draftline.drafters.model.stopping_rules import (
     MIN_PAIRS,
+    ChainLength,
     Confidence,
     Constant,
     Drawn,
@@ -50,14 +50,12 @@ def test_the_heuristic_grows_by_two_and_falls_by_one() -> None:
 
 
 def test_confidence_keeps_the_unlikely_token_and_stops_after_it() -> None:
-    rule = Confidence(0.4, learns=False)
+    rule = Confidence(0.4)
     assert [rule.stops_after(one) for one in drawn(0.9, 0.41, 0.39)] == [False, False, True]
-    rule.observe(drawn(*[0.9] * 20), 0)
-    assert rule.threshold == 0.4
 
 
 def test_the_threshold_moves_to_where_mistakes_cost_least() -> None:
-    rule = Confidence(0.4, learns=True)
+    rule = Confidence(0.4)
     # Above 0.6 all were accepted, below it none.
     for probability, was_accepted in ((0.9, 1), (0.8, 1), (0.7, 1), (0.5, 0), (0.3, 0)):
         rule.observe(drawn(probability), was_accepted)
@@ -67,7 +65,7 @@ def test_the_threshold_moves_to_where_mistakes_cost_least() -> None:
 
 
 def test_tokens_behind_the_first_refused_one_teach_nothing() -> None:
-    rule = Confidence(0.4, learns=True)
+    rule = Confidence(0.4)
     for _ in range(MIN_PAIRS):
         rule.observe(drawn(0.9, 0.5, 0.01, 0.01, 0.01), 1)
     # Had they counted as refused, they would be the cheapest to leave out.
@@ -198,7 +196,7 @@ def rules() -> list[Stopping]:
     return [
         Constant(),
         Heuristic(4, 8),
-        Confidence(0.4, learns=True),
+        Confidence(0.4),
         Svip(),
         Goodput(DraftCosts()),
     ]

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
-from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest, Proposal, Query
 from draftline.core.steps import TopTokens
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.model.options import ModelOptions
-from draftline.drafters.model.tree_draws import TreeDraws
+from draftline.drafters.model.text_distribution import TreeDraws
 from scipy.stats import chi2
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -106,13 +105,5 @@ def test_without_a_temperature_nothing_is_drawn(checkpoint: Path, tree: str) -> 
     assert len(found.tokens) == 8
 
 
-@pytest.mark.parametrize(("draws", "is_drawn"), [("auto", True), ("none", False)])
-def test_trees_are_drawn_where_there_is_a_distribution(
-    checkpoint: Path, tree: str, draws: str, is_drawn: bool
-) -> None:
-    assert (proposed(checkpoint, tree, draws=draws).distributions is not None) is is_drawn
-
-
-def test_draws_of_another_kind_are_refused() -> None:
-    with pytest.raises(ConfigError, match="draws"):
-        ModelOptions(draws="some")
+def test_trees_are_drawn_where_there_is_a_distribution(checkpoint: Path, tree: str) -> None:
+    assert proposed(checkpoint, tree).distributions is not None

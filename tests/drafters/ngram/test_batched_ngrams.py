@@ -9,11 +9,13 @@ from draftline.core.arrays import Int32
 from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.core.tree.merge import ProposalTrie
 from draftline.drafters.ngram import prompt_lookup
-from draftline.drafters.ngram.candidate_pool import CandidatePool
-from draftline.drafters.ngram.ngram_index import MATCHES_TRIED_PER_LENGTH
-from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from draftline.drafters.spectra.drafter import SpectraDrafter
-from draftline.drafters.spectra.options import SpectraOptions
+from draftline.drafters.ngram.lookahead import CandidatePool
+from draftline.drafters.ngram.prompt_lookup import (
+    MATCHES_TRIED_PER_LENGTH,
+    PromptLookupDrafter,
+    PromptLookupOptions,
+)
+from draftline.drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.spectra_reference import PlainSpectra

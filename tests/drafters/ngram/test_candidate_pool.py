@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from draftline.drafters.ngram.candidate_pool import CandidatePool
+from draftline.drafters.ngram.lookahead import CandidatePool
 
 
 def pool_of(ngram: int, window: int) -> CandidatePool:

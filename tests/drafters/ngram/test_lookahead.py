@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
 from draftline.core.proposals import MAX_PROBE_ROWS, Commit, DraftRequest, Probe, Proposal, Query
-from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
-from draftline.drafters.ngram.ngram_dictionaries import ForwardDictionary
+from draftline.drafters.ngram.lookahead import ForwardDictionary, LookaheadDrafter, LookaheadOptions
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.replay import matching_prefix

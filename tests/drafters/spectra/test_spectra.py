@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
 from draftline.core.proposals import MAX_PROBE_ROWS, Commit, DraftRequest, Proposal, Query
-from draftline.drafters.spectra.drafter import SpectraDrafter
-from draftline.drafters.spectra.options import PAPER, SpectraOptions
+from draftline.drafters.spectra.drafter import PAPER, SpectraDrafter, SpectraOptions
 
 WINDOW, NGRAM = 2, 3
 

@@ -9,12 +9,16 @@ import pytest
 from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
 from draftline.retrieval_store.corpus.build import BuildSettings, Refinement, build_corpus
-from draftline.retrieval_store.corpus.document_filter import DocumentRules
-from draftline.retrieval_store.corpus.documents import Document, TokenizedDocument, Unreadable
+from draftline.retrieval_store.corpus.documents import (
+    Document,
+    DocumentRules,
+    TokenizedDocument,
+    Unreadable,
+)
 from draftline.retrieval_store.corpus.refine import Windows
 from draftline.retrieval_store.corpus.scoring import CorpusScorer
 from draftline.retrieval_store.corpus.selection import SELECTIONS
-from draftline.retrieval_store.delta.fingerprint import Fingerprint
+from draftline.retrieval_store.delta.settings import Fingerprint
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from draftline.retrieval_store.serving.service import RetrievalService
 from support.fakes.recorded_progress import RecordedProgress

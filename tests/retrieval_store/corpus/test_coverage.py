@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.retrieval_store.corpus.coverage import NGRAM, by_coverage
+from draftline.retrieval_store.corpus.selection import NGRAM, by_coverage
 
 RNG = np.random.default_rng(3)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.corpus.document_filter import (
+from draftline.retrieval_store.corpus.documents import (
     DocumentFilter,
     DocumentRules,
     licence_share,

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.corpus.document_files import read_documents
-from draftline.retrieval_store.corpus.documents import Chat, Document, Message, Unreadable
+from draftline.retrieval_store.corpus.documents import (
+    Chat,
+    Document,
+    Message,
+    Unreadable,
+    read_documents,
+)
 
 
 def test_each_kind_of_file_is_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.retrieval_store.corpus.refine import Score
-from draftline.retrieval_store.corpus.score_journal import HEADER, OLD_HEADER, ScoreJournal
+from draftline.retrieval_store.corpus.scoring import HEADER, OLD_HEADER, ScoreJournal
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,10 +10,11 @@ import pytest
 from draftline.core.arrays import Float32, Int32
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import Windows, decode_probs
-from draftline.retrieval_store.corpus.score_journal import OLD_HEADER, ScoreJournal
 from draftline.retrieval_store.corpus.scoring import (
     BATCH_TOKENS,
+    OLD_HEADER,
     CorpusScorer,
+    ScoreJournal,
     batches,
     score_key,
 )

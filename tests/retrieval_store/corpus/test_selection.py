@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.corpus.coverage import NGRAM
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import Score, encode_probs
 from draftline.retrieval_store.corpus.selection import (
     COVERAGE,
     LOWEST,
+    NGRAM,
     SELECTIONS,
     TOKEN_COVERAGE,
     choose,

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from draftline.core.errors import ConfigError, StoreError
 from draftline.retrieval_store.delta.delta_log import Folded, text_digest
-from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.delta.fold import Folder
-from draftline.retrieval_store.delta.settings import LearningSettings
-from draftline.retrieval_store.directory_store import locks as directory_locks
+from draftline.retrieval_store.delta.settings import Fingerprint, LearningSettings
+from draftline.retrieval_store.directory_store import folder as directory_locks
 from draftline.retrieval_store.directory_store import store as directory_store
 from draftline.retrieval_store.directory_store.delta_log import DirectoryDeltaLog
 from draftline.retrieval_store.directory_store.store import GRACE_SECONDS
-from draftline.retrieval_store.learning.erasure import forget_namespace
+from draftline.retrieval_store.learning import forget_namespace
 from draftline.retrieval_store.serving.open_store import open_delta_log, open_eraser, open_policy
 from support.contracts.containment_contract import ContainmentContract, FolderVandal
 from support.contracts.delta_log_contract import FINGERPRINT, DeltaLogContract, Make, learned

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError, StoreError
-from draftline.retrieval_store.directory_store.eraser import DirectoryEraser
-from draftline.retrieval_store.directory_store.namespace_folder import folder_name, namespace_of
-from draftline.retrieval_store.directory_store.store import GRACE_SECONDS, DirectoryStore
+from draftline.retrieval_store.directory_store.folder import folder_name, namespace_of
+from draftline.retrieval_store.directory_store.store import (
+    GRACE_SECONDS,
+    DirectoryEraser,
+    DirectoryStore,
+)
 from draftline.retrieval_store.serving.open_store import open_store
 from draftline.retrieval_store.store import NAMESPACE
 from hypothesis import given

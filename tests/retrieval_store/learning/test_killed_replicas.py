@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftline.cluster.retrieval.client import GrpcLookup, ReplicatedLookup
+from draftline.cluster.retrieval import GrpcLookup, ReplicatedLookup
 from draftline.core.errors import CapacityError, DrafterError
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from support.inputs.segments import make_segment

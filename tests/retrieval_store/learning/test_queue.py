@@ -5,7 +5,7 @@ import threading
 import pytest
 from draftline.core.errors import StoreError
 from draftline.core.interfaces import Ended
-from draftline.retrieval_store.learning.queue import LearningQueue
+from draftline.retrieval_store.learning import LearningQueue
 from support.inputs.segments import context
 from support.servers.learning_replica import soon
 

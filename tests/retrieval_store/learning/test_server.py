@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from draftline.actors.retrieval_server import RetrievalServer
-from draftline.cluster.retrieval.client import GrpcLookup
+from draftline.cluster.retrieval import GrpcLookup
 from draftline.core.errors import DrafterError, ProtocolError, StoreError
 from draftline.core.interfaces import Ended
-from draftline.retrieval_store.learning.wire import decode_learn, encode_learn
-from draftline.retrieval_store.retrieval_pb2 import LearnRequest
 from draftline.retrieval_store.serving.open_store import open_policy
+from draftline.retrieval_store.wire import LearnMessage, decode_learn, encode_learn
 from support.contracts.delta_log_contract import FINGERPRINT, OTHER_MODEL
 from support.inputs.segments import context
 from support.servers.learning_replica import Replica
@@ -81,15 +81,15 @@ async def test_a_server_that_does_not_learn_says_so(replica: Replica) -> None:
 
 
 def test_the_wire_keeps_all() -> None:
-    ended, fingerprint = decode_learn(LearnRequest.FromString(encode_learn(ENDED, FINGERPRINT)))
+    ended, fingerprint = decode_learn(encode_learn(ENDED, FINGERPRINT))
     assert (ended.namespace, ended.accepted, fingerprint) == ("tenant", ENDED.accepted, FINGERPRINT)
     assert ended.tokens.tolist() == ENDED.tokens.tolist()
     bare = Ended("tenant", context(1, 2, 3))
-    assert decode_learn(LearnRequest.FromString(encode_learn(bare, FINGERPRINT)))[0].accepted == ()
+    assert decode_learn(encode_learn(bare, FINGERPRINT))[0].accepted == ()
 
 
 @pytest.mark.parametrize("runs", [[0], [2, 1], [1, 1], [-1, 2], [0, 9]])
 def test_bad_runs_are_refused(runs: list[int]) -> None:
-    request = LearnRequest(tokens=bytes(16), runs=np.array(runs, dtype="<i4").tobytes())
+    request = LearnMessage("n", bytes(16), np.array(runs, dtype="<i4").tobytes(), "", "", 9)
     with pytest.raises(ProtocolError, match="runs"):
-        decode_learn(request)
+        decode_learn(msgspec.msgpack.encode(request))

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import pytest
 from draftline.core.errors import StoreError
 from draftline.retrieval_store.delta.delta_log import Folded
-from draftline.retrieval_store.delta.fingerprint import Fingerprint
-from draftline.retrieval_store.delta.settings import LearningSettings
-from draftline.retrieval_store.learning.erasure import forget_namespace
+from draftline.retrieval_store.delta.settings import Fingerprint, LearningSettings
+from draftline.retrieval_store.learning import forget_namespace
 from draftline.retrieval_store.redis_store import delta_log as redis_delta_log
-from draftline.retrieval_store.redis_store import eraser as redis_eraser
+from draftline.retrieval_store.redis_store import delta_log as redis_log
 from draftline.retrieval_store.redis_store.delta_log import RedisDeltaLog
 from draftline.retrieval_store.serving.open_store import open_eraser, open_policy
 from support.contracts.containment_contract import ContainmentContract, RedisVandal
@@ -101,7 +100,7 @@ def test_no_key_of_a_forgotten_namespace_is_left(server: RedisServer, url: str) 
 
 
 def test_a_fold_under_way_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_eraser, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(redis_log, "LOCK_WAIT_S", 0.05)
     replica = Replica(url)
     replica.learn("tenant", 1, 2, 3)
     with replica.log.locked("tenant"), pytest.raises(StoreError, match="is being folded"):

@@ -12,8 +12,8 @@ import pytest
 from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafting.factory import build_drafter
-from draftline.cluster.links.tokens import Access, Scope, token_metadata
-from draftline.cluster.retrieval.client import FORGET_S, DeniedNamespaces, GrpcLookup
+from draftline.cluster.links.access import Access, Scope, token_metadata
+from draftline.cluster.retrieval import FORGET_S, DeniedNamespaces, GrpcLookup
 from draftline.core.errors import DrafterError
 from draftline.core.interfaces import Ended
 from draftline.core.proposals import DraftRequest, Query

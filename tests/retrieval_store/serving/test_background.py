@@ -8,8 +8,7 @@ from pathlib import Path
 
 from draftline.core.errors import StoreError
 from draftline.retrieval_store.directory_store.store import DirectoryStore
-from draftline.retrieval_store.serving.background import start_repeating
-from draftline.retrieval_store.serving.service import RetrievalService
+from draftline.retrieval_store.serving.service import RetrievalService, start_repeating
 
 
 class Counter:

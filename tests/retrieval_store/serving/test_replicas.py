@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from draftline.cluster.retrieval.client import RETRY, ReplicatedLookup
+from draftline.cluster.retrieval import RETRY, ReplicatedLookup
 from draftline.core.arrays import Int32
 from draftline.core.errors import CapacityError, DrafterError, DraftlineError
 from draftline.core.interfaces import Subtree

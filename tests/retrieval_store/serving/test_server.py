@@ -11,20 +11,22 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import numpy as np
 import pytest
 from draftline.actors import retrieval_server
 from draftline.actors.retrieval_server import RetrievalServer
-from draftline.cluster.links.tls_files import TlsFiles
-from draftline.cluster.retrieval.client import GrpcLookup, ReplicatedLookup
+from draftline.cluster.links.access import TlsFiles
+from draftline.cluster.retrieval import GrpcLookup, ReplicatedLookup
 from draftline.core.errors import CapacityError, ConfigError, DrafterError, ProtocolError
 from draftline.retrieval_store.directory_store.store import DirectoryStore
-from draftline.retrieval_store.retrieval_pb2 import Context, LookupReply, LookupRequest, Subtree
 from draftline.retrieval_store.search.lookup import SegmentLookup
 from draftline.retrieval_store.search.lookup_queue import LookupQueue
 from draftline.retrieval_store.wire import (
     MAX_NODES,
     METHOD,
+    ContextMessage,
+    SubtreeMessage,
     decode_reply,
     decode_request,
     encode_reply,
@@ -60,15 +62,15 @@ async def test_the_client_answers_as_the_lookup_does(address: str) -> None:
 
 
 async def test_bad_requests_are_refused_and_the_server_goes_on(address: str) -> None:
-    requests = [b"\xff", LookupRequest(contexts=[Context(tokens=b"abc")]).SerializeToString()]
+    requests = [b"\xff", msgspec.msgpack.encode([ContextMessage(b"abc", "", 0)])]
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(METHOD)
         for request in requests:
             with pytest.raises(grpc.aio.AioRpcError) as info:
                 await call(request, timeout=30)
             assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        reply = LookupReply.FromString(await call(encode_request(*ARGUMENTS), timeout=30))
-    assert len(reply.subtrees) == 3
+        reply = await call(encode_request(*ARGUMENTS), timeout=30)
+    assert len(decode_reply(reply, 3)) == 3
 
 
 async def test_mutual_tls_serves_those_with_a_certificate_only(tmp_path: Path) -> None:
@@ -200,15 +202,16 @@ def started(store: Path, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "entry",
     [
-        Context(tokens=b"abc"),
-        Context(tokens=b"\xff\xff\xff\xff"),
-        Context(tokens=bytes(4 * 5000)),
-        Context(max_nodes=MAX_NODES + 1),
+        ContextMessage(b"abc", "", 0),
+        ContextMessage(b"\xff\xff\xff\xff", "", 0),
+        ContextMessage(bytes(4 * 5000), "", 0),
+        ContextMessage(b"", "", MAX_NODES + 1),
+        ContextMessage(b"", "", -1),
     ],
 )
-def test_bad_requests(entry: Context) -> None:
+def test_bad_requests(entry: ContextMessage) -> None:
     with pytest.raises(ProtocolError):
-        decode_request(LookupRequest(contexts=[entry]))
+        decode_request(msgspec.msgpack.encode([entry]))
 
 
 @pytest.mark.parametrize(
@@ -223,25 +226,26 @@ def test_bad_requests(entry: Context) -> None:
     ],
 )
 def test_bad_replies(tokens: list[int], parents: list[int], log_probs: list[float]) -> None:
-    entry = Subtree(
-        tokens=np.array(tokens, dtype="<i4").tobytes(),
-        parents=np.array(parents, dtype="<i4").tobytes(),
-        log_probs=np.array(log_probs, dtype="<f4").tobytes(),
+    entry = SubtreeMessage(
+        np.array(tokens, dtype="<i4").tobytes(),
+        np.array(parents, dtype="<i4").tobytes(),
+        np.array(log_probs, dtype="<f4").tobytes(),
+        0,
     )
     with pytest.raises(ProtocolError):
-        decode_reply(LookupReply(subtrees=[entry]), 1)
+        decode_reply(msgspec.msgpack.encode([entry]), 1)
 
 
 def test_replies_of_another_number_are_refused() -> None:
-    reply = LookupReply.FromString(encode_reply(LOOKUP.lookup(*ARGUMENTS)))
+    reply = encode_reply(LOOKUP.lookup(*ARGUMENTS))
     assert len(decode_reply(reply, 3)) == 3
     with pytest.raises(ProtocolError, match="asked for 2 subtrees, got 3"):
         decode_reply(reply, 2)
-    half = Subtree(tokens=b"abc", parents=b"abc", log_probs=b"abc")
+    half = SubtreeMessage(b"abc", b"abc", b"abc", 0)
     with pytest.raises(ProtocolError, match="tokens: 3 bytes are not a whole"):
-        decode_reply(LookupReply(subtrees=[half]), 1)
+        decode_reply(msgspec.msgpack.encode([half]), 1)
 
 
 def test_budgets_out_of_range_are_clamped() -> None:
-    request = LookupRequest.FromString(encode_request([context(1)] * 2, ["n"] * 2, [-1, 10**12]))
+    request = encode_request([context(1)] * 2, ["n"] * 2, [-1, 10**12])
     assert decode_request(request)[2] == [0, MAX_NODES]

@@ -16,11 +16,11 @@ from draftline.retrieval_store.corpus.compaction import compact
 from draftline.retrieval_store.delta.delta_log import DeltaEvent, text_digest
 from draftline.retrieval_store.delta.fold import Folder
 from draftline.retrieval_store.delta.settings import LearningSettings
-from draftline.retrieval_store.learning.erasure import forget_namespace
+from draftline.retrieval_store.learning import forget_namespace
 from draftline.retrieval_store.serving.open_store import open_eraser, open_policy, open_store
-from draftline.tests.support.contracts.delta_log_contract import FINGERPRINT
-from draftline.tests.support.inputs.segments import context, make_segment
-from draftline.tests.support.servers.learning_replica import Replica
+from support.contracts.delta_log_contract import FINGERPRINT
+from support.inputs.segments import context, make_segment
+from support.servers.learning_replica import Replica
 
 DAY = 86_400.0
 NAMES = (

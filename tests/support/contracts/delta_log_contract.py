@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.retrieval_store.delta.delta_log import DeltaEvent, DeltaLog, Folded, text_digest
-from draftline.retrieval_store.delta.fingerprint import Fingerprint
-from draftline.retrieval_store.delta.settings import LearningSettings
+from draftline.retrieval_store.delta.settings import Fingerprint, LearningSettings
 
 FINGERPRINT = Fingerprint(tokenizer_hash="tokenizer", model_hash="model", vocab_size=32)
 OTHER_MODEL = Fingerprint(tokenizer_hash="tokenizer", model_hash="other", vocab_size=32)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.learning.erasure import forget_namespace
+from draftline.retrieval_store.learning import forget_namespace
 from draftline.retrieval_store.serving.open_store import open_eraser
-from draftline.tests.support.contracts.delta_log_contract import OTHER_MODEL
-from draftline.tests.support.servers.learning_replica import Replica, soon
+from support.contracts.delta_log_contract import OTHER_MODEL
+from support.servers.learning_replica import Replica, soon
 
 
 class ForgettingContract:

@@ -11,9 +11,9 @@ from draftline.core.interfaces import Ended
 from draftline.retrieval_store.delta.delta_log import text_digest
 from draftline.retrieval_store.delta.fold import Folder
 from draftline.retrieval_store.delta.settings import LearningSettings
-from draftline.tests.support.contracts.delta_log_contract import FINGERPRINT, OTHER_MODEL, learned
-from draftline.tests.support.inputs.segments import context, make_segment
-from draftline.tests.support.servers.learning_replica import Replica, soon
+from support.contracts.delta_log_contract import FINGERPRINT, OTHER_MODEL, learned
+from support.inputs.segments import context, make_segment
+from support.servers.learning_replica import Replica, soon
 
 
 class LearningContract:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import Commit, DraftRequest
-from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
-from draftline.retrieval_store.learning.erasure import LearningPolicy, forget_namespace
-from draftline.retrieval_store.learning.queue import LearningQueue
+from draftline.drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from draftline.retrieval_store.learning import LearningPolicy, LearningQueue, forget_namespace
 from draftline.retrieval_store.serving.open_store import open_eraser, open_policy
-from draftline.tests.support.contracts.delta_log_contract import OTHER_MODEL, learned
-from draftline.tests.support.servers.learning_replica import Replica, soon
+from support.contracts.delta_log_contract import OTHER_MODEL, learned
+from support.servers.learning_replica import Replica, soon
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import threading
 import pytest
 from draftline.core.errors import ConfigError, StoreError
 from draftline.retrieval_store.store import SegmentStore
-from draftline.tests.support.inputs.segments import make_segment
+from support.inputs.segments import make_segment
 
 A = make_segment([[1, 2, 3, 4]])
 B = make_segment([[5, 6, 7, 8]])

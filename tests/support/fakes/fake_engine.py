@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from draftline.cluster.drafting.stats import DrafterStats
+from draftline.cluster.drafting.answers import DrafterStats
 from draftline.core.errors import CapacityError, RequestError
 from draftline.core.pipelined_drafting import TreeChunkCounts
 from draftline.core.request.output import (

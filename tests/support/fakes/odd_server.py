@@ -13,8 +13,7 @@ import sys
 import time
 
 from draftline.actors.drafter_server import DrafterServer
-from draftline.actors.server.arguments import add_listen_arguments, listen_settings
-from draftline.actors.server.listener import serve_until_signal
+from draftline.actors.listener import add_listen_arguments, listen_settings, serve_until_signal
 from draftline.core.proposals import Proposal, Query
 from support.fakes.fake_drafters import CountingDrafter
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from draftline.benchmarks.step.host_work import Bench, HostLoad
-from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
 from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from draftline.cluster.transport.messages import (
@@ -50,12 +49,12 @@ from draftline.deploy.engine_process.messages import (
     decode_from_engine,
     encode_messages,
 )
-from draftline.retrieval_store.delta.fingerprint import Fingerprint
-from draftline.retrieval_store.learning.wire import decode_learn, encode_learn
-from draftline.retrieval_store.retrieval_pb2 import LearnRequest, LookupReply, LookupRequest
+from draftline.retrieval_store.delta.settings import Fingerprint
 from draftline.retrieval_store.wire import (
+    decode_learn,
     decode_reply,
     decode_request,
+    encode_learn,
     encode_reply,
     encode_request,
 )
@@ -182,14 +181,10 @@ def _drafters() -> list[Format]:
         wire.encode_error(ANSWERED.sequence, "it failed"),
     ]
     return [
-        Format("drafter: hello", [wire.encode_hello(hello, pb.ToDrafter)], _hello),
+        Format("drafter: hello", [wire.encode_hello(hello)], wire.decode_hello),
         Format("drafter: step", parts, lambda data: wire.decode_part(data, 0.0)),
         Format("drafter: answer", answers, lambda data: wire.decode_answer(data, ANSWERED, "x")),
     ]
-
-
-def _hello(data: bytes) -> object:
-    return wire.decode_hello(data, pb.ToDrafter)
 
 
 def _retrieval() -> list[Format]:
@@ -200,16 +195,14 @@ def _retrieval() -> list[Format]:
         Format(
             "retrieval: request",
             [encode_request(contexts, ["tenant", "shared"], [8, 24])],
-            lambda data: decode_request(LookupRequest.FromString(data)),
+            decode_request,
         ),
         Format(
             "retrieval: reply",
             [encode_reply(SUBTREES)],
-            lambda data: decode_reply(LookupReply.FromString(data), len(SUBTREES)),
+            lambda data: decode_reply(data, len(SUBTREES)),
         ),
-        Format(
-            "retrieval: learn", [learned], lambda data: decode_learn(LearnRequest.FromString(data))
-        ),
+        Format("retrieval: learn", [learned], decode_learn),
     ]
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from draftline.core.errors import DrafterError, DraftlineError
-from google.protobuf.message import DecodeError
 from support.fuzz.wire_formats import Format
 
 # How many changes a message gets; few of them leave it a message, which is read to its end.
@@ -94,14 +93,14 @@ MAX_SECONDS = 5.0
 # Faults that are kept, and bytes of their messages; more are counted.
 KEPT, KEPT_BYTES = 20, 4096
 # What gRPC's servers and clients here take for bytes that are no message, besides errors of ours.
-REFUSALS = (DraftlineError, DecodeError)
+REFUSALS = (DraftlineError,)
 
 
 @dataclass(slots=True)
 class WireFindings:
     """What mutated messages of one format did.
 
-    refused      an error of draftline's own, or of protobuf's parser
+    refused      an error of draftline's own
     faults       any other error, or more memory or time than a message may take
     peak_bytes   most that reading one took of Python's and numpy's memory
     slowest_s    longest that reading one took

@@ -14,9 +14,8 @@ from draftline.drafters.ngram.anpd import AnpdDrafter, AnpdOptions
 from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
-from draftline.drafters.retrieval.drafter import RetrievalDrafter
-from draftline.drafters.spectra.drafter import SpectraDrafter
-from draftline.drafters.spectra.options import SpectraOptions
+from draftline.drafters.retrieval import RetrievalDrafter
+from draftline.drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from draftline.drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from draftline.models.load.model_info import ModelInfo
 from support.fakes.fake_lookup import CountingLookup

@@ -8,8 +8,8 @@ from itertools import islice
 
 from draftline.core.proposals import Proposal
 from draftline.core.tree.merge import ProposalTrie
-from draftline.drafters.ngram.ngram_dictionaries import ForwardDictionary, Ngram
-from draftline.drafters.spectra.options import SpectraOptions
+from draftline.drafters.ngram.lookahead import ForwardDictionary, Ngram
+from draftline.drafters.spectra.drafter import SpectraOptions
 
 
 class BackwardDictionary:

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 from draftline.retrieval_store.corpus.build import BuildSettings, build_corpus
-from draftline.retrieval_store.corpus.document_filter import DocumentRules
-from draftline.retrieval_store.corpus.documents import Document, TokenizedDocument
-from draftline.retrieval_store.delta.fingerprint import Fingerprint
+from draftline.retrieval_store.corpus.documents import Document, DocumentRules, TokenizedDocument
+from draftline.retrieval_store.delta.settings import Fingerprint
 from draftline.retrieval_store.directory_store import store as directory_store
 from draftline.retrieval_store.serving.open_store import open_store
 from draftline.retrieval_store.store import SegmentStore

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import numpy as np
-from draftline.cluster.drafting.drafter_limits import DrafterLimits
+from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.core.arrays import Int32

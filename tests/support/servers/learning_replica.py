@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from draftline.core.interfaces import Ended
 from draftline.retrieval_store.delta.delta_log import DeltaLog
-from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.delta.fold import Folder
-from draftline.retrieval_store.delta.settings import LearningSettings
-from draftline.retrieval_store.learning.learning import LiveLearning
+from draftline.retrieval_store.delta.settings import Fingerprint, LearningSettings
+from draftline.retrieval_store.learning import LiveLearning
 from draftline.retrieval_store.serving.open_store import open_delta_log, open_store
 from draftline.retrieval_store.serving.service import RetrievalService
-from draftline.tests.support.contracts.delta_log_contract import FINGERPRINT
-from draftline.tests.support.inputs.segments import context
+from support.contracts.delta_log_contract import FINGERPRINT
+from support.inputs.segments import context
 
 
 class Replica:

@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 import redis
-from draftline.cluster.links.tls_files import TlsFiles
+from draftline.cluster.links.access import TlsFiles
 
 
 class RedisServer:

@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from draftline.cluster.links.tls_files import TlsFiles
+from draftline.cluster.links.access import TlsFiles
 
 
 def self_signed_files(folder: Path) -> TlsFiles:

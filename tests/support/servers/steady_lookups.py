@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from draftline.core.errors import DraftlineError
 from draftline.core.interfaces import Lookup
-from draftline.tests.support.inputs.segments import context
+from support.inputs.segments import context
 
 Answer = frozenset[int]
 

@@ -7,8 +7,8 @@ import pytest
 from draftline.core.arrays import Float64
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import DraftRequest
-from draftline.drafters.model.vocabulary.mapped import IntersectionVocabulary
-from draftline.drafters.model.vocabulary.overlap import map_vocabularies
+from draftline.drafters.model.vocabulary.strategy import IntersectionVocabulary
+from draftline.drafters.model.vocabulary.surfaces import map_vocabularies
 from support.inputs.enumeration import Branch, outcomes
 from support.inputs.plain_rules import Candidate, verify_rejection
 from support.tools.tiny_tokenizers import letters

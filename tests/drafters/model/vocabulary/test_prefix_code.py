@@ -9,7 +9,7 @@ import pytest
 from draftline.core.arrays import ROOT, Float64
 from draftline.core.errors import ConfigError
 from draftline.drafters.coupled_rank import CoupledChoice
-from draftline.drafters.model.vocabulary.prefix_code import (
+from draftline.drafters.model.vocabulary.string_tree import (
     FirstTargetTokens,
     StringExpansion,
     StringLimits,
@@ -17,8 +17,7 @@ from draftline.drafters.model.vocabulary.prefix_code import (
     coupled_first,
     drawn_first,
 )
-from draftline.drafters.model.vocabulary.retokenizer import Retokenizer
-from draftline.drafters.model.vocabulary.written import WrittenText
+from draftline.drafters.model.vocabulary.written import Retokenizer, WrittenText
 from support.inputs.enumeration import Branch, outcomes
 from support.inputs.plain_rules import Candidate, verify_rejection
 from support.tools.tiny_tokenizers import letters, single_bytes, unigram, vocabulary

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftline.drafters.model.vocabulary.retokenizer import Retokenizer, complete_len
-from draftline.drafters.model.vocabulary.written import WrittenText
+from draftline.drafters.model.vocabulary.written import Retokenizer, WrittenText, complete_len
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tools.tiny_tokenizers import byte_level_bpe, single_bytes, unigram, vocabulary

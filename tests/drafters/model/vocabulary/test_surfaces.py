@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftline.core.errors import CheckpointError
-from draftline.drafters.model.vocabulary.overlap import NO_ID, map_vocabularies
-from draftline.drafters.model.vocabulary.surfaces import Speller, vocabulary_of
+from draftline.drafters.model.vocabulary.surfaces import (
+    NO_ID,
+    Speller,
+    map_vocabularies,
+    vocabulary_of,
+)
 from support.tools.tiny_tokenizers import (
     byte_level_bpe,
     letters,

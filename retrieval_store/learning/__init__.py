@@ -1,4 +1,0 @@
-"""Learning from ended requests: policy, queue, log, and forgetting.
-
-Start with `learning.py`.
-"""
