@@ -110,6 +110,25 @@ def test_config_files_of_compose_are_there(compose: dict[str, Any]) -> None:
     [job] = scrape["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["draftline:8000"]}]
     assert job["authorization"]["credentials_file"] == "/run/secrets/operator_key"
+    volumes = [one.split(":") for one in compose["services"]["prometheus"]["volumes"]]
+    [alerts] = [f"{target}/alerts.yaml" for source, target, *_ in volumes if source[0] == "."]
+    assert scrape["rule_files"] == [alerts]
+
+
+def test_folders_of_compose_are_there(compose: dict[str, Any]) -> None:
+    mounted = {
+        volume.split(":")[0]
+        for service in compose["services"].values()
+        for volume in service.get("volumes", [])
+    }
+    folders = {one for one in mounted if one.startswith(".")}
+    # Models of the user's own.
+    assert folders == {"./models", "../assets/observability"}
+    assert {path.name for path in (DOCKER / "../assets/observability").resolve().iterdir()} >= {
+        "alerts.yaml",
+        "grafana-dashboard.json",
+    }
+    assert mounted - folders == set(compose["volumes"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
