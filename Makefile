@@ -2,7 +2,7 @@
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo chat serve test test-full soak lint types docs audit sbom redis browser browser-if-possible compiler tools clean
+.PHONY: help demo chat serve test test-full soak lint types docs audit sbom redis browser prometheus browser-if-possible prometheus-if-possible compiler tools clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,10 +17,10 @@ chat: $(READY) ## fetch SmolLM2 once, and ask it questions with drafts off and o
 serve: $(READY) ## serve the bundled model with the OpenAI API; ARGS="--port 8000 ..."
 	@.venv/bin/draftline serve $(ARGS)
 
-test: $(READY) redis compiler browser-if-possible ## lint, types and tests
+test: $(READY) redis compiler browser-if-possible prometheus-if-possible ## lint, types and tests
 	@scripts/test.sh -m "not full" $(ARGS)
 
-test-full: $(READY) redis compiler browser-if-possible ## the same with every case, and more examples of each property
+test-full: $(READY) redis compiler browser-if-possible prometheus-if-possible ## the same with every case, and more examples of each property
 	@scripts/test.sh $(ARGS)
 
 soak: $(READY) redis ## mixed requests on Ray for half an hour while its processes die; ARGS="--minutes 5"
@@ -56,6 +56,13 @@ browser: ## install Chromium, which tests of the page at /ui are skipped without
 browser-if-possible:
 	@command -v chromium >/dev/null || scripts/setup.sh browser || \
 		echo 'draftline: without Chromium, tests of the page at /ui are skipped'
+
+prometheus: ## install Prometheus, which tests of what it scrapes are skipped without
+	@command -v prometheus >/dev/null || scripts/setup.sh prometheus
+
+prometheus-if-possible:
+	@command -v prometheus >/dev/null || scripts/setup.sh prometheus || \
+		echo 'draftline: without Prometheus, tests of what it scrapes are skipped'
 
 compiler:
 	@command -v g++ >/dev/null || scripts/setup.sh compiler

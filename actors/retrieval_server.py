@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from typing import NoReturn
 
 import grpc
 
 from ..cluster.links.access import Access, Scope, TlsFiles
+from ..cluster.removed_settings import REMOVED_FLAGS
 from ..cluster.retrieval import DENIED_KEY
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.interfaces import Ended, Lookup
@@ -136,14 +137,13 @@ async def _refuse_unless(context: grpc.aio.ServicerContext, denied: Collection[s
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; errors of the user end with one line on stderr and status 2."""
     parser = argparse.ArgumentParser(prog="draftline.actors.retrieval_server", description=__doc__)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--store", help="redis:// URL, or a folder")
-    where.add_argument(
-        "--store-env",
-        metavar="NAME",
-        help="environment variable that holds the URL, for one with a password: every user of a "
-        "machine sees the arguments of its processes",
+    parser.add_argument(
+        "--store",
+        required=True,
+        help="a folder, or a URL: redis://HOST/0?password_file=FILE keeps the password out of the "
+        "list of processes",
     )
+    parser.add_argument("--store-env", type=_removed_store_env, help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer-hash", help="refuse segments of another tokenizer")
     parser.add_argument("--model-hash", help="refuse segments refined by another target")
     parser.add_argument("--learn-for", metavar="MODEL", help="learn ended requests of this model")
@@ -154,15 +154,16 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     async def serve() -> None:
-        url = given.store or _variable(given.store_env)
         expected = Expected(tokenizer_hash=given.tokenizer_hash, model_hash=given.model_hash)
         learning = None
         if given.learn_for:
             # A local import: it needs torch, which a server without learning does not.
             from ..cluster.retrieval import model_fingerprint  # noqa: PLC0415
 
-            learning = open_learning(url, model_fingerprint(given.learn_for), given.learn_off)
-        store = open_store(url, must_exist=learning is None)
+            learning = open_learning(
+                given.store, model_fingerprint(given.learn_for), given.learn_off
+            )
+        store = open_store(given.store, must_exist=learning is None)
         service = RetrievalService(store, expected, learning=learning)
         server = RetrievalServer(
             service,
@@ -181,11 +182,10 @@ def main(arguments: list[str] | None = None) -> int:
     return run_server("retrieval_server", serve)
 
 
-def _variable(name: str) -> str:
-    value = os.environ.get(name, "")
-    if not value:
-        raise ConfigError("store_env", f"the environment variable {name} is not set, or empty")
-    return value
+def _removed_store_env(_name: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(
+        f"was removed; {REMOVED_FLAGS['retrieval_server', '--store-env']}"
+    )
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
     ("bench", "--fixed-nodes"): "--tree-nodes N --node-budget full verifies N draft tokens always",
     ("dashboard", "--ray-llm"): "leave it out: draftline's dashboard is one of its own",
     ("bench", "--token-map"): "leave it out: heads draft all tokens of their output head",
+    ("retrieval_server", "--store-env"): "use --store redis://HOST:PORT/0?password_file=FILE",
     ("doctor", "--address"): "run it on a node of the cluster, or set RAY_ADDRESS",
 }
 # Values of a key, of any section.

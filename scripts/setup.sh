@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# scripts/setup.sh venv      make .venv and install draftline with its development tools in it
-# scripts/setup.sh redis     install redis-server from the system's packages (the tests need it)
-# scripts/setup.sh tools     make .venv-tools with what documents and audits the tree (extra: tools)
-# scripts/setup.sh browser   install Chromium (tests of the page at /ui, skipped without it)
-# scripts/setup.sh compiler  install g++ (CPU kernels and their tests need it)
+# scripts/setup.sh venv        make .venv and install draftline with its development tools in it
+# scripts/setup.sh redis       install redis-server from the system's packages (the tests need it)
+# scripts/setup.sh tools       make .venv-tools with what documents and audits the tree (extra: tools)
+# scripts/setup.sh browser     install Chromium (tests of the page at /ui, skipped without it)
+# scripts/setup.sh prometheus  install Prometheus (tests of what it scrapes, skipped without it)
+# scripts/setup.sh compiler    install g++ (CPU kernels and their tests need it)
 #
 # Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
 set -euo pipefail
@@ -93,13 +94,13 @@ PYTHON
     .venv-tools/bin/pip install --requirement build/tools.txt
 }
 
-# The package starts a service; the tests start servers of their own, so leave none behind.
-install_redis() {
-    apt_install redis-server
+# A server's package starts a service; the tests start servers of their own, so leave none behind.
+install_server() {
+    apt_install "$1"
     if [ -d /run/systemd/system ]; then
-        as_root systemctl disable --now redis-server
+        as_root systemctl disable --now "$1"
     else
-        as_root service redis-server stop || true
+        as_root service "$1" stop || true
     fi
 }
 
@@ -109,7 +110,7 @@ case ${1:-} in
 venv) make_venv ;;
 redis)
     need_apt redis-server
-    phase "installing redis-server" install_redis
+    phase "installing redis-server" install_server redis-server
     ;;
 tools)
     if [ ! -e .venv-tools/.ready ] || [ pyproject.toml -nt .venv-tools/.ready ]; then
@@ -121,9 +122,13 @@ browser)
     need_apt chromium
     phase "installing Chromium" apt_install chromium fonts-dejavu-core
     ;;
+prometheus)
+    need_apt prometheus
+    phase "installing Prometheus" install_server prometheus
+    ;;
 compiler)
     need_apt g++
     phase "installing g++" apt_install g++
     ;;
-*) fail "usage: scripts/setup.sh venv|redis|tools|browser|compiler" ;;
+*) fail "usage: scripts/setup.sh venv|redis|tools|browser|prometheus|compiler" ;;
 esac

@@ -67,7 +67,8 @@ OUTSIDE_MARKERS = ("cluster", "redis", "net")
 # Why tests may be skipped in continuous integration, which sets `NO_AVOIDABLE_SKIPS`: what no
 # package brings.
 UNAVOIDABLE = (
-    "no CUDA device", "needs two GPUs", "no promtool", "no systemd", "Chromium cannot be installed",
+    "no CUDA device", "needs two GPUs", "no systemd", "Chromium cannot be installed",
+    "Prometheus cannot be installed",
 )  # fmt: skip
 # One Ray at a time; and a process builds the C++ code but once.
 ONE_WORKER = ("cluster", "compiler")
@@ -90,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Some kinds of tests stay in one xdist worker; some need a GPU or a browser.
+    """Some kinds of tests stay in one xdist worker; some need a GPU or a program.
 
     So do tests that share what a fixture made for their file: each worker would make it anew.
     """
@@ -100,10 +101,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(kind))
         if not item.get_closest_marker("xdist_group") and _shares_fixtures(item):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(TESTS).as_posix()))
-        if item.get_closest_marker("browser") and not _has_browser():
-            was_tried = (TESTS.parent / "build" / "setup-browser.log").exists()
-            reason = "Chromium cannot be installed" if was_tried else "no Chromium: make browser"
-            item.add_marker(pytest.mark.skip(reason=reason))
+        for marker, name in (("browser", "Chromium"), ("prometheus", "Prometheus")):
+            if item.get_closest_marker(marker) and not _is_installed(marker):
+                was_tried = (TESTS.parent / "build" / f"setup-{marker}.log").exists()
+                reason = f"{name} cannot be installed" if was_tried else f"no {name}: make {marker}"
+                item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
@@ -180,8 +182,9 @@ def _shares_fixtures(item: pytest.Item) -> bool:
     return any(fixtures[-1].scope in ("module", "package") for fixtures in found)
 
 
-def _has_browser() -> bool:
-    return any(map(shutil.which, ("chromium", "chromium-browser")))
+def _is_installed(marker: str) -> bool:
+    programs = {"browser": ("chromium", "chromium-browser"), "prometheus": ("prometheus",)}
+    return any(map(shutil.which, programs[marker]))
 
 
 def _has_gpu() -> bool:

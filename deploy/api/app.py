@@ -201,4 +201,4 @@ def _answer_error(request: Request, error: Exception) -> Response:
         answer = ApiError(error.status_code, str(error.detail))
     else:
         answer = to_api_error(error)
-    return JSONResponse(answer.body_at(request.url.path), answer.status, answer.headers)
+    return JSONResponse(answer.body_for(request.scope), answer.status, answer.headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -51,7 +52,7 @@ MESSAGE_ERROR_TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
-MESSAGES_PATH = "/v1/messages"
+MESSAGES_PATH, MODELS_PATH = "/v1/messages", "/v1/models"
 
 
 class ApiError(Exception):
@@ -93,9 +94,9 @@ class ApiError(Exception):
         kind = MESSAGE_ERROR_TYPES.get(HTTPStatus(self.status), other)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
-    def body_at(self, path: str) -> dict[str, Any]:
-        """The error in the form of the API that a path belongs to."""
-        return self.message_body if path.startswith(MESSAGES_PATH) else self.body
+    def body_for(self, scope: MutableMapping[str, Any]) -> dict[str, Any]:
+        """The error in the form of the API that a request is made to."""
+        return self.message_body if is_for_anthropic(scope) else self.body
 
     @property
     def headers(self) -> dict[str, str]:
@@ -106,6 +107,15 @@ class ApiError(Exception):
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
+
+
+def is_for_anthropic(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request is one of Anthropic's API; both APIs have the models' path, and only
+    clients of Anthropic's send `anthropic-version`."""
+    path: str = scope["path"]
+    if path.startswith(MODELS_PATH):
+        return any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return path.startswith(MESSAGES_PATH)
 
 
 def _at_most(most: int, text: str) -> str:

@@ -234,7 +234,8 @@ class Ingress:
         from .engine_client import RayEngineClient  # noqa: PLC0415
 
         self._app = app
-        counts = [ServerMetrics(model.model_name) for model in app.models]
+        own_id = serve.get_replica_context().replica_id.unique_id
+        counts = [ServerMetrics(model.model_name, own_id) for model in app.models]
         self._engine_clients: list[RayEngineClient] = []
         for engine, model, metrics in zip(engines, app.models, counts, strict=True):
             PrefixRouting.counts[model.model_name] = metrics
@@ -242,7 +243,7 @@ class Ingress:
             client = RayEngineClient(engine, model.engine, REPLICA_TIMEOUT_S, limits, metrics)
             self._engine_clients.append(client)
         self._counts = counts
-        self._page = counts[0] if len(counts) == 1 else JointMetrics(counts)
+        self._page = counts[0] if len(counts) == 1 else JointMetrics(counts, own_id)
         self._drain = Drain()
 
     async def drain(self, timeout_s: float) -> None:

@@ -26,10 +26,10 @@ from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.deploy.cli.serve.listening import free_port
 from draftline.deploy.ray_serve.runtime import RAY_ENVIRONMENT
 from draftline.deploy.settings.settings import ServerConfig
-from support.contracts.whole_deployment import stood_in
 from support.servers.processes import coordinator_pids, pool_server_pids, stage_pids
 from support.servers.redis_server import RedisServer
 from support.servers.served_model import COMMAND
+from support.servers.whole_deployment import stood_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1500)]
 

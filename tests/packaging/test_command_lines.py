@@ -64,6 +64,8 @@ EXTERNAL = {
     "nvidia-smi": "needs a GPU",
     "docker": "needs a container engine; test_containers.py reads its files",
     "deploy/docker/make-secrets.sh": "test_containers.py runs it",
+    "deploy/kuberay/monitoring.sh": "test_kuberay.py runs it",
+    "bash": "observe.sh, on the head of a cluster; test_clusters.py runs it",
     "curl http://127.0.0.1:4000": "asks a gateway that docker starts",
     "ray": "needs a cloud; test_clusters.py and test_ray_up.py read its files",
     "serve": "Ray's own command; tests/deploy/ray_serve serves these applications",

@@ -109,8 +109,8 @@ PERIOD_S = 0.5
 TIMEOUT_S = 10.0
 GAUGES = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
 COUNTERS = ("resumed", "lost")
-# When a replica made its page: no two make it at the same time.
-PAGE_MADE = re.compile(r"^vllm:inter_token_latency_seconds_created{.*} (\S+)$", re.MULTILINE)
+# The HTTP replica that counted what its page tells.
+INGRESS = re.compile(r'^vllm:inter_token_latency_seconds_count{.*ingress="(\w+)"', re.MULTILINE)
 # A page of which nobody can tell whose it is.
 UNKNOWN = "unknown"
 
@@ -151,8 +151,8 @@ class Watch:
         headers = {**self._headers, "connection": "close"}
         answer = await self._client.get("/metrics", headers=headers, timeout=TIMEOUT_S)
         page = answer.raise_for_status().text
-        made = PAGE_MADE.search(page)
-        self._counts[made[1] if made else UNKNOWN] = _counters(page)
+        ingress = INGRESS.search(page)
+        self._counts[ingress[1] if ingress else UNKNOWN] = _counters(page)
         values = [_values(page, name) for name in GAUGES]
         return Holdings(len(values[0]), *map(sum, values))
 

@@ -251,7 +251,7 @@ class ApiKeys:
             try:
                 caller = self._callers.of(scope)
             except ApiError as error:
-                await JSONResponse(error.body_at(scope["path"]), error.status, error.headers)(
+                await JSONResponse(error.body_for(scope), error.status, error.headers)(
                     scope, receive, send
                 )
                 return

@@ -58,17 +58,29 @@ class MetricsPage(Protocol):
         ...
 
 
+def page_of(collector: Collector) -> bytes:
+    """What a collector has, in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry)
+
+
 class AnsweringPage(AnswerRecorder, MetricsPage, Protocol):
     """Both, of one model."""
 
 
-class ServerMetrics:
-    """All metrics of one served model, in a registry of their own."""
+class ServerMetrics(Collector):
+    """All metrics of one served model.
 
-    def __init__(self, model_name: str) -> None:
-        self._registry = CollectorRegistry()
+    ingress  id of the HTTP replica that counts the requests. Ray Serve answers each `/metrics` from
+             any of them; with this label no series mixes the counts of two. None: there is one
+    """
+
+    def __init__(self, model_name: str, ingress: str | None = None) -> None:
+        # What is counted here; the engines tell the rest.
+        self._counts = CollectorRegistry()
+        self._ingress = {} if ingress is None else {"ingress": ingress}
         self._engines = EngineCollector(model_name)
-        self._registry.register(self._engines)
         self._model = model_name
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answers")
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated")
@@ -224,7 +236,7 @@ class ServerMetrics:
     def render(self, stats: Sequence[EngineStats]) -> bytes:
         """That text; `stats` has one entry an engine replica."""
         self.take(stats)
-        return generate_latest(self._registry)
+        return page_of(self)
 
     def take(self, stats: Sequence[EngineStats]) -> None:
         """Show these engines from now on."""
@@ -232,15 +244,21 @@ class ServerMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """All families."""
-        return self._registry.collect()
+        yield from self._engines.collect()
+        for family in self._counts.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, **self._ingress})
+                for sample in family.samples
+            ]
+            yield family
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ("model_name", *labels), registry=self._registry)
+        return Counter(name, text, ("model_name", *labels), registry=self._counts)
 
     def _histogram(
         self, name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS
     ) -> Histogram:
-        return Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)
+        return Histogram(name, text, ("model_name",), registry=self._counts, buckets=buckets)
 
 
 class JointMetrics(Collector):
@@ -248,11 +266,12 @@ class JointMetrics(Collector):
     counts with an empty `model_name`.
 
     by_model  in the order of the engine clients
+    ingress   as for `ServerMetrics`
     """
 
-    def __init__(self, by_model: Sequence[ServerMetrics]) -> None:
+    def __init__(self, by_model: Sequence[ServerMetrics], ingress: str | None = None) -> None:
         self._by_model = by_model
-        self._of_none = ServerMetrics("")
+        self._of_none = ServerMetrics("", ingress)
 
     def refused(self, tenant: str, reason: str) -> None:
         """Count a request that a tenant's limit refused: which limit, or `unavailable`."""
@@ -267,9 +286,7 @@ class JointMetrics(Collector):
         all_stats = await asyncio.gather(*(client.stats() for client in engine_clients))
         for metrics, stats in zip(self._by_model, all_stats, strict=True):
             metrics.take(stats)
-        joint = CollectorRegistry()
-        joint.register(self)
-        return generate_latest(joint)
+        return page_of(self)
 
     def collect(self) -> Iterable[Metric]:
         """All families, each once with the samples of all models."""

@@ -79,7 +79,7 @@ class BodyLimits:
             return
         if _announced_bytes(Headers(scope=scope)) > self._max_bytes:
             error = _too_large(self._max_bytes)
-            await JSONResponse(error.body_at(scope["path"]), error.status, error.headers)(
+            await JSONResponse(error.body_for(scope), error.status, error.headers)(
                 scope, receive, send
             )
             return
@@ -186,9 +186,7 @@ class RefuseWhileDraining:
             error = self._drain.refusal()
             # A connection that is kept would lead the client here again.
             headers = error.headers | {"Connection": "close"}
-            await JSONResponse(error.body_at(scope["path"]), error.status, headers)(
-                scope, receive, send
-            )
+            await JSONResponse(error.body_for(scope), error.status, headers)(scope, receive, send)
             return
         self._drain.enter()
         try:

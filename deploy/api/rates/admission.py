@@ -86,9 +86,7 @@ class RateLimits:
             self._on_refused(limits.tenant, verdict.reason)
             error = verdict.error()
             headers = error.headers | verdict.headers()
-            await JSONResponse(error.body_at(scope["path"]), error.status, headers)(
-                scope, receive, send
-            )
+            await JSONResponse(error.body_for(scope), error.status, headers)(scope, receive, send)
             return
         admission.check(verdict)
         scope["state"]["admission"] = admission

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,7 @@ from ....core.errors import shortened
 from ....models.load.bundled import BUNDLED_NAMES
 from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
-from ..errors import ApiError, bad_request
+from ..errors import ApiError, bad_request, is_for_anthropic
 from ..http.callers import Caller, caller_of
 from ..http.metrics import AnswerRecorder
 
@@ -72,6 +73,19 @@ class ServedModel:
             "is_chat": not self._is_bundled and bool(template),
         }
 
+    def anthropic_card(self, caller: Caller) -> dict[str, Any]:
+        """The same as clients of Anthropic's API read it; the lengths are in tokens."""
+        length = caller.context(self.source.engine_client.max_model_len)
+        return {
+            "type": "model",
+            "id": self.name,
+            "display_name": self.name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": length,
+            "max_tokens": length,
+        }
+
 
 class ServedModels:
     """All models of a server; there is at least one."""
@@ -117,16 +131,28 @@ class ServedModels:
 
 
 def add_model_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add `/v1/models`."""
+    """Add `/v1/models`, in the form of the caller's API."""
 
     @app.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
-        """The models of this server that the caller may use."""
+        """The models of this server that the caller may use, all at once."""
         caller = caller_of(request)
-        return {"object": "list", "data": [model.card(caller) for model in models.usable(caller)]}
+        usable = models.usable(caller)
+        if not is_for_anthropic(request.scope):
+            return {"object": "list", "data": [model.card(caller) for model in usable]}
+        names = [model.name for model in usable] or [None]
+        return {
+            "data": [model.anthropic_card(caller) for model in usable],
+            "has_more": False,
+            "first_id": names[0],
+            "last_id": names[-1],
+        }
 
     @app.get("/v1/models/{model_id:path}")
     async def show_model(model_id: str, request: Request) -> dict[str, Any]:
         """One model."""
         caller = caller_of(request)
-        return models.find(model_id, caller).card(caller)
+        model = models.find(model_id, caller)
+        if is_for_anthropic(request.scope):
+            return model.anthropic_card(caller)
+        return model.card(caller)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from draftline.deploy.settings.ray_settings import PoolConfig
 from draftline.deploy.settings.settings import build_serve_args
-from support.contracts.whole_deployment import FILE, stood_in
+from support.servers.whole_deployment import FILE, stood_in
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own

@@ -1,11 +1,17 @@
-"""`deploy/clusters/`: what `ray up` reads, by Ray's own schema and command line."""
+"""`deploy/clusters/`: what `ray up` reads, by Ray's own schema and command line; `observe.sh`."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import signal
+import subprocess
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,7 @@ import draftline
 import pytest
 import ray
 import yaml
+from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 with warnings.catch_warnings():
@@ -98,6 +105,99 @@ def test_azures_template_has_all_parameters() -> None:
     known = json.loads((folder / "azure-vm-template.json").read_text("utf-8"))["parameters"]
     for one in read("azure")["available_node_types"].values():
         assert set(one["node_config"]["azure_arm_parameters"]) <= {*known, "availability_zone"}
+
+
+def test_all_that_is_mounted_is_there() -> None:
+    for name in ALL:
+        for source in read(name)["file_mounts"].values():
+            # Made before: the token, the wheel.
+            assert source in ("~/.ray/auth_token", "dist") or (FOLDER.parents[1] / source).exists()
+
+
+STAND_IN = """#!/bin/bash
+printf '%s\\n' "$0" "$@" > "$0.told"
+env > "$0.env"
+exec -a "$0" sleep 60
+"""
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[Path]:
+    """The home of a head after `ray up`, with stand-ins for what `observe.sh` would fetch."""
+    for target, source in read("local")["file_mounts"].items():
+        path, given = tmp_path / target.removeprefix("~/"), FOLDER.parents[1] / source
+        if given.is_dir() and "observability" in target:
+            shutil.copytree(given, path)
+        elif target.endswith(".sh"):
+            # Ray's files of the session that runs here, if one does, stay as they are.
+            path.write_text(given.read_text().replace("/tmp/ray", f"{tmp_path}/ray"))
+    (tmp_path / "ray" / "session_latest" / "metrics" / "grafana" / "dashboards").mkdir(parents=True)
+    for program in ("prometheus/prometheus", "grafana/bin/grafana"):
+        path = tmp_path / ".cache" / "draftline-observe" / program
+        path.parent.mkdir(parents=True)
+        path.write_text(STAND_IN)
+        path.chmod(0o755)
+    yield tmp_path
+    for file in tmp_path.rglob("*.pid"):
+        os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def observe(home: Path, *arguments: str) -> None:
+    subprocess.run(
+        ["bash", home / "observe.sh", *arguments],
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},
+        check=True,
+        timeout=60,
+    )
+
+
+def told(home: Path, program: str) -> list[str]:
+    """What a stand-in was called with, once it was."""
+    file = home / ".cache" / "draftline-observe" / f"{program}.told"
+    deadline = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return file.read_text().splitlines()[1:]
+
+
+def test_prometheus_and_grafana_start_on_the_loopback_of_the_head(head: Path) -> None:
+    (head / "operator").write_text("a-key\nanother\n")
+    observe(head, str(head / "operator"))
+    options = dict(one.split("=", 1) for one in told(head, "prometheus/prometheus"))
+    assert options["--web.listen-address"] == "127.0.0.1:9090"
+    config = Path(options["--config.file"])
+    settings = yaml.safe_load(config.read_text("utf-8"))
+    assert all((config.parent / file).is_file() for file in settings["rule_files"])
+    ours, rays = settings["scrape_configs"]
+    key = config.parent / ours["authorization"]["credentials_file"]
+    assert key.read_text() == "a-key\n"
+    assert key.stat().st_mode & 0o077 == 0
+    # Where Ray's head says which nodes there are.
+    [listed] = rays["file_sd_configs"][0]["files"]
+    assert listed == f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"
+
+    _, home, ini = told(head, "grafana/bin/grafana")
+    assert home == f"--homepath={head}/.cache/draftline-observe/grafana"
+    assert ini == f"--config={head}/ray/session_latest/metrics/grafana/grafana.ini"
+    variables = (head / ".cache/draftline-observe/grafana/bin/grafana.env").read_text()
+    assert "GF_SERVER_HTTP_ADDR=127.0.0.1\n" in variables
+    shown = head / "ray/session_latest/metrics/grafana/dashboards/draftline.json"
+    assert json.loads(shown.read_text("utf-8"))["uid"] == "draftline"
+
+
+def test_without_keys_no_key_is_sent(head: Path) -> None:
+    observe(head)
+    assert (head / "observability" / "draftline-key").read_text() == ""
+
+
+def test_versions_are_those_of_compose() -> None:
+    services = yaml.safe_load((FOLDER.parent / "docker" / "compose.yaml").read_text("utf-8"))
+    script = (FOLDER / "observe.sh").read_text("utf-8")
+    for name in ("prometheus", "grafana"):
+        image = services["services"][name]["image"]
+        [version] = re.findall(rf"^{name.upper()}=(.+)$", script, re.MULTILINE)
+        assert image.rpartition(":")[2].removeprefix("v") == version
 
 
 def test_a_wrong_file_would_be_seen() -> None:

@@ -58,6 +58,35 @@ def test_what_is_copied_into_images_is_there() -> None:
     assert packages - set(kept) == {"benchmarks"}
 
 
+def parsed(compose: dict[str, Any]) -> Any:
+    """As an implementation of the Compose specification reads it; raises `ValueError`."""
+    module = pytest.importorskip("compose_spec", reason="no compose-spec")
+    # What `<<` merges is no part of the specification, but of YAML.
+    found = module.PyCompose.from_yaml(yaml.safe_dump(compose))
+    found.validate()
+    return found
+
+
+def test_compose_is_as_its_specification_says(compose: dict[str, Any]) -> None:
+    assert set(parsed(compose).service_names()) == set(compose["services"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("read_only", 5),
+        ("stop_grace_period", "soon"),
+        ("healthchek", {"disable": True}),
+        ("networks", ["nowhere"]),
+        ("secrets", ["no_such_secret"]),
+    ],
+)
+def test_a_mistake_in_compose_would_be_seen(compose: dict[str, Any], key: str, value: Any) -> None:
+    compose["services"]["redis"][key] = value
+    with pytest.raises(ValueError, match=r"redis|nowhere|no_such_secret"):
+        parsed(compose)
+
+
 def test_services_are_confined_and_watched(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert service["read_only"], name
@@ -110,6 +139,25 @@ def test_config_files_of_compose_are_there(compose: dict[str, Any]) -> None:
     [job] = scrape["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["draftline:8000"]}]
     assert job["authorization"]["credentials_file"] == "/run/secrets/operator_key"
+    volumes = [one.split(":") for one in compose["services"]["prometheus"]["volumes"]]
+    [alerts] = [f"{target}/alerts.yaml" for source, target, *_ in volumes if source[0] == "."]
+    assert scrape["rule_files"] == [alerts]
+
+
+def test_folders_of_compose_are_there(compose: dict[str, Any]) -> None:
+    mounted = {
+        volume.split(":")[0]
+        for service in compose["services"].values()
+        for volume in service.get("volumes", [])
+    }
+    folders = {one for one in mounted if one.startswith(".")}
+    # Models of the user's own.
+    assert folders == {"./models", "../assets/observability"}
+    assert {path.name for path in (DOCKER / "../assets/observability").resolve().iterdir()} >= {
+        "alerts.yaml",
+        "grafana-dashboard.json",
+    }
+    assert mounted - folders == set(compose["volumes"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")

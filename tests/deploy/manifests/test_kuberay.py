@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +15,22 @@ import jsonschema
 import pytest
 import ray
 import yaml
-from support.contracts.kuberay_schema import HELM_VALUES, RAY_SERVICE
+from support.contracts.kuberay_schema import (
+    CONFIG_MAP,
+    DISRUPTION_BUDGET,
+    HELM_VALUES,
+    NETWORK_POLICY,
+    POD_MONITOR,
+    PROMETHEUS_RULE,
+    RAY_SERVICE,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own
     from ray.serve.schema import ServeDeploySchema
 
 FOLDER = Path(draftline.__file__).parent / "deploy" / "kuberay"
+OBSERVABILITY = FOLDER.parent / "assets" / "observability"
 WHOLE = FOLDER.parent / "70b.yaml"
 
 
@@ -49,6 +60,9 @@ def test_kuberay_knows_every_field(service: dict[str, Any]) -> None:
     jsonschema.validate(service, RAY_SERVICE)
     [values] = read("helm-values.yaml")
     jsonschema.validate(values, HELM_VALUES)
+    policy, budget = read("network-policy.yaml")
+    jsonschema.validate(policy, NETWORK_POLICY)
+    jsonschema.validate(budget, DISRUPTION_BUDGET)
 
 
 def test_a_misspelt_field_is_found(service: dict[str, Any]) -> None:
@@ -137,3 +151,66 @@ def test_the_policy_is_for_the_pods_of_the_service(service: dict[str, Any]) -> N
     assert all(wanted.items() <= one.items() for one in labels)
     wanted = budget["spec"]["selector"]["matchLabels"]
     assert [wanted.items() <= one.items() for one in labels] == [False, True, True]
+
+
+@pytest.fixture
+def monitoring() -> list[dict[str, Any]]:
+    """What `monitoring.sh` prints."""
+    done = subprocess.run(
+        [FOLDER / "monitoring.sh"], check=True, capture_output=True, text=True, timeout=60
+    )
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def test_monitors_scrape_ports_of_pods_with_the_key(
+    service: dict[str, Any], monitoring: list[dict[str, Any]]
+) -> None:
+    cluster = service["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    ours, rays = monitoring[:2]
+    scraped = []
+    for monitor in (ours, rays):
+        jsonschema.validate(monitor, POD_MONITOR)
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        templates = [group["template"] for group in groups]
+        chosen = [one for one in templates if wanted <= one["metadata"]["labels"].items()]
+        for template in chosen:
+            [container] = template["spec"]["containers"]
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            scraped.append(ports[endpoint["port"]])
+    # The API of one pod, and what Ray exports of every one.
+    assert scraped == [served(service)["http_options"]["port"], 8080, 8080, 8080]
+    policy, _ = read("network-policy.yaml")
+    [opened] = [
+        {port["port"] for port in rule["ports"]}
+        for rule in policy["spec"]["ingress"]
+        if "monitoring" in str(rule["from"])
+    ]
+    assert set(scraped) == opened
+    [endpoint] = ours["spec"]["podMetricsEndpoints"]
+    # The Secret that the applications take the operator's key from.
+    [keys] = [one for one in next(pods(service))["volumes"] if one["name"] == "keys"]
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["name"] == keys["projected"]["sources"][0]["secret"]["name"]
+    operator = served(service)["x-variables"]["operator_key"]
+    assert operator.endswith(f"/{credentials['key']}")
+    # What an alert asks for by job.
+    assert ours["spec"]["jobLabel"] == "app.kubernetes.io/name"
+    name = groups[0]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
+    assert f'up{{job="{name}"}}' in (OBSERVABILITY / "alerts.yaml").read_text("utf-8")
+
+
+def test_alerts_and_dashboard_are_printed_with_the_monitors(
+    monitoring: list[dict[str, Any]],
+) -> None:
+    _, _, rules, dashboard = monitoring
+    jsonschema.validate(rules, PROMETHEUS_RULE)
+    jsonschema.validate(dashboard, CONFIG_MAP)
+    alerts = yaml.safe_load((OBSERVABILITY / "alerts.yaml").read_text("utf-8"))
+    assert rules["spec"] == alerts
+    [text] = dashboard["data"].values()
+    file = (OBSERVABILITY / "grafana-dashboard.json").read_text("utf-8")
+    assert json.loads(text) == json.loads(file)
+    # Beyond it `kubectl apply` has no room for its note of what was applied.
+    assert len(text) < 200_000

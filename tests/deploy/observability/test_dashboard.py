@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,7 +127,7 @@ def test_alerts_say_what_is_wrong_and_how_urgent() -> None:
         assert rule["annotations"]["summary"]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
+@pytest.mark.prometheus
 def test_prometheus_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
     cases = {
         "rule_files": [str(FOLDER / "alerts.yaml")],

@@ -1,7 +1,9 @@
-"""What KubeRay's CRD of a RayService allows, as far as `deploy/kuberay/` uses it.
+"""What Kubernetes and its operators allow in the manifests of `deploy/kuberay/`, as far as they use
+it.
 
-Fields and types of KubeRay 1.6 (`ray-operator/apis/ray/v1`) and of Kubernetes' pods; the whole CRD
-has 800 kB. A field that is not here is refused, so a misspelt one is found.
+Fields and types of KubeRay 1.6 (`ray-operator/apis/ray/v1`), whose whole CRD has 800 kB, of
+Kubernetes 1.33 and of Prometheus' operator. A field that is not here is refused, so a misspelt one
+is found.
 """
 
 from __future__ import annotations
@@ -175,4 +177,88 @@ HELM_VALUES = fields(
         **GROUP_VALUES,
     ),
     service=fields("type", type=one_of("ClusterIP", "NodePort", "LoadBalancer")),
+)
+
+METADATA = fields("name", name=TEXT, labels=TEXTS)
+SELECTOR = fields("matchLabels", matchLabels=TEXTS)
+DURATION: Schema = {"type": "string", "pattern": r"^\d+(ms|s|m|h)$"}
+# monitoring.coreos.com/v1 of Prometheus' operator 0.85, as far as it is used.
+POD_MONITOR = fields(
+    "apiVersion kind metadata spec",
+    apiVersion=one_of("monitoring.coreos.com/v1"),
+    kind=one_of("PodMonitor"),
+    metadata=METADATA,
+    spec=fields(
+        "selector podMetricsEndpoints",
+        jobLabel=TEXT,
+        selector=SELECTOR,
+        podMetricsEndpoints=several(
+            fields(
+                "port",
+                port=TEXT,
+                path=TEXT,
+                interval=DURATION,
+                authorization=fields(
+                    "credentials",
+                    type=TEXT,
+                    credentials=fields("name key", name=TEXT, key=TEXT),
+                ),
+            )
+        ),
+    ),
+)
+RULE = fields(
+    "alert expr",
+    alert=TEXT,
+    expr=TEXT,
+    labels=TEXTS,
+    annotations=TEXTS,
+    **{"for": DURATION},
+)
+PROMETHEUS_RULE = fields(
+    "apiVersion kind metadata spec",
+    apiVersion=one_of("monitoring.coreos.com/v1"),
+    kind=one_of("PrometheusRule"),
+    metadata=METADATA,
+    spec=fields("groups", groups=several(fields("name rules", name=TEXT, rules=several(RULE)))),
+)
+CONFIG_MAP = fields(
+    "apiVersion kind metadata data",
+    apiVersion=one_of("v1"),
+    kind=one_of("ConfigMap"),
+    metadata=METADATA,
+    data=TEXTS,
+)
+PORTS = several(fields("port protocol", port=COUNT, protocol=one_of("TCP")))
+NETWORK_POLICY = fields(
+    "apiVersion kind metadata spec",
+    apiVersion=one_of("networking.k8s.io/v1"),
+    kind=one_of("NetworkPolicy"),
+    metadata=METADATA,
+    spec=fields(
+        "podSelector policyTypes",
+        podSelector=SELECTOR,
+        policyTypes=several(one_of("Ingress", "Egress")),
+        ingress=several(
+            fields(
+                "from",
+                ports=PORTS,
+                **{
+                    "from": several(
+                        fields(
+                            podSelector=SELECTOR,
+                            namespaceSelector=fields(matchLabels=TEXTS),
+                        )
+                    )
+                },
+            )
+        ),
+    ),
+)
+DISRUPTION_BUDGET = fields(
+    "apiVersion kind metadata spec",
+    apiVersion=one_of("policy/v1"),
+    kind=one_of("PodDisruptionBudget"),
+    metadata=METADATA,
+    spec=fields("selector", maxUnavailable=COUNT, minAvailable=COUNT, selector=SELECTOR),
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from draftline.core.interfaces import OUTCOMES
 from draftline.core.request.output import Delta, RequestMetrics
 from draftline.core.schedule.fair_share import MAX_TENANTS
-from draftline.deploy.api.http.metrics import ServerMetrics
+from draftline.deploy.api.http.metrics import JointMetrics, ServerMetrics, page_of
 from draftline.deploy.api.routes.operations import server_info
 from draftline.deploy.engine.stats import EngineStats
 from prometheus_client import Metric
@@ -80,6 +80,21 @@ def test_the_table_of_the_docs_is_complete_and_true() -> None:
     }
     assert told == exposed
     assert len(rows) == len(told)
+
+
+def test_what_an_http_replica_of_ray_counts_has_its_id() -> None:
+    one, other = ServerMetrics("tiny", "a1b2"), ServerMetrics("large", "a1b2")
+    for metrics in (one, other):
+        metrics.take([engine_stats()])
+    for page in (one, JointMetrics([one, other], "a1b2")):
+        page.refused("acme", "tokens")
+        seen: dict[str, set[str]] = {}
+        for family in text_string_to_metric_families(page_of(page).decode()):
+            for sample in family.samples:
+                # Each has one of both.
+                [label] = {"engine", "ingress"} & sample.labels.keys()
+                seen.setdefault(label, set()).add(sample.labels[label])
+        assert seen == {"engine": {"0"}, "ingress": {"a1b2"}}
 
 
 def test_engine_totals() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_type_hints
 
 import anthropic
@@ -223,6 +224,43 @@ async def test_tokens_of_a_prompt_are_counted(engine: FakeEngine) -> None:
         count = await client.messages.count_tokens(**asked)
         answer = await client.messages.create(**asked, max_tokens=5)
     assert count.input_tokens == answer.usage.input_tokens
+
+
+async def test_models(engine: FakeEngine) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    async with official(engine) as client:
+        page = await client.models.list()
+        listed = [model async for model in client.models.list(limit=1)]
+        (model,) = listed
+        one = await client.models.retrieve("tiny")
+        with pytest.raises(anthropic.NotFoundError, match="known: 'tiny'") as caught:
+            await client.models.retrieve("other")
+    assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "tiny")
+    assert page.data == listed
+    assert one == model
+    assert (model.type, model.id, model.display_name) == ("model", "tiny", "tiny")
+    assert before <= model.created_at <= datetime.now(UTC)
+    assert (model.lifecycle, model.max_input_tokens, model.max_tokens) == ("active", 128, 128)
+    body: Any = caught.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+
+
+async def test_models_are_not_told_to_a_wrong_key(engine: FakeEngine) -> None:
+    async with official(engine, key="wrong", api_keys=["secret"]) as client:
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            await client.models.list()
+    body: Any = caught.value.body
+    assert body["error"]["type"] == "authentication_error"
+
+
+async def test_other_clients_get_openais_form_of_models(client: httpx.AsyncClient) -> None:
+    openais = (await client.get("/v1/models", headers={"x-api-key": "x"})).json()
+    assert openais["object"] == "list"
+    assert openais["data"][0]["object"] == "model"
+    anthropics = await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+    assert anthropics.json()["data"][0]["type"] == "model"
+    missing = (await client.get("/v1/models/other")).json()
+    assert missing["error"]["type"] == "NotFoundError"
 
 
 async def test_a_form(engine: FakeEngine) -> None:
