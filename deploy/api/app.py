@@ -20,13 +20,14 @@ from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import off_loop
 from ...core.errors import DraftlineError
 from ..observe.otlp import request_tracer
-from ..observe.request_log import RequestLog
 from ..settings.settings import ServerConfig
 from ..tenants.store import open_tenant_store
 from ..tenants.watch import TenantWatch
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
+from .http.admission import RateLimits
 from .http.callers import OPEN_PATHS, ApiKeys, Callers
+from .http.gate import Gate, gate_of
 from .http.metrics import AnsweringPage, MetricsPage, ServerMetrics
 from .http.middleware import (
     BODY_TIMEOUT_S,
@@ -37,8 +38,7 @@ from .http.middleware import (
     RefuseWhileDraining,
     RequestIds,
 )
-from .rates.admission import RateLimits
-from .rates.gate import Gate, gate_of
+from .http.request_log import RequestLog
 from .routes.bodies import BODIES, Bodies
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.generation import add_generation_routes

@@ -20,7 +20,7 @@ from .bench.command import BenchCommand, LosslessCommand, bench, lossless
 from .corpus.command import corpus_app
 from .corpus.upkeep import upkeep_app
 from .flag_command import ConfigFile, FlagCommand, Model, Speculative
-from .tenant.command import tenant_app
+from .tenant import tenant_app
 from .train.command import train_app
 
 if TYPE_CHECKING:

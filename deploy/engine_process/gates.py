@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ..api.rates.gate import Gate
-from ..api.rates.verdict import ALLOWED, TenantLimits, Verdict
+from ..api.http.gate import Gate
+from ..api.http.verdict import ALLOWED, TenantLimits, Verdict
 from .client import SocketEngineClient
 from .messages import Charge, Enter, FromEngine, GateMessage, Judged, Leave, TakeTokens
 

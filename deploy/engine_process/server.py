@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...cluster.loop_calls import call_on_loop
 from ...core.errors import CapacityError, DraftlineError, ReaderTooSlow, as_request_failure
 from ...core.request.output import Delta
-from ..api.rates.gate import CountingGate, Gate
+from ..api.http.gate import CountingGate, Gate
 from .connection import SILENCE_S, Connection
 from .gates import GateSession
 from .messages import (

@@ -10,11 +10,11 @@ from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from ..settings.settings import DeploymentConfig, ServeArgs
 from ..settings.several_models import AppArgs
-from .policies.autoscaling import EnginePolicy
+from .autoscaling import EnginePolicy
 from .resume import ResumeLimits
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
-ROUTER = f"{__package__}.policies.request_router.PrefixRouter"
+ROUTER = f"{__package__}.request_router.PrefixRouter"
 # What an ingress has beyond its requests' time, to notice lost replicas and answer clients.
 INGRESS_SLACK_S = 8.0
 # Assumed longest time of requests without a limit.

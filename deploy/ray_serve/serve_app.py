@@ -35,6 +35,7 @@ from ..observe.log_format import LogFormat, set_up_logs
 from ..settings.exposure import require_keys
 from ..settings.settings import ServeArgs
 from ..settings.several_models import AppArgs, build_app_args
+from .autoscaling import FirstTokenTimes
 from .deployment_plan import (
     ReplicaHealth,
     engine_options,
@@ -45,8 +46,7 @@ from .deployment_plan import (
     text_key,
     with_device,
 )
-from .policies.autoscaling import FirstTokenTimes
-from .policies.prefix_routing import PrefixRouting
+from .prefix_routing import PrefixRouting
 from .resume import OtherModel, with_heartbeats
 from .runtime import serve_host
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 import redis
 
-from ....deploy.api.rates.gate import LEASE_S
+from ....deploy.api.http.gate import LEASE_S
 from ....deploy.engine.usage_log import STREAM
 from ....deploy.tenants.redis_store import AUDIT, TENANTS, VERSION
 from ....retrieval_store.redis_store.client import RedisClient, as_text

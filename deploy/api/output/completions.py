@@ -25,7 +25,6 @@ from openai.types.completion_usage import PromptTokensDetails
 from ....core.request.output import RequestMetrics
 from ....core.verify.rules import LOSSY
 from ....models.text.token_bytes import TokenBytes
-from ..generation.job import CompletionOutput, Piece
 from ..tools.events import (
     CallArgumentsDelta,
     CallStart,
@@ -37,6 +36,7 @@ from ..tools.events import (
     ReasoningDelta,
     parse_whole,
 )
+from .job import CompletionOutput, Piece
 from .json_parts import (
     BytesOf,
     ChunkTemplate,

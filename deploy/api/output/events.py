@@ -18,9 +18,9 @@ from ....core.request.output import Delta, VerifiedTree
 from ....models.text.tokenizer import Detokenizer
 from ..engine_client import EngineClient
 from ..errors import to_api_error
-from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
 from .completions import AnswerFormat, Extra, metrics_block
+from .job import CompletionOutput, Job, Piece, run_job
 from .json_parts import BytesOf
 
 T = TypeVar("T")

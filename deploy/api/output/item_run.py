@@ -10,10 +10,10 @@ from ....cluster.loop_calls import off_loop
 from ....core.request.output import FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ..engine_client import EngineClient
 from ..errors import ApiError, to_api_error
-from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import AnswerRecorder
 from ..tools.events import Event, Parser
 from .completions import metrics_block
+from .job import CompletionOutput, Job, Piece, run_job
 from .json_parts import write_json
 
 Data = dict[str, Any]

@@ -17,7 +17,7 @@ from ....cluster.loop_calls import off_loop
 from ....core.request.output import TokenLogProb
 from ....models.text.token_bytes import TokenBytes
 from ....models.text.tokenizer import Detokenizer
-from ..generation.job import Piece
+from .job import Piece
 
 BytesOf = Callable[[int], bytes]
 # So many values are written in about a millisecond.

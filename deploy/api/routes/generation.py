@@ -18,9 +18,7 @@ from ....cluster.loop_calls import off_loop
 from ....core.errors import RequestError
 from ....core.request.sampling_params import MAX_SEED, SamplingParams, answer_room
 from ..errors import ApiError, to_api_error
-from ..generation.chat_plan import ChatPlan, ChatPlanner
-from ..generation.job import Job, check_logprobs
-from ..generation.stream_pace import Pace
+from ..http.admission import admission_of
 from ..http.callers import caller_of, require_operator
 from ..output.completions import ChatFormat, CompletionFormat, Heading, ParsedChatFormat
 from ..output.events import (
@@ -31,10 +29,11 @@ from ..output.events import (
     whole_answer,
 )
 from ..output.item_run import ItemRun, ItemWriter
+from ..output.job import Job, check_logprobs
 from ..output.json_parts import chat_logprob
 from ..output.messages import MessageWriter
 from ..output.responses import ResponseWriter
-from ..rates.admission import admission_of
+from ..output.stream_pace import Pace
 from ..schema.chat_form import ChatForm
 from ..schema.messages import CountTokensRequest, MessagesRequest
 from ..schema.protocol import (
@@ -43,6 +42,7 @@ from ..schema.protocol import (
     GenerationRequest,
 )
 from ..schema.responses import ResponsesRequest
+from ..tools.chat_plan import ChatPlan, ChatPlanner
 from ..tools.reading import PlainParser
 from .bodies import Bodies
 from .models import ServedModel

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from fastapi import FastAPI, Request, Response
 
-from ..generation.chat_plan import ChatPlanner
 from ..output.json_parts import json_response
 from ..schema.protocol import DetokenizeRequest, TokenizeRequest
+from ..tools.chat_plan import ChatPlanner
 from .bodies import Bodies
 from .models import ServedModel
 

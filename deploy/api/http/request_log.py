@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...core.request.output import FinishReason, RequestMetrics
-from .log_format import request_id
+from ....core.request.output import FinishReason, RequestMetrics
+from ...observe.log_format import request_id
 
 # Below the package's own logger, so that it has a level of its own.
 logger = logging.getLogger("draftline.requests")

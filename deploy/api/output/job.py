@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
-from ...observe.request_log import log_answer
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import AnswerRecorder
+from ..http.request_log import log_answer
 from .stream_pace import Pace
 
 if TYPE_CHECKING:

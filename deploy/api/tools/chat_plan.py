@@ -14,9 +14,9 @@ from ...settings.settings import ServerConfig
 from ..errors import bad_request
 from ..schema.chat import ChatFields, ChatMessage
 from ..text_codec import TextCodec
-from ..tools.call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
-from ..tools.events import Parser
-from ..tools.reading import AnswerReading, ChosenTools, call_limit, choose_tools
+from .call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
+from .events import Parser
+from .reading import AnswerReading, ChosenTools, call_limit, choose_tools
 
 Messages = list[dict[str, Any]]
 
