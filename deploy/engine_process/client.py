@@ -14,7 +14,7 @@ from ...core.errors import DraftlineError, EngineClosed, EngineFailed, StageLost
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..api.engine_client import EngineClient, RemoteEngineClient
-from ..api.http.verdict import Verdict
+from ..api.http.gate import Verdict
 from ..engine.delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from ..engine.stats import EngineStats
 from .connection import SILENCE_S, Connection

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ..api.http.gate import Gate
-from ..api.http.verdict import ALLOWED, TenantLimits, Verdict
+from ..api.http.gate import ALLOWED, Gate, TenantLimits, Verdict
 from .client import SocketEngineClient
 from .messages import Charge, Enter, FromEngine, GateMessage, Judged, Leave, TakeTokens
 

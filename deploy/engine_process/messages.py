@@ -27,7 +27,7 @@ from ...core.errors import (
 )
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ..api.http.verdict import TenantLimits, Verdict
+from ..api.http.gate import TenantLimits, Verdict
 from ..engine.stats import EngineStats
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import AnswerRecorder
-from ..http.request_log import log_answer
+from ..http.middleware import log_answer
 from .stream_pace import Pace
 
 if TYPE_CHECKING:
@@ -92,15 +92,6 @@ class Piece:
     token_ids: Sequence[int] | None = None
     num_answered: int | None = None
     stop_reason: StopReason = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it holds its text and its end only."""
-        extras = (
-            self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered,
-            self.stop_reason,
-        )  # fmt: skip
-        return not self.is_first and all(value is None for value in extras)
 
 
 @dataclass(slots=True, kw_only=True)

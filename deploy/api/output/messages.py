@@ -10,7 +10,7 @@ from ....core.request.output import FinishReason, RequestMetrics, StopReason, To
 from ..errors import ApiError
 from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, ReasoningDelta
 from .completions import Heading
-from .item_run import Data
+from .events import Data
 
 
 class BlockKind(NamedTuple):

@@ -18,34 +18,28 @@ from ....cluster.loop_calls import off_loop
 from ....core.errors import RequestError
 from ....core.request.sampling_params import MAX_SEED, SamplingParams, answer_room
 from ..errors import ApiError, to_api_error
-from ..http.admission import admission_of
-from ..http.callers import caller_of, require_operator
-from ..output.completions import ChatFormat, CompletionFormat, Heading, ParsedChatFormat
+from ..http.callers import admission_of, caller_of, require_operator
+from ..output.completions import ChatFormat, CompletionFormat, Heading, chat_logprob
 from ..output.events import (
+    Answer,
+    ChoicesAnswer,
     EventStream,
-    FramedEventStream,
+    ItemsAnswer,
+    ItemWriter,
     answer_events,
     until_disconnect,
     whole_answer,
 )
-from ..output.item_run import ItemRun, ItemWriter
 from ..output.job import Job, check_logprobs
-from ..output.json_parts import chat_logprob
 from ..output.messages import MessageWriter
 from ..output.responses import ResponseWriter
 from ..output.stream_pace import Pace
-from ..schema.chat_form import ChatForm
 from ..schema.messages import CountTokensRequest, MessagesRequest
-from ..schema.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from ..schema.protocol import ChatForm, ChatRequest, CompletionRequest, GenerationRequest
 from ..schema.responses import ResponsesRequest
 from ..tools.chat_plan import ChatPlan, ChatPlanner
 from ..tools.reading import PlainParser
-from .bodies import Bodies
-from .models import ServedModel
+from .models import Bodies, ServedModel
 
 if TYPE_CHECKING:
     from ...observe.spans import RequestSpans, RequestTracer
@@ -146,15 +140,12 @@ class GenerationRoutes:
         """Answer the last message of a chat."""
         codec = self._engine_client.codec
         plan = await self._plan(body)
-        heading = self._heading("chatcmpl-")
-        form = ChatFormat(heading, codec.bytes_of)
-        if plan.new_parser is not None:
-            form = ParsedChatFormat(
-                heading,
-                codec.bytes_of,
-                plan.new_parser,
-                include_reasoning=body.include_reasoning,
-            )
+        form = ChatFormat(
+            self._heading("chatcmpl-"),
+            codec.bytes_of,
+            plan.new_parser,
+            include_reasoning=body.include_reasoning,
+        )
         prompt = body.cut_prompt(plan.prompt, self._context(request))
         return await self._answer(request, body, [prompt], form, plan=plan)
 
@@ -197,12 +188,18 @@ class GenerationRoutes:
     ) -> Response:
         """An answer of several items, whole or as a stream."""
         parser = PlainParser() if plan.new_parser is None else plan.new_parser()
-        run = ItemRun(self._engine_client, job, parser, writer)
-        if body.stream:
-            events = run.events(self._metrics)
+        return await self._sent(request, job, ItemsAnswer(job, parser, writer), stream=body.stream)
+
+    async def _sent(
+        self, request: Request, job: Job, answer: Answer, *, stream: bool | None
+    ) -> Response:
+        """The job's answer, whole or as a stream."""
+        if stream:
+            events = answer_events(self._engine_client, job, answer, self._metrics)
             first = await until_disconnect(request.receive, anext(events))
-            return FramedEventStream(first, events)
-        content = await until_disconnect(request.receive, run.whole(self._metrics))
+            return EventStream(first, events)
+        work = whole_answer(self._engine_client, job, answer, self._metrics)
+        content = await until_disconnect(request.receive, work)
         return Response(content, media_type="application/json")
 
     def _context(self, request: Request) -> int:
@@ -230,15 +227,10 @@ class GenerationRoutes:
     ) -> Response:
         response_id = form.heading.response_id
         job = await self._job(request, body, prompts, response_id, echo=echo, plan=plan)
-        if body.stream:
-            events = answer_events(
-                self._engine_client, job, form, self._metrics, include_usage=body.include_usage
-            )
-            first = await until_disconnect(request.receive, anext(events))
-            return EventStream(first, events)
-        answer = whole_answer(self._engine_client, job, form, self._metrics)
-        content = await until_disconnect(request.receive, answer)
-        return Response(content, media_type="application/json")
+        answer = ChoicesAnswer(
+            self._engine_client.codec, job, form, include_usage=body.include_usage
+        )
+        return await self._sent(request, job, answer, stream=body.stream)
 
     async def _job(
         self,

@@ -11,9 +11,9 @@ from ....core.request.allowed_tokens import StructuredOutput
 from ....core.request.sampling_params import SamplingParams
 from ....models.text.chat_template import ChatOptions
 from ...settings.settings import ServerConfig
+from ..engine_client import TextCodec
 from ..errors import bad_request
 from ..schema.chat import ChatFields, ChatMessage
-from ..text_codec import TextCodec
 from .call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
 from .events import Parser
 from .reading import AnswerReading, ChosenTools, call_limit, choose_tools

@@ -7,8 +7,8 @@ import socket
 from typing import Any
 
 import pytest
+from draftline.deploy.api.http.gate import TenantLimits
 from draftline.deploy.api.http.metrics import ServerMetrics
-from draftline.deploy.api.http.verdict import TenantLimits
 from draftline.deploy.engine_process import client as client_module
 from draftline.deploy.engine_process.client import EngineMetrics, SocketEngineClient
 from draftline.deploy.engine_process.gates import SocketGate

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from draftline.deploy.api.routes.bodies import HEADER, IgnoredFields
+from draftline.deploy.api.routes.models import HEADER, IgnoredFields
 from starlette.responses import Response
 from support.fakes.fake_engine import FakeEngine
 
