@@ -18,7 +18,6 @@ from ...core.errors import ConfigError, DraftlineError, EngineFailed
 from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
 from .corpus.command import corpus_app
-from .corpus.upkeep import upkeep_app
 from .flag_command import ConfigFile, FlagCommand, Model, Speculative
 from .tenant import tenant_app
 from .train.command import train_app
@@ -36,7 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-corpus_app.add_typer(upkeep_app)
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(train_app, name="train")
 app.add_typer(tenant_app, name="tenant")

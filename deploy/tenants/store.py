@@ -1,4 +1,4 @@
-"""Stores of tenants: their interface, and a file. Redis: `redis_store.py`."""
+"""Stores of tenants: their interface, a file, and Redis."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import redis
 import yaml
 
 from ...core.errors import ConfigError, StoreError
+from ...retrieval_store.redis_store.client import as_text, connect, reported, shown_url
 from ..settings.settings import REDIS_SCHEMES, ServerConfig
 from ..settings.tenants import TenantConfig, read_tenants, require_distinct
 
@@ -55,8 +57,6 @@ def open_tenant_store(url: str) -> TenantStore:
     """The store at a path or a Redis URL; it need not be there yet. Raises `ConfigError`."""
     # Imported only where it is used.
     if url.startswith(REDIS_SCHEMES):
-        from .redis_store import RedisTenants  # noqa: PLC0415
-
         return RedisTenants(url)
     if "://" in url:
         raise ConfigError("tenant_store", "must be the path of a file or a redis:// URL")
@@ -188,3 +188,68 @@ def _records(data: object, where: str) -> Sequence[Record]:
     if not isinstance(tenants, list) or not all(isinstance(one, dict) for one in tenants):
         raise StoreError(f"{where}: must hold tenants: a list of tenants, each with a name")
     return tenants
+
+
+# One hash tag: they change together, also in a Redis Cluster.
+TENANTS = "{draftline:tenants}"
+VERSION = f"{TENANTS}:version"
+AUDIT = f"{TENANTS}:audit"
+# How long one command may take.
+TIMEOUT_S = 2.0
+# Changes of others that may come between reading and writing.
+MAX_TRIES = 20
+
+
+class RedisTenants:
+    """The tenants of one Redis database."""
+
+    def __init__(self, url: str) -> None:
+        """Connects on use. Raises `ConfigError` for a malformed URL."""
+        self._client = connect(url, TIMEOUT_S)
+        self._where = shown_url(url)
+
+    @property
+    def where(self) -> str:
+        """The address, without a password."""
+        return self._where
+
+    def version(self) -> object:
+        """The number of changes. Raises `StoreError`."""
+        with reported(self._where):
+            return self._client.get(VERSION)
+
+    def read(self) -> Sequence[Record]:
+        """All records, by name. Raises `StoreError`."""
+        with reported(self._where):
+            return self._records(self._client.hgetall(TENANTS))
+
+    def change(self, change: Change) -> None:
+        """Apply a change and note it. Raises `StoreError` and what `change` raises."""
+        with reported(self._where), self._client.pipeline() as pipe:
+            for _ in range(MAX_TRIES):
+                pipe.watch(VERSION, TENANTS)
+                before = self._records(pipe.hgetall(TENANTS))
+                after, entry = change(before)
+                pipe.multi()
+                pipe.delete(TENANTS)
+                for record in after:
+                    pipe.hset(TENANTS, str(record["name"]), json.dumps(dict(record)))
+                pipe.incr(VERSION)
+                pipe.xadd(AUDIT, {"entry": entry})
+                try:
+                    pipe.execute()
+                except redis.WatchError:
+                    continue
+                return
+        raise StoreError(f"{self._where}: others change the tenants all the time; try again")
+
+    def _records(self, found: object) -> Sequence[Record]:
+        fields: dict[bytes | str, bytes | str] = found  # pyright: ignore[reportAssignmentType]
+        records = []
+        for name in sorted(map(as_text, fields)):
+            text = as_text(fields.get(name.encode(), fields.get(name, b"")))
+            try:
+                records.append(json.loads(text))
+            except json.JSONDecodeError as error:
+                raise StoreError(f"{self._where}: tenant {name!r} is no JSON") from error
+        return records

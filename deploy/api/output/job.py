@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
-from ...settings.limits import RequestLimits
+from ...settings.settings import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import AnswerRecorder
 from ..http.middleware import log_answer

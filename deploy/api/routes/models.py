@@ -16,8 +16,7 @@ from ....cluster.config import EngineConfig
 from ....cluster.loop_calls import collector_paused, off_loop
 from ....core.errors import shortened
 from ....models.load.bundled import BUNDLED_NAMES
-from ...settings.limits import RequestLimits
-from ...settings.settings import ServerConfig
+from ...settings.settings import RequestLimits, ServerConfig
 from ..engine_client import EngineClient
 from ..errors import ApiError, bad_request
 from ..http.callers import Caller, caller_of

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from ....core.errors import RequestError
-from ...settings.limits import DEFAULT_LIMITS, RequestLimits
+from ...settings.settings import DEFAULT_LIMITS, RequestLimits
 from ..errors import bad_request
 
 LISTED_TOKENS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids")

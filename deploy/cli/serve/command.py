@@ -12,19 +12,21 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from .... import __version__
+from ....cluster.config import EngineConfig
 from ....core.errors import ConfigError
+from ...engine.placement import stages_have_gpu
 from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
 from ...ray_serve.runtime import exits_within, quiet_libraries, serve_on_ray, short_reports
 from ...settings.exposure import KEY_VARIABLE, require_keys
 from ...settings.settings import ServeArgs, build_serve_args
 from ...tenants.store import check_tenant_store
-from ..cpu_kernels import compile_cpu_kernels
 from ..progress import progress
 from .listening import bind, free_port
 
@@ -207,3 +209,21 @@ def _print_ready(args: ServeArgs, console: Console) -> None:
     page = f" and, for a browser, {base_url(args)}/ui" if args.server.live_page else ""
     console.print(f"ready: {base_url(args)}/v1{page} (ctrl-c stops it); try")
     console.print(curl_line(args), markup=False)
+
+
+def compile_cpu_kernels(config: EngineConfig) -> None:
+    """Compile the kernels that stages on this machine will load, unless they are there.
+
+    Where that fails, the stages say why, and run torch's kernels.
+    """
+    if config.compile == "off" or config.dtype not in ("auto", "float32"):
+        return
+    # torch takes a second to import, which a port in use is to be reported before.
+    from ....kernels.cpu.build import ensure_built  # noqa: PLC0415
+    from ....models.device import choose_device  # noqa: PLC0415
+    from ....models.stage.options import StageOptions  # noqa: PLC0415
+
+    if choose_device(config.device, has_gpu=stages_have_gpu(config)) != "cpu":
+        return
+    with suppress(ConfigError):
+        ensure_built(Path(StageOptions().compile_cache).expanduser(), progress)
