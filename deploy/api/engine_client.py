@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...cluster.loop_calls import off_loop, spare_collector
 from ...core.errors import RequestError
@@ -115,27 +115,27 @@ def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bo
     return sum(len(message["content"]) for message in messages) <= INLINE_CHARS
 
 
-class EngineClient(Protocol):
-    """One served model. Valid between `start` and `close`."""
+class EngineClient(ABC):
+    """One served model. Valid between `start` and `close`.
 
+    codec          the model's tokenizer
+    max_model_len  most tokens of a request, prompt and answer
+    """
+
+    codec: TextCodec
+    max_model_len: int
+
+    @abstractmethod
     async def start(self) -> None:
         """Get ready to serve. Raises what stops the server: `ConfigError`, `CheckpointError`."""
         ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Release everything; may be called again."""
         ...
 
-    @property
-    def codec(self) -> TextCodec:
-        """The model's tokenizer."""
-        ...
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        ...
-
+    @abstractmethod
     def stream(
         self,
         prompt: Sequence[int],
@@ -146,20 +146,23 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas; closing the generator cancels the request.
 
-        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineClosed`.
+        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineFailed`,
+        `EngineClosed`, `ReaderTooSlow`.
         """
         ...
 
+    @abstractmethod
     async def stats(self) -> list[EngineStats]:
         """Counters and gauges of every engine replica."""
         ...
 
+    @abstractmethod
     async def is_healthy(self) -> bool:
         """Whether a request sent now would be served."""
         ...
 
 
-class LocalEngineClient:
+class LocalEngineClient(EngineClient):
     """An engine in this process."""
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -168,21 +171,12 @@ class LocalEngineClient:
     async def start(self) -> None:
         """Load the model and its drafters."""
         await self._engine.start()
-        self._codec = TextCodec(self._engine.tokenizer)
+        self.codec = TextCodec(self._engine.tokenizer)
+        self.max_model_len = self._engine.max_model_len
 
     async def close(self) -> None:
         """Close the engine."""
         await self._engine.close()
-
-    @property
-    def codec(self) -> TextCodec:
-        """The model's tokenizer."""
-        return self._codec
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        return self._engine.max_model_len
 
     def stream(
         self,
@@ -205,24 +199,11 @@ class LocalEngineClient:
         return self._engine.is_healthy()
 
 
-class RemoteEngineClient(ABC):
+class RemoteEngineClient(EngineClient):
     """An engine in other processes. Token ids go there and come back; text is made here.
 
     Only deltas of requests with stop texts come with text, which the engine cuts.
     """
-
-    _codec: TextCodec
-    _max_model_len: int
-
-    @property
-    def codec(self) -> TextCodec:
-        """The model's tokenizer."""
-        return self._codec
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        return self._max_model_len
 
     async def stream(
         self,
@@ -232,17 +213,13 @@ class RemoteEngineClient(ABC):
         *,
         request_id: str,
     ) -> AsyncGenerator[Delta, None]:
-        """One request's deltas; closing the generator cancels the request.
-
-        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineFailed`,
-        `EngineClosed`, `ReaderTooSlow`.
-        """
+        """One request's deltas, with texts."""
         texts: AnswerText | None = None
         batches = self._batches(prompt, params, options, request_id)
         async with aclosing(batches):
             async for deltas in batches:
                 # Made when the engine has found that the prompt's ids have texts.
-                texts = texts or self._codec.answer_text(prompt, params)
+                texts = texts or self.codec.answer_text(prompt, params)
                 for delta in deltas:
                     yield texts.completed(delta)
 
@@ -259,5 +236,5 @@ class RemoteEngineClient(ABC):
 
     async def _load_tokenizer(self, model: str) -> None:
         """Read the tokenizer of a folder or hub id. Raises `CheckpointError`."""
-        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, model))
+        self.codec = TextCodec(await asyncio.to_thread(load_tokenizer, model))
         spare_collector()

@@ -98,8 +98,7 @@ def serve(
 ) -> None:
     """Serve a model with the OpenAI API."""
     from ...cluster.config import EngineConfig
-    from ..settings.exposure import check_key_variable
-    from ..settings.settings import ServerConfig
+    from ..settings.settings import ServerConfig, check_key_variable
     from .fetch import make_ready
     from .serve.command import run_server
     from .serve.options import command_settings
@@ -217,7 +216,7 @@ def doctor(
 
 def _hide_keys() -> None:
     """Restart this process with the keys of the command line in the environment."""
-    from ..settings.exposure import KEY_VARIABLE, without_keys
+    from ..settings.settings import KEY_VARIABLE, without_keys
 
     arguments, keys = without_keys(sys.orig_argv)
     # Keys in the variable are separated by spaces. What is no key gets its error message later.

@@ -102,7 +102,7 @@ class SocketEngineClient(RemoteEngineClient):
         )
         await loop.create_unix_connection(lambda: self._connection, sock=self._end)
         await self._load_tokenizer(self._model)
-        self._max_model_len = (await self._hello).max_model_len
+        self.max_model_len = (await self._hello).max_model_len
 
     async def close(self) -> None:
         """End all requests and the connection; the engine lives on."""

@@ -79,7 +79,7 @@ class RayEngineClient(RemoteEngineClient):
     async def start(self) -> None:
         """Read the model's tokenizer and sizes. Raises `CheckpointError`."""
         info = await asyncio.to_thread(read_model_info, self._config.model)
-        self._max_model_len = self._config.max_model_len or info.max_context_len
+        self.max_model_len = self._config.max_model_len or info.max_context_len
         await self._load_tokenizer(str(info.path))
 
     async def close(self) -> None:

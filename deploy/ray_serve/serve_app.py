@@ -32,8 +32,7 @@ from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..observe.log_format import LogFormat, set_up_logs
-from ..settings.exposure import require_keys
-from ..settings.settings import ServeArgs
+from ..settings.settings import ServeArgs, require_keys
 from ..settings.several_models import AppArgs, build_app_args
 from .autoscaling import FirstTokenTimes
 from .deployment_plan import (

@@ -24,8 +24,7 @@ from ...engine.placement import stages_have_gpu
 from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
 from ...ray_serve.runtime import exits_within, quiet_libraries, serve_on_ray, short_reports
-from ...settings.exposure import KEY_VARIABLE, require_keys
-from ...settings.settings import ServeArgs, build_serve_args
+from ...settings.settings import KEY_VARIABLE, ServeArgs, build_serve_args, require_keys
 from ...tenants.store import check_tenant_store
 from ..progress import progress
 from .listening import bind, free_port
