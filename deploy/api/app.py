@@ -40,16 +40,9 @@ from .http.middleware import (
     RequestIds,
     RequestLog,
 )
-from .routes.generation import add_generation_routes
-from .routes.models import (
-    BODIES,
-    Bodies,
-    ModelSource,
-    ServedModels,
-    add_model_routes,
-    add_text_routes,
-)
+from .routes.generation import BODIES, add_post_routes
 from .routes.models import HEADER as IGNORED_FIELDS_HEADER
+from .routes.models import Bodies, ModelSource, ServedModels, add_model_routes
 from .routes.operations import LIVE_PAGE_FILES, add_operations_routes, no_such_route
 from .schema.request_models import RequestModel
 
@@ -128,9 +121,7 @@ def create_models_app(
         lifespan=lambda _app: _running(engine_clients, gate, watch, tracer),
     )
     models = ServedModels(sources)
-    bodies = Bodies(config, models)
-    add_generation_routes(app, models.all, bodies, tracer)
-    add_text_routes(app, models.all, bodies)
+    add_post_routes(app, models.all, Bodies(config, models), tracer)
     add_model_routes(app, models)
     add_operations_routes(app, sources, config, metrics, drain)
     describe(app, BODIES)

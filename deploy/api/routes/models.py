@@ -1,11 +1,10 @@
-"""The models of a server, the bodies that name one of them, and the routes of models and tokens."""
+"""The models of a server, the bodies that name one of them, and `/v1/models`."""
 
 from __future__ import annotations
 
-import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -22,12 +21,7 @@ from ..errors import ApiError, bad_request
 from ..http.callers import Caller, caller_of
 from ..http.metrics import AnswerRecorder
 from ..http.middleware import read_body
-from ..output.completions import json_response
-from ..schema.messages import CountTokensRequest, MessagesRequest
-from ..schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ..schema.request_models import RequestModel
-from ..schema.responses import ResponsesRequest
-from ..tools.chat_plan import ChatPlanner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,26 +136,13 @@ def add_model_routes(app: FastAPI, models: ServedModels) -> None:
         return models.find(model_id, caller).card(caller)
 
 
-# What is posted, by path.
-BODIES: dict[str, type[RequestModel]] = {
-    "/v1/completions": CompletionRequest,
-    "/v1/chat/completions": ChatRequest,
-    "/v1/responses": ResponsesRequest,
-    "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": CountTokensRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-}
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
 # Reading and checking so many bytes takes about a millisecond.
 INLINE_BYTES = 16_384
-logger = logging.getLogger(__name__)
 HEADER = "x-draftline-ignored-fields"
 MAX_NAMES = 16
 MAX_NAME_CHARS = 64
-MAX_LOGGED_NAMES = 256
-LOG_PERIOD_S = 60.0
 
 
 class Bodies:
@@ -170,7 +151,6 @@ class Bodies:
     def __init__(self, config: ServerConfig, models: ServedModels) -> None:
         self._config = config
         self._models = models
-        self._ignored = IgnoredFields(time.monotonic)
 
     async def read(self, request: Request, kind: type[RequestT]) -> tuple[RequestT, ServedModel]:
         """The body as a request of this kind, and the model that it is for.
@@ -190,10 +170,6 @@ class Bodies:
             return kind.parse(data, limits, ignore_unknown=ignores)
         return await off_loop(_parse_large, kind, data, limits, ignores=ignores)
 
-    def name_ignored(self, response: Response, body: RequestModel) -> Response:
-        """The response to this body, which names the fields that were left out."""
-        return self._ignored.add_header(response, body.ignored_fields)
-
 
 def _parse_large(
     kind: type[RequestT], data: bytes, limits: RequestLimits, *, ignores: bool
@@ -202,83 +178,18 @@ def _parse_large(
         return kind.parse(data, limits, ignore_unknown=ignores)
 
 
-class IgnoredFields:
-    """Names ignored fields in a header of the answer, and in the log now and then.
+def name_ignored(response: Response, names: Sequence[str]) -> Response:
+    """The same response, with a header of the fields that were ignored, if any were.
 
     Names come from clients: what cannot stand in a header is replaced, and lists are cut. Values
     are never reported.
     """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds."""
-        self._clock = clock
-        self._logged_at: float | None = None
-        self._unlogged: dict[str, None] = {}
-
-    def add_header(self, response: Response, names: Sequence[str]) -> Response:
-        """The same response with the header, where anything was ignored."""
-        if not names:
-            return response
+    if names:
         spelled = list(dict.fromkeys(map(_spell, names)))
         more = ["..."] if len(spelled) > MAX_NAMES else []
         response.headers[HEADER] = ", ".join([*spelled[:MAX_NAMES], *more])
-        self._log(spelled[:MAX_NAMES])
-        return response
-
-    def _log(self, names: Sequence[str]) -> None:
-        if len(self._unlogged) < MAX_LOGGED_NAMES:
-            self._unlogged.update(dict.fromkeys(names))
-        now = self._clock()
-        if self._logged_at is None or now - self._logged_at >= LOG_PERIOD_S:
-            logger.warning("event=fields_ignored names=%s", ",".join(self._unlogged))
-            self._logged_at = now
-            self._unlogged.clear()
+    return response
 
 
 def _spell(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.\-]", "?", name[:MAX_NAME_CHARS])
-
-
-def add_text_routes(app: FastAPI, models: Iterable[ServedModel], bodies: Bodies) -> None:
-    """Add both, each of the model that a body names."""
-    tokens = {model.name: TokenRoutes(model) for model in models}
-
-    @app.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        """Token ids of a text or of a chat."""
-        body, model = await bodies.read(request, TokenizeRequest)
-        return bodies.name_ignored(await tokens[model.name].tokenize(body), body)
-
-    @app.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
-        body, model = await bodies.read(request, DetokenizeRequest)
-        return bodies.name_ignored(await tokens[model.name].detokenize(body), body)
-
-
-class TokenRoutes:
-    """The routes over a model's tokenizer."""
-
-    def __init__(self, model: ServedModel) -> None:
-        self._engine_client = model.source.engine_client
-        self._config = model.source.config
-
-    async def tokenize(self, body: TokenizeRequest) -> Response:
-        """Token ids of a text or of a chat."""
-        codec = self._engine_client.codec
-        if body.messages is not None:
-            tokens = await ChatPlanner(codec, self._config).encode(body, body.messages)
-        else:
-            tokens = await codec.encode(body.prompt or "", special=body.add_special_tokens)
-        answer = {
-            "count": len(tokens),
-            "max_model_len": self._engine_client.max_model_len,
-            "tokens": tokens,
-            "token_strs": await codec.token_strs(tokens) if body.return_token_strs else None,
-        }
-        return await json_response(answer, len(tokens))
-
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
-        """The text of token ids."""
-        answer = {"prompt": await self._engine_client.codec.decode(body.tokens)}
-        return await json_response(answer, len(body.tokens))
