@@ -42,7 +42,7 @@ from .http.middleware import (
 )
 from .routes.generation import BODIES, add_post_routes
 from .routes.models import HEADER as IGNORED_FIELDS_HEADER
-from .routes.models import Bodies, ModelSource, ServedModels, add_model_routes
+from .routes.models import Bodies, ServedModel, ServedModels, add_model_routes
 from .routes.operations import LIVE_PAGE_FILES, add_operations_routes, no_such_route
 from .schema.request_models import RequestModel
 
@@ -77,7 +77,7 @@ def create_app(
     The other arguments are those of `create_models_app`.
     """
     metrics = metrics or ServerMetrics(model_name)
-    source = ModelSource(
+    model = ServedModel(
         name=model_name,
         engine_client=engine_client,
         config=config,
@@ -85,12 +85,12 @@ def create_app(
         settings=engine,
     )
     return create_models_app(
-        [source], config, metrics, drain=drain, behind_proxy=behind_proxy, gate=gate, tracer=tracer
+        [model], config, metrics, drain=drain, behind_proxy=behind_proxy, gate=gate, tracer=tracer
     )
 
 
 def create_models_app(
-    sources: Sequence[ModelSource],
+    models: Sequence[ServedModel],
     config: ServerConfig,
     metrics: MetricsPage,
     *,
@@ -109,21 +109,21 @@ def create_models_app(
     """
     drain = drain or Drain()
     gate = gate or gate_of(config, partial(metrics.store_failed, "rate_limit"))
-    names = ",".join(source.name for source in sources)
+    names = ",".join(model.name for model in models)
     tracer = tracer or request_tracer(config, names, __version__)
     callers = Callers(config)
     watch = _watch(config, callers, metrics)
-    engine_clients = [source.engine_client for source in sources]
+    engine_clients = [model.engine_client for model in models]
 
     app = FastAPI(
         title="draftline",
         version=__version__,
         lifespan=lambda _app: _running(engine_clients, gate, watch, tracer),
     )
-    models = ServedModels(sources)
-    add_post_routes(app, models.all, Bodies(config, models), tracer)
-    add_model_routes(app, models)
-    add_operations_routes(app, sources, config, metrics, drain)
+    served = ServedModels(models)
+    add_post_routes(app, models, Bodies(config, served), tracer)
+    add_model_routes(app, served)
+    add_operations_routes(app, models, config, metrics, drain)
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)

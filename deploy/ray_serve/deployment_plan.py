@@ -11,7 +11,6 @@ from ...core.errors import ConfigError
 from ..settings.settings import DeploymentConfig, ServeArgs
 from ..settings.several_models import AppArgs
 from .autoscaling import EnginePolicy
-from .resume import ResumeLimits
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
 ROUTER = f"{__package__}.request_router.PrefixRouter"
@@ -25,9 +24,6 @@ DEFAULT_CACHED_TOKENS = 500_000
 ROUTER_LOAD_TOKENS = 64
 # Ray Serve replaces a replica that does not answer three health checks.
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 5.0
-# A request may lose so many replicas after its first: one that kills them must not kill all. And
-# so long it may be without any; then it ends with 503.
-RESUME_TRIES, RESUME_TIMEOUT_S = 3, 120.0
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
@@ -126,12 +122,6 @@ def drain_s(args: ServeArgs) -> float:
     """Time for the running requests of an engine replica that stops."""
     given = args.deployment.graceful_shutdown_timeout_s
     return args.server.drain_timeout_s if given is None else given
-
-
-def resume_limits(config: DeploymentConfig) -> ResumeLimits:
-    """Limits of resuming a request that has lost its replica."""
-    tries = RESUME_TRIES if config.resume == "on" else 0
-    return ResumeLimits(max_tries=tries, timeout_s=RESUME_TIMEOUT_S)
 
 
 def text_key(engine: EngineConfig) -> str:

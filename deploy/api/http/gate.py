@@ -230,28 +230,8 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 """
 
 
-class Places(Protocol):
-    """Requests in progress, by tenant. What Redis raises is passed on."""
-
-    async def take(self, tenant: str, most: int, request_id: str) -> bool:
-        """Take a place of `most`; False where none is free."""
-        ...
-
-    async def leave(self, tenant: str, request_id: str) -> None:
-        """Give a place back; one that was not taken is ignored."""
-        ...
-
-    def forget(self, tenant: str, request_id: str) -> None:
-        """Stop renewing a place; one that was given back is ignored."""
-        ...
-
-    async def renew(self) -> None:
-        """Renew the leases of places; called about once a second."""
-        ...
-
-
 class LocalPlaces:
-    """Places of the requests that pass this process."""
+    """Requests in progress, by tenant, of those that pass this process."""
 
     def __init__(self) -> None:
         self._taken: defaultdict[str, set[str]] = defaultdict(set)
@@ -276,11 +256,14 @@ class LocalPlaces:
                 del self._taken[tenant]
 
     async def renew(self) -> None:
-        """Nothing: they end with this process."""
+        """Nothing: there are no leases."""
 
 
 class RedisPlaces:
-    """Places that all servers with one Redis share: a sorted set a tenant, with leases."""
+    """The same of all servers with one Redis: a sorted set a tenant, with leases.
+
+    What Redis raises is passed on.
+    """
 
     def __init__(self, client: Redis) -> None:
         self._client = client
@@ -318,6 +301,9 @@ class RedisPlaces:
         self._renewed_at = now
         for tenant, held in list(self._held.items()):
             await self._renew(keys=[_places_key(tenant)], args=[LEASE_S, *held])
+
+
+Places = LocalPlaces | RedisPlaces
 
 
 def _places_key(tenant: str) -> str:

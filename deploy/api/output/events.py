@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -14,19 +14,17 @@ from starlette.types import Receive, Scope, Send
 from ....cluster.loop_calls import off_loop
 from ....core.request.output import (
     Delta,
-    FinishReason,
-    RequestMetrics,
-    StopReason,
-    TokenLogProb,
     VerifiedTree,
 )
 from ....models.text.tokenizer import Detokenizer
 from ..engine_client import EngineClient, TextCodec
 from ..errors import ApiError, to_api_error
 from ..http.metrics import AnswerRecorder
-from ..tools.events import Event, Parser
+from ..tools.events import Parser
 from .completions import BytesOf, ChatFormat, CompletionFormat, Fields, metrics_block, write_json
 from .job import CompletionOutput, Job, Piece, run_job
+from .messages import MessageWriter
+from .responses import ResponseWriter
 
 T = TypeVar("T")
 
@@ -100,64 +98,6 @@ def _part(event: str) -> dict[str, Any]:
 
 # Parts of a body (`_size`) that take about a millisecond to write.
 INLINE_SIZE = 500
-
-
-class Answer(Protocol):
-    """One answer in an API's shape while it is generated."""
-
-    def take(self, index: int, delta: Delta) -> None:
-        """Add a delta, the next of prompt `index`, to an answer that is sent whole."""
-        ...
-
-    async def body(self) -> bytes:
-        """The whole answer."""
-        ...
-
-    async def events(self, index: int, delta: Delta) -> Sequence[str]:
-        """Add a delta to a stream; returns the events of what it adds."""
-        ...
-
-    def fail(self, error: ApiError) -> Sequence[str]:
-        """The events that end a stream after an error."""
-        ...
-
-    def end(self) -> Sequence[str]:
-        """The events that end a stream."""
-        ...
-
-
-async def whole_answer(
-    engine_client: EngineClient, job: Job, answer: Answer, metrics: AnswerRecorder
-) -> bytes:
-    """The body of the finished answer. Raises what `run_job` raises."""
-    async with aclosing(run_job(engine_client, job, metrics)) as deltas:
-        async for index, delta in deltas:
-            answer.take(index, delta)
-    return await answer.body()
-
-
-async def answer_events(
-    engine_client: EngineClient, job: Job, answer: Answer, metrics: AnswerRecorder
-) -> AsyncGenerator[str, None]:
-    """The events of a stream.
-
-    An error before the first event is raised; a later one is sent as an event.
-    """
-    has_begun = False
-    try:
-        async with aclosing(run_job(engine_client, job, metrics)) as deltas:
-            async for index, delta in deltas:
-                for event in await answer.events(index, delta):
-                    has_begun = True
-                    yield event
-    except Exception as error:  # the status is sent: only an event can tell the client
-        if not has_begun:
-            raise
-        for event in answer.fail(to_api_error(error)):
-            yield event
-    else:
-        for event in answer.end():
-            yield event
 
 
 class ChoicesAnswer:
@@ -273,43 +213,10 @@ def tree_report(tree: VerifiedTree, bytes_of: BytesOf) -> dict[str, Any]:
     }
 
 
-Data = dict[str, Any]
-
-
-class ItemWriter(Protocol):
-    """One answer while it is generated. Each call returns the events of what it adds."""
-
-    def begin(self) -> list[Data]:
-        """The events that a stream begins with."""
-        ...
-
-    def add(self, events: Iterable[Event], tokens: Sequence[TokenLogProb] = (), /) -> list[Data]:
-        """The next parts of the answer. `tokens` stand beside the text that comes first."""
-        ...
-
-    def finish(
-        self, reason: FinishReason, stop: StopReason, metrics: RequestMetrics | None, /
-    ) -> list[Data]:
-        """The answer has ended; `stop` is the stop text or token that ended it."""
-        ...
-
-    def last_event(self, extra: Data) -> Data:
-        """The event that ends a stream, with fields beyond the API's."""
-        ...
-
-    def fail(self, error: ApiError) -> Data:
-        """The event that ends a stream after an error."""
-        ...
-
-    def body(self, extra: Data | None = None) -> Data:
-        """The answer so far, with fields beyond the API's."""
-        ...
-
-
 class ItemsAnswer:
     """A response or a message. `parser` finds the items in its text."""
 
-    def __init__(self, job: Job, parser: Parser, writer: ItemWriter) -> None:
+    def __init__(self, job: Job, parser: Parser, writer: MessageWriter | ResponseWriter) -> None:
         self._parser = parser
         self._writer = writer
         self._answer: CompletionOutput = job.answers()[0]
@@ -341,7 +248,7 @@ class ItemsAnswer:
         """The last event, with the whole answer."""
         return (framed(self._writer.last_event(metrics_block([self._answer]))),)
 
-    def _write(self, piece: Piece) -> list[Data]:
+    def _write(self, piece: Piece) -> list[Fields]:
         """The events of a piece."""
         tokens = [token for token in piece.log_probs or () if token is not None]
         events = self._parser.push(piece.text)
@@ -352,6 +259,44 @@ class ItemsAnswer:
         return parts + self._writer.finish(reason, piece.stop_reason, self._answer.metrics)
 
 
-def framed(event: Data) -> str:
+def framed(event: Fields) -> str:
     """An event as server-sent events spell it, with its name."""
     return f"event: {event['type']}\ndata: {write_json(event)}\n\n"
+
+
+# An answer in an API's shape while it is generated.
+Answer = ChoicesAnswer | ItemsAnswer
+
+
+async def whole_answer(
+    engine_client: EngineClient, job: Job, answer: Answer, metrics: AnswerRecorder
+) -> bytes:
+    """The body of the finished answer. Raises what `run_job` raises."""
+    async with aclosing(run_job(engine_client, job, metrics)) as deltas:
+        async for index, delta in deltas:
+            answer.take(index, delta)
+    return await answer.body()
+
+
+async def answer_events(
+    engine_client: EngineClient, job: Job, answer: Answer, metrics: AnswerRecorder
+) -> AsyncGenerator[str, None]:
+    """The events of a stream.
+
+    An error before the first event is raised; a later one is sent as an event.
+    """
+    has_begun = False
+    try:
+        async with aclosing(run_job(engine_client, job, metrics)) as deltas:
+            async for index, delta in deltas:
+                for event in await answer.events(index, delta):
+                    has_begun = True
+                    yield event
+    except Exception as error:  # the status is sent: only an event can tell the client
+        if not has_begun:
+            raise
+        for event in answer.fail(to_api_error(error)):
+            yield event
+    else:
+        for event in answer.end():
+            yield event

@@ -5,35 +5,17 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from ....core.request.output import FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ..errors import ApiError
 from ..schema.responses import ResponsesRequest
 from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, ReasoningDelta
+from .completions import Fields as Data
 from .completions import Heading, LazyList
-from .events import Data
 
 Spell = Callable[[TokenLogProb], Data]
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class OutputItem(Protocol):
-    """One item; events lack what the stream adds: their number and the item's place."""
-
-    item_id: str
-
-    def body(self, status: Status) -> Data:
-        """The item so far."""
-        ...
-
-    def begin(self) -> list[Data]:
-        """Events after the one that adds the item."""
-        ...
-
-    def end(self) -> list[Data]:
-        """Events before the one that ends the item."""
-        ...
 
 
 class MessageItem:
@@ -163,6 +145,10 @@ class ReasoningOutput:
     @property
     def _part(self) -> Data:
         return {"type": "reasoning_text", "text": self._text}
+
+
+# Events of an item lack what the stream adds: their number and the item's place.
+OutputItem = MessageItem | CallItem | ReasoningOutput
 
 
 class ResponseWriter:

@@ -25,7 +25,6 @@ from ..output.events import (
     ChoicesAnswer,
     EventStream,
     ItemsAnswer,
-    ItemWriter,
     answer_events,
     until_disconnect,
     whole_answer,
@@ -60,12 +59,11 @@ class ModelRoutes:
     """What is posted to one model. `tracer` makes spans of requests."""
 
     def __init__(self, model: ServedModel, tracer: RequestTracer | None = None) -> None:
-        source = model.source
         self._tracer = tracer
-        self._engine_client = source.engine_client
-        self._config = source.config
-        self._pace = Pace.of(source.config)
-        self._metrics = source.metrics
+        self._engine_client = model.engine_client
+        self._config = model.config
+        self._pace = Pace.of(model.config)
+        self._metrics = model.metrics
         self._model = model
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
@@ -158,7 +156,12 @@ class ModelRoutes:
             raise body.named_here(to_api_error(error)) from error
 
     async def _items(
-        self, request: Request, body: ChatForm, plan: ChatPlan, job: Job, writer: ItemWriter
+        self,
+        request: Request,
+        body: ChatForm,
+        plan: ChatPlan,
+        job: Job,
+        writer: MessageWriter | ResponseWriter,
     ) -> Response:
         """An answer of several items, whole or as a stream."""
         parser = PlainParser() if plan.new_parser is None else plan.new_parser()

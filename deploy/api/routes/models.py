@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -25,12 +25,14 @@ from ..schema.request_models import RequestModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
+class ServedModel:
     """One model and its engine client.
 
+    name      as clients see it
     config    the server's settings, with this model's parsers
     metrics   where its answers are counted
     settings  the engine's, of which `/v1/models` and `/server_info` report; None: not known
+    created   seconds since 1970
     """
 
     name: str
@@ -38,52 +40,40 @@ class ModelSource:
     config: ServerConfig
     metrics: AnswerRecorder
     settings: EngineConfig | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
 
-
-class ServedModel:
-    """A model by its name, as clients see it.
-
-    names  that requests and tenants' settings may call it by: where it was given none, as other
-           servers, what its setting `model` says, too
-    """
-
-    def __init__(self, source: ModelSource) -> None:
-        engine = source.settings
-        drafters = () if engine is None else engine.drafters
-        self.source = source
-        self.name = source.name
-        self.names = {self.name}
-        if engine is not None and engine.served_model_name is None:
-            self.names.add(engine.model)
-        self._drafters = [drafter.source for drafter in drafters]
-        # The bundled ones have a template, and only continue code.
-        self._is_bundled = engine is not None and engine.model in BUNDLED_NAMES
-        self._created = int(time.time())
+    @property
+    def names(self) -> set[str]:
+        """What requests and tenants' settings may call it: where it was given no name, as by other
+        servers, what its setting `model` says, too."""
+        engine = self.settings
+        is_unnamed = engine is not None and engine.served_model_name is None
+        return {self.name, engine.model} if is_unnamed else {self.name}
 
     def card(self, caller: Caller) -> dict[str, Any]:
         """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
-        template = self.source.engine_client.codec.template.source
+        engine, client = self.settings, self.engine_client
+        # The bundled ones have a template, and only continue code.
+        is_bundled = engine is not None and engine.model in BUNDLED_NAMES
         return {
             "id": self.name,
             "object": "model",
-            "created": self._created,
+            "created": self.created,
             "owned_by": "draftline",
             "root": self.name,
             "parent": None,
-            "max_model_len": caller.context(self.source.engine_client.max_model_len),
+            "max_model_len": caller.context(client.max_model_len),
             "permission": [],
-            "drafters": self._drafters,
-            "is_chat": not self._is_bundled and bool(template),
+            "drafters": [] if engine is None else [one.source for one in engine.drafters],
+            "is_chat": not is_bundled and bool(client.codec.template.source),
         }
 
 
 class ServedModels:
     """All models of a server; there is at least one."""
 
-    def __init__(self, sources: Sequence[ModelSource]) -> None:
-        self._by_name: Mapping[str, ServedModel] = {
-            source.name: ServedModel(source) for source in sources
-        }
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._by_name: Mapping[str, ServedModel] = {model.name: model for model in models}
         others = {name: model for model in self.all for name in model.names}
         self._by_any_name = others | self._by_name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
 import socket
@@ -150,31 +149,15 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
 
 
 def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> None:
-    # Each takes a second to import, which the other ways of serving need not wait for.
-    from ...api.http.metrics import ServerMetrics  # noqa: PLC0415
-    from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
-    from ...engine_process.messages import EngineSetup  # noqa: PLC0415
-    from .api_process import packed_settings  # noqa: PLC0415
-    from .split_server import SplitServer, serve_split  # noqa: PLC0415
+    # It takes a second to import, which the other ways of serving need not wait for.
+    from .split_server import SplitServer  # noqa: PLC0415
 
-    failure: Future[str] = Future()
-    parts = SplitServer(
-        engine=AsyncEngine(
-            args.engine,
-            on_failure=failure.set_result,
-            usage_log=args.server.usage_log,
-            progress=progress,
-        ),
-        failure=failure,
-        metrics=ServerMetrics(args.model_name),
-        listener=listener,
-        setup=EngineSetup(packed_settings(args), logging.getLogger().getEffectiveLevel()),
-        count=args.server.api_processes,
+    SplitServer(
+        args,
+        listener,
         on_ready=lambda: _print_ready(args, console),
         on_drain=lambda count: _print_draining(count, args, console),
-        drain_s=args.server.drain_timeout_s,
-    )
-    serve_split(parts)
+    ).serve()
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from ....cluster.loop_calls import spare_collector
@@ -25,6 +24,9 @@ from ...api.http.metrics import ServerMetrics
 from ...engine.async_engine import AsyncEngine
 from ...engine_process.messages import EngineSetup
 from ...engine_process.server import ApiSession, EngineServer
+from ...settings.settings import ServeArgs
+from ..progress import progress
+from .api_process import packed_settings
 
 # Beyond the time of the requests: what it takes to end the rest, to tell their clients, and to end.
 DRAIN_SLACK_S = 8.0
@@ -32,83 +34,87 @@ DRAIN_SLACK_S = 8.0
 FAILED_DRAIN_S = 8.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitServer:
-    """Arguments of `serve_split`.
+    """The engine of this process, and the API processes in front of it.
 
-    engine      not started
-    failure     done with the reason when the engine fails
-    listener    bound; the API processes listen on it
-    setup       the first message to each of them
-    count       of API processes
-    on_ready    called when all answer
-    on_drain    called with the number of running requests, if any
-    drain_s     how long they may take
+    listener  bound; the API processes listen on it
+    on_ready  called when all answer
+    on_drain  called with the number of running requests, if any
     """
 
-    engine: AsyncEngine
-    failure: Future[str]
-    metrics: ServerMetrics
-    listener: socket.socket
-    setup: EngineSetup
-    count: int
-    on_ready: Callable[[], None]
-    on_drain: Callable[[int], None]
-    drain_s: float
+    def __init__(
+        self,
+        args: ServeArgs,
+        listener: socket.socket,
+        *,
+        on_ready: Callable[[], None],
+        on_drain: Callable[[int], None],
+    ) -> None:
+        self._args = args
+        self._listener = listener
+        self._on_ready, self._on_drain = on_ready, on_drain
+        # Done with the reason when the engine fails.
+        self._failure: Future[str] = Future()
+        self._engine = AsyncEngine(
+            args.engine,
+            on_failure=self._failure.set_result,
+            usage_log=args.server.usage_log,
+            progress=progress,
+        )
 
+    def serve(self) -> None:
+        """Serve until SIGINT or SIGTERM, then drain.
 
-def serve_split(parts: SplitServer) -> None:
-    """Serve until SIGINT or SIGTERM, then drain.
+        Raises what the engine's start raises; `EngineFailed` where it or the API cannot go on.
+        """
+        asyncio.run(self._serve())
 
-    Raises what the engine's start raises; `EngineFailed` where it or the API cannot go on.
-    """
-    asyncio.run(_serve(parts))
+    async def _serve(self) -> None:
+        signals = _signals()
+        server = EngineServer(self._engine, ServerMetrics(self._args.model_name))
+        # The first message to each of them.
+        level = logging.getLogger().getEffectiveLevel()
+        setup = EngineSetup(packed_settings(self._args), level)
+        count = self._args.server.api_processes
+        processes = ApiProcesses(server, self._listener, setup, count)
+        await server.gate.start()
+        # They import their libraries while the engine loads.
+        processes.start()
+        try:
+            await self._engine.start()
+            server.loaded()
+            await processes.wait_serving()
+            spare_collector()
+            self._on_ready()
+            await self._wait_for_end(processes, signals)
+        finally:
+            await processes.close()
+            server.close()
+            await server.gate.close()
+            await self._engine.close()
 
-
-async def _serve(parts: SplitServer) -> None:
-    signals = _signals()
-    server = EngineServer(parts.engine, parts.metrics)
-    processes = ApiProcesses(server, parts.listener, parts.setup, parts.count)
-    await server.gate.start()
-    # They import their libraries while the engine loads.
-    processes.start()
-    try:
-        await parts.engine.start()
-        server.loaded()
-        await processes.wait_serving()
-        spare_collector()
-        parts.on_ready()
-        await _wait_for_end(parts, processes, signals)
-    finally:
-        await processes.close()
-        server.close()
-        await server.gate.close()
-        await parts.engine.close()
-
-
-async def _wait_for_end(
-    parts: SplitServer, processes: ApiProcesses, signals: asyncio.Queue[int]
-) -> None:
-    signalled = asyncio.ensure_future(signals.get())
-    failed = asyncio.wrap_future(parts.failure)
-    ends: list[asyncio.Future[Any]] = [signalled, failed, processes.failed]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if failed.done() or processes.failed.done():
-        signalled.cancel()
-        await processes.drain()
-        await processes.wait_ended(FAILED_DRAIN_S)
-        raise EngineFailed(failed.result() if failed.done() else processes.failed.result())
-    if num_running := await processes.drain():
-        parts.on_drain(num_running)
-    ended = asyncio.ensure_future(processes.wait_ended(parts.drain_s + DRAIN_SLACK_S))
-    again = asyncio.ensure_future(signals.get())
-    await asyncio.wait([ended, again], return_when=asyncio.FIRST_COMPLETED)
-    if not ended.done():
-        # Once more: those that run end now.
-        await processes.drain()
-        await processes.wait_ended(DRAIN_SLACK_S)
-    again.cancel()
-    ended.cancel()
+    async def _wait_for_end(self, processes: ApiProcesses, signals: asyncio.Queue[int]) -> None:
+        signalled = asyncio.ensure_future(signals.get())
+        failed = asyncio.wrap_future(self._failure)
+        ends: list[asyncio.Future[Any]] = [signalled, failed, processes.failed]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done() or processes.failed.done():
+            signalled.cancel()
+            await processes.drain()
+            await processes.wait_ended(FAILED_DRAIN_S)
+            raise EngineFailed(failed.result() if failed.done() else processes.failed.result())
+        if num_running := await processes.drain():
+            self._on_drain(num_running)
+        drain_s = self._args.server.drain_timeout_s + DRAIN_SLACK_S
+        ended = asyncio.ensure_future(processes.wait_ended(drain_s))
+        again = asyncio.ensure_future(signals.get())
+        await asyncio.wait([ended, again], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            # Once more: those that run end now.
+            await processes.drain()
+            await processes.wait_ended(DRAIN_SLACK_S)
+        again.cancel()
+        ended.cancel()
 
 
 def _signals() -> asyncio.Queue[int]:
