@@ -44,6 +44,33 @@ TOKEN_BUCKETS = (
 )  # fmt: skip
 
 
+# Of each finished request, what is added to a total.
+REQUEST_TOTALS: Sequence[tuple[str, str, Callable[[RequestMetrics], float]]] = (
+    ("vllm:prompt_tokens", "Prompt tokens of answers", lambda m: m.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens generated", lambda m: m.generated_tokens),
+    ("vllm:spec_decode_num_drafts", "Verification steps", lambda m: m.num_steps),
+    ("vllm:spec_decode_num_draft_tokens", "Nodes verified", lambda m: m.num_draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Nodes accepted", lambda m: m.num_accepted_tokens),
+)
+# And what is observed in a histogram of these buckets.
+REQUEST_SPREADS: Sequence[tuple[str, str, Sequence[float], Callable[[RequestMetrics], float]]] = (
+    ("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS,
+     lambda m: m.prompt_tokens),
+    ("vllm:request_generation_tokens", "Tokens of an answer", TOKEN_BUCKETS,
+     lambda m: m.generated_tokens),
+    ("vllm:time_to_first_token_seconds", "From arrival to the first token", LATENCY_BUCKETS,
+     lambda m: m.first_token_time - m.arrival_time),
+    ("vllm:request_queue_time_seconds", "From arrival to the end of waiting", LATENCY_BUCKETS,
+     lambda m: m.start_time - m.arrival_time),
+    ("vllm:request_prefill_time_seconds", "From the end of waiting to the first token",
+     LATENCY_BUCKETS, lambda m: m.first_token_time - m.start_time),
+    ("vllm:request_decode_time_seconds", "From the first token to the last", LATENCY_BUCKETS,
+     lambda m: m.finish_time - m.first_token_time),
+    ("vllm:e2e_request_latency_seconds", "From arrival to the last token", LATENCY_BUCKETS,
+     lambda m: m.finish_time - m.arrival_time),
+)  # fmt: skip
+
+
 class AnswerRecorder(Protocol):
     """Counts the answers of one model."""
 
@@ -80,8 +107,11 @@ class ServerMetrics:
         self._engines = EngineCollector(model_name)
         self._registry.register(self._engines)
         self._model = model_name
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answers")
-        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated")
+        self._totals = [(self._counter(name, text), value) for name, text, value in REQUEST_TOTALS]
+        self._spreads = [
+            (self._histogram(name, text, buckets), value)
+            for name, text, buckets, value in REQUEST_SPREADS
+        ]
         self._success = self._counter(
             "vllm:request_success", "Requests answered, by how they ended", "finished_reason"
         )
@@ -108,48 +138,17 @@ class ServerMetrics:
             "Looks at the store of tenants, or of rates, that failed", "store",
         )  # fmt: skip
         self._tenants = BoundedNames()
-        self._create_histograms()
-        self._create_speculative()
-
-    def _create_histograms(self) -> None:
-        self._prompt_len = self._histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS
-        )
-        self._answer_len = self._histogram(
-            "vllm:request_generation_tokens", "Tokens of an answer", TOKEN_BUCKETS
-        )
-        self._first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token"
-        )
-        self._queue_time = self._histogram(
-            "vllm:request_queue_time_seconds", "From arrival to the end of waiting"
-        )
-        self._prefill_time = self._histogram(
-            "vllm:request_prefill_time_seconds", "From the end of waiting to the first token"
-        )
-        self._inter_token = self._histogram(
+        inter_token = self._histogram(
             "vllm:inter_token_latency_seconds", "Between the deltas of an answer"
         )
         # Looked up once, since it is used for every delta.
-        self._gaps = self._inter_token.labels(self._model)
-        self._decode_time = self._histogram(
-            "vllm:request_decode_time_seconds", "From the first token to the last"
-        )
+        self._gaps = inter_token.labels(model_name)
         self._token_time = self._histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time of a request's tokens behind the first",
         )
-        self._latency = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the last token"
-        )
-
-    def _create_speculative(self) -> None:
-        prefix = "vllm:spec_decode_num"
-        self._steps = self._counter(f"{prefix}_drafts", "Verification steps")
-        self._drafted = self._counter(f"{prefix}_draft_tokens", "Nodes verified")
-        self._accepted = self._counter(f"{prefix}_accepted_tokens", "Nodes accepted")
         self._accepted_at = self._counter(
-            f"{prefix}_accepted_tokens_per_pos", "Nodes accepted, by depth", "position"
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Nodes accepted, by depth", "position"
         )
         self._accepted_lens = self._histogram(
             "draftline:spec_decode_accepted_length",
@@ -196,26 +195,14 @@ class ServerMetrics:
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""
         model = self._model
-        self._prompt_tokens.labels(model).inc(metrics.prompt_tokens)
-        self._tokens.labels(model).inc(metrics.generated_tokens)
         self._success.labels(model, reason).inc()
-        self._prompt_len.labels(model).observe(metrics.prompt_tokens)
-        self._answer_len.labels(model).observe(metrics.generated_tokens)
-        self._queue_time.labels(model).observe(metrics.start_time - metrics.arrival_time)
-        self._prefill_time.labels(model).observe(metrics.first_token_time - metrics.start_time)
-        self._first_token.labels(model).observe(metrics.first_token_time - metrics.arrival_time)
-        self._decode_time.labels(model).observe(metrics.finish_time - metrics.first_token_time)
-        self._latency.labels(model).observe(metrics.finish_time - metrics.arrival_time)
+        for total, value in self._totals:
+            total.labels(model).inc(value(metrics))
+        for spread, value in self._spreads:
+            spread.labels(model).observe(value(metrics))
         if metrics.generated_tokens > 1:
             decode_s = metrics.finish_time - metrics.first_token_time
             self._token_time.labels(model).observe(decode_s / (metrics.generated_tokens - 1))
-        self._record_speculative(metrics)
-
-    def _record_speculative(self, metrics: RequestMetrics) -> None:
-        model = self._model
-        self._steps.labels(model).inc(metrics.num_steps)
-        self._drafted.labels(model).inc(metrics.num_draft_tokens)
-        self._accepted.labels(model).inc(metrics.num_accepted_tokens)
         lengths = self._accepted_lens.labels(model)
         for accepted_len in metrics.accepted_lengths:
             lengths.observe(accepted_len)
