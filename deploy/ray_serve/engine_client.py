@@ -28,12 +28,12 @@ from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...models.load.model_info import read_model_info
 from ..api.engine_client import RemoteEngineClient
+from ..api.http.metrics import ServerMetrics
 from ..engine.stats import EngineStats
 from .deployment_plan import text_key
 from .resume import (
     NoReplica,
     ReplicaDied,
-    ResumeCounts,
     ResumeLimits,
     ServerEnds,
     resumed,
@@ -61,7 +61,7 @@ class RayEngineClient(RemoteEngineClient):
         handle: DeploymentHandle,
         config: EngineConfig,
         silence_s: float,
-        counts: ResumeCounts,
+        counts: ServerMetrics,
         limits: ResumeLimits | None = None,
     ) -> None:
         self._handle = handle

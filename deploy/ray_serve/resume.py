@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...core.errors import (
     CapacityError,
@@ -25,6 +25,9 @@ from ...core.errors import (
 )
 from ...core.request.output import TARGET_SOURCE, Delta, RequestMetrics
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+
+if TYPE_CHECKING:
+    from ..api.http.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -58,18 +61,6 @@ class ServerEnds(EngineClosed):
 PASSING = (CapacityError, NoReplica, ServerEnds)
 
 
-class ResumeCounts(Protocol):
-    """Counts requests that lost their replica, by what became of them."""
-
-    def record_resumed(self, cause: str) -> None:
-        """A request was resumed at another replica."""
-        ...
-
-    def record_lost(self, cause: str) -> None:
-        """A request ended with an error."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeLimits:
     """Limits of resuming one request; then it ends with 503.
@@ -88,7 +79,7 @@ async def resumed(
     params: SamplingParams,
     options: RequestOptions,
     limits: ResumeLimits,
-    counts: ResumeCounts,
+    counts: ServerMetrics,
     request_id: str = "",
 ) -> AsyncGenerator[Sequence[Delta], None]:
     """One request's deltas, from as many replicas as it takes; `params` have a seed.

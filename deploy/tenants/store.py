@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 import yaml
@@ -34,33 +34,8 @@ FORBIDDEN = ("key_env", "key_file")
 Change = Callable[[Sequence[Record]], tuple[Sequence[Record], str]]
 
 
-class TenantStore(Protocol):
-    """Tenants and the audit log of their changes. Calls block; each takes seconds at most."""
-
-    @property
-    def where(self) -> str:
-        """The file or the address, without a password."""
-        ...
-
-    def version(self) -> object:
-        """Another value after each change; cheap. Raises `StoreError`."""
-        ...
-
-    def read(self) -> Sequence[Record]:
-        """All records. Raises `StoreError` where they cannot be read."""
-        ...
-
-    def change(self, change: Change) -> None:
-        """Apply a change to what is there, as a whole and one at a time, and note it in the log.
-
-        Raises `StoreError`, and what `change` raises: nothing is changed then.
-        """
-        ...
-
-
 def open_tenant_store(url: str) -> TenantStore:
     """The store at a path or a Redis URL; it need not be there yet. Raises `ConfigError`."""
-    # Imported only where it is used.
     if url.startswith(REDIS_SCHEMES):
         return RedisTenants(url)
     if "://" in url:
@@ -107,7 +82,10 @@ MODE = 0o600
 
 
 class TenantFile:
-    """One file with a mapping `tenants`, a list; replaced as a whole, never written in place."""
+    """Tenants and the audit log of their changes in one file, with a mapping `tenants`, a list.
+
+    It is replaced as a whole, never written in place. Calls block, for seconds at most.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -118,7 +96,8 @@ class TenantFile:
         return str(self._path)
 
     def version(self) -> tuple[int, ...]:
-        """Device, inode, time and size. Raises `StoreError` where there is no file."""
+        """Another value after each change: device, inode, time and size. Raises `StoreError` where
+        there is no file."""
         try:
             status = self._path.stat()
         except OSError as error:
@@ -140,7 +119,10 @@ class TenantFile:
         return _records(data, self.where)
 
     def change(self, change: Change) -> None:
-        """Apply a change and note it. Raises `StoreError` and what `change` raises."""
+        """Apply a change to what is there, as a whole and one at a time, and note it in the log.
+
+        Raises `StoreError`, and what `change` raises: nothing is changed then.
+        """
         try:
             with self._locked():
                 before = self.read() if self._path.exists() else []
@@ -206,7 +188,7 @@ MAX_TRIES = 20
 
 
 class RedisTenants:
-    """The tenants of one Redis database."""
+    """The same in one Redis database."""
 
     def __init__(self, url: str) -> None:
         """Connects on use. Raises `ConfigError` for a malformed URL."""
@@ -258,6 +240,9 @@ class RedisTenants:
             except json.JSONDecodeError as error:
                 raise StoreError(f"{self._where}: tenant {name!r} is no JSON") from error
         return records
+
+
+TenantStore = TenantFile | RedisTenants
 
 
 # Digits of a digest in the log: enough to distinguish keys, too few to find one.
