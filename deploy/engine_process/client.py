@@ -17,12 +17,13 @@ from ..api.engine_client import EngineClient, RemoteEngineClient
 from ..api.http.gate import ALLOWED, TenantLimits, Verdict
 from ..engine.delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from ..engine.stats import EngineStats
-from .connection import SILENCE_S, Connection
 from .messages import (
+    SILENCE_S,
     Add,
     Beat,
     Cancel,
     Charge,
+    Connection,
     Draining,
     EngineSetup,
     Enter,

@@ -19,12 +19,13 @@ from ...cluster.loop_calls import call_on_loop
 from ...core.errors import CapacityError, DraftlineError, ReaderTooSlow, as_request_failure
 from ...core.request.output import Delta
 from ..api.http.gate import CountingGate, Gate, TenantLimits
-from .connection import SILENCE_S, Connection
 from .messages import (
+    SILENCE_S,
     Add,
     Beat,
     Cancel,
     Charge,
+    Connection,
     Draining,
     Enter,
     Failed,

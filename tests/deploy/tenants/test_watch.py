@@ -11,7 +11,7 @@ import httpx
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.settings.settings import ServerConfig
-from draftline.deploy.tenants import watch
+from draftline.deploy.tenants import store as watch
 from draftline.deploy.tenants.store import (
     check_tenant_store,
     create_tenant,
