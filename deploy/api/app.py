@@ -23,7 +23,7 @@ from ...cluster.loop_calls import off_loop
 from ...core.errors import DraftlineError
 from ..observe.otlp import request_tracer
 from ..settings.settings import ServerConfig
-from ..tenants.store import TenantWatch, open_tenant_store
+from ..tenants import TenantWatch, open_tenant_store
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
 from .http.callers import OPEN_PATHS, ApiKeys, Callers, RateLimits

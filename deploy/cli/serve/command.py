@@ -24,7 +24,7 @@ from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
 from ...ray_serve.runtime import exits_within, quiet_libraries, serve_on_ray, short_reports
 from ...settings.settings import KEY_VARIABLE, ServeArgs, build_serve_args, require_keys
-from ...tenants.store import check_tenant_store
+from ...tenants import check_tenant_store
 from ..progress import progress
 from .listening import bind, free_port
 

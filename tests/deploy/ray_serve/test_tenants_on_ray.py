@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from draftline.deploy.settings.tenants import key_digest
-from draftline.deploy.tenants.store import create_tenant, open_tenant_store
+from draftline.deploy.tenants import create_tenant, open_tenant_store
 from redis import Redis
 from support.servers.redis_server import RedisServer
 

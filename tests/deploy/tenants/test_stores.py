@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from draftline.core.errors import ConfigError, StoreError
 from draftline.deploy.settings.tenants import key_digest
-from draftline.deploy.tenants.store import (
+from draftline.deploy.tenants import (
     AUDIT,
     TenantStore,
     checked_tenants,

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from draftline.core.errors import ConfigError
+from draftline.deploy import tenants as watch
 from draftline.deploy.settings.settings import ServerConfig
-from draftline.deploy.tenants import store as watch
-from draftline.deploy.tenants.store import (
+from draftline.deploy.tenants import (
     check_tenant_store,
     create_tenant,
     open_tenant_store,

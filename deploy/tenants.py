@@ -25,10 +25,10 @@ from typing import Any
 import redis
 import yaml
 
-from ...core.errors import ConfigError, StoreError
-from ...retrieval_store.redis_store.client import as_text, connect, reported, shown_url
-from ..settings.settings import REDIS_SCHEMES, ServerConfig
-from ..settings.tenants import TenantConfig, key_digest, read_tenants, require_distinct
+from ..core.errors import ConfigError, StoreError
+from ..retrieval_store.redis_store.client import as_text, connect, reported, shown_url
+from .settings.settings import REDIS_SCHEMES, ServerConfig
+from .settings.tenants import TenantConfig, key_digest, read_tenants, require_distinct
 
 # As plain values; a key is its digest, in `key_sha256`.
 Record = Mapping[str, Any]
