@@ -25,7 +25,7 @@ from rich.console import Console
 from ...cluster.config import Backend, DrafterConfig, EngineConfig
 from ...cluster.engine.assembly import plan_model
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...deploy.cli.bench.prompts import bench_prompts
+from ...deploy.cli.bench.endpoints import bench_prompts
 from ...deploy.engine.engine import Engine
 from ...measure.clients.endpoint import said_of
 from ...measure.clients.engine_endpoint import prompt_ids

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from ...core.errors import ConfigError
-from ...deploy.cli.bench.prompts import bench_prompts
+from ...deploy.cli.bench.endpoints import bench_prompts
 from ...measure.prompts import BenchPrompt
 from .target import Target
 

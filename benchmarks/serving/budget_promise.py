@@ -33,7 +33,7 @@ import typer
 from rich.console import Console
 
 from ...cluster.config import DrafterConfig, EngineConfig
-from ...deploy.cli.bench.prompts import bench_prompts
+from ...deploy.cli.bench.endpoints import bench_prompts
 from ...deploy.engine.async_engine import AsyncEngine
 from ...measure.clients.endpoint import Load, Setting, run_load
 from ...measure.clients.engine_endpoint import EngineEndpoint, collector_spared

@@ -1,16 +1,18 @@
-"""The HTTP API: OpenAI's routes, and those that operators of model servers expect."""
+"""The HTTP API: OpenAI's routes, those that operators expect, and `/openapi.json`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -20,13 +22,12 @@ from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import off_loop
 from ...core.errors import DraftlineError
 from ..observe.otlp import request_tracer
-from ..observe.request_log import RequestLog
 from ..settings.settings import ServerConfig
-from ..tenants.store import open_tenant_store
-from ..tenants.watch import TenantWatch
+from ..tenants import TenantWatch, open_tenant_store
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .http.callers import OPEN_PATHS, ApiKeys, Callers
+from .http.callers import OPEN_PATHS, ApiKeys, Callers, RateLimits
+from .http.gate import Gate, gate_of
 from .http.metrics import AnsweringPage, MetricsPage, ServerMetrics
 from .http.middleware import (
     BODY_TIMEOUT_S,
@@ -36,16 +37,13 @@ from .http.middleware import (
     Drain,
     RefuseWhileDraining,
     RequestIds,
+    RequestLog,
 )
-from .rates.admission import RateLimits
-from .rates.gate import Gate, gate_of
-from .routes.bodies import BODIES, Bodies
-from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
-from .routes.generation import add_generation_routes
-from .routes.models import ModelSource, ServedModels, add_model_routes
-from .routes.openapi import describe
+from .routes.generation import BODIES, add_post_routes
+from .routes.models import HEADER as IGNORED_FIELDS_HEADER
+from .routes.models import Bodies, ServedModel, ServedModels, add_model_routes
 from .routes.operations import LIVE_PAGE_FILES, add_operations_routes, no_such_route
-from .routes.text import add_text_routes
+from .schema.request_models import RequestModel
 
 if TYPE_CHECKING:
     from ..observe.spans import RequestTracer
@@ -78,7 +76,7 @@ def create_app(
     The other arguments are those of `create_models_app`.
     """
     metrics = metrics or ServerMetrics(model_name)
-    source = ModelSource(
+    model = ServedModel(
         name=model_name,
         engine_client=engine_client,
         config=config,
@@ -86,12 +84,12 @@ def create_app(
         settings=engine,
     )
     return create_models_app(
-        [source], config, metrics, drain=drain, behind_proxy=behind_proxy, gate=gate, tracer=tracer
+        [model], config, metrics, drain=drain, behind_proxy=behind_proxy, gate=gate, tracer=tracer
     )
 
 
 def create_models_app(
-    sources: Sequence[ModelSource],
+    models: Sequence[ServedModel],
     config: ServerConfig,
     metrics: MetricsPage,
     *,
@@ -110,23 +108,21 @@ def create_models_app(
     """
     drain = drain or Drain()
     gate = gate or gate_of(config, partial(metrics.store_failed, "rate_limit"))
-    names = ",".join(source.name for source in sources)
+    names = ",".join(model.name for model in models)
     tracer = tracer or request_tracer(config, names, __version__)
     callers = Callers(config)
     watch = _watch(config, callers, metrics)
-    engine_clients = [source.engine_client for source in sources]
+    engine_clients = [model.engine_client for model in models]
 
     app = FastAPI(
         title="draftline",
         version=__version__,
         lifespan=lambda _app: _running(engine_clients, gate, watch, tracer),
     )
-    models = ServedModels(sources)
-    bodies = Bodies(config, models)
-    add_generation_routes(app, models.all, bodies, tracer)
-    add_text_routes(app, models.all, bodies)
-    add_model_routes(app, models)
-    add_operations_routes(app, sources, config, metrics, drain)
+    served = ServedModels(models)
+    add_post_routes(app, models, Bodies(config, served), tracer)
+    add_model_routes(app, served)
+    add_operations_routes(app, models, config, metrics, drain)
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -202,3 +198,75 @@ def _answer_error(request: Request, error: Exception) -> Response:
     else:
         answer = to_api_error(error)
     return JSONResponse(answer.body_for(request.scope), answer.status, answer.headers)
+
+
+REFS = "#/components/schemas/{model}"
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "the field at fault"},
+                "code": {"type": "integer", "description": "the HTTP status"},
+            },
+        }
+    },
+}
+
+
+def describe(app: FastAPI, bodies: Mapping[str, type[RequestModel]]) -> None:
+    """Add bodies, by path, and errors to `/openapi.json`."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _schema(app, bodies)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign] - as FastAPI's documentation does
+
+
+def _schema(app: FastAPI, bodies: Mapping[str, type[RequestModel]]) -> dict[str, Any]:
+    schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    models = sorted(set(bodies.values()), key=lambda model: model.__name__)
+    keys, definitions = models_json_schema(
+        [(model, "validation") for model in models], ref_template=REFS
+    )
+    components = schema.setdefault("components", {})
+    components["schemas"] = {**definitions["$defs"], "Error": ERROR}
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    # A server without keys asks for none.
+    schema["security"] = [{}, {"key": []}]
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            _describe(operation)
+            if method == "post" and path in bodies:
+                reference = keys[bodies[path], "validation"]
+                operation["requestBody"] = _json(reference, required=True)
+                _describe_answer(operation, bodies[path])
+    return schema
+
+
+def _describe(operation: dict[str, Any]) -> None:
+    """Every error has one shape."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    responses["default"] = {
+        "description": "an error",
+        **_json({"$ref": REFS.format(model="Error")}),
+    }
+
+
+def _describe_answer(operation: dict[str, Any], model: type[RequestModel]) -> None:
+    content = operation["responses"]["200"]["content"]
+    content["application/json"] = {"schema": {"type": "object"}}
+    if "stream" in model.model_fields:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+
+
+def _json(schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}, **more}

@@ -1,5 +1,7 @@
 """`draftline doctor`: what this machine has, and what draftline would pick on it."""
 
+# ruff: noqa: PLC0415 - the command line's help must not wait for torch
+
 from __future__ import annotations
 
 import os
@@ -11,18 +13,26 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from ... import __version__
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import CPU_CACHE_TOKENS
+from ...core.arrays import Float32
 from ...core.errors import CheckpointError, ConfigError
+from ...core.proposals import Commit, DraftRequest, FeatureRows, Query
 from ...models.load.bundled import BUNDLED_NAMES, demo_path
 from ...models.stage.options import StageOptions
 from ..ray_serve.runtime import quiet_libraries
 from ..settings.settings import ServerConfig
+from .demo.prompts import held_out_prompts
+
+if TYPE_CHECKING:
+    from ...drafters.heads.reading_trial import ProbingDrafter
 
 PACKAGES = ("torch", "transformers", "ray", "grpcio", "redis", "fastapi", "openai")
 
@@ -65,11 +75,11 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> int:
 
 
 def _drafter(drafter: str, model: str) -> Iterator[Finding]:
-    from ...models.heads.checkpoint_kind import CheckpointKind  # noqa: PLC0415
-    from ...models.heads.load_head import misfits, read_head_checkpoint  # noqa: PLC0415
-    from ...models.heads.medusa import MedusaConfig  # noqa: PLC0415
-    from ...models.load.checkpoint import resolve_head_path  # noqa: PLC0415
-    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+    from ...models.heads.checkpoint_kind import CheckpointKind
+    from ...models.heads.load_head import misfits, read_head_checkpoint
+    from ...models.heads.medusa import MedusaConfig
+    from ...models.load.checkpoint import resolve_head_path
+    from ...models.load.model_info import read_model_info
 
     is_bundled_model = drafter in BUNDLED_NAMES
     checkpoint = read_head_checkpoint(
@@ -103,9 +113,9 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
 
 def _small_model(drafter: str, model: str) -> Iterator[Finding]:
     """How a small model would draft, and with which `vocabulary`."""
-    from ...drafters.model.options import ModelOptions  # noqa: PLC0415
-    from ...drafters.model.vocabulary.choice import read_overlap  # noqa: PLC0415
-    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+    from ...drafters.model.options import ModelOptions
+    from ...drafters.model.vocabulary.choice import read_overlap
+    from ...models.load.model_info import read_model_info
 
     info, target = read_model_info(drafter), read_model_info(model)
     yield Finding("drafter", f"kind model, {info.num_layers} layers, {drafter}")
@@ -120,7 +130,6 @@ def _small_model(drafter: str, model: str) -> Iterator[Finding]:
 
 def _reading(folder: Path, model: str, *, can_draft: bool) -> Finding:
     """What its config.json leaves open, and which reading fits a few answers of the target."""
-    from .probe_head import probe_head  # noqa: PLC0415
 
     if not can_draft:
         return Finding("config.json", "leaves open how it is read; give its target", ok=False)
@@ -150,7 +159,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    import torch  # noqa: PLC0415
+    import torch
 
     if not torch.cuda.is_available():
         yield Finding("GPU", "none that torch sees; the CPU is used", ok=False, needed=False)
@@ -168,7 +177,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _services() -> Iterator[Finding]:
-    from .serve.listening import free_port  # noqa: PLC0415
+    from .serve.listening import free_port
 
     redis = shutil.which("redis-server")
     text = redis or "not found; retrieval stores in folders work without it"
@@ -181,7 +190,7 @@ def _services() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+    from ...models.load.model_info import read_model_info
 
     for name in BUNDLED_NAMES:
         try:
@@ -197,9 +206,9 @@ def _models() -> Iterator[Finding]:
 
 
 def _weights(model: str) -> Iterator[Finding]:
-    from ...models.device import choose_device, choose_dtype  # noqa: PLC0415
-    from ...models.layers.weight_memory import read_weight_memory  # noqa: PLC0415
-    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+    from ...models.device import choose_device, choose_dtype
+    from ...models.layers.weight_memory import read_weight_memory
+    from ...models.load.model_info import read_model_info
 
     subject = f"weights of {model}"
     try:
@@ -223,12 +232,12 @@ def _size(num_bytes: int) -> str:
 
 
 def _choices() -> Iterator[Finding]:
-    import torch  # noqa: PLC0415
+    import torch
 
     has_gpu = torch.cuda.is_available()
     device, reason = ("cuda", "torch sees a GPU") if has_gpu else ("cpu", "no GPU")
-    from ...kernels.dispatch import Machine, choose_attention, flash_obstacle  # noqa: PLC0415
-    from ...models.device import choose_dtype  # noqa: PLC0415
+    from ...kernels.dispatch import Machine, choose_attention, flash_obstacle
+    from ...models.device import choose_dtype
 
     dtype = choose_dtype("auto", device, checkpoint_dtype="bfloat16")
     of_halves = "on GPUs, or float16 where a checkpoint is kept in it"
@@ -249,7 +258,7 @@ def _choices() -> Iterator[Finding]:
 
 
 def _cpu_kernels(*, has_gpu: bool) -> Finding:
-    from ...kernels.cpu.build import find_compiler, library_path, vectors  # noqa: PLC0415
+    from ...kernels.cpu.build import find_compiler, library_path, vectors
 
     subject = "compile: auto"
     if has_gpu:
@@ -266,8 +275,8 @@ def _cpu_kernels(*, has_gpu: bool) -> Finding:
 
 
 def _graphs(attention: str, *, has_gpu: bool) -> str:
-    from ...cluster.engine.assembly import GRAPH_CAPTURE_S  # noqa: PLC0415
-    from ...models.stage.gpu_path import rows_of_graphs  # noqa: PLC0415
+    from ...cluster.engine.assembly import GRAPH_CAPTURE_S
+    from ...models.stage.gpu_path import rows_of_graphs
 
     if not has_gpu:
         return "none: no GPU"
@@ -282,7 +291,7 @@ def _graphs(attention: str, *, has_gpu: bool) -> str:
 
 
 def _transport(*, has_gpu: bool) -> str:
-    import torch  # noqa: PLC0415
+    import torch
 
     num_gpus = torch.cuda.device_count() if has_gpu else 0
     if num_gpus < 2:
@@ -290,3 +299,75 @@ def _transport(*, has_gpu: bool) -> str:
     if not torch.distributed.is_nccl_available():
         return "distributed: torch was built without NCCL"
     return f"nccl: {num_gpus} GPUs, one for each of so many stages"
+
+
+NUM_PROMPTS, NUM_TOKENS = 6, 40
+# A chain's draft of the most levels that heads are asked for by default.
+MAX_NODES = 8
+
+
+def probe_head(folder: Path, model: str) -> dict[str, float]:
+    """Mean accepted tokens of a draft by reading, the best first; empty if the config.json leaves
+    nothing open.
+
+    Loads the target. Raises `CheckpointError` or `ConfigError`.
+    """
+    from ...drafters.heads.drafter import load_head_drafter
+    from ...drafters.heads.options import HeadOptions
+    from ...drafters.heads.reading_trial import ProbingDrafter
+    from ...models.load.model_info import read_model_info
+
+    target = read_model_info(model)
+    drafter = load_head_drafter(folder, target, options=HeadOptions(tree="chain"))
+    if not isinstance(drafter, ProbingDrafter):
+        return {}
+    for name, (tokens, num_prompt, states) in enumerate(
+        _answers(target.path, drafter.feature_layers.layers)
+    ):
+        follow(drafter, str(name), tokens, num_prompt, states)
+    return drafter.acceptance
+
+
+def follow(
+    drafter: ProbingDrafter, name: str, tokens: Sequence[int], num_prompt: int, states: Float32
+) -> None:
+    """Let a head draft behind each token of an answer.
+
+    tokens  of the prompt, `num_prompt` of them, and the answer
+    states  float32 [tokens, width]  that the head reads
+    """
+    text = np.array(tokens, dtype=np.int32)
+    drafter.open(DraftRequest(name, text[:num_prompt], num_prompt, 0.0, 0))
+    drafter.observe_features([FeatureRows(name, 0, states[: num_prompt - 1])])
+    for length in range(num_prompt, len(text)):
+        drafter.propose([Query(name, length, MAX_NODES)])
+        drafter.observe_features([FeatureRows(name, length - 1, states[length - 1 : length])])
+        drafter.observe([Commit(name, length, text[length : length + 1])])
+    drafter.close(name)
+
+
+def _answers(path: Path, layers: Sequence[int]) -> list[tuple[list[int], int, Float32]]:
+    """Tokens of greedy answers, how many of them are the prompt's, and states of the layers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ...models.device import choose_device
+
+    device = choose_device("auto")
+    # Its stubs type neither `to` nor `generate`.
+    loader: Any = AutoModelForCausalLM
+    model = loader.from_pretrained(path, dtype="auto").eval().to(device)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    answers = []
+    for prompt in held_out_prompts(NUM_PROMPTS):
+        ids = tokenizer(prompt.text, return_tensors="pt").input_ids.to(device)
+        with torch.inference_mode():
+            said = model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                max_new_tokens=NUM_TOKENS,
+            )  # fmt: skip
+            states = model.base_model(said, output_hidden_states=True).hidden_states
+        # What enters layer k is the output of layer k - 1; the last one's is normed.
+        rows = torch.cat([states[layer + 1][0] for layer in layers], dim=-1).float().cpu().numpy()
+        answers.append((said[0].tolist(), ids.shape[1], rows))
+    return answers

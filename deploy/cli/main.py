@@ -18,9 +18,8 @@ from ...core.errors import ConfigError, DraftlineError, EngineFailed
 from ..observe.log_format import TEXT_FORMAT
 from .bench.command import BenchCommand, LosslessCommand, bench, lossless
 from .corpus.command import corpus_app
-from .corpus.upkeep import upkeep_app
 from .flag_command import ConfigFile, FlagCommand, Model, Speculative
-from .tenant.command import tenant_app
+from .tenant import tenant_app
 from .train.command import train_app
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-corpus_app.add_typer(upkeep_app)
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(train_app, name="train")
 app.add_typer(tenant_app, name="tenant")
@@ -100,8 +98,7 @@ def serve(
 ) -> None:
     """Serve a model with the OpenAI API."""
     from ...cluster.config import EngineConfig
-    from ..settings.exposure import check_key_variable
-    from ..settings.settings import ServerConfig
+    from ..settings.settings import ServerConfig, check_key_variable
     from .fetch import make_ready
     from .serve.command import run_server
     from .serve.options import command_settings
@@ -219,7 +216,7 @@ def doctor(
 
 def _hide_keys() -> None:
     """Restart this process with the keys of the command line in the environment."""
-    from ..settings.exposure import KEY_VARIABLE, without_keys
+    from ..settings.settings import KEY_VARIABLE, without_keys
 
     arguments, keys = without_keys(sys.orig_argv)
     # Keys in the variable are separated by spaces. What is no key gets its error message later.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -28,8 +30,8 @@ from ...core.verify.rules import COUPLED
 from ...models.text.grammar import GrammarConstraint
 from .delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from .placement import Placement, ensure_ray, stages_have_gpu
-from .shadow import Shadow
-from .stats import EngineStats, FinishRate, retry_after_s
+from .shadow import Shadow, ShadowCounts
+from .stats import EngineStats
 from .usage_log import UsageLog
 
 if TYPE_CHECKING:
@@ -95,11 +97,15 @@ class AsyncEngine:
         self._usage = None if usage_log is None else UsageLog(usage_log, config.name)
         self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
         self._rate = FinishRate()
-        self._shadow = Shadow(
-            config.shadow_rate,
-            self.enqueue,
-            lambda: not self.stats().num_waiting,
-            is_float32=self._plan.specs[0].dtype == "float32",
+        self._shadow = (
+            None
+            if not config.shadow_rate
+            else Shadow(
+                config.shadow_rate,
+                self.enqueue,
+                lambda: not self.stats().num_waiting,
+                is_float32=self._plan.specs[0].dtype == "float32",
+            )
         )
 
     async def start(self) -> None:
@@ -120,7 +126,8 @@ class AsyncEngine:
 
     def free(self) -> None:
         """`close` for callers without an event loop; blocks."""
-        self._shadow.close()
+        if self._shadow is not None:
+            self._shadow.close()
         self._thread.close()
         if self._usage is not None:
             self._usage.close()
@@ -146,7 +153,7 @@ class AsyncEngine:
         # A grammar may take seconds, in a process of its own.
         preparing = self._factory.constraint(params)
         constraint = None if preparing is None else await asyncio.wrap_future(preparing)
-        watched = self._shadow.watch(params, options, sink)
+        watched = None if self._shadow is None else self._shadow.watch(params, options, sink)
         own = sink if watched is None else watched.on_output
         parts = (request_id, prompt, params, self._counted(own), options, constraint)
         if is_light(prompt, params, options.answered):
@@ -298,7 +305,7 @@ class AsyncEngine:
             by_tenant={name: replace(sums) for name, sums in core.ended.by_tenant.items()},
             usage_dropped=0 if self._usage is None else self._usage.num_dropped,
             tree_chunks=replace(core.tree_chunk_counts),
-            shadow=replace(self._shadow.counts),
+            shadow=ShadowCounts() if self._shadow is None else replace(self._shadow.counts),
             step_times=core.deadline.times,
             drafters=self._assembly.hub.stats(),
         )
@@ -388,3 +395,42 @@ def is_light(prompt: Prompt, params: SamplingParams, answered: Sequence[int] = (
     if isinstance(prompt, str) or any(listed):
         return False
     return len(prompt) + len(answered) <= LIGHT_TOKENS
+
+
+# Shorter than this, a full queue is asked again and again; longer, clients give up.
+MIN_RETRY_S = 1
+MAX_RETRY_S = 60
+# Before any request has ended: what runs takes long.
+UNKNOWN_RETRY_S = 5
+# Requests that the rate is measured over.
+WINDOW = 32
+
+
+class FinishRate:
+    """How many requests end in a second, over the last ones. Times are seconds of one clock."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._ends: deque[float] = deque(maxlen=window)
+
+    def finished(self, now: float) -> None:
+        """A request has ended."""
+        self._ends.append(now)
+
+    def per_second(self, now: float) -> float:
+        """The rate from the oldest end that is known until now; 0.0 before two have ended."""
+        if len(self._ends) < 2 or now <= self._ends[0]:
+            return 0.0
+        return (len(self._ends) - 1) / (now - self._ends[0])
+
+
+def retry_after_s(num_waiting: int, num_running: int, finished_per_s: float) -> int:
+    """Whole seconds until as many requests as wait now have probably left the queue.
+
+    A place is free at once where nothing waits or runs. Between `MIN_RETRY_S` and `MAX_RETRY_S`.
+    """
+    if num_waiting + num_running == 0:
+        return MIN_RETRY_S
+    if finished_per_s <= 0:
+        return UNKNOWN_RETRY_S
+    seconds = min(max(num_waiting, 1) / finished_per_s, MAX_RETRY_S)
+    return max(math.ceil(seconds), MIN_RETRY_S)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
@@ -46,14 +45,13 @@ class Engine:
             # A text is a sequence, too: of its letters.
             raise RequestError("prompts", "must be a list of prompts; write [prompt]")
         options = options or RequestOptions()
-        answers = []
-        with _cancelling(self._engine) as running:
+        answers: list[OutputCollector] = []
+        try:
             for prompt, own in zip(prompts, _of_each(params, len(prompts)), strict=True):
                 answer = OutputCollector(f"request-{uuid.uuid4().hex}")
                 answer.prompt_ids = self._engine.enqueue(
                     answer.request_id, prompt, own, answer.on_output, options
                 )
-                running.append(answer.request_id)
                 answers.append(answer)
             self._engine.take_enqueued()
             # Refusals are raised before the others are waited for.
@@ -61,6 +59,10 @@ class Engine:
                 if answer.error is not None:
                     raise answer.error
             return [answer.wait() for answer in answers]
+        except BaseException:
+            for answer in answers:
+                self._engine.cancel(answer.request_id)
+            raise
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -101,15 +103,3 @@ def _of_each(
             "params", f"must be one for all prompts or one for each of {count}, not {len(params)}"
         )
     return params
-
-
-@contextmanager
-def _cancelling(engine: AsyncEngine) -> Iterator[list[str]]:
-    """Cancel the requests in the list if the block raises."""
-    running: list[str] = []
-    try:
-        yield running
-    except BaseException:
-        for request_id in running:
-            engine.cancel(request_id)
-        raise

@@ -1,9 +1,7 @@
-"""What an engine counts, for metrics and for clients that should come back later."""
+"""What an engine counts."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,14 +10,6 @@ from ...core.pipelined_drafting import TreeChunkCounts
 from ...core.schedule.fair_share import TenantTotals
 from ...core.step.in_flight import StepTimes
 from .shadow import ShadowCounts
-
-# Shorter than this, a full queue is asked again and again; longer, clients give up.
-MIN_RETRY_S = 1
-MAX_RETRY_S = 60
-# Before any request has ended: what runs takes long.
-UNKNOWN_RETRY_S = 5
-# Requests that the rate is measured over.
-WINDOW = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,33 +47,3 @@ class EngineStats:
     usage_dropped: int = 0
     num_not_finite: int = 0
     num_recoveries: int = 0
-
-
-class FinishRate:
-    """How many requests end in a second, over the last ones. Times are seconds of one clock."""
-
-    def __init__(self, window: int = WINDOW) -> None:
-        self._ends: deque[float] = deque(maxlen=window)
-
-    def finished(self, now: float) -> None:
-        """A request has ended."""
-        self._ends.append(now)
-
-    def per_second(self, now: float) -> float:
-        """The rate from the oldest end that is known until now; 0.0 before two have ended."""
-        if len(self._ends) < 2 or now <= self._ends[0]:
-            return 0.0
-        return (len(self._ends) - 1) / (now - self._ends[0])
-
-
-def retry_after_s(num_waiting: int, num_running: int, finished_per_s: float) -> int:
-    """Whole seconds until as many requests as wait now have probably left the queue.
-
-    A place is free at once where nothing waits or runs. Between `MIN_RETRY_S` and `MAX_RETRY_S`.
-    """
-    if num_waiting + num_running == 0:
-        return MIN_RETRY_S
-    if finished_per_s <= 0:
-        return UNKNOWN_RETRY_S
-    seconds = min(max(num_waiting, 1) / finished_per_s, MAX_RETRY_S)
-    return max(math.ceil(seconds), MIN_RETRY_S)

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from ...core.errors import ConfigError, StoreError
 from ...core.schedule.fair_share import RequestUsage
@@ -37,14 +36,6 @@ LOG_PERIOD_S = 60.0
 MODE = 0o600
 
 
-class _Target(Protocol):
-    """Where lines go. Calls block."""
-
-    def write(self, lines: Sequence[str]) -> None:
-        """Raises `OSError` or `StoreError`."""
-        ...
-
-
 class UsageLog:
     """Writes records in a thread of its own; `note` may be called from any thread.
 
@@ -56,7 +47,7 @@ class UsageLog:
         """Raises `ConfigError` for a file that cannot be written."""
         self._model = model
         is_redis = where.startswith(REDIS_SCHEMES)
-        self._target: _Target = _Stream(where) if is_redis else _File(where)
+        self._target: _Stream | _File = _Stream(where) if is_redis else _File(where)
         self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
         self._lock = threading.Lock()
         self._complained_at = -LOG_PERIOD_S

@@ -14,22 +14,26 @@ from ...core.errors import DraftlineError, EngineClosed, EngineFailed, StageLost
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..api.engine_client import EngineClient, RemoteEngineClient
-from ..api.rates.verdict import Verdict
+from ..api.http.gate import ALLOWED, TenantLimits, Verdict
 from ..engine.delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from ..engine.stats import EngineStats
-from .connection import SILENCE_S, Connection
 from .messages import (
+    SILENCE_S,
     Add,
     Beat,
     Cancel,
+    Charge,
+    Connection,
     Draining,
     EngineSetup,
+    Enter,
     Failed,
     FromEngine,
     GateMessage,
     Health,
     Hello,
     Judged,
+    Leave,
     NextDelta,
     RefusedRequest,
     Reply,
@@ -37,6 +41,7 @@ from .messages import (
     StartDrain,
     StateQuestion,
     StoreFailed,
+    TakeTokens,
     decode_from_engine,
     packed_prompt,
 )
@@ -98,7 +103,7 @@ class SocketEngineClient(RemoteEngineClient):
         )
         await loop.create_unix_connection(lambda: self._connection, sock=self._end)
         await self._load_tokenizer(self._model)
-        self._max_model_len = (await self._hello).max_model_len
+        self.max_model_len = (await self._hello).max_model_len
 
     async def close(self) -> None:
         """End all requests and the connection; the engine lives on."""
@@ -276,3 +281,42 @@ class EngineMetrics:
     async def text(self, engine_clients: Sequence[EngineClient]) -> bytes:  # noqa: ARG002 - the interface
         """The text of `/metrics`. Raises `StageLost` where the engine's process is silent."""
         return await self._engine_client.metrics_text()
+
+
+class SocketGate:
+    """The API's side; sends questions to the engine's process.
+
+    is_open  whether requests go on where that does not answer; else they are refused
+    """
+
+    def __init__(self, engine_client: SocketEngineClient, *, is_open: bool) -> None:
+        self._engine_client = engine_client
+        self._failed = ALLOWED if is_open else Verdict(reason="unavailable")
+
+    async def start(self) -> None:
+        """Nothing: the connection is the engine client's."""
+
+    async def close(self) -> None:
+        """Nothing."""
+
+    async def enter(self, limits: TenantLimits, request_id: str) -> Verdict:
+        """Count a request, and take a place for it."""
+        verdict = await self._engine_client.judged(lambda n: Enter(n, limits, request_id))
+        return self._failed if verdict is None else verdict
+
+    def leave(self, limits: TenantLimits, request_id: str) -> None:
+        """Give its place back."""
+        if limits.concurrency is not None:
+            self._engine_client.tell(Leave(limits, request_id))
+
+    async def take_tokens(self, limits: TenantLimits, count: int) -> Verdict:
+        """Count a prompt."""
+        if limits.tokens is None:
+            return ALLOWED
+        verdict = await self._engine_client.judged(lambda n: TakeTokens(n, limits, count))
+        return self._failed if verdict is None else verdict
+
+    def charge(self, limits: TenantLimits, count: int) -> None:
+        """Count generated tokens."""
+        if limits.tokens is not None:
+            self._engine_client.tell(Charge(limits, count))

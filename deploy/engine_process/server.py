@@ -11,26 +11,31 @@ import logging
 import socket
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...cluster.loop_calls import call_on_loop
 from ...core.errors import CapacityError, DraftlineError, ReaderTooSlow, as_request_failure
 from ...core.request.output import Delta
-from ..api.rates.gate import CountingGate, Gate
-from .connection import SILENCE_S, Connection
-from .gates import GateSession
+from ..api.http.gate import CountingGate, Gate, TenantLimits
 from .messages import (
+    SILENCE_S,
     Add,
     Beat,
     Cancel,
+    Charge,
+    Connection,
     Draining,
+    Enter,
     Failed,
     FromApi,
     FromEngine,
     GateMessage,
     Health,
     Hello,
+    Judged,
+    Leave,
     NextDelta,
     RefusedRequest,
     Reply,
@@ -38,6 +43,7 @@ from .messages import (
     StartDrain,
     StateQuestion,
     StoreFailed,
+    TakeTokens,
     decode_from_api,
 )
 
@@ -274,6 +280,60 @@ class ApiSession:
             self._cancel(number)
         self._gate.close()
         _settle(self.closed, None)
+
+
+class GateSession:
+    """The engine's side of one API process: answers its questions, and frees its places.
+
+    answer  sends a message to that process
+    """
+
+    def __init__(self, gate: Gate, answer: Callable[[FromEngine], object]) -> None:
+        self._gate = gate
+        self._answer = answer
+        self._held: dict[str, TenantLimits] = {}
+        self._judging: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def on_message(self, message: GateMessage) -> None:
+        """Take a message of the gate's."""
+        match message:
+            case Enter():
+                self._judge(self._enter(message))
+            case TakeTokens():
+                self._judge(self._take_tokens(message))
+            case Leave():
+                self._leave(message.request_id)
+            case Charge():
+                self._gate.charge(message.limits, message.count)
+
+    def close(self) -> None:
+        """Free the places of the requests of a process that is gone."""
+        self._is_closed = True
+        for request_id in list(self._held):
+            self._leave(request_id)
+
+    async def _enter(self, message: Enter) -> None:
+        verdict = await self._gate.enter(message.limits, message.request_id)
+        if verdict.is_allowed:
+            self._held[message.request_id] = message.limits
+            if self._is_closed:
+                self._leave(message.request_id)
+        self._answer(Judged(message.question, verdict))
+
+    async def _take_tokens(self, message: TakeTokens) -> None:
+        verdict = await self._gate.take_tokens(message.limits, message.count)
+        self._answer(Judged(message.question, verdict))
+
+    def _leave(self, request_id: str) -> None:
+        limits = self._held.pop(request_id, None)
+        if limits is not None:
+            self._gate.leave(limits, request_id)
+
+    def _judge(self, judging: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(judging)
+        self._judging.add(task)
+        task.add_done_callback(self._judging.discard)
 
 
 def _settle(future: asyncio.Future, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Log lines and spans of a server, without any text of requests.
+"""What operators see of a server besides its metrics: lines of the log and spans of requests.
 
-Start with `request_log.py`; `spans.py` makes the spans of a request.
+Start with `spans.py`.
 """

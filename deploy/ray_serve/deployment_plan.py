@@ -10,11 +10,10 @@ from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from ..settings.settings import DeploymentConfig, ServeArgs
 from ..settings.several_models import AppArgs
-from .policies.autoscaling import EnginePolicy
-from .resume import ResumeLimits
+from .autoscaling import EnginePolicy
 
 POLICY = f"{EnginePolicy.__module__}:{EnginePolicy.__qualname__}"
-ROUTER = f"{__package__}.policies.request_router.PrefixRouter"
+ROUTER = f"{__package__}.request_router.PrefixRouter"
 # What an ingress has beyond its requests' time, to notice lost replicas and answer clients.
 INGRESS_SLACK_S = 8.0
 # Assumed longest time of requests without a limit.
@@ -25,9 +24,6 @@ DEFAULT_CACHED_TOKENS = 500_000
 ROUTER_LOAD_TOKENS = 64
 # Ray Serve replaces a replica that does not answer three health checks.
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 5.0
-# A request may lose so many replicas after its first: one that kills them must not kill all. And
-# so long it may be without any; then it ends with 503.
-RESUME_TRIES, RESUME_TIMEOUT_S = 3, 120.0
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
@@ -126,12 +122,6 @@ def drain_s(args: ServeArgs) -> float:
     """Time for the running requests of an engine replica that stops."""
     given = args.deployment.graceful_shutdown_timeout_s
     return args.server.drain_timeout_s if given is None else given
-
-
-def resume_limits(config: DeploymentConfig) -> ResumeLimits:
-    """Limits of resuming a request that has lost its replica."""
-    tries = RESUME_TRIES if config.resume == "on" else 0
-    return ResumeLimits(max_tries=tries, timeout_s=RESUME_TIMEOUT_S)
 
 
 def text_key(engine: EngineConfig) -> str:

@@ -3,7 +3,7 @@
 `serve run deploy/pool.yaml` deploys one beside an application that drafts with it, and `draftline
 serve` those under `pools` of its settings. Drafts do not pass Ray Serve: each server has a port of
 its own, which engines learn of by the application's name (`actors/pool_members.py`), and Ray Serve
-starts, watches and scales the servers (`policies/autoscaling.py`).
+starts, watches and scales the servers (`autoscaling.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ray.serve import Application
 from ...actors.pool_members import SERVER_NAME, PoolMember
 from ..observe.log_format import set_up_logs
 from ..settings.ray_settings import PoolConfig
+from .autoscaling import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 from .deployment_plan import HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S
-from .policies.autoscaling import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 
 POLICY = f"{PoolPolicy.__module__}:{PoolPolicy.__qualname__}"
 # Engines notice within a second that a server which Ray Serve stops has left the pool. It goes on

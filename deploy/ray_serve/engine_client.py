@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -29,19 +28,17 @@ from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...models.load.model_info import read_model_info
 from ..api.engine_client import RemoteEngineClient
+from ..api.http.metrics import ServerMetrics
 from ..engine.stats import EngineStats
 from .deployment_plan import text_key
 from .resume import (
     NoReplica,
     ReplicaDied,
-    ResumeCounts,
     ResumeLimits,
     ServerEnds,
     resumed,
     without_heartbeats,
 )
-
-logger = logging.getLogger(__name__)
 
 # A replica that does not answer for this long is loading, or gone.
 CONTROL_TIMEOUT_S = 5.0
@@ -55,8 +52,8 @@ class RayEngineClient(RemoteEngineClient):
     another one.
 
     silence_s  a stream without a heartbeat for this long has lost its replica
-    limits     of resuming
     counts     counts requests that were resumed, or could not be
+    limits     of resuming
     """
 
     def __init__(
@@ -64,12 +61,12 @@ class RayEngineClient(RemoteEngineClient):
         handle: DeploymentHandle,
         config: EngineConfig,
         silence_s: float,
-        limits: ResumeLimits,
-        counts: ResumeCounts,
+        counts: ServerMetrics,
+        limits: ResumeLimits | None = None,
     ) -> None:
         self._handle = handle
         self._silence_s = silence_s
-        self._limits = limits
+        self._limits = limits or ResumeLimits()
         self._counts = counts
         self._is_ending = False
         self._text_key = text_key(config)
@@ -79,7 +76,7 @@ class RayEngineClient(RemoteEngineClient):
     async def start(self) -> None:
         """Read the model's tokenizer and sizes. Raises `CheckpointError`."""
         info = await asyncio.to_thread(read_model_info, self._config.model)
-        self._max_model_len = self._config.max_model_len or info.max_context_len
+        self.max_model_len = self._config.max_model_len or info.max_context_len
         await self._load_tokenizer(str(info.path))
 
     async def close(self) -> None:
@@ -96,7 +93,7 @@ class RayEngineClient(RemoteEngineClient):
             # The seed is drawn here, so it is the same for every replica.
             params = replace(params, seed=secrets.randbits(SEED_BITS))
         begin = partial(self._begin, tuple(prompt), request_id)
-        return resumed(begin, params, options, self._limits, _Noted(self._counts, request_id))
+        return resumed(begin, params, options, self._limits, self._counts, request_id)
 
     async def _begin(
         self,
@@ -154,24 +151,6 @@ class RayEngineClient(RemoteEngineClient):
         except (TimeoutError, RayError, RayServeException):
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-
-class _Noted:
-    """Counts and logs the outcome of one request."""
-
-    def __init__(self, counts: ResumeCounts, request_id: str) -> None:
-        self._counts = counts
-        self._request_id = request_id
-
-    def record_resumed(self, cause: str) -> None:
-        """See `ResumeCounts`."""
-        self._counts.record_resumed(cause)
-        logger.warning("event=request_resumed request_id=%s cause=%s", self._request_id, cause)
-
-    def record_lost(self, cause: str) -> None:
-        """See `ResumeCounts`."""
-        self._counts.record_lost(cause)
-        logger.warning("event=request_lost request_id=%s cause=%s", self._request_id, cause)
 
 
 @contextmanager

@@ -8,11 +8,12 @@ so the reader sees one stream. A stream without items carries heartbeats.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...core.errors import (
     CapacityError,
@@ -24,6 +25,11 @@ from ...core.errors import (
 )
 from ...core.request.output import TARGET_SOURCE, Delta, RequestMetrics
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+
+if TYPE_CHECKING:
+    from ..api.http.metrics import ServerMetrics
+
+logger = logging.getLogger(__name__)
 
 # Seconds before the next try; the pause doubles with each try.
 FIRST_BACKOFF_S = 0.05
@@ -55,28 +61,17 @@ class ServerEnds(EngineClosed):
 PASSING = (CapacityError, NoReplica, ServerEnds)
 
 
-class ResumeCounts(Protocol):
-    """Counts requests that lost their replica, by what became of them."""
-
-    def record_resumed(self, cause: str) -> None:
-        """A request was resumed at another replica."""
-        ...
-
-    def record_lost(self, cause: str) -> None:
-        """A request ended with an error."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeLimits:
-    """Limits of resuming one request.
+    """Limits of resuming one request; then it ends with 503.
 
-    max_tries  replicas that may die with it, beyond the first; 0: it is never resumed
+    max_tries  replicas that may die with it, beyond the first: one that kills them must not kill
+               all
     timeout_s  longest time from a loss to the next token
     """
 
-    max_tries: int
-    timeout_s: float
+    max_tries: int = 3
+    timeout_s: float = 120.0
 
 
 async def resumed(
@@ -84,37 +79,44 @@ async def resumed(
     params: SamplingParams,
     options: RequestOptions,
     limits: ResumeLimits,
-    counts: ResumeCounts,
+    counts: ServerMetrics,
+    request_id: str = "",
 ) -> AsyncGenerator[Sequence[Delta], None]:
     """One request's deltas, from as many replicas as it takes; `params` have a seed.
 
-    Raises what `begin` raises if the request cannot be resumed, or not again.
+    `request_id`: for the log. Raises what `begin` raises if the request cannot go on elsewhere.
     """
     sent = SentAnswer(params, options)
     losses = Losses(limits, asyncio.get_running_loop().time)
     while True:
         try:
-            async with aclosing(_one_try(begin, sent, losses, counts)) as batches:
+            async with aclosing(_one_try(begin, sent, losses)) as batches:
                 async for deltas in batches:
+                    if (cause := losses.end()) is not None:
+                        counts.record_resumed(cause)
+                        logger.warning(
+                            "event=request_resumed request_id=%s cause=%s", request_id, cause
+                        )
                     yield deltas
             return
         except RESUMABLE as error:
             if not losses.may_go_on(error, has_begun=bool(sent.token_ids)):
                 if losses.cause is not None:
                     counts.record_lost(losses.cause)
+                    logger.warning(
+                        "event=request_lost request_id=%s cause=%s", request_id, losses.cause
+                    )
                 raise losses.error(error) from error
             await asyncio.sleep(losses.backoff_s())
 
 
 async def _one_try(
-    begin: Begin, sent: SentAnswer, losses: Losses, counts: ResumeCounts
+    begin: Begin, sent: SentAnswer, losses: Losses
 ) -> AsyncGenerator[Sequence[Delta], None]:
     """The deltas of one replica, up to the end of the answer."""
     async with aclosing(begin(*sent.rest())) as batches:
         while True:
             deltas = await _next(batches, losses.deadline)
-            if (cause := losses.end()) is not None:
-                counts.record_resumed(cause)
             yield [sent.add(delta) for delta in deltas]
             if deltas[-1].finish_reason is not None:
                 return
@@ -164,7 +166,7 @@ class Losses:
             self.deadline = self._clock() + self._limits.timeout_s
             self._num_tries = 0
         self._num_died += isinstance(error, ReplicaDied | EngineFailed)
-        if isinstance(error, RequestSuspected | ServerEnds) or not self._limits.max_tries:
+        if isinstance(error, RequestSuspected | ServerEnds):
             return False
         is_in_time = self.deadline is not None and self._clock() < self.deadline
         return is_in_time and self._num_died <= self._limits.max_tries

@@ -32,21 +32,19 @@ from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..observe.log_format import LogFormat, set_up_logs
-from ..settings.exposure import require_keys
-from ..settings.settings import ServeArgs
+from ..settings.settings import ServeArgs, require_keys
 from ..settings.several_models import AppArgs, build_app_args
+from .autoscaling import FirstTokenTimes
 from .deployment_plan import (
     ReplicaHealth,
     engine_options,
     ingress_options,
     priority_warning,
     require_shared_rates,
-    resume_limits,
     text_key,
     with_device,
 )
-from .policies.autoscaling import FirstTokenTimes
-from .policies.prefix_routing import PrefixRouting
+from .prefix_routing import PrefixRouting
 from .resume import OtherModel, with_heartbeats
 from .runtime import serve_host
 
@@ -239,8 +237,7 @@ class Ingress:
         self._engine_clients: list[RayEngineClient] = []
         for engine, model, metrics in zip(engines, app.models, counts, strict=True):
             PrefixRouting.counts[model.model_name] = metrics
-            limits = resume_limits(model.deployment)
-            client = RayEngineClient(engine, model.engine, REPLICA_TIMEOUT_S, limits, metrics)
+            client = RayEngineClient(engine, model.engine, REPLICA_TIMEOUT_S, metrics)
             self._engine_clients.append(client)
         self._counts = counts
         self._page = counts[0] if len(counts) == 1 else JointMetrics(counts, own_id)
@@ -257,13 +254,13 @@ class Ingress:
         """Ray Serve serves what this returns."""
         # The replicas of the engine do without it, which takes seconds to import.
         from ..api.app import create_models_app  # noqa: PLC0415
-        from ..api.routes.models import ModelSource  # noqa: PLC0415
+        from ..api.routes.models import ServedModel  # noqa: PLC0415
         from ..api.start_notes import log_notes, server_notes  # noqa: PLC0415
 
         for model in self._app.models:
             log_notes(model.model_name, server_notes(model))
-        sources = [
-            ModelSource(
+        models = [
+            ServedModel(
                 name=model.model_name,
                 engine_client=client,
                 config=model.server,
@@ -275,5 +272,5 @@ class Ingress:
             )
         ]
         return create_models_app(
-            sources, self._app.server, self._page, drain=self._drain, behind_proxy=True
+            models, self._app.server, self._page, drain=self._drain, behind_proxy=True
         )

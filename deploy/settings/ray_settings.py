@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -43,11 +43,6 @@ class DeploymentConfig(Settings):
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )
-    resume: Literal["on", "off"] = Field(
-        default="on",
-        description="on: a request that lost its replica continues at another one with the same"
-        " text; off: it ends with 503",
-    )
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,
         description="how long running requests may take when their replica stops; then they "
@@ -58,12 +53,6 @@ class DeploymentConfig(Settings):
         description="new replicas that an update starts before it stops old ones, in percent of"
         " their number; 0: old ones stop first. Without room the update waits",
     )
-
-    @field_validator("resume", mode="before")
-    @classmethod
-    def _read_switch(cls, value: Any) -> Any:
-        # YAML reads a bare on or off as a boolean.
-        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("placement_group_strategy")
     @classmethod

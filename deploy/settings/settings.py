@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ...cluster.checked_settings import Settings, unknown_key
 from ...cluster.config import EngineConfig
-from ...core.errors import ConfigError
-from .limits import RequestLimits
+from ...core.errors import ConfigError, RequestError
 from .ray_settings import DeploymentConfig, PoolConfig
 from .tenants import (
     TenantConfig,
@@ -28,6 +27,82 @@ from .tenants import (
     require_distinct,
     require_known_by,
 )
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class RequestLimits(Settings):
+    """Limits of one request. What exceeds one is refused with 400, before any work is done on it.
+
+    The defaults leave room for every use we know of, and bound what a request can cost the
+    others: the event loop's time, memory, and the engine's time between two steps.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+
+    max_prompts: AtLeastOne = Field(default=256, description="prompts of a completion")
+    max_prompt_chars: AtLeastOne = Field(
+        default=1_000_000, description="characters of all prompts, or of all messages, together"
+    )
+
+    # Fixed: far beyond every use we know of.
+    # Answers: n times the prompts.
+    max_answers: ClassVar[int] = 256
+    # Messages of a chat.
+    max_messages: ClassVar[int] = 4096
+    # Numbers, texts, lists and objects of a body together.
+    max_json_values: ClassVar[int] = 250_000
+    # Lists and objects within each other in one field.
+    max_json_depth: ClassVar[int] = 64
+    # Parts of all messages' contents together.
+    max_content_parts: ClassVar[int] = 8192
+    # Tools of a chat.
+    max_tools: ClassVar[int] = 128
+    # Bytes of all tools together, as JSON.
+    max_tools_bytes: ClassVar[int] = 262_144
+    # Stop texts.
+    max_stop_texts: ClassVar[int] = 16
+    # Characters of one stop text.
+    max_stop_chars: ClassVar[int] = 4096
+    # Characters of all stop texts together.
+    max_stop_chars_total: ClassVar[int] = 16_384
+    # Ids in each of stop_token_ids, allowed_token_ids and banned_token_ids.
+    max_listed_tokens: ClassVar[int] = 16_384
+    # Entries of logit_bias.
+    max_logit_biases: ClassVar[int] = 1024
+    # Bytes of a JSON schema, regular expression, grammar or list of choices.
+    max_grammar_bytes: ClassVar[int] = 65_536
+    # Texts of a list of choices.
+    max_choices: ClassVar[int] = 1024
+    # Log-probabilities of the prompts in an answer: for every token of every prompt and choice its
+    # own, and those of prompt_logprobs others.
+    max_logprob_entries: ClassVar[int] = 200_000
+    # Log-probabilities of all answers: for every token that max_tokens allows its own, and those of
+    # logprobs others.
+    max_answer_logprobs: ClassVar[int] = 4_000_000
+    # Token ids of one call of /detokenize.
+    max_detokenize_tokens: ClassVar[int] = 131_072
+    # Texts of bad_words.
+    max_bad_words: ClassVar[int] = 256
+    # Names of speculative.drafters.
+    max_named_drafters: ClassVar[int] = 64
+
+    def require(self, name: str, given: int, field: str, unit: str) -> None:
+        """Raise `RequestError` for `field` where `given` exceeds the limit of this name.
+
+        `unit`: what is counted, in the plural.
+        """
+        most = getattr(self, name)
+        if given > most:
+            where = f" (limits.{name} of the server)" if name in type(self).model_fields else ""
+            raise RequestError(field, f"{given} {unit}; at most {most} are allowed{where}")
+
+
+DEFAULT_LIMITS = RequestLimits()
+
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
@@ -336,3 +411,54 @@ def _build(kind: type[Any], name: str, values: dict[str, Any]) -> Any:
         return kind(**values)
     except ConfigError as error:
         raise ConfigError(f"{name}.{error.field}", error.message) from error
+
+
+KEY_VARIABLE = "DRAFTLINE_API_KEY"
+KEY_FLAG = "--api-key"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens at `host`; a name other than localhost is not.
+
+    An empty host is every address.
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_keys(config: ServerConfig, host: str) -> None:
+    """Raise `ConfigError` where others than this machine's users would be served without a key."""
+    if config.has_keys or config.allow_unauthenticated or is_loopback(host):
+        return
+    raise ConfigError(
+        "server.host",
+        f"{host!r} is reached from other machines, and no API key is set: set {KEY_VARIABLE}, "
+        "server.api_key_file or server.tenants, or say --allow-unauthenticated "
+        "(server.allow_unauthenticated) to serve without keys",
+    )
+
+
+def check_key_variable(environment: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if the variable is there but empty: it would open the server to all."""
+    if not environment.get(KEY_VARIABLE, KEY_VARIABLE).strip():
+        raise ConfigError(KEY_VARIABLE, "is set but empty; give it a key, or unset it")
+
+
+def without_keys(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command line without its keys, and the keys.
+
+    Every user of a machine sees the command lines of all processes, and Ray's job table shows that
+    of the driver; a process's environment is its owner's.
+    """
+    rest: list[str] = []
+    keys: list[str] = []
+    values = iter(arguments)
+    for argument in values:
+        name, is_joined, value = argument.partition("=")
+        if name == KEY_FLAG:
+            keys.append(value if is_joined else next(values, ""))
+        else:
+            rest.append(argument)
+    return rest, keys

@@ -8,9 +8,8 @@ from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import build_drafter
 from draftline.cluster.removed_settings import REMOVED_SETTINGS
 from draftline.core.errors import ConfigError
-from draftline.deploy.settings.limits import RequestLimits
 from draftline.deploy.settings.ray_settings import DeploymentConfig, PoolConfig
-from draftline.deploy.settings.settings import ServerConfig
+from draftline.deploy.settings.settings import RequestLimits, ServerConfig
 
 
 def test_an_engine_s_settings() -> None:

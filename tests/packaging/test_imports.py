@@ -97,7 +97,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("actors.drafter_server", {"torch", "transformers"}),
         # Ray Serve's controller imports it.
         (
-            "deploy.ray_serve.policies.autoscaling",
+            "deploy.ray_serve.autoscaling",
             {"torch", "transformers", "numba", "grpc", "pydantic"},
         ),
     ],

@@ -15,7 +15,7 @@ ROOT = Path(draftline.__file__).parent
 PAGE = ROOT / "docs" / "how-it-works.md"
 RECORD = ROOT / "tests" / "support" / "tools" / "record_request_files.py"
 # Not ours, what runs it, and what runs beside requests now and then.
-BESIDE = (".venv/", "tests/", "cluster/links/failures.py")
+BESIDE = (".venv/", "tests/", "cluster/links/failures.py", "deploy/api/http/gate.py")
 
 
 def listed() -> set[str]:

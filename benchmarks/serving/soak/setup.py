@@ -15,10 +15,8 @@ from typing import Any
 
 from ....deploy.cli.demo.prompts import held_out_prompts
 from ....deploy.ray_serve.deployment_plan import placement_bundles
-from ....deploy.settings.exposure import KEY_VARIABLE
-from ....deploy.settings.settings import build_serve_args
-from ....deploy.tenants.changes import create_tenant
-from ....deploy.tenants.store import open_tenant_store
+from ....deploy.settings.settings import KEY_VARIABLE, build_serve_args
+from ....deploy.tenants import create_tenant, open_tenant_store
 from ....retrieval_store.serving.open_store import open_store
 from ..ray_servers import END_TIMEOUT_S, POLL_S, Cluster, Process, RayServer, served, tree
 from .faults import NODE, REDIS, RETRIEVAL, Targets

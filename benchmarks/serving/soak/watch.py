@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import httpx
 import redis
 
-from ....deploy.api.rates.gate import LEASE_S
+from ....deploy.api.http.gate import LEASE_S
 from ....deploy.engine.usage_log import STREAM
-from ....deploy.tenants.redis_store import AUDIT, TENANTS, VERSION
+from ....deploy.tenants import AUDIT, TENANTS, VERSION
 from ....retrieval_store.redis_store.client import RedisClient, as_text
 from ....retrieval_store.serving.open_store import open_store
 from ..ray_servers import Process

@@ -1,4 +1,4 @@
-"""What is the same for every route: connections, callers, drain, metrics.
+"""What is the same for every route: connections, callers and their limits, drain, metrics.
 
 Start with `middleware.py`.
 """

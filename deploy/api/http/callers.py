@@ -1,17 +1,18 @@
-"""The caller of a request: by its key, or by the header of a trusted gateway."""
+"""The caller of a request, by its key or a trusted gateway's header, and its tenant's limits."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Collection, Sequence
+import uuid
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....core.errors import RequestError, shortened
 from ....core.request.sampling_params import MAX_PRIORITY, RequestOptions
@@ -19,6 +20,7 @@ from ....retrieval_store.search.lookup import SHARED
 from ...settings.settings import ServerConfig
 from ...settings.tenants import TenantConfig, require_distinct
 from ..errors import RETRY_AFTER_S, ApiError
+from .gate import Gate, TenantLimits, Verdict
 
 # Load balancers and Kubernetes probes come without a key.
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/readyz", "/livez"})
@@ -258,3 +260,92 @@ class ApiKeys:
         # A new mapping: the server may hand the same one to every request.
         scope_with_caller = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
         await self._app(scope_with_caller, receive, send)
+
+
+# Called for a refused request, with the tenant and the reason.
+OnRefused = Callable[[str, str], object]
+
+
+class Admission:
+    """The limits of one request's tenant, and the rate headers of its answer."""
+
+    def __init__(self, gate: Gate, limits: TenantLimits, on_refused: OnRefused) -> None:
+        self._gate = gate
+        self._limits = limits
+        self._on_refused = on_refused
+        self.headers: dict[str, str] = {}
+
+    def check(self, verdict: Verdict) -> None:
+        """Add the verdict's headers to the answer's. Raises `ApiError` 429 or 503."""
+        self.headers |= verdict.headers()
+        if not verdict.is_allowed:
+            self._on_refused(self._limits.tenant, verdict.reason)
+            raise verdict.error()
+
+    async def take_tokens(self, count: int) -> None:
+        """Count a prompt's tokens. Raises `ApiError` 429 or 503."""
+        self.check(await self._gate.take_tokens(self._limits, count))
+
+    def charge(self, count: int) -> None:
+        """Count tokens that were generated."""
+        self._gate.charge(self._limits, count)
+
+
+def admission_of(request: Request) -> Admission | None:
+    """That of a request whose tenant has limits."""
+    return request.scope["state"].get("admission")
+
+
+class RateLimits:
+    """Counts POST requests of tenants with limits; 429 for one too many.
+
+    paths       that are counted
+    on_refused  called for each refused request
+    """
+
+    def __init__(
+        self, app: ASGIApp, gate: Gate, paths: Collection[str], on_refused: OnRefused
+    ) -> None:
+        self._app = app
+        self._gate = gate
+        self._paths = paths
+        self._on_refused = on_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection (ASGI)."""
+        is_counted = scope["type"] == "http" and scope["method"] == "POST"
+        tenant = scope["state"]["caller"].limits if is_counted else None
+        if tenant is None or scope["path"] not in self._paths:
+            await self._app(scope, receive, send)
+            return
+        limits = TenantLimits.of(tenant)
+        if not limits.are_any:
+            await self._app(scope, receive, send)
+            return
+        await self._limited(limits, scope, receive, send)
+
+    async def _limited(
+        self, limits: TenantLimits, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        # Not the client's own id, which others may have too.
+        request_id = uuid.uuid4().hex
+        admission = Admission(self._gate, limits, self._on_refused)
+        verdict = await self._gate.enter(limits, request_id)
+        if not verdict.is_allowed:
+            self._on_refused(limits.tenant, verdict.reason)
+            error = verdict.error()
+            headers = error.headers | verdict.headers()
+            await JSONResponse(error.body_for(scope), error.status, headers)(scope, receive, send)
+            return
+        admission.check(verdict)
+        scope["state"]["admission"] = admission
+
+        async def send_with_rates(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(admission.headers)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_rates)
+        finally:
+            self._gate.leave(limits, request_id)

@@ -2,24 +2,34 @@
 
 `vllm:` names mean what they mean there; `draftline:` ones are ours and carry the drafter as
 `source`. What is counted a request is taken from finished requests, the rest from the engines when
-scraped (`engine_metrics.py`). docs/operations.md, "Metrics", lists them all.
+scraped. docs/operations.md, "Metrics", lists them all.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
+from ....cluster.drafting.answers import DrafterStats
+from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
 from ....core.request.output import Delta, RequestMetrics
-from ....core.schedule.fair_share import BoundedNames
+from ....core.schedule.fair_share import BoundedNames, TenantTotals
+from ....core.step.in_flight import STEP_BOUNDS_S
 from ...engine.stats import EngineStats
 from ..engine_client import EngineClient
-from .engine_metrics import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,6 +41,33 @@ LATENCY_BUCKETS = (
 )  # fmt: skip
 TOKEN_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+)  # fmt: skip
+
+
+# Of each finished request, what is added to a total.
+REQUEST_TOTALS: Sequence[tuple[str, str, Callable[[RequestMetrics], float]]] = (
+    ("vllm:prompt_tokens", "Prompt tokens of answers", lambda m: m.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens generated", lambda m: m.generated_tokens),
+    ("vllm:spec_decode_num_drafts", "Verification steps", lambda m: m.num_steps),
+    ("vllm:spec_decode_num_draft_tokens", "Nodes verified", lambda m: m.num_draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Nodes accepted", lambda m: m.num_accepted_tokens),
+)
+# And what is observed in a histogram of these buckets.
+REQUEST_SPREADS: Sequence[tuple[str, str, Sequence[float], Callable[[RequestMetrics], float]]] = (
+    ("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS,
+     lambda m: m.prompt_tokens),
+    ("vllm:request_generation_tokens", "Tokens of an answer", TOKEN_BUCKETS,
+     lambda m: m.generated_tokens),
+    ("vllm:time_to_first_token_seconds", "From arrival to the first token", LATENCY_BUCKETS,
+     lambda m: m.first_token_time - m.arrival_time),
+    ("vllm:request_queue_time_seconds", "From arrival to the end of waiting", LATENCY_BUCKETS,
+     lambda m: m.start_time - m.arrival_time),
+    ("vllm:request_prefill_time_seconds", "From the end of waiting to the first token",
+     LATENCY_BUCKETS, lambda m: m.first_token_time - m.start_time),
+    ("vllm:request_decode_time_seconds", "From the first token to the last", LATENCY_BUCKETS,
+     lambda m: m.finish_time - m.first_token_time),
+    ("vllm:e2e_request_latency_seconds", "From arrival to the last token", LATENCY_BUCKETS,
+     lambda m: m.finish_time - m.arrival_time),
 )  # fmt: skip
 
 
@@ -82,8 +119,11 @@ class ServerMetrics(Collector):
         self._ingress = {} if ingress is None else {"ingress": ingress}
         self._engines = EngineCollector(model_name)
         self._model = model_name
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answers")
-        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated")
+        self._totals = [(self._counter(name, text), value) for name, text, value in REQUEST_TOTALS]
+        self._spreads = [
+            (self._histogram(name, text, buckets), value)
+            for name, text, buckets, value in REQUEST_SPREADS
+        ]
         self._success = self._counter(
             "vllm:request_success", "Requests answered, by how they ended", "finished_reason"
         )
@@ -110,48 +150,17 @@ class ServerMetrics(Collector):
             "Looks at the store of tenants, or of rates, that failed", "store",
         )  # fmt: skip
         self._tenants = BoundedNames()
-        self._create_histograms()
-        self._create_speculative()
-
-    def _create_histograms(self) -> None:
-        self._prompt_len = self._histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS
-        )
-        self._answer_len = self._histogram(
-            "vllm:request_generation_tokens", "Tokens of an answer", TOKEN_BUCKETS
-        )
-        self._first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token"
-        )
-        self._queue_time = self._histogram(
-            "vllm:request_queue_time_seconds", "From arrival to the end of waiting"
-        )
-        self._prefill_time = self._histogram(
-            "vllm:request_prefill_time_seconds", "From the end of waiting to the first token"
-        )
-        self._inter_token = self._histogram(
+        inter_token = self._histogram(
             "vllm:inter_token_latency_seconds", "Between the deltas of an answer"
         )
         # Looked up once, since it is used for every delta.
-        self._gaps = self._inter_token.labels(self._model)
-        self._decode_time = self._histogram(
-            "vllm:request_decode_time_seconds", "From the first token to the last"
-        )
+        self._gaps = inter_token.labels(model_name)
         self._token_time = self._histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time of a request's tokens behind the first",
         )
-        self._latency = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the last token"
-        )
-
-    def _create_speculative(self) -> None:
-        prefix = "vllm:spec_decode_num"
-        self._steps = self._counter(f"{prefix}_drafts", "Verification steps")
-        self._drafted = self._counter(f"{prefix}_draft_tokens", "Nodes verified")
-        self._accepted = self._counter(f"{prefix}_accepted_tokens", "Nodes accepted")
         self._accepted_at = self._counter(
-            f"{prefix}_accepted_tokens_per_pos", "Nodes accepted, by depth", "position"
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Nodes accepted, by depth", "position"
         )
         self._accepted_lens = self._histogram(
             "draftline:spec_decode_accepted_length",
@@ -198,26 +207,14 @@ class ServerMetrics(Collector):
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""
         model = self._model
-        self._prompt_tokens.labels(model).inc(metrics.prompt_tokens)
-        self._tokens.labels(model).inc(metrics.generated_tokens)
         self._success.labels(model, reason).inc()
-        self._prompt_len.labels(model).observe(metrics.prompt_tokens)
-        self._answer_len.labels(model).observe(metrics.generated_tokens)
-        self._queue_time.labels(model).observe(metrics.start_time - metrics.arrival_time)
-        self._prefill_time.labels(model).observe(metrics.first_token_time - metrics.start_time)
-        self._first_token.labels(model).observe(metrics.first_token_time - metrics.arrival_time)
-        self._decode_time.labels(model).observe(metrics.finish_time - metrics.first_token_time)
-        self._latency.labels(model).observe(metrics.finish_time - metrics.arrival_time)
+        for total, value in self._totals:
+            total.labels(model).inc(value(metrics))
+        for spread, value in self._spreads:
+            spread.labels(model).observe(value(metrics))
         if metrics.generated_tokens > 1:
             decode_s = metrics.finish_time - metrics.first_token_time
             self._token_time.labels(model).observe(decode_s / (metrics.generated_tokens - 1))
-        self._record_speculative(metrics)
-
-    def _record_speculative(self, metrics: RequestMetrics) -> None:
-        model = self._model
-        self._steps.labels(model).inc(metrics.num_steps)
-        self._drafted.labels(model).inc(metrics.num_draft_tokens)
-        self._accepted.labels(model).inc(metrics.num_accepted_tokens)
         lengths = self._accepted_lens.labels(model)
         for accepted_len in metrics.accepted_lengths:
             lengths.observe(accepted_len)
@@ -297,3 +294,207 @@ class JointMetrics(Collector):
                 if known is not family:
                     known.samples += family.samples
         return families.values()
+
+
+# Of one engine: the values of the labels that a family adds to these two, and a number.
+Samples = Iterable[tuple[tuple[str, ...], float]]
+LABELS = ("model_name", "engine")
+SOURCE = ("source",)
+TENANT = ("tenant",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One family of metrics."""
+
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
+    name: str
+    text: str
+    samples: Callable[[EngineStats], Samples]
+    labels: tuple[str, ...] = ()
+
+
+def _engine(value: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((), value(engine))]
+
+
+def _drafters(value: Callable[[DrafterStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((drafter.name,), value(drafter)) for drafter in engine.drafters]
+
+
+def _wasted(engine: EngineStats) -> Samples:
+    return [((source,), count) for source, count in engine.wasted_by_source.items()]
+
+
+def _shadow(engine: EngineStats) -> Samples:
+    return [((result,), count) for result, count in asdict(engine.shadow).items()]
+
+
+def _proposals(engine: EngineStats) -> Samples:
+    for drafter in engine.drafters:
+        yield (drafter.name, "in_time"), drafter.proposals - drafter.late_used
+        yield (drafter.name, "late_used"), drafter.late_used
+        yield (drafter.name, "dropped"), drafter.dropped
+
+
+def _ended(engine: EngineStats) -> Samples:
+    # A drafter's server may send any text; only known outcomes become series.
+    for drafter in engine.drafters:
+        if drafter.learning:
+            for outcome in OUTCOMES:
+                yield (drafter.name, outcome), drafter.learning.get(outcome, 0)
+
+
+def _tenants(value: Callable[[TenantTotals], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((name,), value(sums)) for name, sums in engine.by_tenant.items()]
+
+
+def _learning(count: str) -> Callable[[EngineStats], Samples]:
+    def samples(engine: EngineStats) -> Samples:
+        learning = [drafter for drafter in engine.drafters if drafter.learning]
+        return [((drafter.name,), drafter.learning.get(count, 0)) for drafter in learning]
+
+    return samples
+
+
+TABLE = (
+    _Row(GaugeMetricFamily, "vllm:num_requests_running", "Requests being computed",
+         _engine(lambda e: e.num_running)),
+    _Row(GaugeMetricFamily, "vllm:num_requests_waiting", "Requests in the queue",
+         _engine(lambda e: e.num_waiting)),
+    _Row(GaugeMetricFamily, "vllm:kv_cache_usage_perc", "KV cache in use; 1 is full",
+         _engine(lambda e: e.kv_usage)),
+    _Row(CounterMetricFamily, "draftline:engine_steps", "Steps submitted",
+         _engine(lambda e: e.num_steps)),
+    _Row(CounterMetricFamily, "vllm:num_preemptions", "Requests that gave up their KV",
+         _engine(lambda e: e.num_preemptions)),
+    _Row(CounterMetricFamily, "draftline:not_finite_requests",
+         "Requests that ended since the model's logits were NaN or infinite",
+         _engine(lambda e: e.num_not_finite)),
+    _Row(CounterMetricFamily, "draftline:stage_recoveries",
+         "Times that lost stages were replaced, and requests went on",
+         _engine(lambda e: e.num_recoveries)),
+    _Row(CounterMetricFamily, "vllm:prefix_cache_queries",
+         "Prompt tokens looked for in the prefix cache", _engine(lambda e: e.num_prefix_queries)),
+    _Row(CounterMetricFamily, "vllm:prefix_cache_hits",
+         "Prompt tokens found in the prefix cache", _engine(lambda e: e.num_prefix_hits)),
+    _Row(CounterMetricFamily, "draftline:spec_decode_num_wasted_tokens",
+         "Nodes verified and thrown away, by drafter", _wasted, SOURCE),
+    _Row(CounterMetricFamily, "draftline:tree_chunks",
+         "Chunks of pipelined trees sent through the stages",
+         _engine(lambda e: e.tree_chunks.chunks)),
+    _Row(CounterMetricFamily, "draftline:tree_chunk_nodes", "Nodes in these chunks",
+         _engine(lambda e: e.tree_chunks.nodes)),
+    _Row(CounterMetricFamily, "draftline:tree_chunk_pruned_nodes",
+         "Nodes in these chunks that the text left before their answers",
+         _engine(lambda e: e.tree_chunks.pruned_nodes)),
+    _Row(CounterMetricFamily, "draftline:tree_chunk_idle_turns",
+         "Turns of requests with pipelined trees that had nothing new to send",
+         _engine(lambda e: e.tree_chunks.idle_turns)),
+    _Row(CounterMetricFamily, "draftline:shadow_requests",
+         "Requests repeated without drafts, by what came of it", _shadow, ("result",)),
+    _Row(CounterMetricFamily, "draftline:tenant_requests", "Requests that ended, however",
+         _tenants(lambda t: t.requests), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_prompt_tokens", "Prompt tokens",
+         _tenants(lambda t: t.prompt_tokens), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_cached_tokens",
+         "Prompt tokens whose KV was there already", _tenants(lambda t: t.cached_tokens), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_generation_tokens", "Tokens generated",
+         _tenants(lambda t: t.completion_tokens), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_steps", "Steps that verified a root of a request",
+         _tenants(lambda t: t.steps), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_nodes_verified", "Nodes verified",
+         _tenants(lambda t: t.nodes_verified), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_nodes_wasted", "Nodes verified and thrown away",
+         _tenants(lambda t: t.nodes_wasted), TENANT),
+    _Row(CounterMetricFamily, "draftline:tenant_queue_seconds",
+         "Seconds from arrival to the first place, of all its requests together",
+         _tenants(lambda t: t.queue_s), TENANT),
+    _Row(CounterMetricFamily, "draftline:usage_records_dropped",
+         "Usage records that could not be written", _engine(lambda e: e.usage_dropped)),
+    _Row(GaugeMetricFamily, "draftline:drafter_up", "1: connected",
+         _drafters(lambda d: d.connected), SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_servers",
+         "Servers of a pool that requests may go to; of any other drafter 1 or 0",
+         _drafters(lambda d: d.servers), SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_circuit_open", "1: failed, and not tried again yet",
+         _drafters(lambda d: d.circuit_open), SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_left_out",
+         "1: a head whose drafts are never right, and which is not asked any more",
+         _drafters(lambda d: d.left_out), SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_memory_bytes",
+         "About what it keeps of requests and learned texts",
+         _drafters(lambda d: d.memory_bytes), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_prefix_queries",
+         "Tokens of new texts looked for in a drafter's prefix cache",
+         _drafters(lambda d: d.prefix.queries), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_prefix_hits",
+         "Of these tokens, those found", _drafters(lambda d: d.prefix.hits), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_moved_requests",
+         "Requests opened at another server of a pool", _drafters(lambda d: d.moved), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_messages", "Messages sent",
+         _drafters(lambda d: d.messages), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_errors", "Failures of any kind",
+         _drafters(lambda d: d.errors), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_reconnects", "Connections after the first",
+         _drafters(lambda d: d.reconnects), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_proposals",
+         "Proposals, by what became of them: in_time, late_used or dropped",
+         _proposals, ("source", "outcome")),
+    _Row(CounterMetricFamily, "draftline:learning_requests",
+         "Ended requests of drafters that learn, by what became of them",
+         _ended, ("source", "outcome")),
+    _Row(CounterMetricFamily, "draftline:learning_credited_texts",
+         "Learned texts that gained weight, because an answer took what they say",
+         _learning(CREDITED), SOURCE),
+    _Row(CounterMetricFamily, "draftline:learning_damaged_entries",
+         "Entries of the store's logs that were passed over because they are damaged",
+         _learning(DAMAGED), SOURCE),
+)  # fmt: skip
+
+
+class EngineCollector(Collector):
+    """Makes the metrics of `stats`, which has one entry an engine that answered in time."""
+
+    def __init__(self, model_name: str) -> None:
+        self.stats: Sequence[EngineStats] = ()
+        self._model = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, those without samples too."""
+        for row in TABLE:
+            family = row.kind(row.name, row.text, labels=(*LABELS, *row.labels))
+            for engine in self.stats:
+                for labels, value in row.samples(engine):
+                    family.add_metric((self._model, engine.engine_id, *labels), value)
+            yield family
+        yield self._drafter_latency()
+        yield self._step_times()
+
+    def _drafter_latency(self) -> Metric:
+        latency = SummaryMetricFamily(
+            "draftline:drafter_latency_seconds",
+            "From a message to its proposals; the sum over the count is the mean",
+            labels=(*LABELS, *SOURCE),
+        )
+        for engine in self.stats:
+            for drafter in engine.drafters:
+                labels = (self._model, engine.engine_id, drafter.name)
+                latency.add_metric(labels, drafter.latency_count, drafter.latency_sum_s)
+        return latency
+
+    def _step_times(self) -> Metric:
+        times = HistogramMetricFamily(
+            "draftline:step_seconds",
+            "From a step's submission, or the answer before it, to its answer",
+            labels=LABELS,
+        )
+        ends = [*map(str, STEP_BOUNDS_S), "+Inf"]
+        for engine in self.stats:
+            counts = accumulate(engine.step_times.counts)
+            times.add_metric(
+                (self._model, engine.engine_id),
+                list(zip(ends, counts, strict=True)),
+                engine.step_times.sum_s,
+            )
+        return times

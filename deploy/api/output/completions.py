@@ -1,31 +1,25 @@
-"""Answers to completions and chats in the shapes of the OpenAI API, built from openai's own types.
+"""Answers to completions and chats in the shapes of the OpenAI API, as JSON.
 
 `metrics.speculative_decoding` has vLLM's names and `by_source`; `draftline` (only on request) names
-the source of every token. Bodies are built with `model_construct`: in a stream OpenAI itself sends
-`finish_reason: null`, which its own completion type does not allow.
+the source of every token.
 """
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from openai import BaseModel
-from openai.types import Completion, CompletionChoice, CompletionUsage
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
-from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
-from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
-from openai.types.completion_usage import PromptTokensDetails
+from starlette.responses import Response
 
-from ....core.request.output import RequestMetrics
+from ....cluster.loop_calls import off_loop
+from ....core.request.output import RequestMetrics, TokenLogProb
 from ....core.verify.rules import LOSSY
-from ....models.text.tokenizer import TokenBytes
-from ..generation.job import CompletionOutput, Piece
+from ....models.text.tokenizer import Detokenizer, TokenBytes
 from ..tools.events import (
     CallArgumentsDelta,
     CallStart,
@@ -37,18 +31,198 @@ from ..tools.events import (
     ReasoningDelta,
     parse_whole,
 )
-from .json_parts import (
-    BytesOf,
-    ChunkTemplate,
-    CompletionLogprobs,
-    chat_logprobs,
-    prompt_logprobs,
-    write_json,
-)
+from .job import CompletionOutput, Piece
 
-# Fields beyond OpenAI's, such as `draftline`.
-Extra = dict[str, Any]
-LogprobsT = TypeVar("LogprobsT", ChoiceLogprobs, ChunkLogprobs)
+# A part of a body, as JSON's values and `LazyList`s.
+Fields = dict[str, Any]
+BytesOf = Callable[[int], bytes]
+# So many values are written in about a millisecond.
+INLINE_VALUES = 2_000
+
+
+class LazyList:
+    """A long list in a body: `make` of each of the values, called when it is written.
+
+    Between two of these calls other threads may run.
+    """
+
+    __slots__ = ("_make", "_values")
+
+    def __init__(self, make: Callable[[Any], Any], values: Sequence[Any]) -> None:
+        self._make = make
+        self._values = values
+
+    def plain(self) -> list[_Part]:
+        """The list that the encoder writes."""
+        return [_Part(self._make, value) for value in self._values]
+
+
+class _Part:
+    __slots__ = ("_make", "_value")
+
+    def __init__(self, make: Callable[[Any], Any], value: Any) -> None:
+        self._make = make
+        self._value = value
+
+    def plain(self) -> Any:
+        return self._make(self._value)
+
+
+def write_json(value: Any) -> str:
+    """Compact JSON of plain values and `LazyList`s."""
+    return _ENCODER.encode(value)
+
+
+def write_object(fields: Mapping[str, Any]) -> str:
+    """Compact JSON of an object, whose own long lists are written in slices."""
+    parts = [f"{write_json(name)}:{_write_field(value)}" for name, value in fields.items()]
+    return f"{{{','.join(parts)}}}"
+
+
+def _write_field(value: Any) -> str:
+    if not isinstance(value, list | tuple) or not value:
+        return write_json(value)
+    starts = range(0, len(value), INLINE_VALUES)
+    slices = [write_json(value[start : start + INLINE_VALUES])[1:-1] for start in starts]
+    return f"[{','.join(slices)}]"
+
+
+async def json_response(fields: Mapping[str, Any], num_values: int) -> Response:
+    """A response of a JSON object with so many values in it."""
+    if num_values <= INLINE_VALUES:
+        content = write_object(fields).encode()
+    else:
+        content = await off_loop(lambda: write_object(fields).encode())
+    return Response(content, media_type="application/json")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, LazyList | _Part):
+        return value.plain()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+class CompletionLogprobs:
+    """The `logprobs` of one completion, in as many parts as its text comes in.
+
+    A token's `text_offset` is the place in the client's text where the token begins, characters;
+    of the tokens that spell one character together, all begin where it does. A token comes with the
+    part that brings all text before it, so that no stop text which is cut later moves its place.
+    """
+
+    def __init__(
+        self,
+        bytes_of: TokenBytes,
+        prompt_ids: Sequence[int],
+        echo: str | None,
+        *,
+        skip_special_tokens: bool,
+    ) -> None:
+        """`echo`: the prompt's text, if the text and the tokens begin with it."""
+        self._bytes_of = bytes_of
+        self._prompt_ids = prompt_ids
+        self._echo = echo
+        self._text = Detokenizer(bytes_of, prompt_ids, skip_special_tokens=skip_special_tokens)
+        # Characters that came, and those that the tokens so far have written.
+        self._num_chars = 0
+        self._num_written = 0
+        self._tokens: list[TokenLogProb | None] = []
+        self._places: list[int] = []
+
+    def add(self, tokens: Sequence[TokenLogProb | None], text: str, *, is_last: bool) -> Fields:
+        """The entries that become certain with a part of the text and its tokens.
+
+        None stands for the first token of a prompt that is echoed.
+        """
+        if self._echo is not None:
+            self._add_echo(tokens[: len(self._prompt_ids)], self._echo)
+            tokens, self._echo = tokens[len(self._prompt_ids) :], None
+        self._tokens += tokens
+        self._places += [self._place(token.token_id) for token in tokens if token is not None]
+        self._num_chars += len(text)
+        most = self._num_chars
+        ready = len(self._places) if is_last else bisect_right(self._places, most)
+        entries = self._entries(self._tokens[:ready], [min(p, most) for p in self._places[:ready]])
+        del self._tokens[:ready], self._places[:ready]
+        return entries
+
+    def _add_echo(self, tokens: Sequence[TokenLogProb | None], echo: str) -> None:
+        """Places of the prompt's tokens. Special ones that its text does not spell add nothing."""
+        specials = self._bytes_of.special_tokens
+        answer, self._text = self._text, Detokenizer(self._bytes_of, skip_special_tokens=False)
+        for token_id in self._prompt_ids:
+            spelling = specials.get(token_id, "")
+            if spelling and not echo.startswith(spelling, self._num_written):
+                self._places.append(self._num_written)
+            else:
+                self._places.append(min(self._place(token_id), len(echo)))
+        self._tokens += tokens
+        self._text, self._num_written = answer, len(echo)
+
+    def _place(self, token_id: int) -> int:
+        """Where a token begins, which is the next one."""
+        data = self._bytes_of(token_id)
+        if data and not is_continuation(data[0]):
+            # Incomplete bytes before it stay incomplete.
+            self._num_written += len(self._text.flush())
+        place = self._num_written
+        self._num_written += len(self._text.push(token_id))
+        return place
+
+    def _entries(self, tokens: Sequence[TokenLogProb | None], places: Sequence[int]) -> Fields:
+        ids = [self._prompt_ids[0] if token is None else token.token_id for token in tokens]
+        return {
+            "tokens": [_text(self._bytes_of(token_id)) for token_id in ids],
+            "token_logprobs": [None if token is None else token.log_prob for token in tokens],
+            "top_logprobs": LazyList(partial(_top, self._bytes_of), tokens),
+            "text_offset": list(places),
+        }
+
+
+def is_continuation(byte: int) -> bool:
+    """Whether a byte of UTF-8 continues a character."""
+    return byte & 0xC0 == 0x80
+
+
+def chat_logprob(bytes_of: BytesOf, token: TokenLogProb) -> dict[str, Any]:
+    """The entry of one token."""
+    top = [_spelled(token_id, log_prob, bytes_of) for token_id, log_prob in token.top]
+    return _spelled(token.token_id, token.log_prob, bytes_of) | {"top_logprobs": top}
+
+
+def prompt_logprobs(tokens: Sequence[TokenLogProb | None], bytes_of: BytesOf) -> LazyList:
+    """vLLM's field of this name: by token id, the prompt's own token first."""
+
+    def entry(token: TokenLogProb | None) -> dict[str, dict[str, Any]] | None:
+        if token is None:
+            return None
+        pairs = {token.token_id: token.log_prob, **dict(token.top)}
+        return {
+            str(token_id): {"logprob": log_prob, "decoded_token": _text(bytes_of(token_id))}
+            for token_id, log_prob in pairs.items()
+        }
+
+    return LazyList(entry, tokens)
+
+
+def _top(bytes_of: BytesOf, token: TokenLogProb | None) -> dict[str, float] | None:
+    """By text, the chosen token always among them."""
+    if token is None:
+        return None
+    pairs = [*token.top, (token.token_id, token.log_prob)]
+    return {_text(bytes_of(token_id)): log_prob for token_id, log_prob in pairs}
+
+
+def _spelled(token_id: int, log_prob: float, bytes_of: BytesOf) -> dict[str, Any]:
+    data = bytes_of(token_id)
+    return {"token": _text(data), "bytes": list(data), "logprob": log_prob}
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +233,19 @@ class Heading:
     created: int
     model: str
 
-    def body(self, kind: type[BaseModel], name: str, **fields: Any) -> str:
-        """A body as JSON; the API calls its `kind` by `name`."""
-        body = kind.model_construct(
-            id=self.response_id, object=name, created=self.created, model=self.model, **fields
+    def body(self, kind: str, choices: Sequence[Fields], use: Fields | None, extra: Fields) -> str:
+        """A body as JSON; `kind` is the API's name for it."""
+        return write_json(
+            {
+                "id": self.response_id,
+                "object": kind,
+                "created": self.created,
+                "model": self.model,
+                "choices": choices,
+                "usage": use,
+                **extra,
+            }
         )
-        data = body.model_dump(exclude_unset=True, warnings=False)
-        return write_json(data)
-
-
-class AnswerFormat(Protocol):
-    """One endpoint's spelling of answers; texts are JSON."""
-
-    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
-        """The whole answer; `num_choices` answers stand for one prompt."""
-        ...
-
-    def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """An event of a stream: the next piece of choice `index`; empty if it has no text yet."""
-        ...
-
-    def last_chunk(
-        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra
-    ) -> str:
-        """The usage chunk that ends a stream; it has no choices."""
-        ...
 
 
 class CompletionFormat:
@@ -98,47 +260,40 @@ class CompletionFormat:
         self._skips = skip_special_tokens
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
-    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
-        """The whole answer."""
+    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Fields) -> str:
+        """The whole answer; `num_choices` answers stand for one prompt."""
         choices = [self._choice(index, answer.whole()) for index, answer in enumerate(answers)]
-        return self._completion(choices, usage(answers, num_choices), extra)
+        return self.heading.body("text_completion", choices, usage(answers, num_choices), extra)
 
-    def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream."""
-        if piece.is_plain and not extra:
-            return self._template.chunk(index, piece)
-        return self._completion([self._choice(index, piece)], usage_so_far(piece), extra)
-
-    @cached_property
-    def _template(self) -> ChunkTemplate:
-        return ChunkTemplate(
-            lambda index, piece: self._completion([self._choice(index, piece)], None, {})
-        )
+    def chunk(self, index: int, piece: Piece, extra: Fields) -> str:
+        """The next part of a stream: a piece of choice `index`."""
+        choices = [self._choice(index, piece)]
+        return self.heading.body("text_completion", choices, usage_so_far(piece), extra)
 
     def last_chunk(
-        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra
+        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Fields
     ) -> str:
-        """The usage chunk that ends a stream."""
-        return self._completion([], usage(answers, num_choices), extra)
+        """The usage chunk that ends a stream; it has no choices."""
+        return self.heading.body("text_completion", [], usage(answers, num_choices), extra)
 
-    def _choice(self, index: int, piece: Piece) -> CompletionChoice:
-        extra: Extra = further_fields(piece)
-        if piece.is_first and piece.token_ids is not None:
-            extra["prompt_token_ids"] = list(piece.prompt_ids)
-        if piece.prompt_log_probs is not None:
-            extra["prompt_logprobs"] = prompt_logprobs(piece.prompt_log_probs, self._bytes_of)
+    def _choice(self, index: int, piece: Piece) -> Fields:
         logprobs = None
         if piece.log_probs is not None:
             entries = self._logprobs.get(index) or self._new_logprobs(index, piece)
             is_last = piece.finish_reason is not None
             logprobs = entries.add(piece.log_probs, piece.text, is_last=is_last)
-        return CompletionChoice.model_construct(
-            index=index,
-            text=piece.text,
-            logprobs=logprobs,
-            finish_reason=piece.finish_reason,
-            **extra,
-        )
+        choice = {
+            "index": index,
+            "text": piece.text,
+            "logprobs": logprobs,
+            "finish_reason": piece.finish_reason,
+            **_further_fields(piece),
+        }
+        if piece.is_first and piece.token_ids is not None:
+            choice["prompt_token_ids"] = list(piece.prompt_ids)
+        if piece.prompt_log_probs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(piece.prompt_log_probs, self._bytes_of)
+        return choice
 
     def _new_logprobs(self, index: int, first: Piece) -> CompletionLogprobs:
         entries = self._logprobs[index] = CompletionLogprobs(
@@ -146,144 +301,174 @@ class CompletionFormat:
         )
         return entries
 
-    def _completion(
-        self, choices: list[CompletionChoice], use: CompletionUsage | None, extra: Extra
-    ) -> str:
-        return self.heading.body(Completion, "text_completion", choices=choices, usage=use, **extra)
-
 
 class ChatFormat:
-    """`/v1/chat/completions`. `bytes_of` gives a token's bytes."""
+    """`/v1/chat/completions`. `bytes_of` gives a token's bytes.
 
-    def __init__(self, heading: Heading, bytes_of: BytesOf) -> None:
+    Reasoning has two names, `reasoning_content` and vLLM's newer `reasoning`; both are sent.
+    """
+
+    def __init__(
+        self,
+        heading: Heading,
+        bytes_of: BytesOf,
+        new_parser: Callable[[], Parser] | None = None,
+        *,
+        include_reasoning: bool = True,
+    ) -> None:
+        """How answers are read.
+
+        new_parser         finds calls of tools and reasoning; None: all text is content
+        include_reasoning  False leaves the reasoning out
+        """
         self.heading = heading
         self._bytes_of = bytes_of
+        self._new_parser = new_parser
+        self._include_reasoning = include_reasoning
+        self._parsers: dict[int, Parser] = {}
+        self._calling: set[int] = set()
 
-    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
-        """The whole answer."""
+    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Fields) -> str:
+        """The whole answer; `num_choices` answers stand for one prompt."""
         pieces = [answer.whole() for answer in answers]
-        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
+        choices = [self._whole_choice(index, piece) for index, piece in enumerate(pieces)]
         extra = extra | self._prompt_ids(pieces[0])
         if pieces[0].prompt_log_probs is not None:
             of_prompt = prompt_logprobs(pieces[0].prompt_log_probs, self._bytes_of)
             extra = extra | {"prompt_logprobs": of_prompt}
-        use = usage(answers, num_choices)
-        return self.heading.body(
-            ChatCompletion, "chat.completion", choices=choices, usage=use, **extra
-        )
+        return self.heading.body("chat.completion", choices, usage(answers, num_choices), extra)
 
-    def _choice(self, index: int, piece: Piece) -> Choice:
-        message, finish_reason = self._message(piece)
-        return Choice.model_construct(
-            index=index,
-            message=message,
-            logprobs=self._logprobs(piece, ChoiceLogprobs),
-            finish_reason=finish_reason,
-            **further_fields(piece),
-        )
-
-    def _message(self, piece: Piece) -> tuple[ChatCompletionMessage, str | None]:
-        """A whole answer's message, and why it ended."""
-        message = ChatCompletionMessage.model_construct(
-            role="assistant", content=piece.text, refusal=None
-        )
-        return message, piece.finish_reason
-
-    def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """An event of a stream; the first one has the role."""
-        if piece.is_plain and not extra:
-            return self._template.chunk(index, piece)
-        return self._full_chunk(index, piece, extra)
-
-    @cached_property
-    def _template(self) -> ChunkTemplate:
-        return ChunkTemplate(lambda index, piece: self._full_chunk(index, piece, {}))
-
-    def _full_chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        role: dict[str, Any] = {"role": "assistant"} if piece.is_first else {}
-        delta = {**role, "content": piece.text}
-        return self._delta_chunk(index, delta, piece, piece.finish_reason, extra)
-
-    def _delta_chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        piece: Piece,
-        finish_reason: str | None,
-        extra: Extra,
-    ) -> str:
-        choice = ChunkChoice.model_construct(
-            index=index,
-            delta=ChoiceDelta.model_construct(**delta),
-            logprobs=self._logprobs(piece, ChunkLogprobs),
-            finish_reason=finish_reason,
-            **further_fields(piece),
-        )
-        return self._chunk([choice], usage_so_far(piece), extra | self._prompt_ids(piece))
+    def chunk(self, index: int, piece: Piece, extra: Fields) -> str:
+        """The next part of a stream, the first one with the role; empty where the text is not
+        decided yet."""
+        delta: Fields = {"content": piece.text}
+        if self._new_parser is not None:
+            delta = self._delta(self._events(index, piece, self._new_parser))
+        if piece.is_first:
+            delta = {"role": "assistant", **(delta or {"content": ""})}
+        if not (delta or extra or piece.finish_reason or piece.log_probs or piece.token_ids):
+            return ""
+        choice = self._choice(index, piece, "delta", delta, calls=index in self._calling)
+        extra = extra | self._prompt_ids(piece)
+        return self.heading.body("chat.completion.chunk", [choice], usage_so_far(piece), extra)
 
     def last_chunk(
-        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra
+        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Fields
     ) -> str:
-        """The usage chunk that ends a stream."""
-        return self._chunk([], usage(answers, num_choices), extra)
+        """The usage chunk that ends a stream; it has no choices."""
+        return self.heading.body("chat.completion.chunk", [], usage(answers, num_choices), extra)
 
-    def _prompt_ids(self, piece: Piece) -> Extra:
+    def _whole_choice(self, index: int, piece: Piece) -> Fields:
+        if self._new_parser is None:
+            answer = ParsedAnswer(content=piece.text)
+        else:
+            answer = parse_whole(self._new_parser(), piece.text)
+        says_else = bool(answer.calls or answer.reasoning)
+        message: Fields = {
+            "role": "assistant",
+            "content": None if says_else and not answer.content else answer.content,
+            "refusal": None,
+            **self._reasoning(answer),
+        }
+        if answer.calls:
+            message["tool_calls"] = [_call(call) for call in answer.calls]
+        return self._choice(index, piece, "message", message, calls=bool(answer.calls))
+
+    def _choice(self, index: int, piece: Piece, name: str, said: Fields, *, calls: bool) -> Fields:
+        """A choice that says something, under this name."""
+        logprobs = None
+        if piece.log_probs is not None:
+            tokens = [token for token in piece.log_probs if token is not None]
+            entries = LazyList(partial(chat_logprob, self._bytes_of), tokens)
+            logprobs = {"content": entries, "refusal": None}
+        is_call = calls and piece.finish_reason == "stop"
+        return {
+            "index": index,
+            name: said,
+            "logprobs": logprobs,
+            "finish_reason": "tool_calls" if is_call else piece.finish_reason,
+            **_further_fields(piece),
+        }
+
+    def _events(self, index: int, piece: Piece, new_parser: Callable[[], Parser]) -> list[Event]:
+        parser = self._parsers.get(index) or self._parsers.setdefault(index, new_parser())
+        events = parser.push(piece.text)
+        if piece.finish_reason is not None:
+            events += parser.finish()
+        if any(isinstance(event, CallStart) for event in events):
+            self._calling.add(index)
+        return events
+
+    def _delta(self, events: Iterable[Event]) -> Fields:
+        """The fields of a delta; fragments of one call are put together."""
+        answer = ParsedAnswer()
+        calls: dict[int, Fields] = {}
+        for event in events:
+            match event:
+                case CallStart(index, call_id, name):
+                    calls[index] = {"index": index, **_call(ParsedCall(call_id, name))}
+                case CallArgumentsDelta(index, text):
+                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += text
+                case Content() | ReasoningDelta():
+                    answer.add([event])
+        fields = self._reasoning(answer)
+        if answer.content:
+            fields["content"] = answer.content
+        return fields | ({"tool_calls": list(calls.values())} if calls else {})
+
+    def _reasoning(self, answer: ParsedAnswer) -> Fields:
+        if not (answer.reasoning and self._include_reasoning):
+            return {}
+        return {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+
+    def _prompt_ids(self, piece: Piece) -> Fields:
         """All choices of a chat answer one prompt, so it stands beside them."""
         if piece.token_ids is None or not piece.is_first:
             return {}
         return {"prompt_token_ids": list(piece.prompt_ids)}
 
-    def _logprobs(self, piece: Piece, kind: type[LogprobsT]) -> LogprobsT | None:
-        if piece.log_probs is None:
-            return None
-        tokens = [token for token in piece.log_probs if token is not None]
-        content: Any = chat_logprobs(tokens, self._bytes_of)
-        return kind.model_construct(content=content, refusal=None)
 
-    def _chunk(self, choices: list[ChunkChoice], use: CompletionUsage | None, extra: Extra) -> str:
-        return self.heading.body(
-            ChatCompletionChunk, "chat.completion.chunk", choices=choices, usage=use, **extra
-        )
+def _call(call: ParsedCall) -> Fields:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
 
 
-def further_fields(piece: Piece) -> Extra:
+def _further_fields(piece: Piece) -> Fields:
     """vLLM's fields of a choice: what stopped it, where something did; its tokens, if wanted."""
-    extra: Extra = {}
+    fields: Fields = {}
     if piece.stop_reason is not None:
-        extra["stop_reason"] = piece.stop_reason
+        fields["stop_reason"] = piece.stop_reason
     if piece.token_ids is not None:
-        extra["token_ids"] = list(piece.token_ids)
-    return extra
+        fields["token_ids"] = list(piece.token_ids)
+    return fields
 
 
-def usage_so_far(piece: Piece) -> CompletionUsage | None:
+def usage_so_far(piece: Piece) -> Fields | None:
     """Tokens of the piece's prompt and of its answer up to its end, where they are wanted."""
     if piece.num_answered is None:
         return None
-    prompt = len(piece.prompt_ids)
-    return CompletionUsage(
-        prompt_tokens=prompt,
-        completion_tokens=piece.num_answered,
-        total_tokens=prompt + piece.num_answered,
-    )
+    return _usage(len(piece.prompt_ids), piece.num_answered)
 
 
-def usage(answers: Sequence[CompletionOutput], num_choices: int) -> CompletionUsage:
+def usage(answers: Sequence[CompletionOutput], num_choices: int) -> Fields:
     """Tokens of all prompts, each of which counts once, and of all answers."""
     prompts = _finished(answers[::num_choices])
     prompt = sum(request.prompt_tokens for request in prompts)
     generated = sum(request.generated_tokens for request in _finished(answers))
-    return CompletionUsage(
-        prompt_tokens=prompt,
-        completion_tokens=generated,
-        total_tokens=prompt + generated,
-        prompt_tokens_details=PromptTokensDetails(
-            cached_tokens=sum(request.cached_tokens for request in prompts)
-        ),
-    )
+    cached = sum(request.cached_tokens for request in prompts)
+    return {**_usage(prompt, generated), "prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def metrics_block(answers: Sequence[CompletionOutput]) -> Extra:
+def _usage(prompt: int, generated: int) -> Fields:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+    }
+
+
+def metrics_block(answers: Sequence[CompletionOutput]) -> Fields:
     """`{"metrics": {"speculative_decoding": ...}}` over all answers of a response.
 
     `acceptance_histogram[n]` counts verification steps that accepted n drafted tokens.
@@ -327,99 +512,3 @@ def _by_source(metrics: Sequence[RequestMetrics]) -> dict[str, dict[str, int]]:
 
 def _finished(answers: Sequence[CompletionOutput]) -> list[RequestMetrics]:
     return [answer.metrics for answer in answers if answer.metrics is not None]
-
-
-class ParsedChatFormat(ChatFormat):
-    """`/v1/chat/completions` with `tool_calls` and reasoning.
-
-    Reasoning has two names, `reasoning_content` and vLLM's newer `reasoning`; both are sent.
-    """
-
-    def __init__(
-        self,
-        heading: Heading,
-        bytes_of: BytesOf,
-        new_parser: Callable[[], Parser],
-        *,
-        include_reasoning: bool = True,
-    ) -> None:
-        """include_reasoning: False leaves the reasoning out."""
-        super().__init__(heading, bytes_of)
-        self._new_parser = new_parser
-        self._include_reasoning = include_reasoning
-        self._parsers: dict[int, Parser] = {}
-        self._calling: set[int] = set()
-
-    def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream; empty where the text is not decided yet."""
-        parser = self._parsers.get(index) or self._parsers.setdefault(index, self._new_parser())
-        events = parser.push(piece.text)
-        if piece.finish_reason is not None:
-            events += parser.finish()
-        if any(isinstance(event, CallStart) for event in events):
-            self._calling.add(index)
-        if piece.is_plain and not extra and piece.finish_reason is None:
-            return self._plain_chunk(index, piece, events)
-        delta = self._delta(events)
-        if piece.is_first:
-            delta = {"role": "assistant", **(delta or {"content": ""})}
-        if not (delta or extra or piece.finish_reason or piece.log_probs or piece.token_ids):
-            return ""
-        finish = _finish_reason(piece, calls=index in self._calling)
-        return self._delta_chunk(index, delta, piece, finish, extra)
-
-    def _plain_chunk(self, index: int, piece: Piece, events: list[Event]) -> str:
-        if not events:
-            return ""
-        texts = [event.text for event in events if isinstance(event, Content)]
-        if len(texts) == len(events):
-            return self._template.chunk(index, replace(piece, text="".join(texts)))
-        delta = self._delta(events)
-        return self._delta_chunk(index, delta, piece, None, {}) if delta else ""
-
-    def _delta(self, events: Iterable[Event]) -> dict[str, Any]:
-        """The fields of a delta; fragments of one call are put together."""
-        answer = ParsedAnswer()
-        calls: dict[int, dict[str, Any]] = {}
-        for event in events:
-            match event:
-                case CallStart(index, call_id, name):
-                    calls[index] = {"index": index, **_call(ParsedCall(call_id, name))}
-                case CallArgumentsDelta(index, text):
-                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-                    call["function"]["arguments"] += text
-                case Content() | ReasoningDelta():
-                    answer.add([event])
-        fields = self._reasoning(answer)
-        if answer.content:
-            fields["content"] = answer.content
-        return fields | ({"tool_calls": list(calls.values())} if calls else {})
-
-    def _message(self, piece: Piece) -> tuple[ChatCompletionMessage, str | None]:
-        answer = parse_whole(self._new_parser(), piece.text)
-        calls = [_call(call) for call in answer.calls]
-        says_else = bool(calls or answer.reasoning)
-        fields: dict[str, Any] = {
-            "role": "assistant",
-            "content": None if says_else and not answer.content else answer.content,
-            "refusal": None,
-            **self._reasoning(answer),
-            **({"tool_calls": calls} if calls else {}),
-        }
-        return ChatCompletionMessage.model_construct(**fields), _finish_reason(
-            piece, calls=bool(calls)
-        )
-
-    def _reasoning(self, answer: ParsedAnswer) -> dict[str, Any]:
-        if not (answer.reasoning and self._include_reasoning):
-            return {}
-        return {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
-
-
-def _call(call: ParsedCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.call_id, "type": "function", "function": function}
-
-
-def _finish_reason(piece: Piece, *, calls: bool) -> str | None:
-    return "tool_calls" if calls and piece.finish_reason == "stop" else piece.finish_reason

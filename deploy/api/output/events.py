@@ -1,10 +1,8 @@
-"""Sends answers: as one body, or as events of a stream."""
+"""Runs a job into an answer and sends it: as one body, or as events of a stream."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -14,18 +12,23 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ....cluster.loop_calls import off_loop
-from ....core.request.output import Delta, VerifiedTree
+from ....core.request.output import (
+    Delta,
+    VerifiedTree,
+)
 from ....models.text.tokenizer import Detokenizer
-from ..engine_client import EngineClient
-from ..errors import to_api_error
-from ..generation.job import CompletionOutput, Job, Piece, run_job
+from ..engine_client import EngineClient, TextCodec
+from ..errors import ApiError, to_api_error
 from ..http.metrics import AnswerRecorder
-from .completions import AnswerFormat, Extra, metrics_block
-from .json_parts import BytesOf
+from ..tools.events import Parser
+from .completions import BytesOf, ChatFormat, CompletionFormat, Fields, metrics_block, write_json
+from .job import CompletionOutput, Job, Piece, run_job
+from .messages import MessageWriter
+from .responses import ResponseWriter
 
 T = TypeVar("T")
 
-DONE = "[DONE]"
+DONE = "data: [DONE]\n\n"
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -52,7 +55,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends `first` and then each text of `events` as one `data:` line.
+    """Sends `first` and then `events`, each with the lines around its data.
 
     `events` was started by taking `first` from it: an error before the first event has an HTTP
     status of its own. It is closed however the response ends, at once when the client disconnects.
@@ -83,133 +86,103 @@ class EventStream(Response):
                 "headers": self.raw_headers,
             }
         )
-        await send(self._part(self._first))
+        await send(_part(self._first))
         async for event in self._events:
-            await send(self._part(event))
+            await send(_part(event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _part(self, event: str) -> dict[str, Any]:
-        body = self._frame(event).encode()
-        return {"type": "http.response.body", "body": body, "more_body": True}
 
-    def _frame(self, event: str) -> str:
-        return f"data: {event}\n\n"
+def _part(event: str) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": event.encode(), "more_body": True}
 
-
-class FramedEventStream(EventStream):
-    """The same for events that come with the lines around their data."""
-
-    def _frame(self, event: str) -> str:
-        return event
-
-
-logger = logging.getLogger(__name__)
 
 # Parts of a body (`_size`) that take about a millisecond to write.
 INLINE_SIZE = 500
 
 
-async def whole_answer(
-    engine_client: EngineClient, job: Job, form: AnswerFormat, metrics: AnswerRecorder
-) -> bytes:
-    """The JSON body of the finished answer. Raises what `run_job` raises."""
-    answers = job.answers()
-    async with aclosing(run_job(engine_client, job, metrics)) as deltas:
-        async for index, delta in deltas:
-            answers[index].add(delta)
-    if sum(_size(answer.whole(), job) for answer in answers) <= INLINE_SIZE:
-        return _body(engine_client, job, form, answers)
-    return await off_loop(_body, engine_client, job, form, answers)
+class ChoicesAnswer:
+    """The choices of a completion or a chat.
 
-
-def _body(
-    engine_client: EngineClient, job: Job, form: AnswerFormat, answers: Sequence[CompletionOutput]
-) -> bytes:
-    extra = metrics_block(answers)
-    if job.report:
-        new_text = engine_client.codec.text_stream
-        extra["draftline"] = [
-            source_report(
-                answer.token_ids, answer.sources, new_text(answer.prompt_ids, answer.params)
-            )
-            for answer in answers
-        ]
-    return form.body(answers, job.num_choices, extra).encode()
-
-
-def _size(piece: Piece, job: Job) -> int:
-    """About how many parts of a body stand for a piece: characters in tens, numbers and texts."""
-    params = job.params[0]
-    num_probs = len(piece.log_probs or ()) * (1 + (params.logprobs or params.prompt_logprobs or 0))
-    num_prompt_probs = len(piece.prompt_log_probs or ()) * (1 + (params.prompt_logprobs or 0))
-    return 20 + len(piece.text) // 10 * (2 if job.report else 1) + num_probs + num_prompt_probs
-
-
-async def answer_events(
-    engine_client: EngineClient,
-    job: Job,
-    form: AnswerFormat,
-    metrics: AnswerRecorder,
-    *,
-    include_usage: bool,
-) -> AsyncGenerator[str, None]:
-    """The texts of a stream's events, `[DONE]` last.
-
-    An error before the first event is raised; a later one is sent as an event.
+    include_usage  whether a stream ends with a chunk of usage
     """
-    writer = _ChunkWriter(engine_client, job, form)
-    try:
-        async with aclosing(run_job(engine_client, job, metrics)) as deltas:
-            async for index, delta in deltas:
-                for chunk in await writer.chunks(index, delta):
-                    yield chunk
-    except Exception as error:  # the status is sent: only an event can tell the client
-        if not writer.has_begun:
-            raise
-        yield json.dumps(to_api_error(error).body, separators=(",", ":"))
-    else:
-        if include_usage:
-            yield form.last_chunk(writer.answers, job.num_choices, metrics_block(writer.answers))
-    yield DONE
 
-
-class _ChunkWriter:
-    """Makes the chunks of one stream, and keeps the counts for its end."""
-
-    def __init__(self, engine_client: EngineClient, job: Job, form: AnswerFormat) -> None:
-        self.answers = job.answers()
-        self.has_begun = False
+    def __init__(
+        self,
+        codec: TextCodec,
+        job: Job,
+        form: CompletionFormat | ChatFormat,
+        *,
+        include_usage: bool,
+    ) -> None:
+        self._answers = job.answers()
         self._form = form
         self._job = job
-        self._report = job.report
-        self._bytes_of = engine_client.codec.bytes_of
+        self._include_usage = include_usage
+        self._bytes_of = codec.bytes_of
+        # Of answers that name the source of every token.
         self._texts = [
-            engine_client.codec.text_stream(answer.prompt_ids, answer.params)
-            for answer in self.answers
+            codec.text_stream(answer.prompt_ids, answer.params)
+            for answer in self._answers
             if job.report
         ]
 
-    async def chunks(self, index: int, delta: Delta) -> list[str]:
-        """The chunk of a delta; empty if there is nothing to send."""
-        piece = self.answers[index].add(delta)
+    def take(self, index: int, delta: Delta) -> None:
+        """Add a delta."""
+        self._answers[index].add(delta)
+
+    async def body(self) -> bytes:
+        """The whole answer."""
+        if sum(self._size(answer.whole()) for answer in self._answers) <= INLINE_SIZE:
+            return self._body()
+        return await off_loop(self._body)
+
+    def _body(self) -> bytes:
+        extra = metrics_block(self._answers)
+        if self._job.report:
+            extra["draftline"] = [
+                source_report(answer.token_ids, answer.sources, text)
+                for answer, text in zip(self._answers, self._texts, strict=True)
+            ]
+        return self._form.body(self._answers, self._job.num_choices, extra).encode()
+
+    async def events(self, index: int, delta: Delta) -> Sequence[str]:
+        """The chunk of a delta; none if there is nothing to send."""
+        piece = self._answers[index].add(delta)
         says = piece.text or piece.finish_reason or piece.log_probs or piece.token_ids
-        if not (piece.is_first or says or self._report):
-            return []
-        extra: Extra = {}
-        if self._report:
-            stream = self._texts[index]
-            extra["draftline"] = source_report(delta.token_ids, delta.sources, stream)
+        if not (piece.is_first or says or self._job.report):
+            return ()
+        extra: Fields = {}
+        if self._job.report:
+            extra["draftline"] = source_report(delta.token_ids, delta.sources, self._texts[index])
             if delta.trees and self._job.shows_trees:
                 spell = self._bytes_of
                 extra["draftline"]["trees"] = [tree_report(tree, spell) for tree in delta.trees]
-        if _size(piece, self._job) <= INLINE_SIZE:
+        if self._size(piece) <= INLINE_SIZE:
             chunk = self._form.chunk(index, piece, extra)
         else:
             chunk = await off_loop(self._form.chunk, index, piece, extra)
-        if not chunk:
-            return []
-        self.has_begun = True
-        return [chunk]
+        return (f"data: {chunk}\n\n",) if chunk else ()
+
+    def fail(self, error: ApiError) -> Sequence[str]:
+        """The error as an event, and `[DONE]`."""
+        return f"data: {write_json(error.body)}\n\n", DONE
+
+    def end(self) -> Sequence[str]:
+        """The usage, where it is wanted, and `[DONE]`."""
+        if not self._include_usage:
+            return (DONE,)
+        extra = metrics_block(self._answers)
+        chunk = self._form.last_chunk(self._answers, self._job.num_choices, extra)
+        return f"data: {chunk}\n\n", DONE
+
+    def _size(self, piece: Piece) -> int:
+        """About how many parts of a body stand for a piece: characters in tens, numbers, texts."""
+        params = self._job.params[0]
+        num_top = params.logprobs or params.prompt_logprobs or 0
+        num_probs = len(piece.log_probs or ()) * (1 + num_top)
+        num_prompt_probs = len(piece.prompt_log_probs or ()) * (1 + (params.prompt_logprobs or 0))
+        num_texts = len(piece.text) // 10 * (2 if self._job.report else 1)
+        return 20 + num_texts + num_probs + num_prompt_probs
 
 
 def source_report(
@@ -238,3 +211,92 @@ def tree_report(tree: VerifiedTree, bytes_of: BytesOf) -> dict[str, Any]:
         "draft_s": round(tree.timing.draft_s, 6),
         "verify_s": round(tree.timing.verify_s, 6),
     }
+
+
+class ItemsAnswer:
+    """A response or a message. `parser` finds the items in its text."""
+
+    def __init__(self, job: Job, parser: Parser, writer: MessageWriter | ResponseWriter) -> None:
+        self._parser = parser
+        self._writer = writer
+        self._answer: CompletionOutput = job.answers()[0]
+        self._has_begun = False
+
+    def take(self, _index: int, delta: Delta) -> None:
+        """Add a delta."""
+        self._answer.add(delta)
+
+    async def body(self) -> bytes:
+        """The whole answer."""
+        return await off_loop(self._body)
+
+    def _body(self) -> bytes:
+        self._write(self._answer.whole())
+        return write_json(self._writer.body(metrics_block([self._answer]))).encode()
+
+    async def events(self, _index: int, delta: Delta) -> Sequence[str]:
+        """The events of a delta."""
+        events = [] if self._has_begun else self._writer.begin()
+        self._has_begun = True
+        return [framed(event) for event in (*events, *self._write(self._answer.add(delta)))]
+
+    def fail(self, error: ApiError) -> Sequence[str]:
+        """The error as an event."""
+        return (framed(self._writer.fail(error)),)
+
+    def end(self) -> Sequence[str]:
+        """The last event, with the whole answer."""
+        return (framed(self._writer.last_event(metrics_block([self._answer]))),)
+
+    def _write(self, piece: Piece) -> list[Fields]:
+        """The events of a piece."""
+        tokens = [token for token in piece.log_probs or () if token is not None]
+        events = self._parser.push(piece.text)
+        reason = piece.finish_reason
+        if reason is None:
+            return self._writer.add(events, tokens)
+        parts = self._writer.add([*events, *self._parser.finish()], tokens)
+        return parts + self._writer.finish(reason, piece.stop_reason, self._answer.metrics)
+
+
+def framed(event: Fields) -> str:
+    """An event as server-sent events spell it, with its name."""
+    return f"event: {event['type']}\ndata: {write_json(event)}\n\n"
+
+
+# An answer in an API's shape while it is generated.
+Answer = ChoicesAnswer | ItemsAnswer
+
+
+async def whole_answer(
+    engine_client: EngineClient, job: Job, answer: Answer, metrics: AnswerRecorder
+) -> bytes:
+    """The body of the finished answer. Raises what `run_job` raises."""
+    async with aclosing(run_job(engine_client, job, metrics)) as deltas:
+        async for index, delta in deltas:
+            answer.take(index, delta)
+    return await answer.body()
+
+
+async def answer_events(
+    engine_client: EngineClient, job: Job, answer: Answer, metrics: AnswerRecorder
+) -> AsyncGenerator[str, None]:
+    """The events of a stream.
+
+    An error before the first event is raised; a later one is sent as an event.
+    """
+    has_begun = False
+    try:
+        async with aclosing(run_job(engine_client, job, metrics)) as deltas:
+            async for index, delta in deltas:
+                for event in await answer.events(index, delta):
+                    has_begun = True
+                    yield event
+    except Exception as error:  # the status is sent: only an event can tell the client
+        if not has_begun:
+            raise
+        for event in answer.fail(to_api_error(error)):
+            yield event
+    else:
+        for event in answer.end():
+            yield event

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ....core.request.output import FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ..errors import ApiError
 from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, ReasoningDelta
+from .completions import Fields as Data
 from .completions import Heading
-from .item_run import Data
 
 
 class BlockKind(NamedTuple):

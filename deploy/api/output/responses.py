@@ -5,39 +5,17 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
-
-from openai.types.responses import Response, ResponseUsage
-from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+from typing import Literal
 
 from ....core.request.output import FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ..errors import ApiError
 from ..schema.responses import ResponsesRequest
 from ..tools.events import CallArgumentsDelta, CallStart, Content, Event, ReasoningDelta
-from .completions import Heading
-from .item_run import Data
-from .json_parts import LazyList
+from .completions import Fields as Data
+from .completions import Heading, LazyList
 
 Spell = Callable[[TokenLogProb], Data]
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class OutputItem(Protocol):
-    """One item; events lack what the stream adds: their number and the item's place."""
-
-    item_id: str
-
-    def body(self, status: Status) -> Data:
-        """The item so far."""
-        ...
-
-    def begin(self) -> list[Data]:
-        """Events after the one that adds the item."""
-        ...
-
-    def end(self) -> list[Data]:
-        """Events before the one that ends the item."""
-        ...
 
 
 class MessageItem:
@@ -169,6 +147,10 @@ class ReasoningOutput:
         return {"type": "reasoning_text", "text": self._text}
 
 
+# Events of an item lack what the stream adds: their number and the item's place.
+OutputItem = MessageItem | CallItem | ReasoningOutput
+
+
 class ResponseWriter:
     """One response while it is generated. Each call returns the events of what it adds."""
 
@@ -242,16 +224,16 @@ class ResponseWriter:
     def body(self, extra: Data | None = None) -> Data:
         """The response so far, with fields beyond OpenAI's."""
         request, heading = self._request, self._heading
-        response = Response.model_construct(
-            id=heading.response_id,
-            object="response",
-            created_at=heading.created,
-            model=heading.model,
-            output=list(self._ended),
-            **(_echo(request) | self._state),
+        return {
+            "id": heading.response_id,
+            "object": "response",
+            "created_at": heading.created,
+            "model": heading.model,
+            "output": list(self._ended),
+            **_echo(request),
+            **self._state,
             **(extra or {}),
-        )
-        return response.model_dump(exclude_unset=True, warnings=False)
+        }
 
     def _start(self, item: OutputItem, events: list[Data]) -> None:
         if self._open is not None:
@@ -309,14 +291,13 @@ def _echo(request: ResponsesRequest) -> Data:
     }
 
 
-def _usage(metrics: RequestMetrics | None) -> ResponseUsage | None:
+def _usage(metrics: RequestMetrics | None) -> Data | None:
     if metrics is None:
         return None
-    cached = InputTokensDetails(cached_tokens=metrics.cached_tokens, cache_write_tokens=0)
-    return ResponseUsage(
-        input_tokens=metrics.prompt_tokens,
-        input_tokens_details=cached,
-        output_tokens=metrics.generated_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
-        total_tokens=metrics.prompt_tokens + metrics.generated_tokens,
-    )
+    return {
+        "input_tokens": metrics.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": metrics.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": metrics.generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": metrics.prompt_tokens + metrics.generated_tokens,
+    }

@@ -1,15 +1,15 @@
-"""Completions, chats, responses and messages: from a body to an answer."""
+"""Completions, chats, responses, messages and tokens: from a body to an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -18,106 +18,52 @@ from ....cluster.loop_calls import off_loop
 from ....core.errors import RequestError
 from ....core.request.sampling_params import MAX_SEED, SamplingParams, answer_room
 from ..errors import ApiError, to_api_error
-from ..generation.chat_plan import ChatPlan, ChatPlanner
-from ..generation.job import Job, check_logprobs
-from ..generation.stream_pace import Pace
-from ..http.callers import caller_of, require_operator
-from ..output.completions import ChatFormat, CompletionFormat, Heading, ParsedChatFormat
+from ..http.callers import admission_of, caller_of, require_operator
+from ..output.completions import ChatFormat, CompletionFormat, Heading, chat_logprob, json_response
 from ..output.events import (
+    Answer,
+    ChoicesAnswer,
     EventStream,
-    FramedEventStream,
+    ItemsAnswer,
     answer_events,
     until_disconnect,
     whole_answer,
 )
-from ..output.item_run import ItemRun, ItemWriter
-from ..output.json_parts import chat_logprob
+from ..output.job import Job, check_logprobs
 from ..output.messages import MessageWriter
 from ..output.responses import ResponseWriter
-from ..rates.admission import admission_of
-from ..schema.chat_form import ChatForm
+from ..output.stream_pace import Pace
 from ..schema.messages import CountTokensRequest, MessagesRequest
 from ..schema.protocol import (
+    ChatForm,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerationRequest,
+    TokenizeRequest,
 )
+from ..schema.request_models import RequestModel
 from ..schema.responses import ResponsesRequest
-from ..tools.reading import PlainParser
-from .bodies import Bodies
-from .models import ServedModel
+from ..tools.chat_plan import ChatPlan, ChatPlanner, PlainParser
+from .models import Bodies, ServedModel, name_ignored
 
 if TYPE_CHECKING:
     from ...observe.spans import RequestSpans, RequestTracer
-
-# Routes over stored responses; this server stores none.
-RESPONSE_PATHS = (
-    ("/v1/responses/{response_id}", "GET"),
-    ("/v1/responses/{response_id}", "DELETE"),
-    ("/v1/responses/{response_id}/cancel", "POST"),
-    ("/v1/responses/{response_id}/input_items", "GET"),
-)
-
-
-def add_generation_routes(
-    app: FastAPI, models: Iterable[ServedModel], bodies: Bodies, tracer: RequestTracer | None
-) -> None:
-    """Add all of them. `tracer` makes spans of requests."""
-    generation = {model.name: GenerationRoutes(model, tracer) for model in models}
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        """Continue one or several prompts."""
-        body, model = await bodies.read(request, CompletionRequest)
-        answer = await generation[model.name].completions(request, body)
-        return bodies.name_ignored(answer, body)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        """Answer the last message of a chat."""
-        body, model = await bodies.read(request, ChatRequest)
-        answer = await generation[model.name].chat_completions(request, body)
-        return bodies.name_ignored(answer, body)
-
-    @app.post("/v1/responses")
-    async def create(request: Request) -> Response:
-        """Answer a text or the items of a conversation."""
-        body, model = await bodies.read(request, ResponsesRequest)
-        answer = await generation[model.name].responses(request, body)
-        return bodies.name_ignored(answer, body)
-
-    @app.post("/v1/messages")
-    async def messages(request: Request) -> Response:
-        """The next message of a chat, as Anthropic's API has it."""
-        body, model = await bodies.read(request, MessagesRequest)
-        answer = await generation[model.name].messages(request, body)
-        return bodies.name_ignored(answer, body)
-
-    @app.post("/v1/messages/count_tokens")
-    async def count_tokens(request: Request) -> Response:
-        """Tokens of the prompt of a message."""
-        body, model = await bodies.read(request, CountTokensRequest)
-        return bodies.name_ignored(await generation[model.name].count_tokens(body), body)
-
-    for path, method in RESPONSE_PATHS:
-        app.add_api_route(path, find, methods=[method])
-
 
 Prompts = Sequence[Sequence[int]]
 # As Ray Serve names it, by default.
 SESSION_HEADER = "x-session-id"
 
 
-class GenerationRoutes:
-    """The routes that generate text with one model. `tracer` makes spans of requests."""
+class ModelRoutes:
+    """What is posted to one model. `tracer` makes spans of requests."""
 
     def __init__(self, model: ServedModel, tracer: RequestTracer | None = None) -> None:
-        source = model.source
         self._tracer = tracer
-        self._engine_client = source.engine_client
-        self._config = source.config
-        self._pace = Pace.of(source.config)
-        self._metrics = source.metrics
+        self._engine_client = model.engine_client
+        self._config = model.config
+        self._pace = Pace.of(model.config)
+        self._metrics = model.metrics
         self._model = model
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
@@ -146,15 +92,12 @@ class GenerationRoutes:
         """Answer the last message of a chat."""
         codec = self._engine_client.codec
         plan = await self._plan(body)
-        heading = self._heading("chatcmpl-")
-        form = ChatFormat(heading, codec.bytes_of)
-        if plan.new_parser is not None:
-            form = ParsedChatFormat(
-                heading,
-                codec.bytes_of,
-                plan.new_parser,
-                include_reasoning=body.include_reasoning,
-            )
+        form = ChatFormat(
+            self._heading("chatcmpl-"),
+            codec.bytes_of,
+            plan.new_parser,
+            include_reasoning=body.include_reasoning,
+        )
         prompt = body.cut_prompt(plan.prompt, self._context(request))
         return await self._answer(request, body, [prompt], form, plan=plan)
 
@@ -166,19 +109,39 @@ class GenerationRoutes:
         return await self._items(request, body, plan, job, ResponseWriter(heading, body, spell))
 
     async def messages(self, request: Request, body: MessagesRequest) -> Response:
-        """The next message of a chat."""
+        """The next message of a chat, as Anthropic's API has it."""
         heading = self._heading("msg_")
         plan, job = await self._chat_job(request, body, heading)
         writer = MessageWriter(heading, len(job.prompts[0]))
         return await self._items(request, body, plan, job, writer)
 
-    async def count_tokens(self, body: CountTokensRequest) -> Response:
+    async def count_tokens(self, _request: Request, body: CountTokensRequest) -> Response:
         """Tokens of the prompt of a message."""
         try:
             plan = await self._plan(body.chat())
         except (ApiError, RequestError) as error:
             raise body.named_here(to_api_error(error)) from error
         return JSONResponse({"input_tokens": len(plan.prompt)})
+
+    async def tokenize(self, _request: Request, body: TokenizeRequest) -> Response:
+        """Token ids of a text or of a chat."""
+        codec = self._engine_client.codec
+        if body.messages is not None:
+            tokens = await ChatPlanner(codec, self._config).encode(body, body.messages)
+        else:
+            tokens = await codec.encode(body.prompt or "", special=body.add_special_tokens)
+        answer = {
+            "count": len(tokens),
+            "max_model_len": self._engine_client.max_model_len,
+            "tokens": tokens,
+            "token_strs": await codec.token_strs(tokens) if body.return_token_strs else None,
+        }
+        return await json_response(answer, len(tokens))
+
+    async def detokenize(self, _request: Request, body: DetokenizeRequest) -> Response:
+        """The text of token ids."""
+        answer = {"prompt": await self._engine_client.codec.decode(body.tokens)}
+        return await json_response(answer, len(body.tokens))
 
     async def _chat_job(
         self, request: Request, body: ChatForm, heading: Heading
@@ -193,16 +156,27 @@ class GenerationRoutes:
             raise body.named_here(to_api_error(error)) from error
 
     async def _items(
-        self, request: Request, body: ChatForm, plan: ChatPlan, job: Job, writer: ItemWriter
+        self,
+        request: Request,
+        body: ChatForm,
+        plan: ChatPlan,
+        job: Job,
+        writer: MessageWriter | ResponseWriter,
     ) -> Response:
         """An answer of several items, whole or as a stream."""
         parser = PlainParser() if plan.new_parser is None else plan.new_parser()
-        run = ItemRun(self._engine_client, job, parser, writer)
-        if body.stream:
-            events = run.events(self._metrics)
+        return await self._sent(request, job, ItemsAnswer(job, parser, writer), stream=body.stream)
+
+    async def _sent(
+        self, request: Request, job: Job, answer: Answer, *, stream: bool | None
+    ) -> Response:
+        """The job's answer, whole or as a stream."""
+        if stream:
+            events = answer_events(self._engine_client, job, answer, self._metrics)
             first = await until_disconnect(request.receive, anext(events))
-            return FramedEventStream(first, events)
-        content = await until_disconnect(request.receive, run.whole(self._metrics))
+            return EventStream(first, events)
+        work = whole_answer(self._engine_client, job, answer, self._metrics)
+        content = await until_disconnect(request.receive, work)
         return Response(content, media_type="application/json")
 
     def _context(self, request: Request) -> int:
@@ -230,15 +204,10 @@ class GenerationRoutes:
     ) -> Response:
         response_id = form.heading.response_id
         job = await self._job(request, body, prompts, response_id, echo=echo, plan=plan)
-        if body.stream:
-            events = answer_events(
-                self._engine_client, job, form, self._metrics, include_usage=body.include_usage
-            )
-            first = await until_disconnect(request.receive, anext(events))
-            return EventStream(first, events)
-        answer = whole_answer(self._engine_client, job, form, self._metrics)
-        content = await until_disconnect(request.receive, answer)
-        return Response(content, media_type="application/json")
+        answer = ChoicesAnswer(
+            self._engine_client.codec, job, form, include_usage=body.include_usage
+        )
+        return await self._sent(request, job, answer, stream=body.stream)
 
     async def _job(
         self,
@@ -326,6 +295,54 @@ def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:
         return [params] * count
     seeds = [(params.seed + index) % (MAX_SEED + 1) for index in range(count)]
     return [replace(params, seed=seed) for seed in seeds]
+
+
+# What is posted: the kind of its body, and what answers it.
+POSTS: Mapping[
+    str, tuple[type[Any], Callable[[ModelRoutes, Request, Any], Awaitable[Response]]]
+] = {
+    "/v1/completions": (CompletionRequest, ModelRoutes.completions),
+    "/v1/chat/completions": (ChatRequest, ModelRoutes.chat_completions),
+    "/v1/responses": (ResponsesRequest, ModelRoutes.responses),
+    "/v1/messages": (MessagesRequest, ModelRoutes.messages),
+    "/v1/messages/count_tokens": (CountTokensRequest, ModelRoutes.count_tokens),
+    "/tokenize": (TokenizeRequest, ModelRoutes.tokenize),
+    "/detokenize": (DetokenizeRequest, ModelRoutes.detokenize),
+}
+BODIES: Mapping[str, type[RequestModel]] = {path: kind for path, (kind, _) in POSTS.items()}
+# Routes over stored responses; this server stores none.
+RESPONSE_PATHS = (
+    ("/v1/responses/{response_id}", "GET"),
+    ("/v1/responses/{response_id}", "DELETE"),
+    ("/v1/responses/{response_id}/cancel", "POST"),
+    ("/v1/responses/{response_id}/input_items", "GET"),
+)
+
+
+def add_post_routes(
+    app: FastAPI, models: Iterable[ServedModel], bodies: Bodies, tracer: RequestTracer | None
+) -> None:
+    """Add all of them. `tracer` makes spans of requests."""
+    routes = {model.name: ModelRoutes(model, tracer) for model in models}
+    for path in POSTS:
+        _add_post_route(app, path, routes, bodies)
+    for path, method in RESPONSE_PATHS:
+        app.add_api_route(path, find, methods=[method])
+
+
+def _add_post_route(
+    app: FastAPI, path: str, routes: Mapping[str, ModelRoutes], bodies: Bodies
+) -> None:
+    kind, answer = POSTS[path]
+
+    async def post(request: Request) -> Response:
+        body, model = await bodies.read(request, kind)
+        response = await answer(routes[model.name], request, body)
+        return name_ignored(response, body.ignored_fields)
+
+    app.add_api_route(
+        path, post, methods=["POST"], name=answer.__name__, description=answer.__doc__
+    )
 
 
 async def find(response_id: str) -> Response:

@@ -1,33 +1,39 @@
-"""The models of a server, and the model of a request."""
+"""The models of a server, the bodies that name one of them, and `/v1/models`."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 from ....cluster.config import EngineConfig
+from ....cluster.loop_calls import collector_paused, off_loop
 from ....core.errors import shortened
 from ....models.load.bundled import BUNDLED_NAMES
-from ...settings.settings import ServerConfig
+from ...settings.settings import RequestLimits, ServerConfig
 from ..engine_client import EngineClient
 from ..errors import ApiError, bad_request, is_for_anthropic
 from ..http.callers import Caller, caller_of
 from ..http.metrics import AnswerRecorder
+from ..http.middleware import read_body
+from ..schema.request_models import RequestModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
+class ServedModel:
     """One model and its engine client.
 
+    name      as clients see it
     config    the server's settings, with this model's parsers
     metrics   where its answers are counted
     settings  the engine's, of which `/v1/models` and `/server_info` report; None: not known
+    created   seconds since 1970
     """
 
     name: str
@@ -35,52 +41,42 @@ class ModelSource:
     config: ServerConfig
     metrics: AnswerRecorder
     settings: EngineConfig | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
 
-
-class ServedModel:
-    """A model by its name, as clients see it.
-
-    names  that requests and tenants' settings may call it by: where it was given none, as other
-           servers, what its setting `model` says, too
-    """
-
-    def __init__(self, source: ModelSource) -> None:
-        engine = source.settings
-        drafters = () if engine is None else engine.drafters
-        self.source = source
-        self.name = source.name
-        self.names = {self.name}
-        if engine is not None and engine.served_model_name is None:
-            self.names.add(engine.model)
-        self._drafters = [drafter.source for drafter in drafters]
-        # The bundled ones have a template, and only continue code.
-        self._is_bundled = engine is not None and engine.model in BUNDLED_NAMES
-        self._created = int(time.time())
+    @property
+    def names(self) -> set[str]:
+        """What requests and tenants' settings may call it: where it was given no name, as by other
+        servers, what its setting `model` says, too."""
+        engine = self.settings
+        is_unnamed = engine is not None and engine.served_model_name is None
+        return {self.name, engine.model} if is_unnamed else {self.name}
 
     def card(self, caller: Caller) -> dict[str, Any]:
         """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
-        template = self.source.engine_client.codec.template.source
+        engine, client = self.settings, self.engine_client
+        # The bundled ones have a template, and only continue code.
+        is_bundled = engine is not None and engine.model in BUNDLED_NAMES
         return {
             "id": self.name,
             "object": "model",
-            "created": self._created,
+            "created": self.created,
             "owned_by": "draftline",
             "root": self.name,
             "parent": None,
-            "max_model_len": caller.context(self.source.engine_client.max_model_len),
+            "max_model_len": caller.context(client.max_model_len),
             "permission": [],
-            "drafters": self._drafters,
-            "is_chat": not self._is_bundled and bool(template),
+            "drafters": [] if engine is None else [one.source for one in engine.drafters],
+            "is_chat": not is_bundled and bool(client.codec.template.source),
         }
 
     def anthropic_card(self, caller: Caller) -> dict[str, Any]:
         """The same as clients of Anthropic's API read it; the lengths are in tokens."""
-        length = caller.context(self.source.engine_client.max_model_len)
+        length = caller.context(self.engine_client.max_model_len)
         return {
             "type": "model",
             "id": self.name,
             "display_name": self.name,
-            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
             "lifecycle": "active",
             "max_input_tokens": length,
             "max_tokens": length,
@@ -90,10 +86,8 @@ class ServedModel:
 class ServedModels:
     """All models of a server; there is at least one."""
 
-    def __init__(self, sources: Sequence[ModelSource]) -> None:
-        self._by_name: Mapping[str, ServedModel] = {
-            source.name: ServedModel(source) for source in sources
-        }
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._by_name: Mapping[str, ServedModel] = {model.name: model for model in models}
         others = {name: model for model in self.all for name in model.names}
         self._by_any_name = others | self._by_name
 
@@ -156,3 +150,62 @@ def add_model_routes(app: FastAPI, models: ServedModels) -> None:
         if is_for_anthropic(request.scope):
             return model.anthropic_card(caller)
         return model.card(caller)
+
+
+RequestT = TypeVar("RequestT", bound=RequestModel)
+
+# Reading and checking so many bytes takes about a millisecond.
+INLINE_BYTES = 16_384
+HEADER = "x-draftline-ignored-fields"
+MAX_NAMES = 16
+MAX_NAME_CHARS = 64
+
+
+class Bodies:
+    """Bodies of requests to a server's models."""
+
+    def __init__(self, config: ServerConfig, models: ServedModels) -> None:
+        self._config = config
+        self._models = models
+
+    async def read(self, request: Request, kind: type[RequestT]) -> tuple[RequestT, ServedModel]:
+        """The body as a request of this kind, and the model that it is for.
+
+        Raises `ApiError` 400, 403, 404 or 413.
+        """
+        data = await read_body(request, self._config.max_body_bytes)
+        body = await self._parse(kind, data)
+        caller = caller_of(request)
+        model = self._models.find(getattr(body, "model", None), caller)
+        caller.check_priority(getattr(body, "priority", None) or 0)
+        return body, model
+
+    async def _parse(self, kind: type[RequestT], data: bytes) -> RequestT:
+        limits, ignores = self._config.limits, self._config.ignore_unknown_fields
+        if len(data) <= INLINE_BYTES:
+            return kind.parse(data, limits, ignore_unknown=ignores)
+        return await off_loop(_parse_large, kind, data, limits, ignores=ignores)
+
+
+def _parse_large(
+    kind: type[RequestT], data: bytes, limits: RequestLimits, *, ignores: bool
+) -> RequestT:
+    with collector_paused():
+        return kind.parse(data, limits, ignore_unknown=ignores)
+
+
+def name_ignored(response: Response, names: Sequence[str]) -> Response:
+    """The same response, with a header of the fields that were ignored, if any were.
+
+    Names come from clients: what cannot stand in a header is replaced, and lists are cut. Values
+    are never reported.
+    """
+    if names:
+        spelled = list(dict.fromkeys(map(_spell, names)))
+        more = ["..."] if len(spelled) > MAX_NAMES else []
+        response.headers[HEADER] = ", ".join([*spelled[:MAX_NAMES], *more])
+    return response
+
+
+def _spell(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]", "?", name[:MAX_NAME_CHARS])

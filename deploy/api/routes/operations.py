@@ -25,7 +25,7 @@ from ..errors import ApiError
 from ..http.callers import require_operator
 from ..http.metrics import CONTENT_TYPE, MetricsPage
 from ..http.middleware import Drain
-from .models import ModelSource
+from .models import ServedModel
 
 LIBRARIES = ("torch", "transformers", "ray", "fastapi", "uvicorn", "llguidance", "openai")
 HIDDEN = "***"
@@ -35,14 +35,14 @@ SECRET = re.compile(r"(^|_)(keys?|sha256|secret|password|passwd|token|credential
 
 def add_operations_routes(
     app: FastAPI,
-    sources: Sequence[ModelSource],
+    models: Sequence[ServedModel],
     config: ServerConfig,
     metrics: MetricsPage,
     drain: Drain,
 ) -> None:
     """Add all of them; the page at `/ui` where the settings want it."""
-    _add_health_routes(app, [source.engine_client for source in sources], metrics, drain)
-    _add_info_routes(app, sources, config)
+    _add_health_routes(app, [model.engine_client for model in models], metrics, drain)
+    _add_info_routes(app, models, config)
     if config.live_page:
         _add_live_page(app)
 
@@ -83,7 +83,7 @@ def _add_health_routes(
         return {"version": __version__}
 
 
-def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: ServerConfig) -> None:
+def _add_info_routes(app: FastAPI, models: Sequence[ServedModel], config: ServerConfig) -> None:
     @app.head("/", include_in_schema=False)
     @app.get("/")
     async def root() -> dict[str, str]:
@@ -95,11 +95,11 @@ def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: Serve
     async def info(request: Request) -> dict[str, Any]:
         """Versions and settings, without secrets, for the operator."""
         require_operator(request)
-        stats = await asyncio.gather(*(source.engine_client.stats() for source in sources))
-        names = [source.name for source in sources]
+        stats = await asyncio.gather(*(model.engine_client.stats() for model in models))
+        names = [model.name for model in models]
         info = server_info({"server": config}, dict(zip(names, stats, strict=True)))
-        settings = {source.name: shown(source.settings) for source in sources}
-        if len(sources) == 1:
+        settings = {model.name: shown(model.settings) for model in models}
+        if len(models) == 1:
             return info | {"engine": settings[names[0]]}
         return info | {"models": settings}
 
@@ -107,7 +107,7 @@ def _add_info_routes(app: FastAPI, sources: Sequence[ModelSource], config: Serve
     async def load(request: Request) -> dict[str, int]:
         """Requests that run or wait, for the operator."""
         require_operator(request)
-        stats = await asyncio.gather(*(source.engine_client.stats() for source in sources))
+        stats = await asyncio.gather(*(model.engine_client.stats() for model in models))
         return server_load([engine for engines in stats for engine in engines])
 
 

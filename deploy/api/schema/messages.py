@@ -13,9 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from .chat import MAX_PARTS, MAX_SHOWN, MAX_TOOLS, ToolName
-from .chat_form import ChatForm
-from .request_models import StrictModel
-from .size_checks import ANYWHERE_REFUSED, Refused
+from .protocol import ChatForm
+from .request_models import ANYWHERE_REFUSED, Refused, StrictModel
 
 # Of what a client sends along; it asks for nothing.
 Anything = dict[str, Any] | list[Any] | str

@@ -11,10 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from .chat import MAX_TOOLS, ToolName
-from .chat_form import ChatForm
-from .protocol import MAX_TOP_LOGPROBS
-from .request_models import StrictModel
-from .size_checks import ANYWHERE_REFUSED, Refused
+from .protocol import MAX_TOP_LOGPROBS, ChatForm
+from .request_models import ANYWHERE_REFUSED, Refused, StrictModel
 
 MAX_ITEMS = 4096
 Status = Literal["in_progress", "completed", "incomplete"]

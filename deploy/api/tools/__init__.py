@@ -1,4 +1,4 @@
 """Tools and reasoning: templates and grammars for requests, parsers for answers.
 
-Start with `reading.py`.
+Start with `chat_plan.py`.
 """

@@ -118,7 +118,7 @@ def lossless(
     MODEL is the name that it knows. Exits 1 and lists the differences if anything differs.
     """
     from .job import LosslessJob
-    from .lossless_run import run_lossless, run_shadow
+    from .run import run_lossless, run_shadow
 
     job = LosslessJob(model=model, **ctx.obj[LosslessJob])
     settings = _engine_settings(ctx, job, config, speculative_config)

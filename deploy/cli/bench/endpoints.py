@@ -1,4 +1,4 @@
-"""Opens what `draftline bench` measures: engines in this process, or a server."""
+"""Opens what `draftline bench` measures, engines in this process or a server, and reads prompts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,7 @@ from ....core.verify.rules import COUPLED
 from ....measure.clients.endpoint import Endpoint, Load, Setting, matched_settings, run_load
 from ....measure.clients.engine_endpoint import EngineEndpoint, SimulatedEndpoint, collector_spared
 from ....measure.clients.http_endpoint import HttpEndpoint
-from ....measure.prompts import BenchPrompt
+from ....measure.prompts import BenchPrompt, read_prompts
 from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
 from ....measure.replay.replay_pipeline import ReplayPipeline, TappedPipeline
 from ....measure.runs.matched import Explain, Plan
@@ -30,6 +31,7 @@ from ....measure.simulate.simulation import Simulation
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.async_engine import AsyncEngine
 from ...settings.settings import build_serve_args
+from ..demo.prompts import held_out_prompts
 from ..progress import progress
 from .job import BenchJob
 
@@ -313,3 +315,20 @@ def that_fit(
             "--max-tokens or --turns",
         )
     return fit
+
+
+CHATS = Path(__file__).parents[2] / "assets" / "prompts" / "chats.jsonl"
+
+
+def bench_prompts(
+    path: Path | None, dataset: str | None = None, *, is_chat: bool = False
+) -> list[BenchPrompt]:
+    """The prompts of `path`, see `read_prompts`; None: the bundled ones, code to be continued or
+    chats of two turns. Raises `ConfigError`."""
+    if path is not None:
+        return read_prompts(path, dataset)
+    if dataset is not None:
+        raise ConfigError("dataset", "needs the dataset's file: --prompts")
+    if is_chat:
+        return read_prompts(CHATS)
+    return [BenchPrompt(prompt.name, prompt.text) for prompt in held_out_prompts()]

@@ -15,7 +15,7 @@ from ....measure.prompts import BenchPrompt
 from ....measure.replay.recording import Recording
 from ....measure.runs.matched import Plan
 from ....models.load.checkpoint import answers_chats
-from ...settings.exposure import KEY_VARIABLE
+from ...settings.settings import KEY_VARIABLE
 from ..flags import FlagGroup
 
 ApiKey = Annotated[str | None, Field(description="bearer token for the server")]

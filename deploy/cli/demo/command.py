@@ -23,8 +23,7 @@ from ....models.load.checkpoint import answers_chats
 from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.settings import ServeArgs, build_serve_args
-from ..cpu_kernels import compile_cpu_kernels
-from ..serve.command import base_url, describe, with_port
+from ..serve.command import base_url, compile_cpu_kernels, describe, with_port
 from ..serve.listening import free_port
 from .prompts import QUESTIONS, DemoPrompt, held_out_prompts
 

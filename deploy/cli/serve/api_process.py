@@ -21,8 +21,7 @@ from ....core.errors import DraftlineError, ProtocolError
 from ...api.app import create_app
 from ...api.http.connections import ConnectionPool
 from ...api.http.middleware import Drain
-from ...engine_process.client import EngineMetrics, SocketEngineClient
-from ...engine_process.gates import SocketGate
+from ...engine_process.client import EngineMetrics, SocketEngineClient, SocketGate
 from ...engine_process.messages import EngineSetup, decode_from_engine
 from ...observe.log_format import set_up_logs
 from ...ray_serve.runtime import quiet_libraries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
 import socket
@@ -12,19 +11,20 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from .... import __version__
+from ....cluster.config import EngineConfig
 from ....core.errors import ConfigError
+from ...engine.placement import stages_have_gpu
 from ...observe.log_format import use_form
 from ...observe.otlp import require_exporter
 from ...ray_serve.runtime import exits_within, quiet_libraries, serve_on_ray, short_reports
-from ...settings.exposure import KEY_VARIABLE, require_keys
-from ...settings.settings import ServeArgs, build_serve_args
-from ...tenants.store import check_tenant_store
-from ..cpu_kernels import compile_cpu_kernels
+from ...settings.settings import KEY_VARIABLE, ServeArgs, build_serve_args, require_keys
+from ...tenants import check_tenant_store
 from ..progress import progress
 from .listening import bind, free_port
 
@@ -149,31 +149,15 @@ def _serve_here(args: ServeArgs, listener: socket.socket, console: Console) -> N
 
 
 def _serve_split(args: ServeArgs, listener: socket.socket, console: Console) -> None:
-    # Each takes a second to import, which the other ways of serving need not wait for.
-    from ...api.http.metrics import ServerMetrics  # noqa: PLC0415
-    from ...engine.async_engine import AsyncEngine  # noqa: PLC0415
-    from ...engine_process.messages import EngineSetup  # noqa: PLC0415
-    from .api_process import packed_settings  # noqa: PLC0415
-    from .split_server import SplitServer, serve_split  # noqa: PLC0415
+    # It takes a second to import, which the other ways of serving need not wait for.
+    from .split_server import SplitServer  # noqa: PLC0415
 
-    failure: Future[str] = Future()
-    parts = SplitServer(
-        engine=AsyncEngine(
-            args.engine,
-            on_failure=failure.set_result,
-            usage_log=args.server.usage_log,
-            progress=progress,
-        ),
-        failure=failure,
-        metrics=ServerMetrics(args.model_name),
-        listener=listener,
-        setup=EngineSetup(packed_settings(args), logging.getLogger().getEffectiveLevel()),
-        count=args.server.api_processes,
+    SplitServer(
+        args,
+        listener,
         on_ready=lambda: _print_ready(args, console),
         on_drain=lambda count: _print_draining(count, args, console),
-        drain_s=args.server.drain_timeout_s,
-    )
-    serve_split(parts)
+    ).serve()
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:
@@ -207,3 +191,21 @@ def _print_ready(args: ServeArgs, console: Console) -> None:
     page = f" and, for a browser, {base_url(args)}/ui" if args.server.live_page else ""
     console.print(f"ready: {base_url(args)}/v1{page} (ctrl-c stops it); try")
     console.print(curl_line(args), markup=False)
+
+
+def compile_cpu_kernels(config: EngineConfig) -> None:
+    """Compile the kernels that stages on this machine will load, unless they are there.
+
+    Where that fails, the stages say why, and run torch's kernels.
+    """
+    if config.compile == "off" or config.dtype not in ("auto", "float32"):
+        return
+    # torch takes a second to import, which a port in use is to be reported before.
+    from ....kernels.cpu.build import ensure_built  # noqa: PLC0415
+    from ....models.device import choose_device  # noqa: PLC0415
+    from ....models.stage.options import StageOptions  # noqa: PLC0415
+
+    if choose_device(config.device, has_gpu=stages_have_gpu(config)) != "cpu":
+        return
+    with suppress(ConfigError):
+        ensure_built(Path(StageOptions().compile_cache).expanduser(), progress)

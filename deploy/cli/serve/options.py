@@ -9,8 +9,9 @@ from typing import Any
 from ....cluster.checked_settings import unknown_key
 from ....cluster.config import EngineConfig
 from ....core.errors import ConfigError
-from ...settings.exposure import KEY_FLAG, KEY_VARIABLE
 from ...settings.settings import (
+    KEY_FLAG,
+    KEY_VARIABLE,
     ServerConfig,
     merge_settings,
     parse_json,

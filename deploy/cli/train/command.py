@@ -67,7 +67,7 @@ class HeadCommand(FlagCommand):
 @train_app.command(cls=DataCommand)
 def data(ctx: typer.Context) -> None:
     """Let a target answer prompts, with speculation, and keep what it says."""
-    from .data import make_texts
+    from .fit import make_texts
     from .job import DataJob
 
     make_texts(DataJob(**ctx.obj[DataJob]), console)

@@ -14,8 +14,8 @@ from draftline.core.errors import ConfigError
 from draftline.core.request.output import Delta
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
-from draftline.deploy.cli.bench import lossless_run
 from draftline.deploy.cli.bench import run as bench_run
+from draftline.deploy.cli.bench import run as lossless_run
 from draftline.deploy.cli.bench.suites import RULES, bundled_heads
 from draftline.measure.clients.endpoint import TARGET_ONLY, Setting
 from draftline.measure.clients.http_endpoint import HttpEndpoint

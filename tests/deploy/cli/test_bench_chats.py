@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from draftline.deploy.cli.bench import job as bench_job
+from draftline.deploy.cli.bench.endpoints import bench_prompts
 from draftline.deploy.cli.bench.job import BenchJob
-from draftline.deploy.cli.bench.prompts import bench_prompts
 
 
 def test_the_bundled_chats_have_two_turns() -> None:

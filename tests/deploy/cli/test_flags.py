@@ -17,8 +17,8 @@ from draftline.cluster.config import EngineConfig
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli import flags as flag_module
 from draftline.deploy.cli import generate as generate_module
-from draftline.deploy.cli.bench import lossless_run
 from draftline.deploy.cli.bench import run as bench_run
+from draftline.deploy.cli.bench import run as lossless_run
 from draftline.deploy.cli.bench.job import BENCH, LOSSLESS, BenchJob, LosslessJob
 from draftline.deploy.cli.flags import FlagGroup, flag_options
 from draftline.deploy.cli.main import app

@@ -10,7 +10,7 @@ import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.api.http.metrics import ServerMetrics
 from draftline.deploy.cli.bench.job import LosslessJob
-from draftline.deploy.cli.bench.lossless_run import run_shadow
+from draftline.deploy.cli.bench.run import run_shadow
 from draftline.deploy.engine.shadow import ShadowCounts
 from rich.console import Console
 from support.fakes.fake_engine import engine_stats

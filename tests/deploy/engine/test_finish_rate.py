@@ -10,7 +10,7 @@ import pytest
 from draftline import AsyncEngine, EngineConfig, SamplingParams
 from draftline.core.errors import CapacityError
 from draftline.deploy.api.errors import to_api_error
-from draftline.deploy.engine.stats import (
+from draftline.deploy.engine.async_engine import (
     MAX_RETRY_S,
     UNKNOWN_RETRY_S,
     FinishRate,

@@ -7,11 +7,10 @@ import socket
 from typing import Any
 
 import pytest
+from draftline.deploy.api.http.gate import TenantLimits
 from draftline.deploy.api.http.metrics import ServerMetrics
-from draftline.deploy.api.rates.verdict import TenantLimits
 from draftline.deploy.engine_process import client as client_module
-from draftline.deploy.engine_process.client import EngineMetrics, SocketEngineClient
-from draftline.deploy.engine_process.gates import SocketGate
+from draftline.deploy.engine_process.client import EngineMetrics, SocketEngineClient, SocketGate
 from draftline.deploy.engine_process.server import EngineServer
 from support.fakes.fake_engine import engine_stats
 from support.servers.http_server import until

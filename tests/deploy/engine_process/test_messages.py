@@ -31,7 +31,7 @@ from draftline.core.request.output import (
     VerifiedTree,
 )
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
-from draftline.deploy.api.rates.verdict import Rate, TenantLimits, Verdict
+from draftline.deploy.api.http.gate import Rate, TenantLimits, Verdict
 from draftline.deploy.engine_process.messages import (
     Add,
     Beat,

@@ -21,9 +21,8 @@ from draftline.core.request.output import TARGET_SOURCE, Delta, FinishReason, Re
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.engine.stats import EngineStats
 from draftline.deploy.engine_process import client as clients
-from draftline.deploy.engine_process import connection as connections
-from draftline.deploy.engine_process.connection import Connection
-from draftline.deploy.engine_process.messages import Beat, Hello, decode_from_engine
+from draftline.deploy.engine_process import messages as connections
+from draftline.deploy.engine_process.messages import Beat, Connection, Hello, decode_from_engine
 from support.fakes.fake_engine import engine_stats
 from support.servers.http_server import until
 from support.servers.split_engine import split_engine

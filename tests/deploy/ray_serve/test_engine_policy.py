@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.deploy.ray_serve.deployment_plan import engine_options
-from draftline.deploy.ray_serve.policies.autoscaling import (
+from draftline.deploy.ray_serve.autoscaling import (
     NUM_FIRST_TOKENS,
     TTFT_S,
     WINDOW_S,
     EnginePolicy,
     FirstTokenTimes,
 )
+from draftline.deploy.ray_serve.deployment_plan import engine_options
 from draftline.deploy.settings.settings import build_serve_args
 
 

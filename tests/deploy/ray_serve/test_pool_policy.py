@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
-from draftline.deploy.ray_serve.policies.autoscaling import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
+from draftline.deploy.ray_serve.autoscaling import BUSY, OPEN_REQUESTS, WAITING, PoolPolicy
 from hypothesis import given
 from hypothesis import strategies as st
 

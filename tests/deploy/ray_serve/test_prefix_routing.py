@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 from draftline.core.request.request_kv import PrefixKeys
-from draftline.deploy.ray_serve.policies.prefix_routing import PrefixRouting, Routed, SentPrefixes
+from draftline.deploy.ray_serve.prefix_routing import PrefixRouting, Routed, SentPrefixes
 
 BLOCK = 4
 NAMES = ["one", "two", "three"]

@@ -99,7 +99,7 @@ async def client_of(handle: Handle) -> EngineClient:
     from draftline.deploy.ray_serve.engine_client import RayEngineClient
 
     config = handle._engine.config
-    client = RayEngineClient(handle, config, 30.0, LIMITS, NoCounts())  # pyright: ignore[reportArgumentType]
+    client = RayEngineClient(handle, config, 30.0, NoCounts(), LIMITS)  # pyright: ignore[reportArgumentType]
     await client.start()
     return client
 

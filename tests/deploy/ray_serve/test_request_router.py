@@ -26,7 +26,7 @@ def pending(prompt: tuple[int, ...], request_id: str, **options: Any) -> Any:
 
 
 async def test_calls_of_the_engine_are_ranked() -> None:
-    from draftline.deploy.ray_serve.policies.request_router import PrefixRouter
+    from draftline.deploy.ray_serve.request_router import PrefixRouter
     from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
     deployment = DeploymentID(name="engine", app_name="draftline")

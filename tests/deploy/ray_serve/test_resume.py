@@ -259,7 +259,7 @@ async def test_some_errors_end_a_request_at_once(error: DraftlineError, lost: Co
     assert counts == Counts(lost=lost)
 
 
-async def test_switched_off_the_error_is_told_and_counted() -> None:
+async def test_without_further_tries_the_error_is_told_and_counted() -> None:
     limits = ResumeLimits(max_tries=0, timeout_s=5.0)
     replicas, counts = Replicas([(2, ReplicaDied("dead"))]), Counts()
     with pytest.raises(ReplicaDied, match="dead"):

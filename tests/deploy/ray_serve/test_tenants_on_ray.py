@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from draftline.deploy.settings.tenants import key_digest
-from draftline.deploy.tenants.changes import create_tenant
-from draftline.deploy.tenants.store import open_tenant_store
+from draftline.deploy.tenants import create_tenant, open_tenant_store
 from redis import Redis
 from support.servers.redis_server import RedisServer
 

@@ -13,13 +13,14 @@ from draftline.deploy.cli.main import app
 from draftline.deploy.cli.serve.command import curl_line
 from draftline.deploy.ray_serve import runtime as ray_runtime
 from draftline.deploy.ray_serve.runtime import http_options
-from draftline.deploy.settings.exposure import (
+from draftline.deploy.settings.settings import (
+    ServerConfig,
+    build_serve_args,
     check_key_variable,
     is_loopback,
     require_keys,
     without_keys,
 )
-from draftline.deploy.settings.settings import ServerConfig, build_serve_args
 from draftline.deploy.settings.tenants import key_digest
 from typer.testing import CliRunner
 

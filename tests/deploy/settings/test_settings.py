@@ -19,7 +19,6 @@ from draftline.deploy.ray_serve.deployment_plan import (
     engine_options,
     ingress_options,
     placement_bundles,
-    resume_limits,
 )
 from draftline.deploy.ray_serve.runtime import PROXY_READY_CHECK, RAY_ENVIRONMENT
 from draftline.deploy.settings.settings import (
@@ -321,9 +320,3 @@ def test_what_stops_has_the_time_of_its_requests() -> None:
     args = build_serve_args({"server": {"request_timeout_s": None}, "deployment": deployment})
     assert engine_options(args)["graceful_shutdown_timeout_s"] == 3.0
     assert ingress_options(AppArgs.of(args))["graceful_shutdown_timeout_s"] > 600.0
-
-
-@pytest.mark.parametrize(("written", "tries"), [(True, 3), ("on", 3), (False, 0), ("off", 0)])
-def test_resuming_can_be_switched_off(written: object, tries: int) -> None:
-    args = build_serve_args({"deployment": {"resume": written}})
-    assert resume_limits(args.deployment).max_tries == tries

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 from draftline.core.errors import ConfigError, StoreError
 from draftline.deploy.settings.tenants import key_digest
-from draftline.deploy.tenants.changes import create_tenant, revoke_key, rotate_key, set_tenant
-from draftline.deploy.tenants.redis_store import AUDIT
-from draftline.deploy.tenants.store import TenantStore, checked_tenants, open_tenant_store
+from draftline.deploy.tenants import (
+    AUDIT,
+    TenantStore,
+    checked_tenants,
+    create_tenant,
+    open_tenant_store,
+    revoke_key,
+    rotate_key,
+    set_tenant,
+)
 from support.servers.redis_server import RedisServer
 
 Audit = Callable[[], list[dict[str, object]]]

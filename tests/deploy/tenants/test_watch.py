@@ -10,10 +10,15 @@ from typing import Any
 import httpx
 import pytest
 from draftline.core.errors import ConfigError
+from draftline.deploy import tenants as watch
 from draftline.deploy.settings.settings import ServerConfig
-from draftline.deploy.tenants import watch
-from draftline.deploy.tenants.changes import create_tenant, revoke_key, rotate_key
-from draftline.deploy.tenants.store import check_tenant_store, open_tenant_store
+from draftline.deploy.tenants import (
+    check_tenant_store,
+    create_tenant,
+    open_tenant_store,
+    revoke_key,
+    rotate_key,
+)
 from support.fakes.fake_engine import FakeEngine
 
 BODY = {"prompt": "a", "max_tokens": 2}

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError, StoreError
-from draftline.deploy.api.rates.gate import CountingGate
-from draftline.deploy.api.rates.verdict import TenantLimits
+from draftline.deploy.api.http.gate import CountingGate, TenantLimits
 from draftline.deploy.cli.corpus.stats import store_stats
 from draftline.retrieval_store.redis_store.store import RedisStore
 from draftline.retrieval_store.serving.open_store import open_policy, open_store

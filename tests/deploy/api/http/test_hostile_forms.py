@@ -12,8 +12,7 @@ import pytest_asyncio
 from draftline import AsyncEngine, DrafterConfig, EngineConfig
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.settings.limits import RequestLimits
-from draftline.deploy.settings.settings import ServerConfig
+from draftline.deploy.settings.settings import RequestLimits, ServerConfig
 
 PROMPT = "def add(a, b):\n    return"
 ANY_OF_400 = {

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from draftline.cluster import loop_calls
 from draftline.cluster.loop_calls import MAX_BUSY_THREADS, off_loop
-from draftline.deploy.api.output import json_parts
+from draftline.deploy.api.output import completions
 from draftline.deploy.api.schema.request_models import RequestModel
 from support.fakes.fake_engine import FakeEngine
 
@@ -40,8 +40,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[bool]]]:
         monkeypatch.setattr(owner, name, classmethod(watched) if is_method else watched)
 
     watch(RequestModel, "parse", "parse")
-    watch(json_parts, "_top", "log-probabilities")
-    watch(json_parts, "write_object", "body")
+    watch(completions, "_top", "log-probabilities")
+    watch(completions, "write_object", "body")
     return seen
 
 
@@ -125,11 +125,11 @@ async def test_work_waits_on_the_loop_not_in_the_pool(monkeypatch: pytest.Monkey
 
 
 def test_bodies_are_written_in_slices_that_make_the_same_text() -> None:
-    numbers = list(range(3 * json_parts.INLINE_VALUES + 1))
+    numbers = list(range(3 * completions.INLINE_VALUES + 1))
     fields = {"count": 3, "tokens": numbers, "texts": ["ü", "\n"], "none": None, "empty": []}
-    assert json.loads(json_parts.write_object(fields)) == fields
-    lazy = json_parts.LazyList(lambda one: {"square": one * one}, [1, 2, 3])
-    written = json_parts.write_json({"a": lazy, "b": [lazy]})
+    assert json.loads(completions.write_object(fields)) == fields
+    lazy = completions.LazyList(lambda one: {"square": one * one}, [1, 2, 3])
+    written = completions.write_json({"a": lazy, "b": [lazy]})
     squares = [{"square": 1}, {"square": 4}, {"square": 9}]
     assert json.loads(written) == {"a": squares, "b": [squares]}
 

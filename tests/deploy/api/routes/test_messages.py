@@ -17,7 +17,7 @@ from draftline.core.errors import CapacityError, StageLost
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.schema.messages import MessagesRequest
-from draftline.deploy.api.schema.size_checks import IGNORED
+from draftline.deploy.api.schema.request_models import IGNORED
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine, roomy
 from support.tools.named_events import named_events

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 from draftline.core.errors import CapacityError, StageLost
+from draftline.deploy.api.schema.request_models import IGNORED
 from draftline.deploy.api.schema.responses import ResponsesRequest
-from draftline.deploy.api.schema.size_checks import IGNORED
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,

@@ -13,7 +13,7 @@ from draftline.cluster.config import EngineConfig
 from draftline.deploy.api.app import create_models_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.metrics import JointMetrics, ServerMetrics
-from draftline.deploy.api.routes.models import ModelSource
+from draftline.deploy.api.routes.models import ServedModel
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import TenantConfig
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,7 +29,7 @@ async def serving(*engines: FakeEngine, **options: Any) -> AsyncIterator[httpx.A
     config = ServerConfig(**options)
     counts = [ServerMetrics(name) for name in NAMES]
     sources = [
-        ModelSource(
+        ServedModel(
             name=name,
             engine_client=LocalEngineClient(engine),  # pyright: ignore[reportArgumentType]
             config=config,
@@ -87,7 +87,7 @@ async def test_a_folder_is_named_by_its_last_part_or_its_path(tmp_path: Path) ->
         ),
     )
     sources = [
-        ModelSource(
+        ServedModel(
             name=settings.name,
             engine_client=LocalEngineClient(FakeEngine()),  # pyright: ignore[reportArgumentType]
             config=config,

@@ -20,7 +20,7 @@ from draftline.core.request.output import (
     VerifiedTree,
 )
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.api.generation.stream_pace import Pace
+from draftline.deploy.api.output.stream_pace import Pace
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.models.text.tokenizer import Detokenizer, TokenBytes
 from hypothesis import given
@@ -217,7 +217,7 @@ async def test_closing_a_paced_stream_closes_the_engines(
 
 
 async def test_nothing_is_read_ahead_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftline.deploy.api.generation.stream_pace.MAX_HELD_TOKENS", 8)
+    monkeypatch.setattr("draftline.deploy.api.output.stream_pace.MAX_HELD_TOKENS", 8)
     came = deltas_of("a" * 400, [4] * 100)
     engine = GivenEngine(came)
     stream = paced(engine, 4, 0.001)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 from draftline.core.request.output import TokenLogProb
-from draftline.deploy.api.output.json_parts import CompletionLogprobs
+from draftline.deploy.api.output.completions import CompletionLogprobs
 from draftline.models.text.tokenizer import TokenBytes
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def entries(bytes_of: TokenBytes, ids: list[int], text: str, **options: Any) -> 
         bytes_of, [0], options.pop("echo", None), skip_special_tokens=True, **options
     )
     tokens = [TokenLogProb(token, -1.0) for token in ids]
-    return body.add(tokens, text, is_last=True).text_offset or []
+    return body.add(tokens, text, is_last=True)["text_offset"]
 
 
 def with_words(tokens: list[str]) -> tuple[TokenBytes, list[int]]:
@@ -70,7 +70,7 @@ async def test_a_special_token_before_an_echoed_prompt_has_no_width() -> None:
 
     def offsets(echo: str) -> list[int]:
         body = CompletionLogprobs(bytes_of, ids, echo, skip_special_tokens=True)
-        return body.add(tokens, f"{echo}ef", is_last=True).text_offset or []
+        return body.add(tokens, f"{echo}ef", is_last=True)["text_offset"]
 
     assert offsets("hi") == [0, 0, 1, 2, 3]
     assert offsets("<s>hi") == [0, 3, 4, 5, 6]
@@ -96,7 +96,7 @@ def test_parts_tell_the_same_as_the_whole(data: st.DataObject, text: str, cut: i
         size = data.draw(st.integers(0, len(said)))
         tokens, ids = [TokenLogProb(token, -1.0) for token in ids[:count]], ids[count:]
         part, said = (said[:size], said[size:]) if ids else (said, "")
-        found += body.add(tokens, part, is_last=not ids).text_offset or []
+        found += body.add(tokens, part, is_last=not ids)["text_offset"]
     assert found == expected
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import httpx
 import pytest
 from draftline.deploy.api.schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from draftline.deploy.api.schema.size_checks import CHAT_REFUSED, COMPLETION_REFUSED, IGNORED
+from draftline.deploy.api.schema.request_models import CHAT_REFUSED, COMPLETION_REFUSED, IGNORED
 from openai.types import completion_create_params as completion_types
 from openai.types.chat import completion_create_params as chat_types
 from support.fakes.fake_engine import FakeEngine

@@ -6,8 +6,7 @@ import re
 
 import pytest
 from draftline.cluster.config import EngineConfig
-from draftline.deploy.settings.limits import RequestLimits
-from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
+from draftline.deploy.settings.settings import DeploymentConfig, RequestLimits, ServerConfig
 from support.tools.pages import DOCS
 
 LINES = [

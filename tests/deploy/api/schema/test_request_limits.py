@@ -10,8 +10,7 @@ import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.api.errors import ApiError
 from draftline.deploy.api.schema.request_models import count_values, read_json
-from draftline.deploy.settings.limits import RequestLimits
-from draftline.deploy.settings.settings import ServerConfig
+from draftline.deploy.settings.settings import RequestLimits, ServerConfig
 from hypothesis import given
 from hypothesis import strategies as st
 

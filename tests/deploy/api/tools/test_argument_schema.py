@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from draftline.core.errors import RequestError
 from draftline.deploy.api.schema.chat import FunctionDefinition
-from draftline.deploy.api.tools.call_syntax import PLAIN_JSON
-from draftline.deploy.api.tools.forced_calls import argument_schema, call_grammar
-from draftline.deploy.api.tools.reading import with_start
+from draftline.deploy.api.tools.call_syntax import PLAIN_JSON, argument_schema, call_grammar
+from draftline.deploy.api.tools.chat_plan import with_start
 from draftline.models.load.bundled import demo_path
 from draftline.models.text.grammar_worker import Matcher
 from draftline.models.text.tokenizer import load_tokenizer

@@ -10,8 +10,8 @@ from draftline.core.errors import RequestError
 from draftline.core.request.allowed_tokens import StructuredOutput
 from draftline.deploy.api.schema.chat import Tool, ToolFields
 from draftline.deploy.api.tools.call_syntax import ToolFamily, tool_family
+from draftline.deploy.api.tools.chat_plan import AnswerReading, call_limit, choose_tools
 from draftline.deploy.api.tools.events import parse_whole
-from draftline.deploy.api.tools.reading import AnswerReading, call_limit, choose_tools
 from draftline.models.load.bundled import demo_path
 from draftline.models.text.grammar import GrammarFactory
 from draftline.models.text.tokenizer import load_tokenizer

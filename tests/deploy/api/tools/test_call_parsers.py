@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 from draftline.deploy.api.tools.call_parsers import HermesParser, LlamaParser, MistralParser
-from draftline.deploy.api.tools.call_syntax import HERMES, LLAMA, MISTRAL, PLAIN_JSON, tool_family
+from draftline.deploy.api.tools.call_syntax import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    PLAIN_JSON,
+    ForcedCallParser,
+    tool_family,
+)
+from draftline.deploy.api.tools.chat_plan import PlainParser, ReasoningParser
 from draftline.deploy.api.tools.events import (
     CallArgumentsDelta,
     CallStart,
@@ -18,8 +26,6 @@ from draftline.deploy.api.tools.events import (
     Parser,
     parse_whole,
 )
-from draftline.deploy.api.tools.forced_calls import ForcedCallParser
-from draftline.deploy.api.tools.reading import PlainParser, ReasoningParser
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -458,7 +458,7 @@ async def test_a_template_of_a_request(serving: Serving) -> None:
 async def test_a_template_that_runs_for_ever_is_ended(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftline.deploy.api.text_codec.TEMPLATE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("draftline.deploy.api.engine_client.TEMPLATE_TIMEOUT_S", 0.2)
     loop = "{% for a in range(99999) %}"
     async with serving(FakeEngine(), trust_request_chat_template=True) as client:
         endless = loop * 3 + "{% endfor %}" * 3

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
-from ...observe.request_log import log_answer
-from ...settings.limits import RequestLimits
+from ...settings.settings import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import AnswerRecorder
+from ..http.middleware import log_answer
 from .stream_pace import Pace
 
 if TYPE_CHECKING:
@@ -92,15 +92,6 @@ class Piece:
     token_ids: Sequence[int] | None = None
     num_answered: int | None = None
     stop_reason: StopReason = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it holds its text and its end only."""
-        extras = (
-            self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered,
-            self.stop_reason,
-        )  # fmt: skip
-        return not self.is_first and all(value is None for value in extras)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 # Metrics of a replica for the autoscaler: seconds to first tokens, and of how many requests.
 TTFT_S, NUM_FIRST_TOKENS = "ttft_s", "num_first_tokens"
@@ -20,22 +23,6 @@ IDLE_SHARE = 0.5
 MAX_GROWTH = 2.0
 # Period of the first tokens that a replica reports.
 WINDOW_S = 10.0
-
-
-class EngineState(Protocol):
-    """Of Ray Serve's `AutoscalingContext` what the policy reads."""
-
-    current_num_replicas: int
-
-    @property
-    def total_num_requests(self) -> float:
-        """Mean number of requests at replicas and in the queues of ingresses."""
-        ...
-
-    @property
-    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
-        """Metric -> replica -> its mean over the period that is looked back on."""
-        ...
 
 
 class EnginePolicy:
@@ -55,7 +42,7 @@ class EnginePolicy:
         self._target_ttft_s = target_ttft_s
         self._target_ongoing_requests = target_ongoing_requests
 
-    def __call__(self, state: EngineState) -> tuple[float, dict[str, Any]]:
+    def __call__(self, state: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         """The number of replicas, not rounded, and no state."""
         by_requests = state.total_num_requests / self._target_ongoing_requests
         late = _mean_ttft_s(state.aggregated_metrics or {}) / self._target_ttft_s
@@ -118,17 +105,6 @@ class FirstTokenTimes:
 OPEN_REQUESTS, BUSY, WAITING = "open_requests", "busy", "waiting"
 
 
-class PoolState(Protocol):
-    """Of Ray Serve's `AutoscalingContext` what the policy reads: means of each running server."""
-
-    target_num_replicas: int
-
-    @property
-    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
-        """Metric -> server -> its mean over the period that is looked back on."""
-        ...
-
-
 class PoolPolicy:
     """As many servers as take the open requests, and the work, at their targets.
 
@@ -143,7 +119,7 @@ class PoolPolicy:
         self._target_open_requests = target_open_requests
         self._target_utilization = target_utilization
 
-    def __call__(self, state: PoolState) -> tuple[float, dict[str, Any]]:
+    def __call__(self, state: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         """The number of servers, not rounded, and no state."""
         metrics = state.aggregated_metrics or {}
         if not metrics.get(OPEN_REQUESTS):

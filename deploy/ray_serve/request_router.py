@@ -12,8 +12,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ....core.request.request_kv import PrefixKeys
-from ....core.request.sampling_params import RequestOptions
+from ...core.request.request_kv import PrefixKeys
+from ...core.request.sampling_params import RequestOptions
 from .prefix_routing import PrefixRouting, Routed
 
 # The namespace of requests that are no tenant's.

@@ -10,7 +10,10 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from ..api.http.metrics import ServerMetrics
 
 # Requests whose earlier tries are remembered.
 MAX_TRIED = 4096
@@ -19,14 +22,6 @@ MAX_TRIED = 4096
 # prefix   one that was sent the beginning of its prompt before
 # load     the one that has least to do
 Reason = Literal["session", "prefix", "load"]
-
-
-class RoutingCounts(Protocol):
-    """Counts where requests go."""
-
-    def record_routed(self, reason: Reason, num_tokens: int, num_sent_before: int) -> None:
-        """One went to a replica, which was sent so many of its prompt's tokens before."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +84,7 @@ class PrefixRouting:
     counts       of this process's requests, by model; Ray Serve makes the routers
     """
 
-    counts: ClassVar[dict[str, RoutingCounts]] = {}
+    counts: ClassVar[dict[str, ServerMetrics]] = {}
 
     def __init__(
         self,

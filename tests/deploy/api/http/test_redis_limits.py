@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from draftline.deploy.api.rates import gate as gate_module
-from draftline.deploy.api.rates.gate import CountingGate
-from draftline.deploy.api.rates.verdict import TenantLimits
+from draftline.deploy.api.http import gate as gate_module
+from draftline.deploy.api.http.gate import CountingGate, TenantLimits
 from redis.asyncio import Redis
 from support.servers.redis_server import RedisServer
 

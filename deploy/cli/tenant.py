@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..flag_command import FlagCommand
+from .flag_command import FlagCommand
 
 if TYPE_CHECKING:
-    from ...tenants.store import TenantStore
-    from ..flags import FlagGroup
+    from ..tenants import TenantStore
+    from .flags import FlagGroup
 
 tenant_app = typer.Typer(
     help="Create, change and end the keys of tenants, while servers run.",
@@ -49,8 +49,8 @@ class TenantCommand(FlagCommand):
 
     def groups(self) -> Sequence[FlagGroup]:
         """The flags of a tenant."""
-        from ...settings.tenants import TenantConfig
-        from ..flags import FlagGroup
+        from ..settings.tenants import TenantConfig
+        from .flags import FlagGroup
 
         return (FlagGroup(title="Tenant", kind=TenantConfig),)
 
@@ -69,7 +69,7 @@ def create(
     ] = True,
 ) -> None:
     """Add a tenant, and print its key: the only time that it is shown."""
-    from ...tenants.changes import create_tenant
+    from ..tenants import create_tenant
 
     made = create_tenant(_open(store), name, _given(ctx), with_key=key)
     if made is not None:
@@ -83,7 +83,7 @@ def list_tenants(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, one tenant a line.")] = False,
 ) -> None:
     """List tenants with their settings and the first digits of their keys' digests."""
-    from ...tenants.store import checked_tenants
+    from ..tenants import checked_tenants
 
     opened = _open(store)
     table = Table("tenant", "keys", "settings", box=None, pad_edge=False)
@@ -111,7 +111,7 @@ def rotate(
     ] = False,
 ) -> None:
     """Give a tenant a new key, and print it. Its old keys work no more."""
-    from ...tenants.changes import rotate_key
+    from ..tenants import rotate_key
 
     _show_key(rotate_key(_open(store), name, keep_old=keep_old).text)
 
@@ -130,7 +130,7 @@ def revoke(
     ] = None,
 ) -> None:
     """End a tenant with all of its keys, or one key of it. Running requests continue."""
-    from ...tenants.changes import revoke_key
+    from ..tenants import revoke_key
 
     removed = revoke_key(_open(store), name, key)
     keys = ", ".join(digest[:SHOWN_DIGITS] for digest in removed) or "none"
@@ -150,9 +150,9 @@ def set_settings(
     ] = None,
 ) -> None:
     """Change limits and rights of a tenant; others stay."""
-    from ....core.errors import ConfigError
-    from ...settings.tenants import TenantConfig
-    from ...tenants.changes import set_tenant
+    from ...core.errors import ConfigError
+    from ..settings.tenants import TenantConfig
+    from ..tenants import set_tenant
 
     given, names = _given(ctx), [text.replace("-", "_") for text in unset or ()]
     known = [field for field in TenantConfig.model_fields if field not in OWN]
@@ -167,7 +167,7 @@ def set_settings(
 
 def _given(ctx: typer.Context) -> dict[str, Any]:
     """The settings of the flags that were given, as plain values."""
-    from ...settings.tenants import TenantConfig
+    from ..settings.tenants import TenantConfig
 
     given: Mapping[str, Any] = ctx.obj[TenantConfig]
     return {
@@ -176,7 +176,7 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _open(store: str) -> TenantStore:
-    from ...tenants.store import open_tenant_store
+    from ..tenants import open_tenant_store
 
     return open_tenant_store(store)
 

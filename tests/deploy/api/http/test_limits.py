@@ -8,8 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from draftline.deploy.api.rates.gate import WINDOW_S, Window
-from draftline.deploy.api.rates.verdict import duration
+from draftline.deploy.api.http.gate import WINDOW_S, Window, duration
 from draftline.deploy.settings.tenants import key_digest
 from support.fakes.fake_engine import FakeEngine
 
