@@ -25,7 +25,7 @@ from .proposals import (
     StepCommit,
 )
 from .request.request import RequestState
-from .schedule.scheduler import Scheduler
+from .scheduler import Scheduler
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.heads import HeadOrders, is_ordered

@@ -34,8 +34,9 @@ from .errors import (
     as_request_failure,
     contain_each,
 )
+from .fair_share import EndedRequests
 from .interfaces import ProposalSource, StepPipeline
-from .pipelined_drafting import PipelinedDrafting, TreeChunkCounts
+from .pipelined.drafting import PipelinedDrafting, TreeChunkCounts
 from .proposals import StepCommit
 from .request.draft_stats import DraftStats
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
@@ -43,8 +44,7 @@ from .request.output_queue import OutputQueue
 from .request.request import Request, RequestState, RequestStats
 from .request.sampling_params import PipeliningMode
 from .request.stop import StopResult, StopRule
-from .schedule.fair_share import EndedRequests
-from .schedule.scheduler import Scheduler
+from .scheduler import Scheduler
 from .speculation.draft_plan import StepOutcome, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.builder import build_step, edits_of_parts
@@ -94,7 +94,7 @@ class EngineCore:
         """`acceptance`: the rule that decides about drafts (`core/verify/rules.py`).
 
         `pipelined_trees`: whether a request's tree may go through the stages in several chunks
-        (`core/pipelined_drafting.py`).
+        (`core/pipelined/drafting.py`).
         A step whose answer takes longer than `step_timeout_s`, and far longer than usual, counts
         as lost with its stage.
         """

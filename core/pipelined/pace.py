@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from ..arrays import Span
 from ..request.output import RowAnswer
 from ..speculation.step_cost import StepCost
-from ..tree.pipelined_tree import PipelinedTree
+from .tree import PipelinedTree
 
 # What one more run leaves of the weight of those before it.
 DECAY = 0.98

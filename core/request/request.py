@@ -11,8 +11,8 @@ import numpy as np
 
 from ..arrays import Int32
 from ..errors import DraftlineError
+from ..pipelined.tree import PipelinedTree
 from ..proposals import DraftRequest
-from ..tree.pipelined_tree import PipelinedTree
 from ..tree.tree import TokenTree
 from .allowed_tokens import AllowedTokens
 from .draft_stats import DraftStats, TalliedNodes

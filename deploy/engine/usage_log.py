@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...core.errors import ConfigError, StoreError
-from ...core.schedule.fair_share import RequestUsage
+from ...core.fair_share import RequestUsage
 from ...retrieval_store.redis_store.client import connect, reported, shown_url
 from ..settings.settings import REDIS_SCHEMES
 

@@ -1,6 +1,6 @@
 """The KV blocks of a model drafter's requests: texts that begin alike share those of what is equal.
 
-As the target shares its own (`core/schedule/scheduler.py`): full blocks, found by a hash of all
+As the target shares its own (`core/scheduler.py`): full blocks, found by a hash of all
 tokens up to their end, among requests of one namespace and cache salt only.
 """
 
@@ -10,7 +10,7 @@ import logging
 
 from ...core.errors import CapacityError
 from ...core.interfaces import PrefixCounts
-from ...core.schedule.block_pool import BlockPool
+from ...core.kv_cache import BlockPool
 from .cached_text import CachedText
 
 logger = logging.getLogger(__name__)

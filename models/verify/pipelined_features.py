@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Int32
+from ...core.pipelined.walk import ChunkWalk, PipelinedWalks
 from ...core.steps import StepInput
-from ...core.verify.pipelined_walk import ChunkWalk, PipelinedWalks
 
 
 class PipelinedRows(NamedTuple):

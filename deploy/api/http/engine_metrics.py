@@ -20,8 +20,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ....cluster.drafting.stats import DrafterStats
+from ....core.fair_share import TenantTotals
 from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
-from ....core.schedule.fair_share import TenantTotals
 from ....core.step.in_flight import STEP_BOUNDS_S
 from ...engine.stats import EngineStats
 

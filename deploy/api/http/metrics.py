@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ....core.fair_share import BoundedNames
 from ....core.request.output import Delta, RequestMetrics
-from ....core.schedule.fair_share import BoundedNames
 from ...engine.stats import EngineStats
 from ..engine_client import EngineClient
 from .engine_metrics import EngineCollector

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Span
 from draftline.core.pipelined.pace import ChunkPace
+from draftline.core.pipelined.tree import PipelinedNode, PipelinedTree
 from draftline.core.request.output import RowAnswer
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.tree.pipelined_tree import PipelinedNode, PipelinedTree
 
 STAGE_S, STAGES = 1.0, 8
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from draftline.core.pipelined.pace import ChunkPace
+from draftline.core.pipelined.tree import PipelinedTree
 from draftline.core.request.output import RowAnswer
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.tree.pipelined_tree import PipelinedTree
 
 
 class NoPace(ChunkPace):

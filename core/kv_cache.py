@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..errors import CapacityError
+from .errors import CapacityError
 
 
 class BlockPool:

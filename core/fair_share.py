@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ..arrays import Int64
-from ..request.request import RequestState
+from .arrays import Int64
+from .request.request import RequestState
 
 # Tenants with totals of their own; all others share one.
 MAX_TENANTS = 100

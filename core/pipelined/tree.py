@@ -17,8 +17,8 @@ import numpy as np
 
 from ..arrays import ROOT
 from ..proposals import TopNextTokens
-from .tree import NO_TREE, TokenTree
-from .tree_loops import PARENT, SOURCE, TOKEN
+from ..tree.tree import NO_TREE, TokenTree
+from ..tree.tree_loops import PARENT, SOURCE, TOKEN
 
 # What was answered to a row.
 A = TypeVar("A")

@@ -14,23 +14,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .drafting import NO_SIZES, Drafting, asked_of, wanted
-from .errors import DraftlineError
-from .interfaces import ProposalSource
-from .length_buckets import AT_LEAVES
-from .pipelined.chunks import RequestNode, RequestTree, TreeChunk
-from .pipelined.pace import ChunkPace, Misses
-from .proposals import DraftCost, Proposal, Query, StepCommit
-from .request.request import HeadOrder, RequestState
-from .request.sampling_params import PipeliningMode
-from .schedule.scheduler import Scheduler
-from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
-from .speculation.policy import SpeculationPolicy
-from .step.in_flight import StepInFlight
-from .step.parts import PromptChunk, TreeExtras, TreeSteps
-from .steps import StepInput, StepOutput
-from .tree.merge import merge, reroot
-from .tree.pipelined_tree import PipelinedTree, path_to
+from ..drafting import NO_SIZES, Drafting, asked_of, wanted
+from ..errors import DraftlineError
+from ..interfaces import ProposalSource
+from ..length_buckets import AT_LEAVES
+from ..proposals import DraftCost, Proposal, Query, StepCommit
+from ..request.request import HeadOrder, RequestState
+from ..request.sampling_params import PipeliningMode
+from ..scheduler import Scheduler
+from ..speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
+from ..speculation.policy import SpeculationPolicy
+from ..step.in_flight import StepInFlight
+from ..step.parts import PromptChunk, TreeExtras, TreeSteps
+from ..steps import StepInput, StepOutput
+from ..tree.merge import merge, reroot
+from .chunks import RequestNode, RequestTree, TreeChunk
+from .pace import ChunkPace, Misses
+from .tree import PipelinedTree, path_to
 
 # Least probability of a node that is sent ahead, for each running request.
 LEAST_VALUE = 0.004

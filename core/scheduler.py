@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ..errors import CapacityError, RequestError
-from ..request.request import RequestState
-from ..request.request_kv import PrefixKeys
-from ..step.parts import PromptChunk
-from .block_pool import BlockPool
+from .errors import CapacityError, RequestError
 from .fair_share import FairShare
+from .kv_cache import BlockPool
 from .prefill_share import PrefillShare
+from .request.request import RequestState
+from .request.request_kv import PrefixKeys
+from .step.parts import PromptChunk
 
 # A prompt that fills more steps is long.
 LONG_STEPS = 2
