@@ -9,10 +9,9 @@ from operator import attrgetter
 
 from .errors import CapacityError, RequestError
 from .fair_share import FairShare
-from .kv_cache import BlockPool
+from .kv_cache import BlockPool, PrefixKeys
 from .prefill_share import PrefillShare
 from .request.request import RequestState
-from .request.request_kv import PrefixKeys
 from .step.parts import PromptChunk
 
 # A prompt that fills more steps is long.

@@ -11,13 +11,13 @@ import numpy as np
 
 from ..arrays import Int32
 from ..errors import DraftlineError
+from ..kv_cache import PrefixKeys, RequestKv
 from ..pipelined.tree import PipelinedTree
 from ..proposals import DraftRequest
 from ..tree.tree import TokenTree
 from .allowed_tokens import AllowedTokens
 from .draft_stats import DraftStats, TalliedNodes
 from .output import Delta, RequestMetrics, RowAnswer, StepTiming, TokenLogProb
-from .request_kv import PrefixKeys, RequestKv
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
 

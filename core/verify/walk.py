@@ -14,8 +14,8 @@ import numpy as np
 
 from ..arrays import Int32, Int64, lengths_of
 from ..compiled import compiled
+from ..kv_cache import NO_MOVES
 from ..request.output import TARGET_SOURCE
-from ..request.request_kv import NO_MOVES
 from ..steps import StepOutput, VerificationResult
 from ..tree.tree import TreeBatch
 from ..tree.tree_loops import PARENT, SOURCE, TOKEN

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.arrays import Int32
+from ...core.kv_cache import PrefixKeys
 from ...core.proposals import DraftRequest
-from ...core.request.request_kv import PrefixKeys
 from ..coupled_rank import CoupledChoice
 from .chain_job import ChainJob
 from .stopping.chain_length import ChainLength, num_equal
