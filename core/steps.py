@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -10,7 +11,6 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
-from .length_buckets import is_in
 from .proposals import Proposal
 
 # Columns of a tree's mask in one word of its bits.
@@ -208,6 +208,35 @@ class VerificationResult(NamedTuple):
     token: int
 
 
+# Buckets of accepted lengths: what a request's last step says of its next one. Texts copy in runs.
+# After a step in which nothing was accepted, n-grams and retrieved texts are right again for a
+# token or two; after one of many accepted nodes, for many. Drafters are chosen by it.
+# Here: most accepted nodes of a step in each bucket but the last.
+BUCKET_LENGTHS = (0, 3)
+NUM_LENGTH_BUCKETS = len(BUCKET_LENGTHS) + 1
+# A bit for each bucket.
+EVERY_LENGTH_BUCKET = (1 << NUM_LENGTH_BUCKETS) - 1
+# Beside them: also where a chunk of a pipelined tree was accepted down to a leaf, behind which
+# chunks in flight may go on.
+AT_LEAVES = 1 << NUM_LENGTH_BUCKETS
+
+
+def length_bucket_of(num_accepted: int) -> int:
+    """The bucket of a step in which so many nodes were accepted."""
+    return bisect_left(BUCKET_LENGTHS, num_accepted)
+
+
+def is_in(length_buckets: int, num_accepted: int, at_leaf: bool = False) -> bool:
+    """Whether a step in which so many nodes were accepted is in one of the buckets, bits.
+
+    num_accepted  -1: nothing is known of them yet
+    at_leaf       whether a chunk of a pipelined tree was accepted down to a leaf
+    """
+    if num_accepted < 0 or (at_leaf and not length_buckets & AT_LEAVES):
+        return False
+    return bool(length_buckets >> length_bucket_of(num_accepted) & 1)
+
+
 class HeadTask(NamedTuple):
     """What a head of the last stage does in a step: it reads what is committed of some requests,
     and drafts what may follow.
@@ -215,8 +244,7 @@ class HeadTask(NamedTuple):
     source     its name
     places     of the requests, rising
     max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
-    length_buckets  bits of `core/length_buckets.py`: after which accepted lengths of each one's
-               tree it does so
+    length_buckets  bits of accepted-length buckets: after which of each one's tree it does so
     level_tokens  what a further level of all its trees takes, in tokens that would save as much
     """
 

@@ -17,7 +17,6 @@ import numpy as np
 from ..drafting import NO_SIZES, Drafting, asked_of, wanted
 from ..errors import DraftlineError
 from ..interfaces import ProposalSource
-from ..length_buckets import AT_LEAVES
 from ..proposals import DraftCost, Proposal, Query, StepCommit
 from ..request.request import HeadOrder, RequestState
 from ..request.sampling_params import PipeliningMode
@@ -26,7 +25,7 @@ from ..speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedReque
 from ..speculation.policy import SpeculationPolicy
 from ..step.in_flight import StepInFlight
 from ..step.parts import PromptChunk, TreeExtras, TreeSteps
-from ..steps import StepInput, StepOutput
+from ..steps import AT_LEAVES, StepInput, StepOutput
 from ..tree.merge import merge, reroot
 from .chunks import RequestNode, RequestTree, TreeChunk
 from .pace import ChunkPace, Misses

@@ -113,7 +113,7 @@ class HeadOrder(NamedTuple):
     """What a head of the last stage drafts behind a request's step.
 
     max_nodes       of its tree, at most
-    length_buckets  after which accepted lengths it does so, bits of `core/length_buckets.py`
+    length_buckets  after which accepted lengths it does so, bits of buckets (`core/steps.py`)
     """
 
     max_nodes: int

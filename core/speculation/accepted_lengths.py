@@ -19,7 +19,7 @@ import numpy as np
 
 from ..arrays import Bool, Float32, Float64, Int32, Int64
 from ..compiled import compiled
-from ..length_buckets import BUCKET_LENGTHS, NUM_LENGTH_BUCKETS
+from ..steps import BUCKET_LENGTHS, NUM_LENGTH_BUCKETS
 from ..tree.acceptance import estimate
 from ..tree.tree_loops import DEPTH, DRAFTED_DEPTH, DRAFTER, NODE, RANK
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from ..arrays import Float32, Int32, lengths_of
 from ..interfaces import ProposalSource
-from ..length_buckets import EVERY_LENGTH_BUCKET
 from ..proposals import Drafted, FeatureRows
 from ..request.request import HeadOrder, RequestState
 from ..speculation.draft_plan import DraftPlan
-from ..steps import HeadDrafts, HeadTask, StepInput, StepOutput
+from ..steps import EVERY_LENGTH_BUCKET, HeadDrafts, HeadTask, StepInput, StepOutput
 from ..verify.walk import Paths
 from .parts import PromptChunk
 

@@ -9,9 +9,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ...cluster.loop_calls import spare_collector
-from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...core.request.stop import AnswerText
 from ...models.text.tokenizer import load_tokenizer
 from ..engine.stats import EngineStats
 from .text_codec import TextCodec

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from ...cluster.loop_calls import off_loop
 from ...core.errors import RequestError
-from ...core.request.answer_text import AnswerText
 from ...core.request.sampling_params import SamplingParams
+from ...core.request.stop import AnswerText
 from ...models.text.chat_template import ChatOptions, ChatTemplate
 from ...models.text.token_bytes import TokenBytes
 from ...models.text.tokenizer import Detokenizer

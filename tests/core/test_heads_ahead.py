@@ -10,13 +10,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from draftline.core.errors import RequestFailed
-from draftline.core.length_buckets import EVERY_LENGTH_BUCKET, length_bucket_of
 from draftline.core.proposals import DraftCost, chain_proposal
 from draftline.core.speculation import draft_plan
 from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.steps import HeadTask
+from draftline.core.steps import EVERY_LENGTH_BUCKET, HeadTask, length_bucket_of
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TreeBatch, empty_trees
 from draftline.core.verify.walk import Paths

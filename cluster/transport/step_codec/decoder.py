@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ....core.arrays import Int32, Int64, UInt32
 from ....core.errors import ProtocolError
-from ....core.length_buckets import AT_LEAVES, EVERY_LENGTH_BUCKET
 from ....core.steps import (
+    AT_LEAVES,
+    EVERY_LENGTH_BUCKET,
     NO_HEADS,
     NO_LOG_PROBS,
     NO_PROBES,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from draftline.core.arrays import Int32
-from draftline.core.length_buckets import EVERY_LENGTH_BUCKET
 from draftline.core.proposals import FeatureLayers
 from draftline.core.steps import (
+    EVERY_LENGTH_BUCKET,
     HeadInput,
     HeadTask,
     SamplingRows,
