@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.line_fit import LineFit
 from ...core.proposals import DraftCost, DraftRequest
+from ...core.speculation.step_cost import LineFit
 
 # What a new answer leaves of the weight of those before it.
 DECAY = 0.9

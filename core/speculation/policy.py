@@ -23,7 +23,6 @@ import numpy as np
 
 from ..arrays import Bool, Float64, Int64, lengths_of
 from ..errors import BestEffort
-from ..line_fit import LineFit
 from ..proposals import DraftCost, Proposal, chain_proposal, level_tokens
 from ..steps import NUM_LENGTH_BUCKETS, length_bucket_of
 from ..tree.acceptance import MOST_LIKELY, AcceptanceTable
@@ -51,7 +50,7 @@ from .draft_plan import (
 from .learn_acceptance import learn_from_tokens
 from .multi_step import MultiStep
 from .probe_trials import ProbeTrials
-from .step_cost import StepCost
+from .step_cost import LineFit, StepCost
 
 # Greedy and sampled requests, by the accepted length of their last step.
 NUM_BUCKETS = 2 * NUM_LENGTH_BUCKETS

@@ -20,7 +20,7 @@ from ...core.steps import (
     TopTokens,
     VerificationResult,
 )
-from ...core.verify.accepted_rows import accepted_rows
+from ...core.verify.walk import accepted_rows
 from ..device import HostCopy, to_device
 from ..sampling import Sampler
 from ..verify.apply import verification_results, with_verification_results

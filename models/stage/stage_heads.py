@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...core.arrays import Int32
 from ...core.errors import place_of
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
-from ...core.verify.accepted_rows import CommittedRows, committed_rows, load_walk
+from ...core.verify.walk import CommittedRows, committed_rows, load_walk
 from ..verify.pipelined_features import PipelinedFeatures, PipelinedRows
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from draftline.core.pipelined.walk import ChunkWalk, PipelinedWalks
 from draftline.core.proposals import Proposal, chain_proposal, empty_proposal
 from draftline.core.steps import HeadDrafts, StepInput, StepOutput
 from draftline.core.tree.tree_loops import unpack
-from draftline.core.verify.accepted_rows import CommittedRows, accepted_rows, committed_rows
+from draftline.core.verify.walk import CommittedRows, accepted_rows, committed_rows
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
