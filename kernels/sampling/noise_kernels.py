@@ -1,4 +1,4 @@
-"""The noise of `core/sampling/noise.py` in Triton. Importing this file needs Triton.
+"""The noise of `core/sampling/choose.py` in Triton. Importing this file needs Triton.
 
 Kernels that call `exact_noise` must be launched with `EXACT`: a fused multiply-add rounds once
 where numpy rounds twice.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...core.sampling import noise
+from ...core.sampling import choose as noise
 
 EXACT = {"enable_fp_fusion": False}
 

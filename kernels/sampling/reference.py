@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.request.allowed_tokens import unpack
-from ...core.sampling.choose import SCREEN_MARGIN, counts_of
-from ...core.sampling.noise import ATANH_TERMS, GAMMA, LN2, MIX_1, MIX_2
+from ...core.sampling.choose import ATANH_TERMS, GAMMA, LN2, MIX_1, MIX_2, SCREEN_MARGIN, counts_of
 from ...core.steps import LogitEdits, Penalties
 from .tables import SamplingScratch, SamplingTables
 

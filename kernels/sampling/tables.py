@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Float32
-from ...core.sampling.noise import stream_keys
+from ...core.sampling.choose import stream_keys
 from ...core.steps import SamplingRows
 from ..staged_buffer import StagedBuffer, aligned
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from draftline.core.sampling import noise as reference
+from draftline.core.sampling import choose as reference
 from draftline.core.sampling.choose import SCREEN_MARGIN
 from draftline.kernels.sampling.noise_kernels import EXACT, exact_noise, noise_bits, rough_noise
 from draftline.kernels.sampling.reference import gumbel

@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline.core.arrays import Float32
 from draftline.core.sampling import choose as core
-from draftline.core.sampling import noise
+from draftline.core.sampling import choose as noise
 from draftline.core.steps import SamplingRows
 from draftline.kernels.dispatch import Machine
 from draftline.kernels.sampling import reference as sampling_reference
