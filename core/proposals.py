@@ -294,7 +294,7 @@ class DraftRequest:
 
     token_ids      int32 [n]  all committed tokens: the prompt and what was generated so far
     prompt_len     how many of them are the prompt
-    seed           of the request's sampling noise (`core/sampling/choose.py`)
+    seed           of the request's sampling noise (`core/sampling.py`)
     namespace      whose retrieval data may be read besides `shared`
     logits_params  what else changes the distribution of its tokens
     end_ids        tokens that end the answer, which are not chosen before

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.sampling import choose as reference
+from ..core import sampling as reference
 from ..core.steps import LogitEdits, SamplingRows
 from ..kernels.cpu.build import are_loaded
 from ..kernels.dispatch import Machine
@@ -36,7 +36,7 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
     top_k, top_p, min_p, typical_p, each on the distribution that the former leaves. Gives the
-    tokens of `core/sampling/choose.py`.
+    tokens of `core/sampling.py`.
     """
     chosen = _best(logits)
     if sampling.temperature.any():
@@ -115,7 +115,7 @@ class Sampler(Protocol):
         ...
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """The target token of each row, int32 [rows] on the device: `core/sampling/choose.py`.
+        """The target token of each row, int32 [rows] on the device: `core/sampling.py`.
 
         -1 after a row that has NaN, infinity, or minus infinity alone.
         """

@@ -15,7 +15,7 @@ from ..pipelined.chunks import rows_of_edits, with_tree_chunks
 from ..proposals import chain_proposal
 from ..request.draft_stats import DraftStats
 from ..request.request import RequestState
-from ..sampling.choose import build_edits, path_entries, rows_of_requests
+from ..sampling import build_edits, path_entries, rows_of_requests
 from ..steps import (
     NO_HEADS,
     NO_LOG_PROBS,

@@ -26,7 +26,7 @@ LOSSY = frozenset({TYPICAL})
 class SeededRng:
     """A random stream that depends on the request's seed and on a position alone.
 
-    It is not the sampling noise of `core/sampling/choose.py`: drafters may draw with that, and the
+    It is not the sampling noise of `core/sampling.py`: drafters may draw with that, and the
     tests of their tokens must not depend on what they drew.
     """
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.proposals import Proposal, empty_proposal
-from ...core.sampling.choose import sampling_rows
+from ...core.sampling import sampling_rows
 from ...core.steps import LogProbOutput, StepOutput, TopTokens
 from ...models.sampling import choose_sampler
 from ..model.options import SEQUOIA

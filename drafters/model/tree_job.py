@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from ...core.arrays import ROOT, Bool, Float32, Int32
-from ...core.sampling.choose import sampling_rows
+from ...core.sampling import sampling_rows
 from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
 from ...core.tree.tree_loops import pack

@@ -16,7 +16,7 @@ from ...core.arrays import Bool, Int32, Int64
 from ...core.compiled import address_of
 from ...core.errors import DrafterError
 from ...core.proposals import Commit, DraftRequest, Probe
-from ...core.sampling.choose import uniform
+from ...core.sampling import uniform
 from ...core.tree.proposal_batch import ProposalBatch
 from ..ngram.candidate_pool import probe_layout
 from ..ngram.ngram_maps import NONE, ORDER_LEN, VACANT, empty_map, fill_table

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.request.allowed_tokens import unpack
-from ...core.sampling.choose import ATANH_TERMS, GAMMA, LN2, MIX_1, MIX_2, SCREEN_MARGIN, counts_of
+from ...core.sampling import ATANH_TERMS, GAMMA, LN2, MIX_1, MIX_2, SCREEN_MARGIN, counts_of
 from ...core.steps import LogitEdits, Penalties
 from .tables import SamplingScratch, SamplingTables
 
@@ -49,7 +49,7 @@ def _exact_log(x: Tensor) -> Tensor:
 
 
 def stream_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The int64 bits of `core.sampling.noise.stream_keys`."""
+    """The int64 bits of `core.sampling.stream_keys`."""
     return _mix64(_mix64(seeds + _GAMMA) ^ _mix64(positions * _GAMMA + _GAMMA))
 
 
@@ -68,7 +68,7 @@ def gumbel_of(uniforms: Tensor) -> Tensor:
 def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise, float32; int64 tensors that broadcast together.
 
-    Equals `core.sampling.noise.gumbel` bit by bit.
+    Equals `core.sampling.gumbel` bit by bit.
     """
     return gumbel_of(uniform(stream_keys(seeds, positions), token_ids))
 
@@ -76,7 +76,7 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose.choose_tokens`;
+    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose_tokens`;
     -1 where the best logit is no finite number.
 
     `logits` [rows, vocabulary] of any float type count as float32. `scratch` is not used.
@@ -157,7 +157,7 @@ def _keep_top_p(scaled: Tensor, share: Tensor) -> Tensor:
 
 
 def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
-    """Logits with -inf outside the typical set, as `core/sampling/choose.py` keeps it.
+    """Logits with -inf outside the typical set, as `core/sampling.py` keeps it.
 
     Rows with a typical_p of 1 stay as they are.
     """
@@ -176,9 +176,9 @@ def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
 
 
 def noisy_argmax(scaled: Tensor, keys: Tensor) -> Tensor:
-    """The token of each row whose value plus noise is largest; see `core.sampling.choose`.
+    """The token of each row whose value plus noise is largest; see `core.sampling`.
 
-    `keys` int64 [rows, 1] are those of `core.sampling.noise.stream_keys`.
+    `keys` int64 [rows, 1] are those of `core.sampling.stream_keys`.
     """
     token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(keys, token_ids)

@@ -16,7 +16,7 @@ from ...cluster.engine.assembly import plan_model
 from ...cluster.engine.request_factory import RequestFactory
 from ...core.request.request import RequestState, RequestStats
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...core.sampling.choose import build_edits, edit_logits, gumbel, process_logits, sampling_rows
+from ...core.sampling import build_edits, edit_logits, gumbel, process_logits, sampling_rows
 from ...core.tree.tree import NO_TREE
 from ...models.layers.whole_model import load_whole_model
 from ..clients.engine_endpoint import prompt_ids

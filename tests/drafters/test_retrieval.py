@@ -16,7 +16,7 @@ from draftline.core.interfaces import (
     empty_subtree,
 )
 from draftline.core.proposals import Commit, DraftRequest, Query
-from draftline.core.sampling.choose import gumbel
+from draftline.core.sampling import gumbel
 from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
 from support.fakes.fake_lookup import FakeLookup
 

@@ -22,14 +22,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..arrays import Float32, Float64, Int32, Int64, UInt32, UInt64
-from ..compiled import compiled
-from ..proposals import LogitsParams
-from ..request.allowed_tokens import unpack
-from ..request.request import RequestState, TokenCounts
-from ..steps import LogitEdits, Penalties, SamplingRows
-from ..tree.tree import TokenTree
-from ..tree.tree_loops import PARENT
+from .arrays import Float32, Float64, Int32, Int64, UInt32, UInt64
+from .compiled import compiled
+from .proposals import LogitsParams
+from .request.allowed_tokens import unpack
+from .request.request import RequestState, TokenCounts
+from .steps import LogitEdits, Penalties, SamplingRows
+from .tree.tree import TokenTree
+from .tree.tree_loops import PARENT
 
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
