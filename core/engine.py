@@ -38,10 +38,9 @@ from .fair_share import EndedRequests
 from .interfaces import ProposalSource, StepPipeline
 from .pipelined.drafting import PipelinedDrafting, TreeChunkCounts
 from .proposals import StepCommit
-from .request.draft_stats import DraftStats
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.output_queue import OutputQueue
-from .request.request import Request, RequestState, RequestStats
+from .request.request import DraftStats, Request, RequestState, RequestStats
 from .request.sampling_params import PipeliningMode
 from .request.stop import StopResult, StopRule
 from .scheduler import Scheduler

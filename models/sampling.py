@@ -77,7 +77,7 @@ def _best(logits: Tensor) -> Tensor:
 def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
     """Logits over the temperature, with -inf for the tokens that cannot be chosen.
 
-    As `core.sampling.choose.process_logits`; `logits` are those of `rows`, all of which have a
+    As `core.sampling.process_logits`; `logits` are those of `rows`, all of which have a
     temperature above 0.
     """
     device = logits.device

@@ -13,8 +13,7 @@ from ..compiled import compiled
 from ..kv_cache import NO_MOVES
 from ..pipelined.chunks import rows_of_edits, with_tree_chunks
 from ..proposals import chain_proposal
-from ..request.draft_stats import DraftStats
-from ..request.request import RequestState
+from ..request.request import DraftStats, RequestState
 from ..sampling import build_edits, path_entries, rows_of_requests
 from ..steps import (
     NO_HEADS,
