@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,13 +34,13 @@ from .errors import (
     StageLost,
     as_request_failure,
     contain_each,
+    place_of,
 )
 from .fair_share import EndedRequests
 from .interfaces import ProposalSource, StepPipeline
 from .pipelined.drafting import PipelinedDrafting, TreeChunkCounts
 from .proposals import StepCommit
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
-from .request.output_queue import OutputQueue
 from .request.request import DraftStats, Request, RequestState, RequestStats
 from .request.sampling_params import PipeliningMode
 from .request.stop import StopResult, StopRule
@@ -61,7 +62,6 @@ from .step.trace import StepTrace
 from .steps import StepOutput
 from .verify.rules import COUPLED
 from .verify.walk import Walk, walks_along
-from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
@@ -564,3 +564,83 @@ def _timing(request_id: str, outcome: StepOutcome, now: float) -> StepTiming:
     batch = outcome.draft_batch
     asked = tuple(name for name, ids in batch.plan.by_drafter.items() if request_id in ids)
     return StepTiming(asked, batch.began_at, batch.seconds, now, outcome.seconds, now)
+
+
+class Wakeup:
+    """Remembers that something happened until the loop has looked. One event loop uses it."""
+
+    __slots__ = ("_has_event", "_timer", "_waiter")
+
+    def __init__(self) -> None:
+        self._has_event = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def notify(self, _event: object = None) -> None:
+        """Something happened. Takes any argument, to serve as the callback of a future."""
+        self._has_event = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def notify_in(self, seconds: float | None) -> None:
+        """Something happens then, and no more what was to happen before; None: nothing does."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.notify)
+
+    def clear(self) -> None:
+        """Forget what happened so far: the caller looks at everything now."""
+        self._has_event = False
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Whether something happened since the last `clear`, or does within `timeout_s`; None: for
+        ever."""
+        if not self._has_event:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait((self._waiter,), timeout=timeout_s)
+            finally:
+                self._waiter = None
+        return self._has_event
+
+
+class OutputQueue:
+    """Events for the sinks of requests, in order. One event loop uses it.
+
+    A sink wakes other threads, which take the interpreter while they format and send. Between an
+    answer and the next step the stages would wait for that; beside the next step they do not.
+    """
+
+    __slots__ = ("_events", "_fail")
+
+    def __init__(self, fail: Callable[[RequestState, DraftlineError], None]) -> None:
+        """`fail` ends a request whose sink failed, if it has not ended."""
+        self._events: deque[tuple[RequestState, Delta | DraftlineError]] = deque()
+        self._fail = fail
+
+    def post(self, state: RequestState, event: Delta | DraftlineError) -> None:
+        """Keep an event for a request's sink."""
+        self._events.append((state, event))
+
+    def deliver(self) -> None:
+        """Tell all that is kept, and what sinks cause meanwhile."""
+        while self._events:
+            self.tell(*self._events.popleft())
+
+    def tell(self, state: RequestState, event: Delta | DraftlineError) -> None:
+        """Tell one event at once; also for other threads, where it is the last word."""
+        try:
+            state.request.sink(event)
+        except Exception as error:  # noqa: BLE001 - it supervises: the other requests go on
+            self._sink_failed(state, event, error)
+
+    def _sink_failed(
+        self, state: RequestState, event: Delta | DraftlineError, error: Exception
+    ) -> None:
+        if isinstance(event, Delta) and event.finish_reason is None:
+            self._fail(state, as_request_failure(error, state.request_id))
+            return
+        # It was the last event: only the log shows this.
+        logger.error("event=sink_failed request_id=%s error=%s", state.request_id, place_of(error))
