@@ -28,8 +28,7 @@ from .proposals import LogitsParams
 from .request.allowed_tokens import unpack
 from .request.request import RequestState, TokenCounts
 from .steps import LogitEdits, Penalties, SamplingRows
-from .tree.tree import TokenTree
-from .tree.tree_loops import PARENT
+from .tree.tree import PARENT, TokenTree
 
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9

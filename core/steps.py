@@ -102,7 +102,7 @@ class LogitEdits:
 class TreeRows(NamedTuple):
     """What the rows of one request see besides the committed context.
 
-    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/tree_loops.py`)
+    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/tree.py`)
     slots      int32 [columns]  KV slot of each column
     positions  int32 [columns]  absolute position of each column
 

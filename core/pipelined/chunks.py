@@ -18,8 +18,7 @@ from ..proposals import FeatureRows, Probe
 from ..request.output import Chosen, RowAnswer
 from ..request.request import RequestState
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
-from ..tree.tree import NO_TREE, TokenTree
-from ..tree.tree_loops import pack
+from ..tree.tree import NO_TREE, TokenTree, pack
 from .tree import PipelinedNode, PipelinedTree, token_tree, with_ancestors
 
 RequestTree = PipelinedTree[RowAnswer]

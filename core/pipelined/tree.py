@@ -17,8 +17,7 @@ import numpy as np
 
 from ..arrays import ROOT
 from ..proposals import TopNextTokens
-from ..tree.tree import NO_TREE, TokenTree
-from ..tree.tree_loops import PARENT, SOURCE, TOKEN
+from ..tree.tree import NO_TREE, PARENT, SOURCE, TOKEN, TokenTree
 
 # What was answered to a row.
 A = TypeVar("A")

@@ -16,8 +16,7 @@ from ..errors import DraftlineError
 from ..kv_cache import PrefixKeys, RequestKv
 from ..pipelined.tree import PipelinedTree
 from ..proposals import DraftRequest
-from ..tree.tree import TokenTree, TreeBatch
-from ..tree.tree_loops import SOURCE
+from ..tree.tree import SOURCE, TokenTree, TreeBatch
 from .allowed_tokens import AllowedTokens
 from .output import Delta, RequestMetrics, RowAnswer, StepTiming, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams

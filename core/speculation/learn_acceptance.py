@@ -10,8 +10,7 @@ from __future__ import annotations
 from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
 from ..tree.acceptance import AcceptanceTable, record
-from ..tree.tree import TreeBatch
-from ..tree.tree_loops import DRAFTED_DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN
+from ..tree.tree import DRAFTED_DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN, TreeBatch
 from ..verify.walk import Paths
 
 

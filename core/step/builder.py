@@ -31,8 +31,7 @@ from ..steps import (
 from ..tree.acceptance import AcceptanceTable
 from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
-from ..tree.tree import NO_TREE
-from ..tree.tree_loops import DEPTH, TOKEN, visible_columns
+from ..tree.tree import DEPTH, NO_TREE, TOKEN, visible_columns
 from ..verify.walk import Paths, RowSlots, follow, walks_along
 from .parts import PromptChunk, TreeStep, TreeSteps
 from .probes import ancestors_of, probe_input, probe_rows

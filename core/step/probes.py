@@ -15,7 +15,7 @@ import numpy as np
 from ..arrays import Int32, UInt64
 from ..proposals import Proposal, TopNextTokens
 from ..steps import NO_PROBES, NO_ROWS, WORD_BITS, ProbeInput, StepOutput
-from ..tree.tree_loops import pack, unpack
+from ..tree.tree import pack, unpack
 from .parts import TreeExtras, TreeStep, TreeSteps
 
 

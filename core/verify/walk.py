@@ -27,8 +27,7 @@ from ..steps import (
     TreeRows,
     VerificationResult,
 )
-from ..tree.tree import TreeBatch
-from ..tree.tree_loops import PARENT, SOURCE, TOKEN
+from ..tree.tree import PARENT, SOURCE, TOKEN, TreeBatch
 
 
 class Walk(NamedTuple):

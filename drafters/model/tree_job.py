@@ -13,7 +13,7 @@ from ...core.arrays import ROOT, Bool, Float32, Int32
 from ...core.sampling import sampling_rows
 from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
-from ...core.tree.tree_loops import pack
+from ...core.tree.tree import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...core.arrays import Bool, Int32, UInt8
 from ...core.steps import StepInput, StepTrees, TreeRows
-from ...core.tree.tree_loops import unpack, visible_columns
+from ...core.tree.tree import unpack, visible_columns
 from .step_attention import PagedKv
 
 NONE = np.empty(0, dtype=np.int32)

@@ -23,7 +23,7 @@ from ...core.arrays import ROOT, Bool, Int32
 from ...core.errors import UnsupportedModel
 from ...core.kv_cache import NO_MOVES
 from ...core.steps import SamplingRows, StepInput, TreeRows
-from ...core.tree.tree_loops import pack
+from ...core.tree.tree import pack
 from ..layers.model_slice import cut_slice
 from ..load.empty_model import empty_model
 from ..load.partition import LayerSpan

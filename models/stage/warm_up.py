@@ -20,7 +20,7 @@ from ...core.steps import (
     TreeRows,
     prompt_step,
 )
-from ...core.tree.tree_loops import pack
+from ...core.tree.tree import pack
 from ...kernels.attention.split_rule import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS

@@ -18,7 +18,7 @@ from draftline.core.errors import StageLost
 from draftline.core.pipelined.walk import ChunkWalk, PipelinedWalks
 from draftline.core.proposals import Proposal, chain_proposal, empty_proposal
 from draftline.core.steps import HeadDrafts, StepInput, StepOutput
-from draftline.core.tree.tree_loops import unpack
+from draftline.core.tree.tree import unpack
 from draftline.core.verify.walk import CommittedRows, accepted_rows, committed_rows
 
 

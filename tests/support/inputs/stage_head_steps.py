@@ -18,7 +18,7 @@ from draftline.core.steps import (
     StepTrees,
     prompt_step,
 )
-from draftline.core.tree.tree_loops import pack
+from draftline.core.tree.tree import pack
 from draftline.drafters.heads.drafter import network_of
 from draftline.drafters.heads.last_stage import LastStageHead, LastStageHeadSpec
 from draftline.drafters.heads.options import HeadOptions
