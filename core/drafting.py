@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from .arrays import Int32
 from .errors import DraftlineError
 from .grammar_masks import GrammarMaskQueue, with_grammar_masks
 from .interfaces import ProposalSource
 from .proposals import (
     DraftCost,
-    Drafted,
-    FeatureRows,
     Proposal,
     Query,
     StepCommit,
@@ -29,12 +28,10 @@ from .scheduler import Scheduler
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.heads import HeadOrders, is_ordered
-from .step.in_flight import StepInFlight
+from .step.in_flight import ScheduledStep, StepInFlight, StepResults, TreeOutput
 from .step.parts import (
-    NO_EXTRAS,
     NO_TREE_STEPS,
     DraftedTrees,
-    PromptChunk,
     TreeExtras,
     TreeSteps,
 )
@@ -112,13 +109,13 @@ class Drafting:
             ]
             self._drafters.close(state.request_id, last)
 
-    def note_commit(self, commit: StepCommit) -> None:
-        """Keep a commit for the next message to the drafters."""
-        self._commits.append(commit)
-
-    def note_results(self, features: Sequence[FeatureRows], drafted: Sequence[Drafted]) -> None:
-        """Keep what a step brought for heads, and of them."""
-        self._heads.note_results(features, drafted)
+    def note_commit(
+        self, state: RequestState, base_len: int, tokens: Int32, output: TreeOutput
+    ) -> None:
+        """Keep a commit behind the first `base_len` tokens for the next message to the drafters."""
+        if state.is_open:
+            probed = output.probe_ids, output.top_next_tokens
+            self._commits.append(StepCommit(state.request_id, base_len, tokens, *probed))
 
     # ---- which drafters are asked
 
@@ -299,12 +296,7 @@ class Drafting:
             none = empty_trees(len(drafted))
             return with_grammar_masks(TreeSteps(drafted.states, none, none), drafted)
         start = self._clock()
-        extras = dict[int, TreeExtras]()
-        for place, (state, proposals) in enumerate(
-            zip(drafted.states, drafted.proposals, strict=True)
-        ):
-            if (own := self._extras(state, proposals, batch.plan)) is not NO_EXTRAS:
-                extras[place] = own
+        extras = self._extras(drafted.states, drafted.proposals, batch.plan)
         num_probe_rows = sum(own.num_probe_rows for own in extras.values())
         trees = self._policy.select(
             drafted.trees,
@@ -332,15 +324,23 @@ class Drafting:
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), extras)
 
     def _extras(
-        self, state: RequestState, proposals: Sequence[Proposal], plan: DraftPlan
-    ) -> TreeExtras:
-        """What drafters want beside a request's tree; probes where they are worth their rows."""
-        if not wants_extras(proposals):
-            return NO_EXTRAS
-        for proposal in proposals:
-            if proposal.probe is not None:
-                self._policy.note_probe(proposal.source, len(proposal.probe.tokens))
-        return extras_of(proposals, self._scheduler.max_probe_rows, plan.probers(state.request_id))
+        self,
+        states: Sequence[RequestState],
+        proposals: Sequence[Sequence[Proposal]],
+        plan: DraftPlan,
+    ) -> dict[int, TreeExtras]:
+        """What drafters want beside the requests' trees, by a request's index; probes where they
+        are worth their rows."""
+        extras = dict[int, TreeExtras]()
+        for index, own in enumerate(proposals):
+            if not wants_extras(own):
+                continue
+            for proposal in own:
+                if proposal.probe is not None:
+                    self._policy.note_probe(proposal.source, len(proposal.probe.tokens))
+            probers = plan.probers(states[index].request_id)
+            extras[index] = extras_of(own, self._scheduler.max_probe_rows, probers)
+        return extras
 
     # ---- which trees have KV slots
 
@@ -378,17 +378,24 @@ class Drafting:
         roots = [len(state.token_ids) - 1 for state in trees.states]
         return (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
 
-    def with_head_tasks(
-        self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
-    ) -> StepInput:
-        """The step with what heads of the last stage do in it."""
-        return self._heads.with_tasks(step, trees.states, chunks)
+    # ---- the step around the trees
 
-    def note_sent(self, step: StepInFlight) -> None:
-        """A step went out; only `PipelinedDrafting` follows it."""
+    def prepare(self, step: StepInput, scheduled: ScheduledStep) -> StepInput:
+        """The step as it goes out: with what heads read and draft in it."""
+        return self._heads.add_to(step, scheduled.trees, scheduled.prompt_chunks)
 
-    def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
-        """A step was answered, and nothing of it has been committed; as `note_sent`."""
+    def verify(
+        self, step: StepInFlight, output: StepOutput, apart: Sequence[RequestState]
+    ) -> StepResults:
+        """Walk the trees of a step by its output; heads get what it brought for them.
+
+        apart: requests whose part of the output does not count
+        """
+        results = step.verify(output)
+        if apart:
+            results = results.without(apart, step)
+        self._heads.note(results.heads)
+        return results
 
     def _num_decode_steps(self, trees: TreeSteps) -> int:
         """Tokens of each request in a step of roots alone of which nothing else is wanted."""

@@ -39,7 +39,6 @@ from .errors import (
 from .fair_share import EndedRequests
 from .interfaces import ProposalSource, StepPipeline
 from .pipelined.drafting import PipelinedDrafting, TreeChunkCounts
-from .proposals import StepCommit
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
 from .request.request import DraftStats, Request, RequestState, RequestStats
 from .request.sampling_params import PipeliningMode
@@ -272,8 +271,7 @@ class EngineCore:
             edits,
             num_decode_steps,
         )
-        # Heads of the last stage draft behind the step's own tokens.
-        step = self.drafting.with_head_tasks(step, trees, prompt_chunks)
+        step = self.drafting.prepare(step, scheduled)
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
@@ -286,7 +284,6 @@ class EngineCore:
             self._scheduler.block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
-        self.drafting.note_sent(in_flight)
         self.num_steps += 1
 
     async def _wait(self) -> None:
@@ -314,7 +311,6 @@ class EngineCore:
         outcome = self._measure(in_flight, results)
         for state in in_flight.states:
             state.num_losses = 0
-        self.drafting.note_results(results.features, results.drafted)
         trees = in_flight.trees
         self._account(trees, results, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
@@ -335,11 +331,8 @@ class EngineCore:
             output = in_flight.answer.result()
             if in_flight.traced is not None:
                 in_flight.traced.answered(output)
-            self.drafting.note_answer(in_flight, output)
             apart = self._handle_not_finite(in_flight, output)
-            results = in_flight.verify(output)
-            if apart:
-                results = results.without(apart, in_flight)
+            results = self.drafting.verify(in_flight, output, apart)
         except StageLost:
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
@@ -388,8 +381,8 @@ class EngineCore:
         )
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
-            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s,
-            bool(in_flight.trees.tree_chunks), in_flight.trees.followers,
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes,
+            results.heads.seconds, bool(in_flight.trees.tree_chunks), in_flight.trees.followers,
         )  # fmt: skip
 
     def _account(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:
@@ -467,11 +460,7 @@ class EngineCore:
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)
-        if state.is_open:
-            commit = StepCommit(
-                state.request_id, base_len, token_ids, answer.probe_ids, answer.top_next_tokens
-            )
-            self.drafting.note_commit(commit)
+        self.drafting.note_commit(state, base_len, token_ids, answer)
 
     def _emit(
         self,

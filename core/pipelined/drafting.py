@@ -23,8 +23,8 @@ from ..request.sampling_params import PipeliningMode
 from ..scheduler import Scheduler
 from ..speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
 from ..speculation.policy import SpeculationPolicy
-from ..step.in_flight import StepInFlight
-from ..step.parts import PromptChunk, TreeExtras, TreeSteps
+from ..step.in_flight import ScheduledStep, StepInFlight, StepResults
+from ..step.parts import NO_EXTRAS, TreeExtras, TreeSteps
 from ..steps import AT_LEAVES, StepInput, StepOutput
 from ..tree.merge import merge, reroot
 from .chunks import RequestNode, RequestTree, TreeChunk
@@ -275,10 +275,10 @@ class PipelinedDrafting(Drafting):
             is_behind = (
                 state.pipelined is not None and state.pipelined.asked is state.pipelined.root
             )
-            extras = self._extras(state, proposals, batch.plan if is_behind else NOBODY)
+            extras = self._extras([state], [proposals], batch.plan if is_behind else NOBODY)
             self._grow(state, proposals, limit)
             if (part := self._chunk(state, limit)) is not None:
-                tree_chunks.append((state, part, extras))
+                tree_chunks.append((state, part, extras.get(0, NO_EXTRAS)))
         self._policy.note_host(self._clock() - start)
         return trees.beside(tree_chunks)
 
@@ -339,31 +339,30 @@ class PipelinedDrafting(Drafting):
 
     # ---- what steps in flight tell
 
-    def with_head_tasks(
-        self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
-    ) -> StepInput:
-        """Now and then stages report how long they work on a step with chunks."""
-        step = super().with_head_tasks(step, trees, chunks)
+    def prepare(self, step: StepInput, scheduled: ScheduledStep) -> StepInput:
+        """Note when chunks go out; now and then stages report how long they work on them."""
+        step = super().prepare(step, scheduled)
+        trees, batch = scheduled.trees, scheduled.draft_batch
         if trees.tree_chunks and self.pace.wants_spans():
-            return replace(step, is_traced=True)
+            step = replace(step, is_traced=True)
+        planned_at = None if batch is None else batch.began_at
+        self.pace.sent(_pipelined_trees(trees), len(step.slots), planned_at)
         return step
 
-    def note_sent(self, step: StepInFlight) -> None:
-        """Note when its chunks went out."""
-        planned_at = None if step.draft_batch is None else step.draft_batch.began_at
-        self.pace.sent(_pipelined_trees(step), step.num_rows, planned_at)
-
-    def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
-        """Count pruned nodes, before the answer advances any root."""
+    def verify(
+        self, step: StepInFlight, output: StepOutput, apart: Sequence[RequestState]
+    ) -> StepResults:
+        """Count pruned nodes before the output advances any root."""
         if output.stage_spans and step.trees.tree_chunks:
             self.pace.note_spans(output.stage_spans, step.num_rows)
         for part in step.trees.tree_chunks.values():
             self.counts.pruned_nodes += part.num_pruned
-        self.pace.answered(_pipelined_trees(step), step.num_rows, step.sent_at)
+        self.pace.answered(_pipelined_trees(step.trees), step.num_rows, step.sent_at)
+        return super().verify(step, output, apart)
 
 
-def _pipelined_trees(step: StepInFlight) -> list[RequestTree]:
-    return [part.pipelined for part in step.trees.tree_chunks.values()]
+def _pipelined_trees(trees: TreeSteps) -> list[RequestTree]:
+    return [part.pipelined for part in trees.tree_chunks.values()]
 
 
 def _may_be_pipelined(state: RequestState) -> bool:

@@ -16,10 +16,8 @@ from ..proposals import chain_proposal
 from ..request.request import DraftStats, RequestState
 from ..sampling import build_edits, path_entries, rows_of_requests
 from ..steps import (
-    NO_HEADS,
     NO_LOG_PROBS,
     NO_ROWS,
-    HeadInput,
     LogitEdits,
     LogProbInput,
     MultiStepInput,
@@ -102,7 +100,6 @@ def build_step(
         log_probs=_log_probs(states, chunks, starts[len(trees) : -1]),
         probes=probe_input(trees, starts),
         multi_step=_multi_step(states, num_decode_steps),
-        heads=_heads(states, trees),
         request_keys=tuple(state.kv.key for state in states),
     )
 
@@ -121,12 +118,6 @@ def _tree_rows(
 def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
     tables = [state.kv.block_table() for state in trees.states]
     return block_tables([*tables, *(chunk.state.kv.block_table() for chunk in chunks)])
-
-
-def _heads(states: Sequence[RequestState], trees: TreeSteps) -> HeadInput:
-    wanted = tuple(place for place, state in enumerate(states) if state.wants_features)
-    tree_chunks = tuple(sorted(trees.tree_chunks))
-    return HeadInput(wanted, tree_chunks) if wanted or tree_chunks else NO_HEADS
 
 
 def _multi_step(states: Sequence[RequestState], num_tokens: int) -> MultiStepInput | None:

@@ -14,14 +14,14 @@ import numpy as np
 
 from ..arrays import Int32
 from ..pipelined.chunks import read_chunk
-from ..proposals import Drafted, FeatureRows, TopNextTokens
+from ..proposals import FeatureRows, TopNextTokens
 from ..request.output import Chosen, token_log_prob
 from ..request.request import RequestState
 from ..speculation.draft_plan import DraftBatch
 from ..steps import LogitEdits, StepInput, StepOutput
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
-from .heads import drafted_of, features_of, features_of_tree_chunks
+from .heads import HeadResults, features_of_tree_chunks, read_heads
 from .parts import PromptChunk, TreeStep, TreeSteps
 from .probes import ProbeReader
 from .trace import TracedStep
@@ -116,8 +116,7 @@ class StepResults(NamedTuple):
     trees   what else was answered to each tree
     judged  the trees as they were drafted, whose roots these paths follow
     prompt_chunks  what was chosen after each prompt chunk; None: what was answered does not count
-    features  of the requests whose drafters asked for them
-    drafted by heads of the last stage, for the next step
+    heads   for heads, and of those of the last stage
     """
 
     num_passes: int
@@ -126,12 +125,10 @@ class StepResults(NamedTuple):
     trees: Sequence[TreeOutput]
     judged: TreeBatch
     prompt_chunks: Sequence[Chosen | None]
-    features: Sequence[FeatureRows]
-    drafted: Sequence[Drafted]
+    heads: HeadResults
 
     def without(self, states: Sequence[RequestState], step: StepInFlight) -> StepResults:
         """These without what was answered to some of the step's requests."""
-        ids = {state.request_id for state in states}
         places = [place for place, own in enumerate(step.trees.states) if own in states]
         prompt_chunks = zip(step.prompt_chunks, self.prompt_chunks, strict=True)
         return self._replace(
@@ -140,17 +137,8 @@ class StepResults(NamedTuple):
             prompt_chunks=[
                 None if chunk.state in states else chosen for chunk, chosen in prompt_chunks
             ],
-            features=[rows for rows in self.features if rows.request_id not in ids],
-            drafted=[
-                own._replace(proposals=tuple(one for one in own.proposals if one[0] not in ids))
-                for own in self.drafted
-            ],
+            heads=self.heads.without({state.request_id for state in states}),
         )
-
-    @property
-    def ahead_s(self) -> float:
-        """Seconds of the step that went into these."""
-        return sum(drafted.seconds for drafted in self.drafted)
 
 
 class ScheduledStep(NamedTuple):
@@ -250,8 +238,7 @@ class StepInFlight:
             outputs,
             judged,
             [answers.of_prompt_chunk(chunk) for chunk in self.prompt_chunks],
-            [*features_of(self.step, request_ids, paths, output), *features],
-            drafted_of(self.step, request_ids, paths, output),
+            read_heads(self.step, request_ids, paths, output, features),
         )
 
     def _read_chunks(
