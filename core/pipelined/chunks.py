@@ -21,9 +21,6 @@ from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
 from ..tree.tree import NO_TREE, TokenTree, pack
 from .tree import PipelinedNode, PipelinedTree, token_tree, with_ancestors
 
-RequestTree = PipelinedTree[RowAnswer]
-RequestNode = PipelinedNode[RowAnswer]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeChunk:
@@ -37,17 +34,17 @@ class TreeChunk:
     is_first  whether nothing of the tree was on its way before
     """
 
-    pipelined: RequestTree
-    root: RequestNode
-    nodes: Sequence[RequestNode]
-    above: Sequence[RequestNode]
+    pipelined: PipelinedTree
+    root: PipelinedNode
+    nodes: Sequence[PipelinedNode]
+    above: Sequence[PipelinedNode]
     path: TokenTree
     rows: Int32
     is_first: bool
 
     @classmethod
     def of(
-        cls, pipelined: RequestTree, nodes: Sequence[RequestNode], names: tuple[str, ...]
+        cls, pipelined: PipelinedTree, nodes: Sequence[PipelinedNode], names: tuple[str, ...]
     ) -> TreeChunk:
         """That of these nodes."""
         new = set(map(id, nodes))
@@ -176,7 +173,7 @@ def _penalties_of_rows(penalties: Penalties, rows: Int32) -> Penalties:
     )
 
 
-def _place(node: RequestNode) -> int:
+def _place(node: PipelinedNode) -> int:
     assert node.place is not None, "a node's ancestors are sent before it or with it"
     return node.place
 

@@ -27,9 +27,9 @@ from ..step.in_flight import ScheduledStep, StepInFlight, StepResults
 from ..step.parts import NO_EXTRAS, TreeExtras, TreeSteps
 from ..steps import AT_LEAVES, StepInput, StepOutput
 from ..tree.merge import merge, reroot
-from .chunks import RequestNode, RequestTree, TreeChunk
+from .chunks import TreeChunk
 from .pace import ChunkPace, Misses
-from .tree import PipelinedTree, path_to
+from .tree import PipelinedNode, PipelinedTree, path_to
 
 # Least probability of a node that is sent ahead, for each running request.
 LEAST_VALUE = 0.004
@@ -314,7 +314,9 @@ class PipelinedDrafting(Drafting):
         self.counts.nodes += len(nodes)
         return TreeChunk.of(pipelined, nodes, self._policy.table.names)
 
-    def _worth(self, pipelined: RequestTree, nodes: Sequence[RequestNode]) -> Sequence[RequestNode]:
+    def _worth(
+        self, pipelined: PipelinedTree, nodes: Sequence[PipelinedNode]
+    ) -> Sequence[PipelinedNode]:
         """Those that are worth their rows, given that the text comes to the best of them: a chunk
         that is in vain delays no other request."""
         if not nodes:
@@ -361,7 +363,7 @@ class PipelinedDrafting(Drafting):
         return super().verify(step, output, apart)
 
 
-def _pipelined_trees(trees: TreeSteps) -> list[RequestTree]:
+def _pipelined_trees(trees: TreeSteps) -> list[PipelinedTree]:
     return [part.pipelined for part in trees.tree_chunks.values()]
 
 

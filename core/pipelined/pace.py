@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..arrays import Span
-from ..request.output import RowAnswer
 from ..speculation.step_cost import StepCost
 from .tree import PipelinedTree
 
@@ -88,7 +87,7 @@ class ChunkPace:
 
     def sent(
         self,
-        pipelined_trees: Sequence[PipelinedTree[RowAnswer]],
+        pipelined_trees: Sequence[PipelinedTree],
         num_rows: int,
         planned_at: float | None,
     ) -> None:
@@ -106,7 +105,7 @@ class ChunkPace:
             pipelined.note_flight(begins_at + round_s)
 
     def answered(
-        self, pipelined_trees: Sequence[PipelinedTree[RowAnswer]], num_rows: int, sent_at: float
+        self, pipelined_trees: Sequence[PipelinedTree], num_rows: int, sent_at: float
     ) -> None:
         """A step with chunks of these trees was answered."""
         for pipelined in pipelined_trees:
@@ -134,7 +133,7 @@ class ChunkPace:
             before = share if self._slowest_share is None else self._slowest_share
             self._slowest_share = before + SPAN_WEIGHT * (share - before)
 
-    def is_turn(self, pipelined: PipelinedTree[RowAnswer], value: float) -> bool:
+    def is_turn(self, pipelined: PipelinedTree, value: float) -> bool:
         """Whether a chunk may be planned now, whose best node has this `value`.
 
         If not, `take_delay` says when to ask again, unless an answer comes first.

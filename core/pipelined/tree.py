@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import ROOT
 from ..proposals import TopNextTokens
+from ..request.output import RowAnswer
 from ..tree.tree import NO_TREE, PARENT, SOURCE, TOKEN, TokenTree
 
-# What was answered to a row.
-A = TypeVar("A")
 # The source of a token that no drafter wrote.
 TARGET_ID = -1
 
 
-class PipelinedNode(Generic[A]):
+class PipelinedNode:
     """A token of the tree.
 
     position  absolute
@@ -46,22 +45,22 @@ class PipelinedNode(Generic[A]):
         "position", "source", "target", "token", "value", "was_asked",
     )  # fmt: skip
 
-    def __init__(self, token: int, position: int, source: int, parent: PipelinedNode[A] | None):
+    def __init__(self, token: int, position: int, source: int, parent: PipelinedNode | None):
         self.token = token
         self.position = position
         self.source = source
         self.parent = parent
-        self.children: dict[int, PipelinedNode[A]] = {}
+        self.children: dict[int, PipelinedNode] = {}
         self.value = 1.0
         self.place: int | None = None
         self.target: int | None = None
-        self.answer: A | None = None
+        self.answer: RowAnswer | None = None
         self.is_alive, self.is_dropped = True, False
         self.was_asked = False
         self.attributions: list[tuple[int, int, int, float]] = []
 
 
-class RootAdvance(NamedTuple, Generic[A]):
+class RootAdvance(NamedTuple):
     """What the root went over.
 
     tokens, sources  that are committed; the source of a token that is no node is -1
@@ -72,19 +71,19 @@ class RootAdvance(NamedTuple, Generic[A]):
 
     tokens: list[int]
     sources: list[int]
-    answers: list[A]
+    answers: list[RowAnswer]
     moves: list[tuple[int, int]]
     at_leaf: bool
 
 
-class Flight(NamedTuple, Generic[A]):
+class Flight(NamedTuple):
     """A chunk on its way: when its answer is expected, and the nodes that it is about."""
 
     due_at: float
-    nodes: Sequence[PipelinedNode[A]]
+    nodes: Sequence[PipelinedNode]
 
 
-class PipelinedTree(Generic[A]):
+class PipelinedTree:
     """Grows below a root that advances. Knows places, not KV slots or blocks."""
 
     __slots__ = (
@@ -102,16 +101,16 @@ class PipelinedTree(Generic[A]):
 
     def __init__(self, token: int, position: int) -> None:
         """`token` is the last committed one."""
-        self.root: PipelinedNode[A] = PipelinedNode(token, position, TARGET_ID, None)
+        self.root: PipelinedNode = PipelinedNode(token, position, TARGET_ID, None)
         # Those below the root, until these change.
-        self._alive: Sequence[PipelinedNode[A]] | None = None
+        self._alive: Sequence[PipelinedNode] | None = None
         # Places of nodes that are alive.
         self._used: set[int] = set()
         # What was sent and is not answered; the root and the nodes of the newest chunk.
-        self._flights: deque[Flight[A]] = deque()
-        self._placed: Sequence[PipelinedNode[A]] = ()
+        self._flights: deque[Flight] = deque()
+        self._placed: Sequence[PipelinedNode] = ()
         # The node that drafters are being asked about.
-        self.asked: PipelinedNode[A] | None = None
+        self.asked: PipelinedNode | None = None
         # Who is asked about it.
         self.drafters: tuple[str, ...] = ()
         # What drafters receive with the next commit, by name.
@@ -126,16 +125,16 @@ class PipelinedTree(Generic[A]):
         """Whether nothing of it is on its way: the next chunk is a round's tree."""
         return self.root.place is None
 
-    def alive(self) -> Sequence[PipelinedNode[A]]:
+    def alive(self) -> Sequence[PipelinedNode]:
         """All nodes but the root, parents before their children."""
         if self._alive is None:
             self._alive = _subtrees(self.root.children.values())
         return self._alive
 
-    def graft(self, tree: TokenTree, at: PipelinedNode[A]) -> None:
+    def graft(self, tree: TokenTree, at: PipelinedNode) -> None:
         """Add what was drafted behind a node that is alive, or is the root."""
         self._alive = None
-        nodes: list[PipelinedNode[A]] = []
+        nodes: list[PipelinedNode] = []
         values = (at.value * tree.values).tolist()
         for row, value in zip(tree.nodes.tolist(), values, strict=True):
             parent, token = at if row[PARENT] == ROOT else nodes[row[PARENT]], row[TOKEN]
@@ -156,7 +155,7 @@ class PipelinedTree(Generic[A]):
             if all(drafter != other for other, *_ in own):
                 own.append((drafter, rank, depth, log_prob))
 
-    def to_extend(self, least_value: float, max_depth: int) -> PipelinedNode[A] | None:
+    def to_extend(self, least_value: float, max_depth: int) -> PipelinedNode | None:
         """The most probable node that nothing follows yet and that was not asked about; None where
         no such node is worth `least_value`. First the root, where nothing is on its way: all that
         was drafted behind it knew less of the text."""
@@ -172,7 +171,7 @@ class PipelinedTree(Generic[A]):
         ]
         return max(leaves, key=_value, default=None)
 
-    def unsent(self, least_value: float, limit: int, max_depth: int) -> list[PipelinedNode[A]]:
+    def unsent(self, least_value: float, limit: int, max_depth: int) -> list[PipelinedNode]:
         """The most probable nodes that are still to be sent, parents first; at most `limit`."""
         most = self.root.position + max_depth
         found = [
@@ -185,7 +184,7 @@ class PipelinedTree(Generic[A]):
         chosen = set(map(id, best))
         return [node for node in found if id(node) in chosen]
 
-    def place(self, nodes: Sequence[PipelinedNode[A]]) -> None:
+    def place(self, nodes: Sequence[PipelinedNode]) -> None:
         """Give nodes places for their KV; the root's is where it belongs from now on.
 
         A place is free again as soon as its node is dropped: stages run steps in order, so its next
@@ -237,9 +236,9 @@ class PipelinedTree(Generic[A]):
         """Places from the first token's on, up to the last that is in use."""
         return max((self.root.position, *self._used)) + 1
 
-    def advance(self) -> RootAdvance[A]:
+    def advance(self) -> RootAdvance:
         """Follow the target's tokens from the root for as long as they are known."""
-        passed, at_leaf = RootAdvance[A]([], [], [], [], at_leaf=True), True
+        passed, at_leaf = RootAdvance([], [], [], [], at_leaf=True), True
         while (token := self.root.target) is not None:
             old = self.root
             assert old.place is not None
@@ -254,7 +253,7 @@ class PipelinedTree(Generic[A]):
             passed.answers.append(old.answer)
         return passed._replace(at_leaf=at_leaf)
 
-    def _step_to(self, old: PipelinedNode[A], token: int) -> PipelinedNode[A]:
+    def _step_to(self, old: PipelinedNode, token: int) -> PipelinedNode:
         """The new root; all that is not below it is dropped."""
         self._alive = None
         new = old.children.pop(token, None)
@@ -274,7 +273,7 @@ class PipelinedTree(Generic[A]):
         return new
 
 
-def path_to(node: PipelinedNode[A]) -> list[int]:
+def path_to(node: PipelinedNode) -> list[int]:
     """The tokens from behind the root down to a node that is alive; none for the root."""
     tokens: list[int] = []
     while node.parent is not None:
@@ -283,12 +282,12 @@ def path_to(node: PipelinedNode[A]) -> list[int]:
     return tokens[::-1]
 
 
-def with_ancestors(nodes: Sequence[PipelinedNode[A]]) -> list[PipelinedNode[A]]:
+def with_ancestors(nodes: Sequence[PipelinedNode]) -> list[PipelinedNode]:
     """These and all between the root and them, parents first, and `nodes` in their order."""
-    found: dict[int, PipelinedNode[A]] = {}
+    found: dict[int, PipelinedNode] = {}
     for node in nodes:
-        above: list[PipelinedNode[A]] = []
-        at: PipelinedNode[A] | None = node
+        above: list[PipelinedNode] = []
+        at: PipelinedNode | None = node
         while at is not None and at.parent is not None and id(at) not in found:
             above.append(at)
             at = at.parent
@@ -297,7 +296,7 @@ def with_ancestors(nodes: Sequence[PipelinedNode[A]]) -> list[PipelinedNode[A]]:
 
 
 def token_tree(
-    nodes: Sequence[PipelinedNode[A]], root_position: int, names: tuple[str, ...]
+    nodes: Sequence[PipelinedNode], root_position: int, names: tuple[str, ...]
 ) -> TokenTree:
     """Nodes, parents first, as a tree; one whose parent is not among them stands below the root.
 
@@ -333,7 +332,7 @@ _ARRAYS_OF_NONE = (
 )
 
 
-def _share_out(parent: PipelinedNode[A]) -> None:
+def _share_out(parent: PipelinedNode) -> None:
     """The target goes through one child at most: estimates that say more are too high by as much.
 
     Trees that are verified at once need no more than an order; what is asked and sent behind these
@@ -345,12 +344,12 @@ def _share_out(parent: PipelinedNode[A]) -> None:
             node.value *= parent.value / total
 
 
-def _subtrees(nodes: Iterable[PipelinedNode[A]]) -> list[PipelinedNode[A]]:
+def _subtrees(nodes: Iterable[PipelinedNode]) -> list[PipelinedNode]:
     found = [*nodes]
     for node in found:
         found += node.children.values()
     return found
 
 
-def _value(node: PipelinedNode[A]) -> float:
+def _value(node: PipelinedNode) -> float:
     return node.value

@@ -18,7 +18,7 @@ from ..pipelined.tree import PipelinedTree
 from ..proposals import DraftRequest
 from ..tree.tree import SOURCE, TokenTree, TreeBatch
 from .allowed_tokens import AllowedTokens
-from .output import Delta, RequestMetrics, RowAnswer, StepTiming, TokenLogProb
+from .output import Delta, RequestMetrics, StepTiming, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
 
@@ -144,7 +144,7 @@ class RequestState:
     is_open: bool = False
     wants_features: bool = False
     head_orders: dict[str, HeadOrder] = field(default_factory=dict)
-    pipelined: PipelinedTree[RowAnswer] | None = None
+    pipelined: PipelinedTree | None = None
     verified: tuple[TokenTree, StepTiming] | None = None
     has_ended: bool = False
 

@@ -11,7 +11,6 @@ import pytest
 from draftline.core.arrays import Span
 from draftline.core.pipelined.pace import ChunkPace
 from draftline.core.pipelined.tree import PipelinedNode, PipelinedTree
-from draftline.core.request.output import RowAnswer
 from draftline.core.speculation.step_cost import StepCost
 
 STAGE_S, STAGES = 1.0, 8
@@ -35,10 +34,10 @@ def pace(clock: Clock) -> ChunkPace:
     return ChunkPace(lambda: StepCost([1], [STAGES * STAGE_S]), STAGES, clock)
 
 
-def sent(pace: ChunkPace, *values: float) -> PipelinedTree[RowAnswer]:
+def sent(pace: ChunkPace, *values: float) -> PipelinedTree:
     """A tree whose root and nodes, one behind the other, went out just now."""
-    pipelined = PipelinedTree[RowAnswer](7, 10)
-    nodes: list[PipelinedNode[RowAnswer]] = []
+    pipelined = PipelinedTree(7, 10)
+    nodes: list[PipelinedNode] = []
     for depth, value in enumerate(values, 1):
         parent = nodes[-1] if nodes else pipelined.root
         node = PipelinedNode(depth, parent.position + 1, 0, parent)
@@ -120,7 +119,7 @@ def test_planning_begins_as_much_earlier_as_it_takes(pace: ChunkPace, clock: Clo
     for _ in range(100):
         clock.now += 100.0
         sent_at = clock.now
-        pipelined = PipelinedTree[RowAnswer](7, 10)
+        pipelined = PipelinedTree(7, 10)
         pipelined.place([])
         pace.sent([pipelined], 1, planned_at=sent_at - 0.25)
     assert not pace.is_turn(pipelined, 0.9)
@@ -142,7 +141,7 @@ class Line:
 
     def send(self) -> float:
         """Seconds from now until a chunk went out."""
-        began_at, pipelined = self.clock.now, PipelinedTree[RowAnswer](7, 10)
+        began_at, pipelined = self.clock.now, PipelinedTree(7, 10)
         while not self.pace.is_turn(pipelined, 0.9):
             turn_at = self.clock.now + (self.pace.take_delay() or 0.0)
             self._answer_until(turn_at)
@@ -164,7 +163,7 @@ class Line:
             self.clock.now = spans[-1][1]
             if is_timed:
                 self.pace.note_spans(spans, 1)
-            answered = PipelinedTree[RowAnswer](7, 10)
+            answered = PipelinedTree(7, 10)
             answered.note_flight(self.clock.now)
             self.pace.answered([answered], 1, sent_at)
 
