@@ -317,10 +317,10 @@ class Drafting:
         Neither the policy nor rules of the request cut nodes: forbidden tokens have probability 0.
         """
         extras = {}
-        for place, part in enumerate(drafted.parts()):
+        for index, part in enumerate(drafted.parts()):
             candidates = candidates_of(self._acceptance, part.tree, part.proposals, part.max_nodes)
             own = extras_of(part.proposals, self._scheduler.max_probe_rows)
-            extras[place] = replace(own, candidates=candidates)
+            extras[index] = replace(own, candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), extras)
 
     def _extras(
@@ -352,22 +352,22 @@ class Drafting:
         bare: list[int] = []
         slots = self._slots(trees, num_decode_steps)
         missing = self._scheduler.missing_blocks(trees.states, slots)
-        for place, state in enumerate(trees.states):
+        for index, state in enumerate(trees.states):
             # Preempted for one before it.
             if not state.kv.blocks:
                 continue
-            if not missing[place] or self._scheduler.reserve(state, slots[place]):
-                fitting.append(place)
+            if not missing[index] or self._scheduler.reserve(state, slots[index]):
+                fitting.append(index)
             # Its rows on the way hold KV that may not be dropped.
             elif state.in_flight:
                 continue
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, len(state.token_ids)):
-                fitting.append(place)
-                bare.append(place)
+                fitting.append(index)
+                bare.append(index)
         # Tenants' turns change with the requests that run, so one that got its slots may have lost
         # them.
-        fitting = [place for place in fitting if trees.states[place].kv.blocks]
+        fitting = [index for index in fitting if trees.states[index].kv.blocks]
         fitted = trees.with_bare(bare).select(fitting)
         if num_decode_steps > 1:
             num_decode_steps = min(num_decode_steps, self._scheduler.rows_in_blocks(fitted.states))

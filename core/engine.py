@@ -254,7 +254,7 @@ class EngineCore:
 
     @property
     def _may_submit(self) -> bool:
-        """Whether a step may go out now. One place is kept for the requests being drafted for."""
+        """Whether a step may go out now; one in flight is kept free for those being drafted for."""
         is_late = self.drafting.is_asking and not self.drafting.has_answer
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
 
@@ -392,11 +392,11 @@ class EngineCore:
         self._draft_stats.add(rows, trees.trees, paths.sources, paths.ends)
         if not self._scheduler.fair.is_alone:
             self._scheduler.fair.charge_trees(states, trees.num_rows * results.num_passes)
-        ended = [place for place, state in enumerate(states) if state.has_ended]
-        for place, state in enumerate(states):
+        ended = [index for index, state in enumerate(states) if state.has_ended]
+        for index, state in enumerate(states):
             if state.request.options.explain:
                 timing = _timing(state.request_id, outcome, self._clock())
-                state.verified = trees.trees[place], timing
+                state.verified = trees.trees[index], timing
         ids = [state.request_id for state in states]
         verified = results.verified.without(ended)
         outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)

@@ -129,9 +129,9 @@ def with_grammar_masks(steps: TreeSteps, drafted: DraftedTrees) -> TreeSteps:
     if not drafted.grammar_masks:
         return steps
     extras = dict(steps.extras)
-    for place, masks in drafted.grammar_masks.items():
-        left = masks[rows_in(steps.trees[place], drafted.trees[place])]
-        extras[place] = replace(extras.get(place, NO_EXTRAS), grammar_masks=left)
+    for index, masks in drafted.grammar_masks.items():
+        left = masks[rows_in(steps.trees[index], drafted.trees[index])]
+        extras[index] = replace(extras.get(index, NO_EXTRAS), grammar_masks=left)
     return replace(steps, extras=extras)
 
 

@@ -7,7 +7,7 @@ tree      all proposals of a request merged; a parent of -1 means the last commi
 node      one token of a tree
 step      one batch of rows that enters stage 0 and leaves the last stage
 row       one token of a step
-slot      one token's place in a stage's paged KV cache: block id * block size + offset
+slot      one token's position in a stage's paged KV cache: block id * block size + offset
 
 All arrays are numpy and are never written after construction. What is made for every request of
 every step is a named tuple, which is made in a third of the time.
@@ -108,9 +108,9 @@ class DraftDistributions:
     ids: Int32
     probs: Float32
 
-    def rows(self, places: Sequence[int] | slice) -> DraftDistributions:
-        """The distributions of the nodes at `places`."""
-        return DraftDistributions(self.ids[places], self.probs[places])
+    def rows(self, indices: Sequence[int] | slice) -> DraftDistributions:
+        """The distributions of the nodes at `indices`."""
+        return DraftDistributions(self.ids[indices], self.probs[indices])
 
     def check(self, tokens: Int32, vocab_size: int) -> None:
         """Raise `ProtocolError` unless these tokens can have been drawn so."""

@@ -212,7 +212,7 @@ def penalties_of(params: LogitsParams, counts: TokenCounts, tree: TokenTree) -> 
 
     Tokens that only stand in the tree count where they are on a row's path.
     """
-    tokens, times, places = counts.beside(tree.tokens.tolist())
+    tokens, times, indices = counts.beside(tree.tokens.tolist())
     rows, nodes = path_entries(tree.nodes)
     in_prompt = np.zeros(len(tokens), dtype=np.bool_)
     in_prompt[: counts.num_in_prompt] = True
@@ -221,7 +221,7 @@ def penalties_of(params: LogitsParams, counts: TokenCounts, tree: TokenTree) -> 
         counts=times,
         in_prompt=in_prompt,
         path_rows=rows,
-        path_tokens=places[nodes],
+        path_tokens=indices[nodes],
         repetition=params.repetition_penalty,
         presence=params.presence_penalty,
         frequency=params.frequency_penalty,

@@ -105,7 +105,7 @@ class Scheduler:
             )
         most = self._limits.max_running + self._limits.max_waiting
         num_all = len(self.running) + len(self.waiting)
-        if num_all >= most and not self.fair.is_owed_place(state, most):
+        if num_all >= most and not self.fair.may_queue_beyond(state, most):
             raise CapacityError(f"{len(self.waiting)} requests are waiting; try again later")
         options = state.request.options
         state.order = (options.priority, self._num_added)

@@ -242,14 +242,14 @@ class HeadTask(NamedTuple):
     and drafts what may follow.
 
     source     its name
-    places     of the requests, rising
+    requests   their indices in the step, rising
     max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
     length_buckets  bits of accepted-length buckets: after which of each one's tree it does so
     level_tokens  what a further level of all its trees takes, in tokens that would save as much
     """
 
     source: str
-    places: tuple[int, ...]
+    requests: tuple[int, ...]
     max_nodes: tuple[int, ...]
     length_buckets: tuple[int, ...]
     level_tokens: float = 0.0
@@ -260,21 +260,21 @@ class HeadTask(NamedTuple):
         num_accepted  -1 of chunks that say nothing new; those `at_leaves` were right down to one
         """
         is_due = [
-            place >= len(num_accepted)
-            or is_in(length_buckets, num_accepted[place], place in at_leaves)
-            for place, length_buckets in zip(self.places, self.length_buckets, strict=True)
+            request >= len(num_accepted)
+            or is_in(length_buckets, num_accepted[request], request in at_leaves)
+            for request, length_buckets in zip(self.requests, self.length_buckets, strict=True)
         ]
         if all(is_due):
             return self
-        places, max_nodes, length_buckets = (tuple(compress(own, is_due)) for own in self[1:4])
-        return self._replace(places=places, max_nodes=max_nodes, length_buckets=length_buckets)
+        requests, max_nodes, length_buckets = (tuple(compress(own, is_due)) for own in self[1:4])
+        return self._replace(requests=requests, max_nodes=max_nodes, length_buckets=length_buckets)
 
 
 class HeadDrafts(NamedTuple):
-    """What a head of the last stage drafted: a proposal for each place of its `HeadTask.after` the
-    step, which goes on from what that commits. None at all where it failed.
+    """What a head of the last stage drafted: a proposal for each request of its `HeadTask.after`
+    the step, which goes on from what that commits. None at all where it failed.
 
-    texts      each one's place and the tokens of the text that its proposal stands behind
+    texts      each one's request and the tokens of the text that its proposal stands behind
     seconds    that reading and drafting took
     last_rows  int32 [trees]  of each tree that is no chunk, the last row, from its root on, that
                the stage took for committed: what the coordinator finds, too. None: not given
@@ -339,7 +339,7 @@ class MultiStepInput:
 class HeadInput:
     """What trained heads read of a step, and draft after it. Never beside several tokens a request.
 
-    feature_requests  places of requests, rising, whose features are returned: those of all rows of
+    feature_requests  indices of requests, rising, whose features are returned: those of all rows of
                       a prompt chunk, of a tree's root and its accepted nodes
     chunk_requests    likewise, those whose trees are chunks (`core/pipelined/`). Whether a node of
                       a chunk is accepted may not be known yet: features of all nodes are returned
@@ -451,7 +451,7 @@ class StepOutput:
     features              float32 [rows, width]  hidden states of the target, of the requests whose
                           features are wanted, one behind the other, in the order of positions
     head_drafts           of each of the step's head tasks
-    not_finite            int32 [n]  places in `logits_rows` whose logits are NaN, infinite, or all
+    not_finite            int32 [n]  indices in `logits_rows` whose logits are NaN, infinite, or all
                           minus infinity; None: of none. What is answered to them means nothing
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced

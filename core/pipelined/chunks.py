@@ -74,32 +74,32 @@ class TreeChunk:
         return sum(not node.is_alive for node in self.nodes)
 
     @property
-    def most_places(self) -> int:
-        """Places from the first token's on that hold all KV of the request, at most."""
+    def most_positions(self) -> int:
+        """KV positions that hold all KV of the request, at most."""
         deepest = max((node.position + 1 for node in self.nodes), default=0)
-        return max(self.pipelined.num_places, deepest) + len(self.nodes)
+        return max(self.pipelined.num_positions, deepest) + len(self.nodes)
 
-    def place(self, table: Int32, block_size: int, probes: Sequence[Probe]) -> TreeRows:
-        """Give the nodes their places; what the rows see beside the committed text.
+    def place_kv(self, table: Int32, block_size: int, probes: Sequence[Probe]) -> TreeRows:
+        """Give the nodes their KV positions; what the rows see beside the committed text.
 
         table: int32 [blocks], the request's
-        probes: whose rows stand behind, at places that are free again after the step
+        probes: whose rows stand behind, at KV positions that are free again after the step
         """
-        self.pipelined.place(self.nodes)
-        places = np.array(list(map(_place, (self.root, *self.above))), dtype=np.int32)
-        is_earlier = np.ones(len(places), dtype=np.bool_)
+        self.pipelined.place_kv(self.nodes)
+        positions = np.array(list(map(_kv_position, (self.root, *self.above))), dtype=np.int32)
+        is_earlier = np.ones(len(positions), dtype=np.bool_)
         is_earlier[self.rows] = False
         columns = np.concatenate([np.flatnonzero(is_earlier), self.rows])
         offsets = np.concatenate([np.zeros(1, dtype=np.int32), self.path.depths])[columns]
-        mask, places = self.path.mask()[np.ix_(self.rows, columns)], places[columns]
+        mask, positions = self.path.mask()[np.ix_(self.rows, columns)], positions[columns]
         if probes:
             mask = _with_probes(mask, int(is_earlier.sum()), probes)
             offsets = np.concatenate([offsets, *(probe.offsets for probe in probes)])
-            free = self.pipelined.free_places(len(offsets) - len(places))
-            places = np.concatenate([places, np.array(free, dtype=np.int32)])
+            free = self.pipelined.free_positions(len(offsets) - len(positions))
+            positions = np.concatenate([positions, np.array(free, dtype=np.int32)])
         return TreeRows(
             pack(mask),
-            slots_of(table, places, block_size),
+            slots_of(table, positions, block_size),
             (self.root.position + offsets).astype(np.int32),
         )
 
@@ -112,9 +112,9 @@ class TreeChunk:
                 node.answer = (targets, row)
 
 
-def slots_of(table: Int32, places: Int32, block_size: int) -> Int32:
-    """int32 [n]: the KV slots of places int32 [n] in a request's blocks."""
-    return table[places // block_size] * np.int32(block_size) + places % np.int32(block_size)
+def slots_of(table: Int32, positions: Int32, block_size: int) -> Int32:
+    """int32 [n]: the KV slots of KV positions int32 [n] in a request's blocks."""
+    return table[positions // block_size] * np.int32(block_size) + positions % np.int32(block_size)
 
 
 def _with_probes(mask: Bool, root: int, probes: Sequence[Probe]) -> Bool:
@@ -138,16 +138,16 @@ def with_tree_chunks(
     tables: Int32,
     block_size: int,
 ) -> Sequence[TreeRows | None]:
-    """What the rows of a step see, whose requests at the places of `chunks` are pipelined.
+    """What the rows of a step see, whose requests at the indices of `tree_chunks` are pipelined.
 
-    Gives their nodes places, and writes the KV slots of their rows into the step's (`trees.slots`).
+    Gives their nodes KV positions, and writes the KV slots of their rows into `trees.slots`.
     """
     own: dict[int, TreeRows] = {}
-    for place, part in tree_chunks.items():
-        own[place] = part.place(tables[place], block_size, probes.get(place, ()))
-        start, count = int(trees.starts[place]), len(own[place].ancestors)
-        trees.slots[start : start + count] = own[place].slots[-count:]
-    return [own.get(place, rows) for place, rows in enumerate(trees[:])]
+    for index, part in tree_chunks.items():
+        own[index] = part.place_kv(tables[index], block_size, probes.get(index, ()))
+        start, count = int(trees.starts[index]), len(own[index].ancestors)
+        trees.slots[start : start + count] = own[index].slots[-count:]
+    return [own.get(index, rows) for index, rows in enumerate(trees[:])]
 
 
 def rows_of_edits(edits: LogitEdits, rows: Int32) -> LogitEdits:
@@ -173,9 +173,9 @@ def _penalties_of_rows(penalties: Penalties, rows: Int32) -> Penalties:
     )
 
 
-def _place(node: PipelinedNode) -> int:
-    assert node.place is not None, "a node's ancestors are sent before it or with it"
-    return node.place
+def _kv_position(node: PipelinedNode) -> int:
+    assert node.kv_position is not None, "a node's ancestors are sent before it or with it"
+    return node.kv_position
 
 
 class ChunkAnswer(NamedTuple):
@@ -233,11 +233,11 @@ def _features(request_id: str, position: int, answers: Sequence[RowAnswer]) -> l
     """Those of passed nodes, the first of which stands at `position`; a gap parts them."""
     found: list[FeatureRows] = []
     values: list[Float32] = []
-    for place, (chosen, row) in enumerate(answers):
+    for index, (chosen, row) in enumerate(answers):
         if chosen.features is not None:
             values.append(chosen.features[row])
-        if values and (chosen.features is None or place + 1 == len(answers)):
-            end = position + place + (chosen.features is not None)
+        if values and (chosen.features is None or index + 1 == len(answers)):
+            end = position + index + (chosen.features is not None)
             found.append(FeatureRows(request_id, end - len(values), np.stack(values)))
             values = []
     return found

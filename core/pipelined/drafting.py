@@ -241,7 +241,7 @@ class PipelinedDrafting(Drafting):
         late = {name: asked[name] for name in slow}
         more = await self._drafters.exchange((), asked_of(late, queries), late)
         # A late proposal may be of a drafter that is not asked now.
-        priority = {name: place for place, name in enumerate(asked)}
+        priority = {name: index for index, name in enumerate(asked)}
         ids = [query.request_id for query in queries]
         both = {one: (*found.get(one, ()), *more.get(one, ())) for one in ids}
         return {
@@ -330,10 +330,10 @@ class PipelinedDrafting(Drafting):
 
     def _slots(self, trees: TreeSteps, num_decode_steps: int) -> list[int]:
         slots = super()._slots(trees, num_decode_steps)
-        for place, part in trees.tree_chunks.items():
+        for index, part in trees.tree_chunks.items():
             # With rows of probes.
-            root = len(trees.states[place].token_ids) - 1
-            slots[place] = part.most_places + slots[place] - root - len(part.rows)
+            root = len(trees.states[index].token_ids) - 1
+            slots[index] = part.most_positions + slots[index] - root - len(part.rows)
         return slots
 
     def _num_decode_steps(self, trees: TreeSteps) -> int:

@@ -91,7 +91,7 @@ class ChunkPace:
         num_rows: int,
         planned_at: float | None,
     ) -> None:
-        """A step went out, with chunks of these trees, which have their places by now."""
+        """A step went out, with chunks of these trees, whose nodes have KV positions by now."""
         now, expected_s = self._clock(), self._seconds(num_rows)
         round_s = self._slowness * expected_s
         begins_at = max(now, self._free_at)

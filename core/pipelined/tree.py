@@ -30,8 +30,8 @@ class PipelinedNode:
     position  absolute
     source    id of the drafter that proposed it first; -1: the target chose it
     value     probability that the target goes through it, given the committed text
-    place     where its KV stands, counted from the first token's; None before it is sent. Never
-              before its own position
+    kv_position  where in the request's KV it stands; None before it is sent. Never before its own
+              position
     target    the target's token after it, and
     answer    where that was answered; None until it is known
     is_alive  whether it is the root or below it; else the root has gone over it, or it is_dropped
@@ -41,7 +41,7 @@ class PipelinedNode:
     """
 
     __slots__ = (
-        "answer", "attributions", "children", "is_alive", "is_dropped", "parent", "place",
+        "answer", "attributions", "children", "is_alive", "is_dropped", "kv_position", "parent",
         "position", "source", "target", "token", "value", "was_asked",
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ class PipelinedNode:
         self.parent = parent
         self.children: dict[int, PipelinedNode] = {}
         self.value = 1.0
-        self.place: int | None = None
+        self.kv_position: int | None = None
         self.target: int | None = None
         self.answer: RowAnswer | None = None
         self.is_alive, self.is_dropped = True, False
@@ -65,7 +65,7 @@ class RootAdvance(NamedTuple):
 
     tokens, sources  that are committed; the source of a token that is no node is -1
     answers          to the rows that these follow
-    moves            KV copies (from place, to place) that bring the passed nodes together
+    moves            KV copies (from, to KV position) that bring the passed nodes together
     at_leaf          whether no other answered node follows the last one
     """
 
@@ -84,12 +84,12 @@ class Flight(NamedTuple):
 
 
 class PipelinedTree:
-    """Grows below a root that advances. Knows places, not KV slots or blocks."""
+    """Grows below a root that advances. Knows KV positions, not slots or blocks."""
 
     __slots__ = (
         "_alive",
         "_flights",
-        "_placed",
+        "_newest",
         "_used",
         "asked",
         "drafters",
@@ -104,11 +104,11 @@ class PipelinedTree:
         self.root: PipelinedNode = PipelinedNode(token, position, TARGET_ID, None)
         # Those below the root, until these change.
         self._alive: Sequence[PipelinedNode] | None = None
-        # Places of nodes that are alive.
+        # KV positions of nodes that are alive.
         self._used: set[int] = set()
         # What was sent and is not answered; the root and the nodes of the newest chunk.
         self._flights: deque[Flight] = deque()
-        self._placed: Sequence[PipelinedNode] = ()
+        self._newest: Sequence[PipelinedNode] = ()
         # The node that drafters are being asked about.
         self.asked: PipelinedNode | None = None
         # Who is asked about it.
@@ -123,7 +123,7 @@ class PipelinedTree:
     @property
     def is_new(self) -> bool:
         """Whether nothing of it is on its way: the next chunk is a round's tree."""
-        return self.root.place is None
+        return self.root.kv_position is None
 
     def alive(self) -> Sequence[PipelinedNode]:
         """All nodes but the root, parents before their children."""
@@ -177,32 +177,32 @@ class PipelinedTree:
         found = [
             node
             for node in self.alive()
-            if node.place is None and node.value >= least_value and node.position <= most
+            if node.kv_position is None and node.value >= least_value and node.position <= most
         ]
         # Stable, and a node is worth no more than its parent: parents stay where children do.
         best = sorted(found, key=_value, reverse=True)[:limit]
         chosen = set(map(id, best))
         return [node for node in found if id(node) in chosen]
 
-    def place(self, nodes: Sequence[PipelinedNode]) -> None:
-        """Give nodes places for their KV; the root's is where it belongs from now on.
+    def place_kv(self, nodes: Sequence[PipelinedNode]) -> None:
+        """Give nodes KV positions; the root's is where it belongs from now on.
 
-        A place is free again as soon as its node is dropped: stages run steps in order, so its next
-        node is written after every step that reads the old one.
+        One is free again as soon as its node is dropped: stages run steps in order, so the next
+        node there is written after every step that reads the old one.
         """
         root = self.root
-        if root.place is not None:
-            self._used.discard(root.place)
-        root.place = self.num_in_place = root.position
-        self._used.add(root.place)
-        self._placed = (root, *nodes)
+        if root.kv_position is not None:
+            self._used.discard(root.kv_position)
+        root.kv_position = self.num_in_place = root.position
+        self._used.add(root.kv_position)
+        self._newest = (root, *nodes)
         for node in nodes:
-            node.place = self._free_place(node.position)
-            self._used.add(node.place)
+            node.kv_position = self._free_position(node.position)
+            self._used.add(node.kv_position)
 
     def note_flight(self, due_at: float) -> None:
-        """The nodes that were placed last are on their way; their answer is expected then."""
-        self._flights.append(Flight(due_at, self._placed))
+        """The nodes that were sent last are on their way; their answer is expected then."""
+        self._flights.append(Flight(due_at, self._newest))
 
     def note_landing(self) -> None:
         """The oldest flight is answered."""
@@ -216,24 +216,24 @@ class PipelinedTree:
                 return due_at
         return math.inf
 
-    def _free_place(self, place: int) -> int:
+    def _free_position(self, position: int) -> int:
         """The first from this one on that no node has."""
-        while place in self._used:
-            place += 1
-        return place
+        while position in self._used:
+            position += 1
+        return position
 
-    def free_places(self, count: int) -> list[int]:
+    def free_positions(self, count: int) -> list[int]:
         """The first ones behind the root that no node has."""
         found: list[int] = []
-        place = self.root.position
+        position = self.root.position
         while len(found) < count:
-            place = self._free_place(place + 1)
-            found.append(place)
+            position = self._free_position(position + 1)
+            found.append(position)
         return found
 
     @property
-    def num_places(self) -> int:
-        """Places from the first token's on, up to the last that is in use."""
+    def num_positions(self) -> int:
+        """KV positions up to the last that is in use."""
         return max((self.root.position, *self._used)) + 1
 
     def advance(self) -> RootAdvance:
@@ -241,11 +241,11 @@ class PipelinedTree:
         passed, at_leaf = RootAdvance([], [], [], [], at_leaf=True), True
         while (token := self.root.target) is not None:
             old = self.root
-            assert old.place is not None
+            assert old.kv_position is not None
             assert old.answer is not None
-            if old.place != old.position:
-                passed.moves.append((old.place, old.position))
-            self._used.discard(old.place)
+            if old.kv_position != old.position:
+                passed.moves.append((old.kv_position, old.position))
+            self._used.discard(old.kv_position)
             at_leaf = all(child.target is None for child in old.children.values())
             self.root = self._step_to(old, token)
             passed.tokens.append(token)
@@ -259,8 +259,8 @@ class PipelinedTree:
         new = old.children.pop(token, None)
         for node in _subtrees(old.children.values()):
             node.is_alive, node.is_dropped = False, True
-            if node.place is not None:
-                self._used.discard(node.place)
+            if node.kv_position is not None:
+                self._used.discard(node.kv_position)
         old.is_alive, old.children = False, {}
         if new is None:
             return PipelinedNode(token, old.position + 1, TARGET_ID, None)
@@ -304,14 +304,14 @@ def token_tree(
     """
     if not nodes:
         return TokenTree(*_ARRAYS_OF_NONE, names)
-    index = {id(node): place for place, node in enumerate(nodes)}
+    indices = {id(node): index for index, node in enumerate(nodes)}
     rows = [
-        (node.token, index.get(id(node.parent), ROOT), node.position - root_position, node.source)
+        (node.token, indices.get(id(node.parent), ROOT), node.position - root_position, node.source)
         for node in nodes
     ]
     attributed = [
-        (place, *attribution)
-        for place, node in enumerate(nodes)
+        (index, *attribution)
+        for index, node in enumerate(nodes)
         for attribution in node.attributions
     ]
     attributions = np.array([row[:4] for row in attributed], dtype=np.int32).reshape(-1, 4)

@@ -115,9 +115,9 @@ class VerifiedTree(NamedTuple):
 
     root_id       the token that the tree grew from, the last one committed before
     token_ids, parents, sources, values  of its nodes, in parallel and in topological order: the
-                  parents' places, -1 for the root; drafters' names; how probable the engine took
+                  parents' indices, -1 for the root; drafters' names; how probable the engine took
                   a path through the node to be
-    path          places of the nodes that were committed, from the root on
+    path          indices of the nodes that were committed, from the root on
     num_left_out  nodes beyond the first `MAX_SHOWN_NODES`; those of the path are always here
     """
 
@@ -134,18 +134,18 @@ class VerifiedTree(NamedTuple):
     def of(
         cls, tree: TokenTree, root_id: int, path: Sequence[int], timing: StepTiming
     ) -> VerifiedTree:
-        """That of a tree and the places of its nodes that were committed."""
+        """That of a tree and the indices of its nodes that were committed."""
         kept = [*range(min(len(tree), MAX_SHOWN_NODES))]
         kept += [node for node in path if node >= MAX_SHOWN_NODES]
-        places = {node: place for place, node in enumerate(kept)} | {-1: -1}
+        indices = {node: index for index, node in enumerate(kept)} | {-1: -1}
         nodes = tree.nodes[kept]
         return cls(
             root_id=root_id,
             token_ids=tuple(nodes[:, 0].tolist()),
-            parents=tuple(places[parent] for parent in nodes[:, 1].tolist()),
+            parents=tuple(indices[parent] for parent in nodes[:, 1].tolist()),
             sources=tuple(tree.names[source] for source in nodes[:, 3].tolist()),
             values=tuple(tree.values[kept].tolist()),
-            path=tuple(places[node] for node in path),
+            path=tuple(indices[node] for node in path),
             num_left_out=len(tree) - len(kept),
             timing=timing,
         )

@@ -312,15 +312,17 @@ class TokenCounts:
         Last comes where each of `tokens` stands among them. New arrays.
         """
         count, others = len(self), dict[int, int]()
-        places = []
+        indices = []
         for token in tokens:
             index = self._index_of.get(token)
-            places.append(others.setdefault(token, count + len(others)) if index is None else index)
+            indices.append(
+                others.setdefault(token, count + len(others)) if index is None else index
+            )
         counts = np.zeros(count + len(others), dtype=np.int32)
         counts[:count] = self._counts[:count]
         added = np.fromiter(others, dtype=np.int32, count=len(others))
         distinct = np.concatenate((self._tokens[:count], added))
-        return distinct, counts, np.array(places, dtype=np.int32)
+        return distinct, counts, np.array(indices, dtype=np.int32)
 
     def _add(self, token: int) -> None:
         index = self._index_of[token] = len(self._index_of)
@@ -426,15 +428,15 @@ def add_nodes(
     source_ends: Int64,
 ) -> None:
     """Count the nodes of each tree, and those on its path; see `DraftStats.add`."""
-    node, place = 0, 0
+    node, token = 0, 0
     for tree in range(len(rows)):
         while node < node_ends[tree]:
             counts[0, rows[tree], nodes[node, SOURCE]] += 1
             node += 1
-        while place < source_ends[tree]:
-            if sources[place] >= 0:
-                counts[1, rows[tree], sources[place]] += 1
-            place += 1
+        while token < source_ends[tree]:
+            if sources[token] >= 0:
+                counts[1, rows[tree], sources[token]] += 1
+            token += 1
 
 
 class TalliedNodes:

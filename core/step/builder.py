@@ -111,7 +111,7 @@ def _tree_rows(
     rows = StepTrees(ancestors_of(trees), starts, slots, positions, len(trees))
     if not trees.tree_chunks:
         return rows
-    probes = {place: [*extras.probes.values()] for place, extras in trees.extras.items()}
+    probes = {index: [*extras.probes.values()] for index, extras in trees.extras.items()}
     return with_tree_chunks(rows, trees.tree_chunks, probes, tables, block_size)
 
 
@@ -222,10 +222,10 @@ def edits_of_parts(
     if not any(state.packed.edits_logits for state in states):
         return trees, chunks, []
     kept, kept_chunks, edits = [], [], []
-    for place, tree in enumerate(trees):
+    for index, tree in enumerate(trees):
         with contain(tree.state):
             edits.append(edits_for(tree))
-            kept.append(place)
+            kept.append(index)
     for chunk in chunks:
         with contain(chunk.state):
             edits.append(edits_for(chunk))
@@ -327,20 +327,20 @@ def fill_tables(blocks: Int32, counts: Int64) -> Int32:
     tables = np.zeros((len(counts), counts.max()), dtype=np.int32)
     first = 0
     for request in range(len(counts)):
-        for place in range(counts[request]):
-            tables[request, place] = blocks[first + place]
+        for index in range(counts[request]):
+            tables[request, index] = blocks[first + index]
         first += counts[request]
     return tables
 
 
 @compiled
 def _slots(starts: Int32, context_lens: Int32, block_tables: Int32, block_size: int) -> Int32:
-    """A row's KV stands where its place in the request says, not its depth in a tree."""
+    """A row's KV stands at its position in the request's KV, not its depth in a tree."""
     slots = np.empty(starts[-1], dtype=np.int32)
     for part in range(len(context_lens)):
         for row in range(starts[part], starts[part + 1]):
-            place = context_lens[part] + row - starts[part]
-            slots[row] = kv_slot(block_tables[part], place, block_size)
+            position = context_lens[part] + row - starts[part]
+            slots[row] = kv_slot(block_tables[part], position, block_size)
     return slots
 
 

@@ -153,20 +153,20 @@ def _features_of(
     chunks."""
     parts = _parts(step, paths, output)
     return [
-        FeatureRows(request_ids[place], int(step.context_lens[place]), values)
-        for place, values in parts.items()
-        if place not in step.heads.chunk_requests
+        FeatureRows(request_ids[index], int(step.context_lens[index]), values)
+        for index, values in parts.items()
+        if index not in step.heads.chunk_requests
     ]
 
 
 def features_of_tree_chunks(
     step: StepInput, paths: Paths, output: StepOutput
 ) -> dict[int, Float32]:
-    """Features of the root and all nodes of chunks whose are wanted, by the place of a request."""
+    """Features of the root and all nodes of chunks whose are wanted, by index of the request."""
     if not step.heads.chunk_requests:
         return {}
     parts = _parts(step, paths, output)
-    return {place: parts[place] for place in step.heads.chunk_requests if place in parts}
+    return {index: parts[index] for index in step.heads.chunk_requests if index in parts}
 
 
 def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float32]:
@@ -176,12 +176,12 @@ def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float
     assert output.features is not None, "the stage did not do what it was asked"
     lengths, starts = lengths_of(paths.ends).tolist(), step.request_starts.tolist()
     parts, first = {}, 0
-    for place in step.heads.feature_requests:
-        count = lengths[place] if place < len(lengths) else starts[place + 1] - starts[place]
-        if place in step.heads.chunk_requests:
-            chosen = np.searchsorted(step.logits_rows, step.request_starts[place : place + 2])
+    for index in step.heads.feature_requests:
+        count = lengths[index] if index < len(lengths) else starts[index + 1] - starts[index]
+        if index in step.heads.chunk_requests:
+            chosen = np.searchsorted(step.logits_rows, step.request_starts[index : index + 2])
             count = int(chosen[1] - chosen[0])
-        parts[place] = output.features[first : first + count]
+        parts[index] = output.features[first : first + count]
         first += count
     assert first == len(output.features), "stage and coordinator walked different ways"
     return parts
@@ -198,12 +198,14 @@ def _tasks(
     tasks = []
     for head in heads:
         wanted = [
-            (place, order.max_nodes * drafts, order.length_buckets)
-            for place, (own, drafts) in enumerate(wanting)
+            (index, order.max_nodes * drafts, order.length_buckets)
+            for index, (own, drafts) in enumerate(wanting)
             if (order := own.get(head)) is not None
         ]
-        places, max_nodes, length_buckets = zip(*wanted, strict=True) if wanted else ((), (), ())
-        tasks.append(HeadTask(head, places, max_nodes, length_buckets, level_tokens.get(head, 0.0)))
+        indices, max_nodes, length_buckets = zip(*wanted, strict=True) if wanted else ((), (), ())
+        tasks.append(
+            HeadTask(head, indices, max_nodes, length_buckets, level_tokens.get(head, 0.0))
+        )
     return tuple(tasks)
 
 
@@ -225,11 +227,11 @@ def _drafted_of(
     for task, drafts in zip(step.heads.tasks, output.head_drafts, strict=True):
         if not drafts.proposals:
             continue
-        sizes = dict(zip(task.places, task.max_nodes, strict=True))
+        sizes = dict(zip(task.requests, task.max_nodes, strict=True))
         own = tuple(
-            (request_ids[place], length, proposal)
-            for (place, length), proposal in zip(drafts.texts, drafts.proposals, strict=True)
-            if sizes[place]
+            (request_ids[index], length, proposal)
+            for (index, length), proposal in zip(drafts.texts, drafts.proposals, strict=True)
+            if sizes[index]
         )
         drafted.append(Drafted(drafts.source, drafts.seconds, own, drafts.num_levels))
     return drafted

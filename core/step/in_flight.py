@@ -129,11 +129,11 @@ class StepResults(NamedTuple):
 
     def without(self, states: Sequence[RequestState], step: StepInFlight) -> StepResults:
         """These without what was answered to some of the step's requests."""
-        places = [place for place, own in enumerate(step.trees.states) if own in states]
+        indices = [index for index, own in enumerate(step.trees.states) if own in states]
         prompt_chunks = zip(step.prompt_chunks, self.prompt_chunks, strict=True)
         return self._replace(
-            paths=self.paths.without(places),
-            verified=self.verified.without(places),
+            paths=self.paths.without(indices),
+            verified=self.verified.without(indices),
             prompt_chunks=[
                 None if chunk.state in states else chosen for chunk, chosen in prompt_chunks
             ],
@@ -204,15 +204,15 @@ class StepInFlight:
         nodes = [*self.trees.trees.sizes.tolist(), *(0 for _ in self.prompt_chunks)]
         rows = [1 + count for count in nodes[: len(self.trees.states)]]
         rows += [int(chunk.wants_token) for chunk in self.prompt_chunks]
-        places = set(np.searchsorted(np.cumsum(rows), bad, side="right").tolist())
+        indices = set(np.searchsorted(np.cumsum(rows), bad, side="right").tolist())
         first = 0
-        for place, chunk in enumerate(self.prompt_chunks, len(self.trees.states)):
+        for index, chunk in enumerate(self.prompt_chunks, len(self.trees.states)):
             if scores is not None and chunk.state.prompt_log_probs is not None:
                 end = first + chunk.num_scored
                 if np.isnan(scores[first:end]).any():
-                    places.add(place)
+                    indices.add(index)
                 first = end
-        return [(self.states[place], nodes[place]) for place in sorted(places)]
+        return [(self.states[index], nodes[index]) for index in sorted(indices)]
 
     def verify(self, output: StepOutput) -> StepResults:
         """Walk the trees by the target's tokens; what was answered to each part.
@@ -251,21 +251,21 @@ class StepInFlight:
         outputs, features = list(outputs), list[FeatureRows]()
         values = features_of_tree_chunks(self.step, paths, output)
         firsts = [0, *(self.trees.trees.sizes + 1).cumsum().tolist()]
-        for place, part in self.trees.tree_chunks.items():
-            rows = slice(firsts[place], firsts[place + 1])
-            targets = Chosen.of_rows(output, rows)._replace(features=values.get(place))
-            answer = read_chunk(self.trees.states[place], part, targets, self.block_size)
-            steps[place], judged[place] = answer.path, answer.drafted
-            by_rows[place] = [
+        for index, part in self.trees.tree_chunks.items():
+            rows = slice(firsts[index], firsts[index + 1])
+            targets = Chosen.of_rows(output, rows)._replace(features=values.get(index))
+            answer = read_chunk(self.trees.states[index], part, targets, self.block_size)
+            steps[index], judged[index] = answer.path, answer.drafted
+            by_rows[index] = [
                 (row, *step[1:]) for row, step in zip(answer.rows, answer.path, strict=True)
             ]
             features += answer.features
-            own = outputs[place]._replace(chosen=answer.chosen)
-            if self.trees.states[place].pipelined is part.pipelined:
+            own = outputs[index]._replace(chosen=answer.chosen)
+            if self.trees.states[index].pipelined is part.pipelined:
                 own = own.behind(part.pipelined.undelivered)
                 # Drafters receive it with the next commit.
                 part.pipelined.undelivered = {} if answer.path else own.top_next_tokens
-            outputs[place] = own
+            outputs[index] = own
         return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
 
     def give_up(self) -> None:

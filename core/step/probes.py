@@ -50,9 +50,9 @@ def probe_rows(trees: TreeSteps) -> tuple[Int32, Int32, Int32]:
     if not trees.extras:
         return NO_ROWS, NO_ROWS, counts
     probes = []
-    for place, extras in sorted(trees.extras.items()):
+    for index, extras in sorted(trees.extras.items()):
         probes += extras.probes.values()
-        counts[place] = extras.num_probe_rows
+        counts[index] = extras.num_probe_rows
     tokens = np.concatenate([NO_ROWS, *(probe.tokens for probe in probes)])
     return tokens, np.concatenate([NO_ROWS, *(probe.offsets for probe in probes)]), counts
 
@@ -64,10 +64,10 @@ def ancestors_of(trees: TreeSteps) -> UInt64:
         return ancestors
     sizes = trees.trees.sizes + 1
     bits = np.split(ancestors, (sizes * -(-sizes // WORD_BITS)).cumsum()[:-1])
-    for place, extras in trees.extras.items():
+    for index, extras in trees.extras.items():
         if extras.probes:
-            own = bits[place].reshape(sizes[place], -1)
-            bits[place] = _with_probes(own, trees.part(place)).ravel()
+            own = bits[index].reshape(sizes[index], -1)
+            bits[index] = _with_probes(own, trees.part(index)).ravel()
     return np.concatenate(bits)
 
 
@@ -90,9 +90,9 @@ def probe_input(trees: TreeSteps, starts: Int32) -> ProbeInput:
     starts: int32 [requests]  first row of each
     """
     wanted, top_k = list[Int32](), 0
-    for place, extras in sorted(trees.extras.items()):
-        start = int(starts[place])
-        first = start + trees.part(place).num_chosen
+    for index, extras in sorted(trees.extras.items()):
+        start = int(starts[index])
+        first = start + trees.part(index).num_chosen
         if extras.num_top_next_tokens:
             wanted.append(np.arange(start, first, dtype=np.int32))
         for probe in extras.probes.values():

@@ -29,10 +29,10 @@ class TokenTree:
     values                 float64 [n]   probability that the target's path goes through the node;
                            never above its parent's
     attributions           int32 [m, 4]  one for each drafter that proposed a node: node, drafter,
-                           its place among that drafter's children of the parent, and its depth in
+                           its rank among that drafter's children of the parent, and its depth in
                            what the drafter proposed
     attribution_log_probs  float32 [m]  what these drafters gave
-    names                  drafters; their places are the ids above
+    names                  drafters; the ids above are their indices
     """
 
     nodes: Int32
@@ -143,10 +143,10 @@ class TreeBatch(Sequence[TokenTree]):
 
     def __getitem__(self, index: int | slice) -> TokenTree | TreeBatch:
         if isinstance(index, slice):
-            return TreeBatch.of([self[place] for place in range(len(self))[index]])
-        place = range(len(self))[index]
-        end, attribution_end = self.ends[:, place].tolist()
-        first, first_attribution = self.ends[:, place - 1].tolist() if place else (0, 0)
+            return TreeBatch.of([self[own] for own in range(len(self))[index]])
+        index = range(len(self))[index]
+        end, attribution_end = self.ends[:, index].tolist()
+        first, first_attribution = self.ends[:, index - 1].tolist() if index else (0, 0)
         return TokenTree(
             self.nodes[first:end],
             self.values[first:end],
@@ -298,8 +298,8 @@ def best_of_each(values: Float64, ends: Int64, limits: Int64) -> Bool:
         if end - first > limits[tree]:
             order = np.argsort(-values[first:end], kind="mergesort")
             kept[first:end] = False
-            for place in range(limits[tree]):
-                kept[first + order[place]] = True
+            for rank in range(limits[tree]):
+                kept[first + order[rank]] = True
         first = end
     return kept
 
@@ -340,13 +340,13 @@ def visible_columns(bits: UInt64, sizes: Int32) -> UInt8:
     for size in sizes:
         total += size * size
     visible = np.empty(total, dtype=np.uint8)
-    place, word = 0, 0
+    cell, word = 0, 0
     for size in sizes:
         for _ in range(size):
             for column in range(size):
                 bit = bits[word + column // WORD_BITS] >> np.uint64(column % WORD_BITS)
-                visible[place] = bit & np.uint64(1)
-                place += 1
+                visible[cell] = bit & np.uint64(1)
+                cell += 1
             word += -(-size // WORD_BITS)
     return visible
 

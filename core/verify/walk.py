@@ -85,13 +85,13 @@ class Paths(NamedTuple):
         """int32 [n]"""
         return self.steps[2]
 
-    def without(self, places: Sequence[int]) -> Paths:
-        """Those of the trees at `places` are empty."""
-        if not places:
+    def without(self, indices: Sequence[int]) -> Paths:
+        """Those of the trees at `indices` are empty."""
+        if not indices:
             return self
         lengths = lengths_of(self.ends)
         kept = np.ones(len(lengths), dtype=np.bool_)
-        kept[places] = False
+        kept[indices] = False
         steps = np.ascontiguousarray(self.steps[:, kept.repeat(lengths)])
         return Paths(steps, (lengths * kept).cumsum())
 
@@ -196,11 +196,11 @@ def kv_moves(rows: Int32, ends: Int64, starts: Int32, slots: Int32) -> tuple[Int
     count, first = 0, 0
     for request in range(len(ends)):
         for index in range(first, ends[request]):
-            place = index - first
+            order = index - first
             # Rows rise along a path.
-            if rows[index] > place:
+            if rows[index] > order:
                 moves[count, 0] = slots[starts[request] + rows[index]]
-                moves[count, 1] = slots[starts[request] + place]
+                moves[count, 1] = slots[starts[request] + order]
                 count += 1
         first = ends[request]
         move_ends[request] = count
@@ -245,12 +245,12 @@ def accepted_rows(
 def _with_slices(step: StepInput, rows: Int32, ends: Int64) -> Int32:
     """`accepted_rows`, where these are the accepted ones of all requests."""
     starts, chosen, wanted = step.request_starts, step.logits_rows, [NO_ROWS]
-    for place in step.heads.feature_requests:
-        if place in step.heads.chunk_requests:
-            first, end = np.searchsorted(chosen, starts[place : place + 2])
+    for index in step.heads.feature_requests:
+        if index in step.heads.chunk_requests:
+            first, end = np.searchsorted(chosen, starts[index : index + 2])
             wanted.append(chosen[first:end])
         else:
-            wanted.append(rows[ends[place - 1] if place else 0 : ends[place]])
+            wanted.append(rows[ends[index - 1] if index else 0 : ends[index]])
     return np.concatenate(wanted)
 
 
@@ -320,10 +320,10 @@ def _flat_trees(step: StepInput) -> tuple[UInt64, Int32, Int32]:
     if isinstance(trees, StepTrees):
         words[: trees.num_trees] = trees.shapes[:, 1]
         return trees.ancestors, words, num_before
-    places = [place for place, tree in enumerate(trees) if tree is not None]
+    indices = [index for index, tree in enumerate(trees) if tree is not None]
     own: list[TreeRows] = [tree for tree in trees if tree is not None]
-    words[places] = [tree.ancestors.shape[1] for tree in own]
-    num_before[places] = [len(tree.slots) - len(tree.ancestors) for tree in own]
+    words[indices] = [tree.ancestors.shape[1] for tree in own]
+    num_before[indices] = [len(tree.slots) - len(tree.ancestors) for tree in own]
     none = [np.empty(0, dtype=np.uint64)]
     return np.concatenate(none + [tree.ancestors.ravel() for tree in own]), words, num_before
 

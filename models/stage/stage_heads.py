@@ -238,8 +238,8 @@ class StageHeads:
         self._failures[head.name] = 0
         if not drafts.proposals:
             return drafts
-        lengths = map(texts.length, task.places)
-        return drafts._replace(texts=tuple(zip(task.places, lengths, strict=True)))
+        lengths = map(texts.length, task.requests)
+        return drafts._replace(texts=tuple(zip(task.requests, lengths, strict=True)))
 
     def _supervised(self, name: str, step: StepInput, work: Callable[[], T]) -> T | None:
         """A head's result for a step; None if it fails, or is disabled after too many failures."""
