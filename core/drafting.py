@@ -46,10 +46,10 @@ NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Requests whose drafters are being asked, and the answer to come."""
+    """Requests whose drafters are being asked, and their replies to come."""
 
     states: Sequence[RequestState]
-    answer: asyncio.Future[DraftBatch]
+    reply: asyncio.Future[DraftBatch]
 
 
 class Drafting:
@@ -69,7 +69,7 @@ class Drafting:
         """`acceptance`: the rule that decides about drafts.
 
         fail    ends a request whose grammar fails
-        notify  called when drafters have answered, or token masks are there
+        notify  called when drafters have replied, or token masks are there
         """
         self._drafters = drafters
         self._scheduler = scheduler
@@ -130,13 +130,13 @@ class Drafting:
 
     @property
     def is_asking(self) -> bool:
-        """Whether drafters are being asked, or their answer was not taken yet."""
+        """Whether drafters are being asked, or their reply was not taken yet."""
         return self._group is not None
 
     @property
-    def has_answer(self) -> bool:
-        """Whether the drafters that were asked have answered."""
-        return self._group is not None and self._group.answer.done()
+    def has_reply(self) -> bool:
+        """Whether the drafters that were asked have replied."""
+        return self._group is not None and self._group.reply.done()
 
     def take_delay(self) -> float | None:
         """Seconds until another chunk of a pipelined tree may go out; None: none waits."""
@@ -145,9 +145,9 @@ class Drafting:
     async def start(self, states: Sequence[RequestState]) -> None:
         """Begin to ask the drafters about requests that decode."""
         group = self._group = _Group(states, asyncio.ensure_future(self._ask(states)))
-        # Drafters of this process have answered after one turn of the loop.
+        # Drafters of this process have replied after one turn of the loop.
         await asyncio.sleep(0)
-        group.answer.add_done_callback(self._notify)
+        group.reply.add_done_callback(self._notify)
 
     async def _ask(self, states: Sequence[RequestState]) -> DraftBatch:
         """Proposals of the drafters whose drafts are worth their time now.
@@ -242,15 +242,15 @@ class Drafting:
     # ---- which trees are verified
 
     async def merge_and_select(self, patience_s: float) -> tuple[DraftBatch | None, TreeSteps]:
-        """What the drafters answered, and the trees of the requests that may be verified now.
+        """What the drafters replied, and the trees of the requests that may be verified now.
 
         patience_s: how long token masks of grammars are waited for
         """
-        if not self.has_answer:
+        if not self.has_reply:
             return None, NO_TREE_STEPS
         assert self._group is not None
         group, self._group = self._group, None
-        batch = group.answer.result()
+        batch = group.reply.result()
         drafted = self._merge([state for state in group.states if self._is_ready(state)], batch)
         most = self._scheduler.nodes_each(len(drafted))
         joined = await self._masks.join(drafted, patience_s, most)

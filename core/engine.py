@@ -1,9 +1,9 @@
 """The engine: what one step does, from its requests to their deltas.
 
-`EngineCore.step` commits the steps that were answered, chooses the parts of the next one, and
+`EngineCore.step` commits the steps whose output is there, chooses the parts of the next one, and
 submits it:
 
-- update: the trees of an answered step are verified; tokens are committed, cut by stop rules and
+- update: the trees of a finished step are verified; tokens are committed, cut by stop rules and
   sent to the requests' sinks; drafters and policy learn from them;
 - schedule: requests get KV blocks, drafters are asked, their proposals are merged, and the policy
   selects the draft tokens that are verified (`drafting.py`); prompts give their next chunks;
@@ -93,7 +93,7 @@ class EngineCore:
 
         `pipelined_trees`: whether a request's tree may go through the stages in several chunks
         (`core/pipelined/drafting.py`).
-        A step whose answer takes longer than `step_timeout_s`, and far longer than usual, counts
+        A step that takes longer than `step_timeout_s`, and far longer than usual, counts
         as lost with its stage.
         """
         self._pipeline = pipeline
@@ -117,7 +117,7 @@ class EngineCore:
         self.deadline = StepDeadline(step_timeout_s)
         self._in_flight = Flights()
         self._states: dict[str, RequestState] = {}
-        self._answered_at = 0.0
+        self._finished_at = 0.0
         self.num_steps = 0
         # Requests that ended since the target's logits were NaN or infinite.
         self.num_not_finite = 0
@@ -185,16 +185,16 @@ class EngineCore:
             self._output.tell(state, error)
 
     async def step(self) -> None:
-        """Take the answers of earlier steps, and submit the next one; without one, wait.
+        """Take the output of earlier steps, and submit the next one; without one, wait.
 
-        Waits for the first event: an answer, proposals, token masks, a new request, a cancellation.
-        What goes wrong with a request ends that request; other errors end all running
+        Waits for the first event: the output of a step, proposals, token masks, a new request, a
+        cancellation. What goes wrong with a request ends that request; other errors end all running
         requests. Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or
         all requests ended (`fail_all`).
         """
         with self._supervised():
             self._wakeup.clear()
-            while (in_flight := self._in_flight.answered) is not None:
+            while (in_flight := self._in_flight.finished) is not None:
                 self._update(in_flight)
             scheduled = await self._schedule()
             if scheduled is not None:
@@ -240,7 +240,7 @@ class EngineCore:
     async def _start_drafting(self) -> None:
         """Ask the drafters about requests whose commits are known, one group of them at a time.
 
-        Other steps are answered and submitted while drafters of other processes work.
+        Other steps finish and are submitted while drafters of other processes work.
         """
         if self.drafting.is_asking:
             return
@@ -255,7 +255,7 @@ class EngineCore:
     @property
     def _may_submit(self) -> bool:
         """Whether a step may go out now; one in flight is kept free for those being drafted for."""
-        is_late = self.drafting.is_asking and not self.drafting.has_answer
+        is_late = self.drafting.is_asking and not self.drafting.has_reply
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
 
     # ---- run
@@ -277,24 +277,24 @@ class EngineCore:
             step = replace(step, is_traced=True)
             traced = self._trace.submitting(step, trees, prompt_chunks, draft_batch)
         sent_at = self._clock()
-        answer = asyncio.ensure_future(self._pipeline.submit(step))
-        answer.add_done_callback(self._wakeup.notify)
+        output = asyncio.ensure_future(self._pipeline.submit(step))
+        output.add_done_callback(self._wakeup.notify)
         in_flight = StepInFlight(
-            step, trees, prompt_chunks, answer, draft_batch, sent_at, traced,
+            step, trees, prompt_chunks, output, draft_batch, sent_at, traced,
             self._scheduler.block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
         self.num_steps += 1
 
     async def _wait(self) -> None:
-        """Wait for the first event. Raises `StageLost` where the oldest step has no answer in time.
+        """Wait for the first event. Raises `StageLost` where the oldest step takes too long.
 
         Where nothing is under way, the caller looks again at once.
         """
         if self._in_flight:
             limit_s = self.deadline.limit_s
-            left_s = self._in_flight.oldest.seconds_left(limit_s, self._answered_at, self._clock())
-            if not await self._wakeup.wait(left_s) and self._in_flight.answered is None:
+            left_s = self._in_flight.oldest.seconds_left(limit_s, self._finished_at, self._clock())
+            if not await self._wakeup.wait(left_s) and self._in_flight.finished is None:
                 raise StageLost(
                     f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
                 )
@@ -304,7 +304,7 @@ class EngineCore:
     # ---- update
 
     def _update(self, in_flight: StepInFlight) -> None:
-        """Commit what a step's answer means for its requests."""
+        """Commit what a step's output means for its requests."""
         results = self._verify(in_flight)
         if results is None:
             return
@@ -326,11 +326,11 @@ class EngineCore:
             in_flight.traced.committed()
 
     def _verify(self, in_flight: StepInFlight) -> StepResults | None:
-        """Verify the trees of an answered step; None if the step failed."""
+        """Verify the trees of a finished step; None if the step failed."""
         try:
-            output = in_flight.answer.result()
+            output = in_flight.output.result()
             if in_flight.traced is not None:
-                in_flight.traced.answered(output)
+                in_flight.traced.finished(output)
             apart = self._handle_not_finite(in_flight, output)
             results = self.drafting.verify(in_flight, output, apart)
         except StageLost:
@@ -344,7 +344,7 @@ class EngineCore:
         return results
 
     def _handle_not_finite(self, in_flight: StepInFlight, output: StepOutput) -> list[RequestState]:
-        """Requests with NaN or infinite logits, whose part of the answer is dropped.
+        """Requests with NaN or infinite logits, whose part of the output is dropped.
 
         Drafts or the KV of others may be the cause: a request that has any computes its KV again
         without them. Any other ends.
@@ -366,12 +366,12 @@ class EngineCore:
         return [state for state, _ in found]
 
     def _measure(self, in_flight: StepInFlight, results: StepResults) -> StepOutcome:
-        """What an answered step took: from its start, or from the answer before it.
+        """What a finished step took: from its start, or from when the one before it finished.
 
         Deadline and scheduler learn it; `_account` adds to it what the drafts gained.
         """
-        before, self._answered_at = self._answered_at, self._clock()
-        seconds = self._answered_at - max(in_flight.sent_at, before)
+        before, self._finished_at = self._finished_at, self._clock()
+        seconds = self._finished_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         prompt_chunks = in_flight.prompt_chunks
         num_prompt_rows = sum(chunk.num_rows for chunk in prompt_chunks)
@@ -403,7 +403,7 @@ class EngineCore:
 
     def _commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
-        state, walk, answer = part
+        state, walk, output = part
         if state.has_ended:
             return
         if not walk.tokens:
@@ -426,12 +426,12 @@ class EngineCore:
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         verified = self._explained(state, rows[1 : taken + 1])
-        self._append(state, tokens, token_ids, answer)
+        self._append(state, tokens, token_ids, output)
         if stopped.finish_reason is None:
             state.move_kv(moves)
             state.advance_grammar(tokens)
         num_top = state.request.params.logprobs
-        log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
+        log_probs = () if num_top is None else output.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, stopped, tokens, sources, log_probs, trees=verified)
 
     def _commit_prompt_chunk(self, chunk: PromptChunk, chosen: Chosen | None) -> None:
@@ -456,11 +456,11 @@ class EngineCore:
         self._emit(state, stopped, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
-        self, state: RequestState, tokens: Sequence[int], token_ids: Int32, answer: TreeOutput
+        self, state: RequestState, tokens: Sequence[int], token_ids: Int32, output: TreeOutput
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)
-        self.drafting.note_commit(state, base_len, token_ids, answer)
+        self.drafting.note_commit(state, base_len, token_ids, output)
 
     def _emit(
         self,
@@ -549,7 +549,7 @@ class EngineCore:
 
 
 def _timing(request_id: str, outcome: StepOutcome, now: float) -> StepTiming:
-    """What a step that has just been answered took of a request."""
+    """What a step that has just finished took of a request."""
     batch = outcome.draft_batch
     asked = tuple(name for name, ids in batch.plan.by_drafter.items() if request_id in ids)
     return StepTiming(asked, batch.began_at, batch.seconds, now, outcome.seconds, now)
@@ -598,8 +598,8 @@ class Wakeup:
 class OutputQueue:
     """Events for the sinks of requests, in order. One event loop uses it.
 
-    A sink wakes other threads, which take the interpreter while they format and send. Between an
-    answer and the next step the stages would wait for that; beside the next step they do not.
+    A sink wakes other threads, which take the interpreter while they format and send. Between a
+    step and the next one the stages would wait for that; beside the next step they do not.
     """
 
     __slots__ = ("_events", "_fail")

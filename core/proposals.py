@@ -2,7 +2,7 @@
 
 target    the served model; its distribution is the only one users ever see
 drafter   proposes continuations; `source` is its name in proposals and metrics
-proposal  a drafter's answer for one request: a forest of tokens below the last committed token
+proposal  a drafter's reply for one request: a forest of tokens below the last committed token
 tree      all proposals of a request merged; a parent of -1 means the last committed token (root)
 node      one token of a tree
 step      one batch of rows that enters stage 0 and leaves the last stage
@@ -421,7 +421,7 @@ class FeatureRows(NamedTuple):
 class StepCommit(NamedTuple):
     """Tokens appended to a request by one step, for all drafters.
 
-    `probe_ids` and `top_next_tokens` hold, by source, the answers to what the proposals asked for;
+    `probe_ids` and `top_next_tokens` hold, by source, what the proposals asked for;
     the rest is as in `Commit`.
     """
 

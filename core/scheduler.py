@@ -326,7 +326,7 @@ class Scheduler:
 
     def _begin(self, state: RequestState) -> bool:
         """Give a waiting request its blocks, if it may start."""
-        # The answer of a step that was in flight when it was preempted changes what it caches.
+        # The output of a step that was in flight when it was preempted changes what it caches.
         if state.in_flight:
             return False
         num_tokens = len(state.token_ids)
@@ -380,7 +380,7 @@ class Scheduler:
 WEIGHT = 0.1
 # And of the newest step with prompts in whether these keep to their share.
 PROMPT_WEIGHT = 0.25
-# How much of an error is mended at once: several steps are under way before one is answered.
+# How much of an error is mended at once: several steps are under way before one finishes.
 GAIN = 0.15
 # A prompt's row takes at most so many times what a row of a tree takes, and at least half of it.
 DEAREST, CHEAPEST = 256.0, 0.5
@@ -447,11 +447,11 @@ class PrefillShare:
     def note_step(
         self, num_tree_rows: int, num_prompt_rows: int, seconds: float, num_in_flight: int = 1
     ) -> None:
-        """Learn from an answered step.
+        """Learn from a finished step.
 
-        seconds        since it was sent, or the step before it was answered
+        seconds        since it was sent, or the step before it finished
         num_in_flight  steps that were under way, with this one: of as many as there are stages,
-                       each is answered when a stage has done it; one alone, when all have
+                       each finishes when a stage has done it; one alone, when all have
         """
         stage_s = seconds * min(num_in_flight, self._num_stages) / self._num_stages
         if not num_prompt_rows:

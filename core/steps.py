@@ -440,7 +440,7 @@ NO_LOG_PROB_OUTPUT = LogProbOutput()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """What the last stage answers: small integers, never logits.
+    """What the last stage sends back: small integers, never logits.
 
     target_tokens         int32 [len(logits_rows)]
     probe_ids             int32 [len(probes.rows), probes.top_k], best first; None: no probes
@@ -452,7 +452,7 @@ class StepOutput:
                           features are wanted, one behind the other, in the order of positions
     head_drafts           of each of the step's head tasks
     not_finite            int32 [n]  indices in `logits_rows` whose logits are NaN, infinite, or all
-                          minus infinity; None: of none. What is answered to them means nothing
+                          minus infinity; None: of none. What is chosen there means nothing
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced
     """

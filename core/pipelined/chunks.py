@@ -1,4 +1,4 @@
-"""Chunks of pipelined trees: their rows in a step, and what its answer means for them.
+"""Chunks of pipelined trees: their rows in a step, and what its output means for them.
 
 See docs/how-it-works.md, "Pipelined trees". A chunk's first row is the root, computed where it
 belongs; then come nodes that were not sent yet. What they see of nodes of earlier chunks stands
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..arrays import Bool, Float32, Int32
 from ..proposals import FeatureRows, Probe
-from ..request.output import Chosen, RowAnswer
+from ..request.output import Chosen, RowOutput
 from ..request.request import RequestState
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
 from ..tree.tree import NO_TREE, TokenTree, pack
@@ -109,7 +109,7 @@ class TreeChunk:
             # The root may have been a node of an earlier chunk.
             if node.target is None:
                 node.target = int(targets.tokens[row])
-                node.answer = (targets, row)
+                node.output = (targets, row)
 
 
 def slots_of(table: Int32, positions: Int32, block_size: int) -> Int32:
@@ -178,10 +178,10 @@ def _kv_position(node: PipelinedNode) -> int:
     return node.kv_position
 
 
-class ChunkAnswer(NamedTuple):
-    """What one request gets from the answer to a chunk.
+class ChunkOutput(NamedTuple):
+    """What one request gets from the output of a chunk.
 
-    drafted  its whole tree before the answer, to learn from; none where the root stays
+    drafted  its whole tree before the output, to learn from; none where the root stays
     path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
              next token is not known yet
     chosen   after the root and the nodes that the root goes over
@@ -196,23 +196,23 @@ class ChunkAnswer(NamedTuple):
     features: Sequence[FeatureRows] = ()
 
 
-NO_ANSWER = ChunkAnswer(NO_TREE, (), Chosen.along(()))
+NO_CHUNK_OUTPUT = ChunkOutput(NO_TREE, (), Chosen.along(()))
 
 
 def read_chunk(
     state: RequestState, part: TreeChunk, targets: Chosen, block_size: int
-) -> ChunkAnswer:
-    """Take the answer into the request's tree; its next step moves the KV of what was passed.
+) -> ChunkOutput:
+    """Take the output into the request's tree; its next step moves the KV of what was passed.
 
     A request that has ended, or gave up its KV since, takes nothing: it computes that again.
     """
     pipelined = part.pipelined
     if state.has_ended or state.pipelined is not pipelined:
-        return NO_ANSWER
+        return NO_CHUNK_OUTPUT
     part.take(targets)
     if pipelined.root.target is None:
         # Mostly of a chunk that is in vain: the root waits for another.
-        return NO_ANSWER
+        return NO_CHUNK_OUTPUT
     first = pipelined.root.position
     drafted = token_tree(pipelined.alive(), first, part.path.names)
     passed = pipelined.advance()
@@ -224,19 +224,19 @@ def read_chunk(
         ).reshape(-1, 2)
         state.kv.moves = np.concatenate([state.kv.moves, moves])
     steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
-    rows = [row if chosen is targets else 0 for chosen, row in passed.answers]
-    features = _features(state.request_id, first, passed.answers)
-    return ChunkAnswer(drafted, list(steps), Chosen.along(passed.answers), rows, features)
+    rows = [row if chosen is targets else 0 for chosen, row in passed.outputs]
+    features = _features(state.request_id, first, passed.outputs)
+    return ChunkOutput(drafted, list(steps), Chosen.along(passed.outputs), rows, features)
 
 
-def _features(request_id: str, position: int, answers: Sequence[RowAnswer]) -> list[FeatureRows]:
+def _features(request_id: str, position: int, outputs: Sequence[RowOutput]) -> list[FeatureRows]:
     """Those of passed nodes, the first of which stands at `position`; a gap parts them."""
     found: list[FeatureRows] = []
     values: list[Float32] = []
-    for index, (chosen, row) in enumerate(answers):
+    for index, (chosen, row) in enumerate(outputs):
         if chosen.features is not None:
             values.append(chosen.features[row])
-        if values and (chosen.features is None or index + 1 == len(answers)):
+        if values and (chosen.features is None or index + 1 == len(outputs)):
             end = position + index + (chosen.features is not None)
             found.append(FeatureRows(request_id, end - len(values), np.stack(values)))
             values = []

@@ -47,7 +47,7 @@ class TreeChunkCounts:
 
     chunks        that were sent
     nodes         in them
-    pruned_nodes  of these, how many the text had left before they were answered
+    pruned_nodes  of these, how many the text had left before their output was there
     idle_turns    turns of a request that might have sent a chunk, and had nothing new
     """
 
@@ -136,7 +136,7 @@ class PipelinedDrafting(Drafting):
         be extended."""
         for state in states:
             if not state.in_flight:
-                # All that was sent is answered: nothing is lost with an old tree but drafts.
+                # All that was sent has finished: nothing is lost with an old tree but drafts.
                 if self._num_flights(state) == 1 or not _may_be_pipelined(state):
                     state.pipelined = None
                 elif state.pipelined is None:
@@ -359,7 +359,7 @@ class PipelinedDrafting(Drafting):
             self.pace.note_spans(output.stage_spans, step.num_rows)
         for part in step.trees.tree_chunks.values():
             self.counts.pruned_nodes += part.num_pruned
-        self.pace.answered(_pipelined_trees(step.trees), step.num_rows, step.sent_at)
+        self.pace.finished(_pipelined_trees(step.trees), step.num_rows, step.sent_at)
         return super().verify(step, output, apart)
 
 

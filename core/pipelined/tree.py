@@ -1,7 +1,7 @@
 """The tree of one request whose nodes go through the pipeline in several steps, one behind another.
 
 Its root is the last committed token. Nodes are sent in chunks, each of which goes out while those
-before it are on their way; answers come in the order of the chunks, and the root advances over
+before it are on their way; outputs come in the order of the chunks, and the root advances over
 every token of the target that is known. What the target leaves is dropped, wherever it is. See
 docs/how-it-works.md, "Pipelined trees".
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from ..arrays import ROOT
 from ..proposals import TopNextTokens
-from ..request.output import RowAnswer
+from ..request.output import RowOutput
 from ..tree.tree import NO_TREE, PARENT, SOURCE, TOKEN, TokenTree
 
 # The source of a token that no drafter wrote.
@@ -33,7 +33,7 @@ class PipelinedNode:
     kv_position  where in the request's KV it stands; None before it is sent. Never before its own
               position
     target    the target's token after it, and
-    answer    where that was answered; None until it is known
+    output    where that was chosen; None until it is known
     is_alive  whether it is the root or below it; else the root has gone over it, or it is_dropped
     was_asked whether drafters were asked what follows it
     attributions  of each drafter that proposed it: its id, its rank, its depth in the proposal, its
@@ -41,7 +41,7 @@ class PipelinedNode:
     """
 
     __slots__ = (
-        "answer", "attributions", "children", "is_alive", "is_dropped", "kv_position", "parent",
+        "attributions", "children", "is_alive", "is_dropped", "kv_position", "output", "parent",
         "position", "source", "target", "token", "value", "was_asked",
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ class PipelinedNode:
         self.value = 1.0
         self.kv_position: int | None = None
         self.target: int | None = None
-        self.answer: RowAnswer | None = None
+        self.output: RowOutput | None = None
         self.is_alive, self.is_dropped = True, False
         self.was_asked = False
         self.attributions: list[tuple[int, int, int, float]] = []
@@ -64,20 +64,20 @@ class RootAdvance(NamedTuple):
     """What the root went over.
 
     tokens, sources  that are committed; the source of a token that is no node is -1
-    answers          to the rows that these follow
+    outputs          of the rows that these follow
     moves            KV copies (from, to KV position) that bring the passed nodes together
-    at_leaf          whether no other answered node follows the last one
+    at_leaf          whether no other computed node follows the last one
     """
 
     tokens: list[int]
     sources: list[int]
-    answers: list[RowAnswer]
+    outputs: list[RowOutput]
     moves: list[tuple[int, int]]
     at_leaf: bool
 
 
 class Flight(NamedTuple):
-    """A chunk on its way: when its answer is expected, and the nodes that it is about."""
+    """A chunk on its way: when its output is expected, and the nodes that it is about."""
 
     due_at: float
     nodes: Sequence[PipelinedNode]
@@ -106,7 +106,7 @@ class PipelinedTree:
         self._alive: Sequence[PipelinedNode] | None = None
         # KV positions of nodes that are alive.
         self._used: set[int] = set()
-        # What was sent and is not answered; the root and the nodes of the newest chunk.
+        # What was sent and has no output yet; the root and the nodes of the newest chunk.
         self._flights: deque[Flight] = deque()
         self._newest: Sequence[PipelinedNode] = ()
         # The node that drafters are being asked about.
@@ -115,7 +115,7 @@ class PipelinedTree:
         self.drafters: tuple[str, ...] = ()
         # What drafters receive with the next commit, by name.
         self.undelivered: Mapping[str, TopNextTokens] = {}
-        # Of the answers that moved the root, since nothing of it was on its way: whether at a leaf.
+        # Of the outputs that moved the root, since nothing of it was on its way: whether at a leaf.
         self.outcomes: list[bool] = []
         # Tokens of the text whose KV is where it belongs, once the steps so far have run.
         self.num_in_place = position
@@ -201,16 +201,16 @@ class PipelinedTree:
             self._used.add(node.kv_position)
 
     def note_flight(self, due_at: float) -> None:
-        """The nodes that were sent last are on their way; their answer is expected then."""
+        """The nodes that were sent last are on their way; their output is expected then."""
         self._flights.append(Flight(due_at, self._newest))
 
     def note_landing(self) -> None:
-        """The oldest flight is answered."""
+        """The oldest flight has finished."""
         if self._flights:
             self._flights.popleft()
 
-    def next_answer_at(self) -> float:
-        """When the next answer is expected that says more of the tree; infinity: none is."""
+    def next_output_at(self) -> float:
+        """When the next output is expected that says more of the tree; infinity: none is."""
         for due_at, nodes in self._flights:
             if any(node.is_alive and node.target is None for node in nodes):
                 return due_at
@@ -242,7 +242,7 @@ class PipelinedTree:
         while (token := self.root.target) is not None:
             old = self.root
             assert old.kv_position is not None
-            assert old.answer is not None
+            assert old.output is not None
             if old.kv_position != old.position:
                 passed.moves.append((old.kv_position, old.position))
             self._used.discard(old.kv_position)
@@ -250,7 +250,7 @@ class PipelinedTree:
             self.root = self._step_to(old, token)
             passed.tokens.append(token)
             passed.sources.append(self.root.source)
-            passed.answers.append(old.answer)
+            passed.outputs.append(old.output)
         return passed._replace(at_leaf=at_leaf)
 
     def _step_to(self, old: PipelinedNode, token: int) -> PipelinedNode:

@@ -97,15 +97,15 @@ class StepTiming(NamedTuple):
 
     asked         drafters that were asked for the request
     drafted_at, draft_s    when drafters were asked, and how long they were waited for
-    answered_at, verify_s  when the stages had answered, and what they took since the step's
-                  submission, or since the answer before it
+    finished_at, verify_s  when the stages had finished, and what they took since the step's
+                  submission, or since the step before it finished
     committed_at  when the request had its tokens
     """
 
     asked: tuple[str, ...]
     drafted_at: float
     draft_s: float
-    answered_at: float
+    finished_at: float
     verify_s: float
     committed_at: float
 
@@ -256,7 +256,7 @@ class Chosen(NamedTuple):
 
     @classmethod
     def of_rows(cls, output: StepOutput, rows: slice) -> Chosen:
-        """Those of a step's answer, of these of its `logits_rows`."""
+        """Those of a step's output, of these of its `logits_rows`."""
         log_probs, top = output.log_probs.of_targets, output.log_probs.top
         return cls(
             output.target_tokens[rows],
@@ -265,11 +265,11 @@ class Chosen(NamedTuple):
         )
 
     @classmethod
-    def along(cls, answers: Sequence[RowAnswer]) -> Chosen:
-        """What was chosen after rows of several answers, one behind the other."""
-        tokens = np.array([own.tokens[row] for own, row in answers], dtype=np.int32)
-        log_probs = [own.log_probs[row] for own, row in answers if own.log_probs is not None]
-        tops = [(own.top, row) for own, row in answers if own.top is not None]
+    def along(cls, outputs: Sequence[RowOutput]) -> Chosen:
+        """What was chosen after rows of several outputs, one behind the other."""
+        tokens = np.array([own.tokens[row] for own, row in outputs], dtype=np.int32)
+        log_probs = [own.log_probs[row] for own, row in outputs if own.log_probs is not None]
+        tops = [(own.top, row) for own, row in outputs if own.top is not None]
         is_told = len(log_probs) == len(tokens)
         return cls(
             tokens,
@@ -278,12 +278,12 @@ class Chosen(NamedTuple):
         )
 
 
-# The answer to a row: to which rows it is one, and which.
-RowAnswer = tuple[Chosen, int]
+# What was chosen after a row: of which rows it is one, and which.
+RowOutput = tuple[Chosen, int]
 
 
 def _top_along(tops: Sequence[tuple[TopTokens, int]]) -> TopTokens:
-    # Steps answer with as many as one of their requests wants.
+    # Steps give as many as one of their requests wants.
     count = min(top.ids.shape[1] for top, _ in tops)
     return TopTokens(
         np.stack([top.ids[row, :count] for top, row in tops]),

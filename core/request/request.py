@@ -115,7 +115,7 @@ class RequestState:
     token_ids      committed tokens, prompt included
     order          (priority, arrival number): the lower one goes first
     in_flight      steps of this request that were submitted and not committed yet
-    num_losses     steps of it that were lost with a stage since the last that was answered
+    num_losses     steps of it that were lost with a stage since the last that finished
     token_counts   of the text, for penalties; None where there are none
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     is_open        whether drafters know it

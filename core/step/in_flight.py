@@ -1,4 +1,4 @@
-"""A step on its way through the pipeline, and what its answer means for each request."""
+"""A step on its way through the pipeline, and what its output means for each request."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .trace import TracedStep
 
 
 class TreeOutput(NamedTuple):
-    """What a step answered to a request's tree.
+    """What a step gave for a request's tree.
 
     chosen           after the root and each node
-    probe_ids        the answers to probes, by source
+    probe_ids        the next tokens after rows of probes, by source
     top_next_tokens  of the root and the nodes, in this order, by source
     """
 
@@ -40,7 +40,7 @@ class TreeOutput(NamedTuple):
     top_next_tokens: Mapping[str, TopNextTokens]
 
     def behind(self, undelivered: Mapping[str, TopNextTokens]) -> TreeOutput:
-        """With the next tokens that earlier chunks of the tree were answered."""
+        """With the next tokens that earlier chunks of the tree were given."""
         if not undelivered:
             return self
         joined = dict(undelivered)
@@ -54,7 +54,7 @@ NO_TREE_OUTPUT = TreeOutput(Chosen(np.empty(0, dtype=np.int32), None, None), {},
 
 
 class StepOutputReader:
-    """Takes the answers in the order in which `build_step` asked."""
+    """Reads the output in the order in which `build_step` asked."""
 
     __slots__ = ("_next_chosen", "_next_scored", "_output", "_probes")
 
@@ -108,14 +108,14 @@ STEP_BOUNDS_S = (
 
 
 class StepResults(NamedTuple):
-    """What a step's answer means for its parts, in order.
+    """What a step's output means for its parts, in order.
 
     num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
     verified  `paths` by rows of the step
-    trees   what else was answered to each tree
+    trees   what else was computed for each tree
     judged  the trees as they were drafted, whose roots these paths follow
-    prompt_chunks  what was chosen after each prompt chunk; None: what was answered does not count
+    prompt_chunks  what was chosen after each prompt chunk; None: it does not count
     heads   for heads, and of those of the last stage
     """
 
@@ -128,7 +128,7 @@ class StepResults(NamedTuple):
     heads: HeadResults
 
     def without(self, states: Sequence[RequestState], step: StepInFlight) -> StepResults:
-        """These without what was answered to some of the step's requests."""
+        """These without what is of some of the step's requests."""
         indices = [index for index, own in enumerate(step.trees.states) if own in states]
         prompt_chunks = zip(step.prompt_chunks, self.prompt_chunks, strict=True)
         return self._replace(
@@ -158,12 +158,12 @@ class ScheduledStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """What was submitted, when, and the answer to come."""
+    """What was submitted, when, and the output to come."""
 
     step: StepInput
     trees: TreeSteps
     prompt_chunks: Sequence[PromptChunk]
-    answer: asyncio.Future[StepOutput]
+    output: asyncio.Future[StepOutput]
     draft_batch: DraftBatch | None
     sent_at: float
     traced: TracedStep | None
@@ -184,14 +184,14 @@ class StepInFlight:
         """Where the rows of its requests are."""
         return RowSlots(self.step.request_starts, self.step.slots)
 
-    def seconds_left(self, limit_s: float, answered_at: float, now: float) -> float | None:
-        """How long its answer may still take; None: for ever.
+    def seconds_left(self, limit_s: float, finished_at: float, now: float) -> float | None:
+        """How long it may still take; None: for ever.
 
-        `limit_s` counts from when it was sent, or the step before it was answered (`answered_at`).
+        `limit_s` counts from when it was sent, or the step before it finished (`finished_at`).
         """
         if math.isinf(limit_s):
             return None
-        return max(0.0, max(self.sent_at, answered_at) + limit_s - now)
+        return max(0.0, max(self.sent_at, finished_at) + limit_s - now)
 
     def not_finite(self, output: StepOutput) -> list[tuple[RequestState, int]]:
         """Requests of which some rows have logits that are NaN or infinite, and how many nodes
@@ -215,7 +215,7 @@ class StepInFlight:
         return [(self.states[index], nodes[index]) for index in sorted(indices)]
 
     def verify(self, output: StepOutput) -> StepResults:
-        """Walk the trees by the target's tokens; what was answered to each part.
+        """Walk the trees by the target's tokens; what was computed for each part.
 
         Pipelined trees advance by it.
         """
@@ -223,9 +223,9 @@ class StepInFlight:
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
-        answers = StepOutputReader(output)
+        reader = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
-        judged, outputs = self.trees.drafted, answers.of_trees(self.trees)
+        judged, outputs = self.trees.drafted, reader.of_trees(self.trees)
         features: list[FeatureRows] = []
         verified = paths
         if self.trees.tree_chunks:
@@ -237,7 +237,7 @@ class StepInFlight:
             verified,
             outputs,
             judged,
-            [answers.of_prompt_chunk(chunk) for chunk in self.prompt_chunks],
+            [reader.of_prompt_chunk(chunk) for chunk in self.prompt_chunks],
             read_heads(self.step, request_ids, paths, output, features),
         )
 
@@ -254,23 +254,23 @@ class StepInFlight:
         for index, part in self.trees.tree_chunks.items():
             rows = slice(firsts[index], firsts[index + 1])
             targets = Chosen.of_rows(output, rows)._replace(features=values.get(index))
-            answer = read_chunk(self.trees.states[index], part, targets, self.block_size)
-            steps[index], judged[index] = answer.path, answer.drafted
+            read = read_chunk(self.trees.states[index], part, targets, self.block_size)
+            steps[index], judged[index] = read.path, read.drafted
             by_rows[index] = [
-                (row, *step[1:]) for row, step in zip(answer.rows, answer.path, strict=True)
+                (row, *step[1:]) for row, step in zip(read.rows, read.path, strict=True)
             ]
-            features += answer.features
-            own = outputs[index]._replace(chosen=answer.chosen)
+            features += read.features
+            own = outputs[index]._replace(chosen=read.chosen)
             if self.trees.states[index].pipelined is part.pipelined:
                 own = own.behind(part.pipelined.undelivered)
                 # Drafters receive it with the next commit.
-                part.pipelined.undelivered = {} if answer.path else own.top_next_tokens
+                part.pipelined.undelivered = {} if read.path else own.top_next_tokens
             outputs[index] = own
         return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
 
     def give_up(self) -> None:
-        """The answer is not awaited any more; its error has been reported."""
-        self.answer.add_done_callback(_ignore)
+        """The output is not awaited any more; its error has been reported."""
+        self.output.add_done_callback(_ignore)
 
 
 class Flights:
@@ -286,13 +286,13 @@ class Flights:
 
     @property
     def oldest(self) -> StepInFlight:
-        """The one that is answered next."""
+        """The one that finishes next."""
         return self._steps[0]
 
     @property
-    def answered(self) -> StepInFlight | None:
-        """The oldest, if its answer is there."""
-        return self._steps[0] if self._steps and self._steps[0].answer.done() else None
+    def finished(self) -> StepInFlight | None:
+        """The oldest, if its output is there."""
+        return self._steps[0] if self._steps and self._steps[0].output.done() else None
 
     def add(self, step: StepInFlight) -> None:
         """It was sent."""
@@ -301,7 +301,7 @@ class Flights:
         self._steps.append(step)
 
     def land(self) -> None:
-        """The oldest is answered, or has failed."""
+        """The oldest has finished, or has failed."""
         for state in self._steps.popleft().states:
             state.in_flight -= 1
 
@@ -316,9 +316,9 @@ class Flights:
             self.land()
 
 
-def _ignore(answer: asyncio.Future[StepOutput]) -> None:
-    if not answer.cancelled():
-        answer.exception()
+def _ignore(output: asyncio.Future[StepOutput]) -> None:
+    if not output.cancelled():
+        output.exception()
 
 
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.0005, 0.02
@@ -362,7 +362,7 @@ class StepDeadline:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which a step that has no answer is lost."""
+        """Seconds after which a step that has no output is lost."""
         return max(self._floor_s, SLOWEST * self._peak_s)
 
     @property

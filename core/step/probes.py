@@ -1,4 +1,4 @@
-"""What drafters ask of the target beside their trees, from a proposal to the answer.
+"""What drafters ask of the target beside their trees, from a proposal to the output.
 
 A proposal may bring a `Probe`, rows that the target computes for the drafter and never commits
 (SPECTRA's pool, lookahead). It may also ask for the most probable next tokens after the rows of the
@@ -113,7 +113,7 @@ class ProbeReader:
         self._next = 0
 
     def of_tree(self, step: TreeStep) -> tuple[dict[str, Int32], dict[str, TopNextTokens]]:
-        """The answers to probes, and the next tokens after the root and each node, by source.
+        """The next tokens after rows of probes, and after the root and each node, by source.
 
         To be called before the commit: the request's last token is the root.
         """

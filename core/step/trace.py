@@ -43,7 +43,7 @@ class StepTrace:
     """Writes the events of an engine: a row for the host, one a stage and one a drafter.
 
     Of each step the host asks the drafters (`ask`: planning and waiting), merges their drafts and
-    builds it (`build`), and takes its answer into the requests (`commit`). Other steps are built
+    builds it (`build`), and takes its output into the requests (`commit`). Other steps are built
     and committed while drafters are asked. A stage's events are named by what the step holds
     (`kind_of`).
 
@@ -66,11 +66,11 @@ class StepTrace:
         return self._stages[index]
 
     def drafter(self, name: str) -> Callable[[float, int], None]:
-        """A row for one that has a message on its way at a time; to be called with each answer:
+        """A row for one that has a message on its way at a time; to be called with each reply:
         the seconds since its message, and for how many requests it has drafts."""
         row, last_end = self.sink.row(name), 0.0
 
-        def answered(seconds: float, num_requests: int) -> None:
+        def replied(seconds: float, num_requests: int) -> None:
             nonlocal last_end
             end = self.clock()
             # The seconds are another clock's: events of one row must not overlap.
@@ -78,7 +78,7 @@ class StepTrace:
             kind = "draft" if num_requests else "observe"
             self.sink.write([TraceEvent(row, kind, begin, end, {"requests": num_requests})])
 
-        return answered
+        return replied
 
     def asking(self) -> None:
         """The planning of the next step begins, and drafters are asked."""
@@ -109,7 +109,7 @@ class _Times(NamedTuple):
 class TracedStep:
     """One step on its way. A step that fails leaves no events."""
 
-    __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_output", "_step",
+    __slots__ = ("_before", "_chunks", "_draft_batch", "_finished_at", "_output", "_step",
                  "_times", "_trace", "_trees")  # fmt: skip
 
     def __init__(
@@ -128,9 +128,9 @@ class TracedStep:
         self._chunks = chunks
         self._draft_batch = draft_batch
 
-    def answered(self, output: StepOutput) -> None:
-        """Its answer is there; nothing of it is in the requests yet."""
-        self._answered_at = self._trace.clock()
+    def finished(self, output: StepOutput) -> None:
+        """Its output is there; nothing of it is in the requests yet."""
+        self._finished_at = self._trace.clock()
         self._output = output
         self._before = self._totals()
 
@@ -167,7 +167,7 @@ class TracedStep:
             "first_tokens": totals.first_tokens - before.first_tokens,
             "accepted": dict(totals.accepted - before.accepted),
         }
-        yield TraceEvent(host, "commit", self._answered_at, self._trace.clock(), committed)
+        yield TraceEvent(host, "commit", self._finished_at, self._trace.clock(), committed)
 
     def _stage_events(self) -> Iterator[TraceEvent]:
         name, args = kind_of(self._trees, self._chunks), {"step": self._step.step_id}

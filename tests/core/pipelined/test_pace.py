@@ -91,10 +91,10 @@ def test_what_may_be_in_vain_stays_out_of_the_next_root_s_way(
 
 def test_answers_about_dropped_nodes_tell_nothing(pace: ChunkPace, clock: Clock) -> None:
     pipelined = sent(pace, 0.9)
-    assert pipelined.next_answer_at() == pytest.approx(STAGES * STAGE_S)
+    assert pipelined.next_output_at() == pytest.approx(STAGES * STAGE_S)
     [node] = pipelined.alive()
     node.is_alive, pipelined.root.target = False, 3
-    assert math.isinf(pipelined.next_answer_at())
+    assert math.isinf(pipelined.next_output_at())
     clock.now = 7.9
     assert pace.is_turn(pipelined, 0.01)
 
@@ -106,11 +106,11 @@ def test_answers_are_expected_when_slices_of_late_were_answered(
         sent_at = clock.now
         pipelined = sent(pace, 0.9)
         clock.now += 3 * STAGES * STAGE_S
-        pace.answered([pipelined], 2, sent_at)
-        assert math.isinf(pipelined.next_answer_at())
+        pace.finished([pipelined], 2, sent_at)
+        assert math.isinf(pipelined.next_output_at())
     pipelined = sent(pace, 0.9)
     due_at = clock.now + 3 * STAGES * STAGE_S
-    assert pipelined.next_answer_at() == pytest.approx(due_at, rel=0.01)
+    assert pipelined.next_output_at() == pytest.approx(due_at, rel=0.01)
     clock.now += 3 * STAGE_S
     assert pace.is_turn(pipelined, 0.9)
 
@@ -165,7 +165,7 @@ class Line:
                 self.pace.note_spans(spans, 1)
             answered = PipelinedTree(7, 10)
             answered.note_flight(self.clock.now)
-            self.pace.answered([answered], 1, sent_at)
+            self.pace.finished([answered], 1, sent_at)
 
 
 @pytest.mark.parametrize("slow", [0, 2, 5])
