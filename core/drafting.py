@@ -28,10 +28,11 @@ from .scheduler import Scheduler
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.heads import HeadOrders, is_ordered
-from .step.in_flight import ScheduledStep, StepInFlight, StepResults, TreeOutput
+from .step.in_flight import StepInFlight, StepResults, TreeOutput
 from .step.parts import (
     NO_TREE_STEPS,
     DraftedTrees,
+    ScheduledStep,
     TreeExtras,
     TreeSteps,
 )

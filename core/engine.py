@@ -50,13 +50,12 @@ from .step.builder import build_step, edits_of_parts
 from .step.in_flight import (
     NO_TREE_OUTPUT,
     Flights,
-    ScheduledStep,
     StepDeadline,
     StepInFlight,
     StepResults,
     TreeOutput,
 )
-from .step.parts import PromptChunk, TreeSteps
+from .step.parts import PromptChunk, ScheduledStep, TreeSteps
 from .step.trace import StepTrace
 from .steps import StepOutput
 from .verify.rules import COUPLED
@@ -262,26 +261,19 @@ class EngineCore:
 
     def _run(self, scheduled: ScheduledStep) -> None:
         """Build a step's arrays, and send it to the pipeline."""
-        trees, prompt_chunks, edits, num_decode_steps, draft_batch = scheduled
-        step = build_step(
-            self.num_steps,
-            prompt_chunks,
-            trees,
-            self._scheduler.block_size,
-            edits,
-            num_decode_steps,
-        )
+        block_size = self._scheduler.block_size
+        step = build_step(self.num_steps, scheduled, block_size)
         step = self.drafting.prepare(step, scheduled)
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
-            traced = self._trace.submitting(step, trees, prompt_chunks, draft_batch)
+            traced = self._trace.submitting(step, scheduled)
         sent_at = self._clock()
         output = asyncio.ensure_future(self._pipeline.submit(step))
         output.add_done_callback(self._wakeup.notify)
         in_flight = StepInFlight(
-            step, trees, prompt_chunks, output, draft_batch, sent_at, traced,
-            self._scheduler.block_size,
+            step, scheduled.trees, scheduled.prompt_chunks, output, scheduled.draft_batch,
+            sent_at, traced, block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
         self.num_steps += 1

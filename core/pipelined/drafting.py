@@ -23,8 +23,8 @@ from ..request.sampling_params import PipeliningMode
 from ..scheduler import Scheduler
 from ..speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
 from ..speculation.policy import SpeculationPolicy
-from ..step.in_flight import ScheduledStep, StepInFlight, StepResults
-from ..step.parts import NO_EXTRAS, TreeExtras, TreeSteps
+from ..step.in_flight import StepInFlight, StepResults
+from ..step.parts import NO_EXTRAS, ScheduledStep, TreeExtras, TreeSteps
 from ..steps import AT_LEAVES, StepInput, StepOutput
 from ..tree.merge import merge, reroot
 from .chunks import TreeChunk

@@ -31,7 +31,7 @@ from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
 from ..tree.tree import DEPTH, NO_TREE, TOKEN, visible_columns
 from ..verify.walk import Paths, RowSlots, follow, walks_along
-from .parts import PromptChunk, TreeStep, TreeSteps
+from .parts import PromptChunk, ScheduledStep, TreeStep, TreeSteps
 from .probes import ancestors_of, probe_input, probe_rows
 
 NO_TOPS = (None, None)
@@ -52,21 +52,13 @@ def end_ids_of(states: Sequence[RequestState]) -> Int32:
     return table
 
 
-def build_step(
-    step_id: int,
-    chunks: Sequence[PromptChunk],
-    trees: TreeSteps,
-    block_size: int,
-    edits: Sequence[LogitEdits | None],
-    num_decode_steps: int = 1,
-) -> StepInput:
-    """One step of all the given chunks and trees; trees come first.
-
-    `edits`: `edits_for` of each part; empty where no request's logits are changed.
+def build_step(step_id: int, scheduled: ScheduledStep, block_size: int) -> StepInput:
+    """One step of all the scheduled chunks and trees; trees come first.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
     the requests' last commits left.
     """
+    trees, chunks, edits, num_decode_steps, _ = scheduled
     states = [*trees.states, *(chunk.state for chunk in chunks)]
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]

@@ -18,7 +18,7 @@ from ..proposals import FeatureRows, TopNextTokens
 from ..request.output import Chosen, token_log_prob
 from ..request.request import RequestState
 from ..speculation.draft_plan import DraftBatch
-from ..steps import LogitEdits, StepInput, StepOutput
+from ..steps import StepInput, StepOutput
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
 from .heads import HeadResults, features_of_tree_chunks, read_heads
@@ -139,21 +139,6 @@ class StepResults(NamedTuple):
             ],
             heads=self.heads.without({state.request_id for state in states}),
         )
-
-
-class ScheduledStep(NamedTuple):
-    """What goes into the next step.
-
-    edits             changes to the logits of each part, trees first (`build_step`)
-    num_decode_steps  tokens of each request, above 1 in a step of roots alone
-    draft_batch       what drafters proposed for it; None if none was asked
-    """
-
-    trees: TreeSteps
-    prompt_chunks: Sequence[PromptChunk]
-    edits: Sequence[LogitEdits | None]
-    num_decode_steps: int
-    draft_batch: DraftBatch | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

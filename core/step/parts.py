@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from ..arrays import Int32, Int64, UInt32
 from ..pipelined.chunks import TreeChunk
 from ..proposals import Probe, Proposal
 from ..request.request import RequestState
-from ..steps import TreeCandidates
+from ..speculation.draft_plan import DraftBatch
+from ..steps import LogitEdits, TreeCandidates
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.rules import no_candidates
 
@@ -280,3 +282,18 @@ class TreeSteps:
 
 
 NO_TREE_STEPS = TreeSteps((), empty_trees(0), empty_trees(0))
+
+
+class ScheduledStep(NamedTuple):
+    """What goes into the next step.
+
+    edits             `edits_for` of each part, trees first; empty where no logits are changed
+    num_decode_steps  tokens of each request, above 1 in a step of roots alone
+    draft_batch       what drafters proposed for it; None if none was asked
+    """
+
+    trees: TreeSteps
+    prompt_chunks: Sequence[PromptChunk]
+    edits: Sequence[LogitEdits | None]
+    num_decode_steps: int
+    draft_batch: DraftBatch | None

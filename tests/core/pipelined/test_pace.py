@@ -44,7 +44,7 @@ def sent(pace: ChunkPace, *values: float) -> PipelinedTree:
         node.value = value
         parent.children[depth] = node
         nodes.append(node)
-    pipelined.place(nodes)
+    pipelined.place_kv(nodes)
     pace.sent([pipelined], 1 + len(nodes), planned_at=None)
     return pipelined
 
@@ -120,7 +120,7 @@ def test_planning_begins_as_much_earlier_as_it_takes(pace: ChunkPace, clock: Clo
         clock.now += 100.0
         sent_at = clock.now
         pipelined = PipelinedTree(7, 10)
-        pipelined.place([])
+        pipelined.place_kv([])
         pace.sent([pipelined], 1, planned_at=sent_at - 0.25)
     assert not pace.is_turn(pipelined, 0.9)
     assert pace.take_delay() == pytest.approx(STAGE_S - 0.25, abs=0.01)
