@@ -19,14 +19,13 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
 from .arrays import Int32
 from .drafting import Drafting
 from .errors import (
-    Contained,
     DraftlineError,
     NotFinite,
     RequestError,
@@ -34,6 +33,7 @@ from .errors import (
     StageLost,
     as_request_failure,
     contain_each,
+    contained,
     place_of,
 )
 from .fair_share import EndedRequests
@@ -350,7 +350,7 @@ class EngineCore:
             if num_nodes or has_shared:
                 # Otherwise it has given up its KV since, and computes it again anyway.
                 if state.kv.blocks:
-                    self._scheduler.start_over(state)
+                    self._scheduler.preempt(state)
                 continue
             self.num_not_finite += 1
             logger.error("event=logits_not_finite request_id=%s", state.request_id)
@@ -507,8 +507,8 @@ class EngineCore:
     def _fail_part(self, part: tuple[RequestState, Walk, TreeOutput], error: Exception) -> None:
         self._fail(part[0], as_request_failure(error, part[0].request_id))
 
-    def _contain(self, state: RequestState) -> Contained:
-        return Contained(state.request_id, partial(self._fail, state))
+    def _contain(self, state: RequestState) -> AbstractContextManager[None]:
+        return contained(state.request_id, partial(self._fail, state))
 
     def _fail_running(self, error: Exception) -> None:
         """End those that run, or else the first that waits, so that no error repeats for ever."""

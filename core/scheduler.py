@@ -240,7 +240,7 @@ class Scheduler:
         """
         while not self.reserve(state, num_slots):
             victim = self.fair.in_order(self.running.values())[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is state:
                 return False
         return True
@@ -314,14 +314,20 @@ class Scheduler:
             self._pool.unregister(state.kv.prefix_keys.upto(state.token_ids, len(state.token_ids)))
         state.kv.prefix_keys, state.max_nodes = None, 0
 
-    def start_over(self, state: RequestState) -> None:
-        """Have a request that runs compute all of its KV again."""
-        self._preempt(state)
+    def preempt(self, state: RequestState) -> None:
+        """Take the KV of a request that runs: it waits, and computes all of it again."""
+        del self.running[state.request_id]
+        self.fair.stop(state)
+        self._prefilling.pop(state.request_id, None)
+        self._pool.free(state.release())
+        state.stats.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue(state)
 
     def forget_kv(self) -> None:
         """All KV is lost: the requests that ran wait, and compute it again."""
         for state in list(self.running.values()):
-            self._preempt(state)
+            self.preempt(state)
         self._pool.forget_keys()
 
     def _begin(self, state: RequestState) -> bool:
@@ -343,7 +349,7 @@ class Scheduler:
             victim = self.fair.victim(state, self.running.values())
             if victim is None:
                 return False
-            self._preempt(victim)
+            self.preempt(victim)
             return self._begin(state)
         blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
         self._num_begun += 1
@@ -362,15 +368,6 @@ class Scheduler:
                 if keys[0] in others[kv.num_shared :]:
                     return True
         return False
-
-    def _preempt(self, state: RequestState) -> None:
-        del self.running[state.request_id]
-        self.fair.stop(state)
-        self._prefilling.pop(state.request_id, None)
-        self._pool.free(state.release())
-        state.stats.num_preemptions += 1
-        self.num_preemptions += 1
-        self._queue(state)
 
     def _queue(self, state: RequestState) -> None:
         insort(self.waiting, state, key=lambda waiting: waiting.order)

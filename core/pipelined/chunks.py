@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Bool, Float32, Int32
+from ..arrays import Float32, Int32
 from ..proposals import FeatureRows, Probe
 from ..request.output import Chosen, RowOutput
 from ..request.request import RequestState
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
-from ..tree.tree import NO_TREE, TokenTree, pack
+from ..tree.tree import NO_TREE, TokenTree, pack, with_masks
 from .tree import PipelinedNode, PipelinedTree, token_tree, with_ancestors
 
 
@@ -93,7 +93,7 @@ class TreeChunk:
         offsets = np.concatenate([np.zeros(1, dtype=np.int32), self.path.depths])[columns]
         mask, positions = self.path.mask()[np.ix_(self.rows, columns)], positions[columns]
         if probes:
-            mask = _with_probes(mask, int(is_earlier.sum()), probes)
+            mask = with_masks(mask, int(is_earlier.sum()), [probe.mask for probe in probes])
             offsets = np.concatenate([offsets, *(probe.offsets for probe in probes)])
             free = self.pipelined.free_positions(len(offsets) - len(positions))
             positions = np.concatenate([positions, np.array(free, dtype=np.int32)])
@@ -115,20 +115,6 @@ class TreeChunk:
 def slots_of(table: Int32, positions: Int32, block_size: int) -> Int32:
     """int32 [n]: the KV slots of KV positions int32 [n] in a request's blocks."""
     return table[positions // block_size] * np.int32(block_size) + positions % np.int32(block_size)
-
-
-def _with_probes(mask: Bool, root: int, probes: Sequence[Probe]) -> Bool:
-    """The mask with rows, and columns, of probes behind it; they see the root's column `root`."""
-    count = sum(len(probe.tokens) for probe in probes)
-    rows, columns = mask.shape
-    whole = np.zeros((rows + count, columns + count), dtype=np.bool_)
-    whole[:rows, :columns] = mask
-    whole[rows:, root] = True
-    for probe in probes:
-        end = len(probe.tokens)
-        whole[rows : rows + end, columns : columns + end] = probe.mask
-        rows, columns = rows + end, columns + end
-    return whole
 
 
 def with_tree_chunks(

@@ -15,7 +15,7 @@ import numpy as np
 from ..arrays import Int32, UInt64
 from ..proposals import Proposal, TopNextTokens
 from ..steps import NO_PROBES, NO_ROWS, WORD_BITS, ProbeInput, StepOutput
-from ..tree.tree import pack, unpack
+from ..tree.tree import pack, unpack, with_masks
 from .parts import TreeExtras, TreeStep, TreeSteps
 
 
@@ -66,22 +66,11 @@ def ancestors_of(trees: TreeSteps) -> UInt64:
     bits = np.split(ancestors, (sizes * -(-sizes // WORD_BITS)).cumsum()[:-1])
     for index, extras in trees.extras.items():
         if extras.probes:
-            own = bits[index].reshape(sizes[index], -1)
-            bits[index] = _with_probes(own, trees.part(index)).ravel()
+            # Rows of probes see the root and their own probe.
+            tree = unpack(bits[index].reshape(sizes[index], -1), int(sizes[index]))
+            masks = [probe.mask for probe in extras.probes.values()]
+            bits[index] = pack(with_masks(tree, 0, masks)).ravel()
     return np.concatenate(bits)
-
-
-def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
-    """The bits of a tree, and of probe rows, which see the root and their own probe."""
-    size, start = step.num_rows, step.num_chosen
-    mask = np.zeros((size, size), dtype=np.bool_)
-    mask[:, 0] = True
-    mask[:start, :start] = unpack(bits, start)
-    for probe in step.extras.probes.values():
-        end = start + len(probe.tokens)
-        mask[start:end, start:end] = probe.mask
-        start = end
-    return pack(mask)
 
 
 def probe_input(trees: TreeSteps, starts: Int32) -> ProbeInput:

@@ -375,3 +375,17 @@ def unpack(bits: UInt64, num_columns: int) -> Bool:
     """The mask, bool [rows, columns], of the words of `pack`."""
     data = bits.astype("<u8", copy=False).view(np.uint8)
     return np.unpackbits(data, axis=1, count=num_columns, bitorder="little").view(np.bool_)
+
+
+def with_masks(mask: Bool, root: int, masks: Sequence[Bool]) -> Bool:
+    """The mask with square ones behind it, whose rows also see the root's column `root`."""
+    count = sum(map(len, masks))
+    rows, columns = mask.shape
+    whole = np.zeros((rows + count, columns + count), dtype=np.bool_)
+    whole[:rows, :columns] = mask
+    whole[rows:, root] = True
+    for own in masks:
+        end = len(own)
+        whole[rows : rows + end, columns : columns + end] = own
+        rows, columns = rows + end, columns + end
+    return whole
