@@ -13,28 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from .arrays import Int32
 from .errors import DraftlineError
 from .grammar_masks import GrammarMaskQueue, with_grammar_masks
 from .interfaces import ProposalSource
 from .proposals import (
     DraftCost,
-    Drafted,
-    FeatureRows,
     Proposal,
     Query,
     StepCommit,
 )
 from .request.request import RequestState
-from .schedule.scheduler import Scheduler
+from .scheduler import Scheduler
 from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.heads import HeadOrders, is_ordered
-from .step.in_flight import StepInFlight
+from .step.in_flight import StepInFlight, StepResults, TreeOutput
 from .step.parts import (
-    NO_EXTRAS,
     NO_TREE_STEPS,
     DraftedTrees,
-    PromptChunk,
+    ScheduledStep,
     TreeExtras,
     TreeSteps,
 )
@@ -49,10 +47,10 @@ NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Requests whose drafters are being asked, and the answer to come."""
+    """Requests whose drafters are being asked, and their replies to come."""
 
     states: Sequence[RequestState]
-    answer: asyncio.Future[DraftBatch]
+    reply: asyncio.Future[DraftBatch]
 
 
 class Drafting:
@@ -72,7 +70,7 @@ class Drafting:
         """`acceptance`: the rule that decides about drafts.
 
         fail    ends a request whose grammar fails
-        notify  called when drafters have answered, or token masks are there
+        notify  called when drafters have replied, or token masks are there
         """
         self._drafters = drafters
         self._scheduler = scheduler
@@ -112,13 +110,13 @@ class Drafting:
             ]
             self._drafters.close(state.request_id, last)
 
-    def note_commit(self, commit: StepCommit) -> None:
-        """Keep a commit for the next message to the drafters."""
-        self._commits.append(commit)
-
-    def note_results(self, features: Sequence[FeatureRows], drafted: Sequence[Drafted]) -> None:
-        """Keep what a step brought for heads, and of them."""
-        self._heads.note_results(features, drafted)
+    def note_commit(
+        self, state: RequestState, base_len: int, tokens: Int32, output: TreeOutput
+    ) -> None:
+        """Keep a commit behind the first `base_len` tokens for the next message to the drafters."""
+        if state.is_open:
+            probed = output.probe_ids, output.top_next_tokens
+            self._commits.append(StepCommit(state.request_id, base_len, tokens, *probed))
 
     # ---- which drafters are asked
 
@@ -133,13 +131,13 @@ class Drafting:
 
     @property
     def is_asking(self) -> bool:
-        """Whether drafters are being asked, or their answer was not taken yet."""
+        """Whether drafters are being asked, or their reply was not taken yet."""
         return self._group is not None
 
     @property
-    def has_answer(self) -> bool:
-        """Whether the drafters that were asked have answered."""
-        return self._group is not None and self._group.answer.done()
+    def has_reply(self) -> bool:
+        """Whether the drafters that were asked have replied."""
+        return self._group is not None and self._group.reply.done()
 
     def take_delay(self) -> float | None:
         """Seconds until another chunk of a pipelined tree may go out; None: none waits."""
@@ -148,9 +146,9 @@ class Drafting:
     async def start(self, states: Sequence[RequestState]) -> None:
         """Begin to ask the drafters about requests that decode."""
         group = self._group = _Group(states, asyncio.ensure_future(self._ask(states)))
-        # Drafters of this process have answered after one turn of the loop.
+        # Drafters of this process have replied after one turn of the loop.
         await asyncio.sleep(0)
-        group.answer.add_done_callback(self._notify)
+        group.reply.add_done_callback(self._notify)
 
     async def _ask(self, states: Sequence[RequestState]) -> DraftBatch:
         """Proposals of the drafters whose drafts are worth their time now.
@@ -245,15 +243,15 @@ class Drafting:
     # ---- which trees are verified
 
     async def merge_and_select(self, patience_s: float) -> tuple[DraftBatch | None, TreeSteps]:
-        """What the drafters answered, and the trees of the requests that may be verified now.
+        """What the drafters replied, and the trees of the requests that may be verified now.
 
         patience_s: how long token masks of grammars are waited for
         """
-        if not self.has_answer:
+        if not self.has_reply:
             return None, NO_TREE_STEPS
         assert self._group is not None
         group, self._group = self._group, None
-        batch = group.answer.result()
+        batch = group.reply.result()
         drafted = self._merge([state for state in group.states if self._is_ready(state)], batch)
         most = self._scheduler.nodes_each(len(drafted))
         joined = await self._masks.join(drafted, patience_s, most)
@@ -299,12 +297,7 @@ class Drafting:
             none = empty_trees(len(drafted))
             return with_grammar_masks(TreeSteps(drafted.states, none, none), drafted)
         start = self._clock()
-        extras = dict[int, TreeExtras]()
-        for place, (state, proposals) in enumerate(
-            zip(drafted.states, drafted.proposals, strict=True)
-        ):
-            if (own := self._extras(state, proposals, batch.plan)) is not NO_EXTRAS:
-                extras[place] = own
+        extras = self._extras(drafted.states, drafted.proposals, batch.plan)
         num_probe_rows = sum(own.num_probe_rows for own in extras.values())
         trees = self._policy.select(
             drafted.trees,
@@ -325,22 +318,30 @@ class Drafting:
         Neither the policy nor rules of the request cut nodes: forbidden tokens have probability 0.
         """
         extras = {}
-        for place, part in enumerate(drafted.parts()):
+        for index, part in enumerate(drafted.parts()):
             candidates = candidates_of(self._acceptance, part.tree, part.proposals, part.max_nodes)
             own = extras_of(part.proposals, self._scheduler.max_probe_rows)
-            extras[place] = replace(own, candidates=candidates)
+            extras[index] = replace(own, candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), extras)
 
     def _extras(
-        self, state: RequestState, proposals: Sequence[Proposal], plan: DraftPlan
-    ) -> TreeExtras:
-        """What drafters want beside a request's tree; probes where they are worth their rows."""
-        if not wants_extras(proposals):
-            return NO_EXTRAS
-        for proposal in proposals:
-            if proposal.probe is not None:
-                self._policy.note_probe(proposal.source, len(proposal.probe.tokens))
-        return extras_of(proposals, self._scheduler.max_probe_rows, plan.probers(state.request_id))
+        self,
+        states: Sequence[RequestState],
+        proposals: Sequence[Sequence[Proposal]],
+        plan: DraftPlan,
+    ) -> dict[int, TreeExtras]:
+        """What drafters want beside the requests' trees, by a request's index; probes where they
+        are worth their rows."""
+        extras = dict[int, TreeExtras]()
+        for index, own in enumerate(proposals):
+            if not wants_extras(own):
+                continue
+            for proposal in own:
+                if proposal.probe is not None:
+                    self._policy.note_probe(proposal.source, len(proposal.probe.tokens))
+            probers = plan.probers(states[index].request_id)
+            extras[index] = extras_of(own, self._scheduler.max_probe_rows, probers)
+        return extras
 
     # ---- which trees have KV slots
 
@@ -352,22 +353,22 @@ class Drafting:
         bare: list[int] = []
         slots = self._slots(trees, num_decode_steps)
         missing = self._scheduler.missing_blocks(trees.states, slots)
-        for place, state in enumerate(trees.states):
+        for index, state in enumerate(trees.states):
             # Preempted for one before it.
             if not state.kv.blocks:
                 continue
-            if not missing[place] or self._scheduler.reserve(state, slots[place]):
-                fitting.append(place)
+            if not missing[index] or self._scheduler.reserve(state, slots[index]):
+                fitting.append(index)
             # Its rows on the way hold KV that may not be dropped.
             elif state.in_flight:
                 continue
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, len(state.token_ids)):
-                fitting.append(place)
-                bare.append(place)
+                fitting.append(index)
+                bare.append(index)
         # Tenants' turns change with the requests that run, so one that got its slots may have lost
         # them.
-        fitting = [place for place in fitting if trees.states[place].kv.blocks]
+        fitting = [index for index in fitting if trees.states[index].kv.blocks]
         fitted = trees.with_bare(bare).select(fitting)
         if num_decode_steps > 1:
             num_decode_steps = min(num_decode_steps, self._scheduler.rows_in_blocks(fitted.states))
@@ -378,17 +379,24 @@ class Drafting:
         roots = [len(state.token_ids) - 1 for state in trees.states]
         return (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
 
-    def with_head_tasks(
-        self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
-    ) -> StepInput:
-        """The step with what heads of the last stage do in it."""
-        return self._heads.with_tasks(step, trees.states, chunks)
+    # ---- the step around the trees
 
-    def note_sent(self, step: StepInFlight) -> None:
-        """A step went out; only `PipelinedDrafting` follows it."""
+    def prepare(self, step: StepInput, scheduled: ScheduledStep) -> StepInput:
+        """The step as it goes out: with what heads read and draft in it."""
+        return self._heads.add_to(step, scheduled.trees, scheduled.prompt_chunks)
 
-    def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
-        """A step was answered, and nothing of it has been committed; as `note_sent`."""
+    def verify(
+        self, step: StepInFlight, output: StepOutput, apart: Sequence[RequestState]
+    ) -> StepResults:
+        """Walk the trees of a step by its output; heads get what it brought for them.
+
+        apart: requests whose part of the output does not count
+        """
+        results = step.verify(output)
+        if apart:
+            results = results.without(apart, step)
+        self._heads.note(results.heads)
+        return results
 
     def _num_decode_steps(self, trees: TreeSteps) -> int:
         """Tokens of each request in a step of roots alone of which nothing else is wanted."""

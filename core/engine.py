@@ -1,9 +1,9 @@
 """The engine: what one step does, from its requests to their deltas.
 
-`EngineCore.step` commits the steps that were answered, chooses the parts of the next one, and
+`EngineCore.step` commits the steps whose output is there, chooses the parts of the next one, and
 submits it:
 
-- update: the trees of an answered step are verified; tokens are committed, cut by stop rules and
+- update: the trees of a finished step are verified; tokens are committed, cut by stop rules and
   sent to the requests' sinks; drafters and policy learn from them;
 - schedule: requests get KV blocks, drafters are asked, their proposals are merged, and the policy
   selects the draft tokens that are verified (`drafting.py`); prompts give their next chunks;
@@ -17,15 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
 from .arrays import Int32
 from .drafting import Drafting
 from .errors import (
-    Contained,
     DraftlineError,
     NotFinite,
     RequestError,
@@ -33,36 +33,33 @@ from .errors import (
     StageLost,
     as_request_failure,
     contain_each,
+    contained,
+    place_of,
 )
+from .fair_share import EndedRequests
 from .interfaces import ProposalSource, StepPipeline
-from .pipelined_drafting import PipelinedDrafting, TreeChunkCounts
-from .proposals import StepCommit
-from .request.draft_stats import DraftStats
+from .pipelined.drafting import PipelinedDrafting, TreeChunkCounts
 from .request.output import TARGET_SOURCE, Chosen, Delta, StepTiming, TokenLogProb, VerifiedTree
-from .request.output_queue import OutputQueue
-from .request.request import Request, RequestState, RequestStats
+from .request.request import DraftStats, Request, RequestState, RequestStats
 from .request.sampling_params import PipeliningMode
 from .request.stop import StopResult, StopRule
-from .schedule.fair_share import EndedRequests
-from .schedule.scheduler import Scheduler
+from .scheduler import Scheduler
 from .speculation.draft_plan import StepOutcome, nobody_asked
 from .speculation.policy import SpeculationPolicy
 from .step.builder import build_step, edits_of_parts
 from .step.in_flight import (
     NO_TREE_OUTPUT,
     Flights,
-    ScheduledStep,
     StepDeadline,
     StepInFlight,
     StepResults,
     TreeOutput,
 )
-from .step.parts import PromptChunk, TreeSteps
+from .step.parts import PromptChunk, ScheduledStep, TreeSteps
 from .step.trace import StepTrace
 from .steps import StepOutput
 from .verify.rules import COUPLED
 from .verify.walk import Walk, walks_along
-from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +91,8 @@ class EngineCore:
         """`acceptance`: the rule that decides about drafts (`core/verify/rules.py`).
 
         `pipelined_trees`: whether a request's tree may go through the stages in several chunks
-        (`core/pipelined_drafting.py`).
-        A step whose answer takes longer than `step_timeout_s`, and far longer than usual, counts
+        (`core/pipelined/drafting.py`).
+        A step that takes longer than `step_timeout_s`, and far longer than usual, counts
         as lost with its stage.
         """
         self._pipeline = pipeline
@@ -119,7 +116,7 @@ class EngineCore:
         self.deadline = StepDeadline(step_timeout_s)
         self._in_flight = Flights()
         self._states: dict[str, RequestState] = {}
-        self._answered_at = 0.0
+        self._finished_at = 0.0
         self.num_steps = 0
         # Requests that ended since the target's logits were NaN or infinite.
         self.num_not_finite = 0
@@ -187,16 +184,16 @@ class EngineCore:
             self._output.tell(state, error)
 
     async def step(self) -> None:
-        """Take the answers of earlier steps, and submit the next one; without one, wait.
+        """Take the output of earlier steps, and submit the next one; without one, wait.
 
-        Waits for the first event: an answer, proposals, token masks, a new request, a cancellation.
-        What goes wrong with a request ends that request; other errors end all running
+        Waits for the first event: the output of a step, proposals, token masks, a new request, a
+        cancellation. What goes wrong with a request ends that request; other errors end all running
         requests. Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or
         all requests ended (`fail_all`).
         """
         with self._supervised():
             self._wakeup.clear()
-            while (in_flight := self._in_flight.answered) is not None:
+            while (in_flight := self._in_flight.finished) is not None:
                 self._update(in_flight)
             scheduled = await self._schedule()
             if scheduled is not None:
@@ -242,7 +239,7 @@ class EngineCore:
     async def _start_drafting(self) -> None:
         """Ask the drafters about requests whose commits are known, one group of them at a time.
 
-        Other steps are answered and submitted while drafters of other processes work.
+        Other steps finish and are submitted while drafters of other processes work.
         """
         if self.drafting.is_asking:
             return
@@ -256,49 +253,40 @@ class EngineCore:
 
     @property
     def _may_submit(self) -> bool:
-        """Whether a step may go out now. One place is kept for the requests being drafted for."""
-        is_late = self.drafting.is_asking and not self.drafting.has_answer
+        """Whether a step may go out now; one in flight is kept free for those being drafted for."""
+        is_late = self.drafting.is_asking and not self.drafting.has_reply
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
 
     # ---- run
 
     def _run(self, scheduled: ScheduledStep) -> None:
         """Build a step's arrays, and send it to the pipeline."""
-        trees, prompt_chunks, edits, num_decode_steps, draft_batch = scheduled
-        step = build_step(
-            self.num_steps,
-            prompt_chunks,
-            trees,
-            self._scheduler.block_size,
-            edits,
-            num_decode_steps,
-        )
-        # Heads of the last stage draft behind the step's own tokens.
-        step = self.drafting.with_head_tasks(step, trees, prompt_chunks)
+        block_size = self._scheduler.block_size
+        step = build_step(self.num_steps, scheduled, block_size)
+        step = self.drafting.prepare(step, scheduled)
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
-            traced = self._trace.submitting(step, trees, prompt_chunks, draft_batch)
+            traced = self._trace.submitting(step, scheduled)
         sent_at = self._clock()
-        answer = asyncio.ensure_future(self._pipeline.submit(step))
-        answer.add_done_callback(self._wakeup.notify)
+        output = asyncio.ensure_future(self._pipeline.submit(step))
+        output.add_done_callback(self._wakeup.notify)
         in_flight = StepInFlight(
-            step, trees, prompt_chunks, answer, draft_batch, sent_at, traced,
-            self._scheduler.block_size,
+            step, scheduled.trees, scheduled.prompt_chunks, output, scheduled.draft_batch,
+            sent_at, traced, block_size,
         )  # fmt: skip
         self._in_flight.add(in_flight)
-        self.drafting.note_sent(in_flight)
         self.num_steps += 1
 
     async def _wait(self) -> None:
-        """Wait for the first event. Raises `StageLost` where the oldest step has no answer in time.
+        """Wait for the first event. Raises `StageLost` where the oldest step takes too long.
 
         Where nothing is under way, the caller looks again at once.
         """
         if self._in_flight:
             limit_s = self.deadline.limit_s
-            left_s = self._in_flight.oldest.seconds_left(limit_s, self._answered_at, self._clock())
-            if not await self._wakeup.wait(left_s) and self._in_flight.answered is None:
+            left_s = self._in_flight.oldest.seconds_left(limit_s, self._finished_at, self._clock())
+            if not await self._wakeup.wait(left_s) and self._in_flight.finished is None:
                 raise StageLost(
                     f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
                 )
@@ -308,14 +296,13 @@ class EngineCore:
     # ---- update
 
     def _update(self, in_flight: StepInFlight) -> None:
-        """Commit what a step's answer means for its requests."""
+        """Commit what a step's output means for its requests."""
         results = self._verify(in_flight)
         if results is None:
             return
         outcome = self._measure(in_flight, results)
         for state in in_flight.states:
             state.num_losses = 0
-        self.drafting.note_results(results.features, results.drafted)
         trees = in_flight.trees
         self._account(trees, results, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
@@ -331,16 +318,13 @@ class EngineCore:
             in_flight.traced.committed()
 
     def _verify(self, in_flight: StepInFlight) -> StepResults | None:
-        """Verify the trees of an answered step; None if the step failed."""
+        """Verify the trees of a finished step; None if the step failed."""
         try:
-            output = in_flight.answer.result()
+            output = in_flight.output.result()
             if in_flight.traced is not None:
-                in_flight.traced.answered(output)
-            self.drafting.note_answer(in_flight, output)
+                in_flight.traced.finished(output)
             apart = self._handle_not_finite(in_flight, output)
-            results = in_flight.verify(output)
-            if apart:
-                results = results.without(apart, in_flight)
+            results = self.drafting.verify(in_flight, output, apart)
         except StageLost:
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
@@ -352,7 +336,7 @@ class EngineCore:
         return results
 
     def _handle_not_finite(self, in_flight: StepInFlight, output: StepOutput) -> list[RequestState]:
-        """Requests with NaN or infinite logits, whose part of the answer is dropped.
+        """Requests with NaN or infinite logits, whose part of the output is dropped.
 
         Drafts or the KV of others may be the cause: a request that has any computes its KV again
         without them. Any other ends.
@@ -366,7 +350,7 @@ class EngineCore:
             if num_nodes or has_shared:
                 # Otherwise it has given up its KV since, and computes it again anyway.
                 if state.kv.blocks:
-                    self._scheduler.start_over(state)
+                    self._scheduler.preempt(state)
                 continue
             self.num_not_finite += 1
             logger.error("event=logits_not_finite request_id=%s", state.request_id)
@@ -374,12 +358,12 @@ class EngineCore:
         return [state for state, _ in found]
 
     def _measure(self, in_flight: StepInFlight, results: StepResults) -> StepOutcome:
-        """What an answered step took: from its start, or from the answer before it.
+        """What a finished step took: from its start, or from when the one before it finished.
 
         Deadline and scheduler learn it; `_account` adds to it what the drafts gained.
         """
-        before, self._answered_at = self._answered_at, self._clock()
-        seconds = self._answered_at - max(in_flight.sent_at, before)
+        before, self._finished_at = self._finished_at, self._clock()
+        seconds = self._finished_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         prompt_chunks = in_flight.prompt_chunks
         num_prompt_rows = sum(chunk.num_rows for chunk in prompt_chunks)
@@ -389,8 +373,8 @@ class EngineCore:
         )
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
-            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s,
-            bool(in_flight.trees.tree_chunks), in_flight.trees.followers,
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes,
+            results.heads.seconds, bool(in_flight.trees.tree_chunks), in_flight.trees.followers,
         )  # fmt: skip
 
     def _account(self, trees: TreeSteps, results: StepResults, outcome: StepOutcome) -> None:
@@ -400,18 +384,18 @@ class EngineCore:
         self._draft_stats.add(rows, trees.trees, paths.sources, paths.ends)
         if not self._scheduler.fair.is_alone:
             self._scheduler.fair.charge_trees(states, trees.num_rows * results.num_passes)
-        ended = [place for place, state in enumerate(states) if state.has_ended]
-        for place, state in enumerate(states):
+        ended = [index for index, state in enumerate(states) if state.has_ended]
+        for index, state in enumerate(states):
             if state.request.options.explain:
                 timing = _timing(state.request_id, outcome, self._clock())
-                state.verified = trees.trees[place], timing
+                state.verified = trees.trees[index], timing
         ids = [state.request_id for state in states]
         verified = results.verified.without(ended)
         outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
 
     def _commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
-        state, walk, answer = part
+        state, walk, output = part
         if state.has_ended:
             return
         if not walk.tokens:
@@ -434,12 +418,12 @@ class EngineCore:
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         verified = self._explained(state, rows[1 : taken + 1])
-        self._append(state, tokens, token_ids, answer)
+        self._append(state, tokens, token_ids, output)
         if stopped.finish_reason is None:
             state.move_kv(moves)
             state.advance_grammar(tokens)
         num_top = state.request.params.logprobs
-        log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
+        log_probs = () if num_top is None else output.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, stopped, tokens, sources, log_probs, trees=verified)
 
     def _commit_prompt_chunk(self, chunk: PromptChunk, chosen: Chosen | None) -> None:
@@ -464,15 +448,11 @@ class EngineCore:
         self._emit(state, stopped, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
-        self, state: RequestState, tokens: Sequence[int], token_ids: Int32, answer: TreeOutput
+        self, state: RequestState, tokens: Sequence[int], token_ids: Int32, output: TreeOutput
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)
-        if state.is_open:
-            commit = StepCommit(
-                state.request_id, base_len, token_ids, answer.probe_ids, answer.top_next_tokens
-            )
-            self.drafting.note_commit(commit)
+        self.drafting.note_commit(state, base_len, token_ids, output)
 
     def _emit(
         self,
@@ -527,8 +507,8 @@ class EngineCore:
     def _fail_part(self, part: tuple[RequestState, Walk, TreeOutput], error: Exception) -> None:
         self._fail(part[0], as_request_failure(error, part[0].request_id))
 
-    def _contain(self, state: RequestState) -> Contained:
-        return Contained(state.request_id, partial(self._fail, state))
+    def _contain(self, state: RequestState) -> AbstractContextManager[None]:
+        return contained(state.request_id, partial(self._fail, state))
 
     def _fail_running(self, error: Exception) -> None:
         """End those that run, or else the first that waits, so that no error repeats for ever."""
@@ -561,7 +541,87 @@ class EngineCore:
 
 
 def _timing(request_id: str, outcome: StepOutcome, now: float) -> StepTiming:
-    """What a step that has just been answered took of a request."""
+    """What a step that has just finished took of a request."""
     batch = outcome.draft_batch
     asked = tuple(name for name, ids in batch.plan.by_drafter.items() if request_id in ids)
     return StepTiming(asked, batch.began_at, batch.seconds, now, outcome.seconds, now)
+
+
+class Wakeup:
+    """Remembers that something happened until the loop has looked. One event loop uses it."""
+
+    __slots__ = ("_has_event", "_timer", "_waiter")
+
+    def __init__(self) -> None:
+        self._has_event = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def notify(self, _event: object = None) -> None:
+        """Something happened. Takes any argument, to serve as the callback of a future."""
+        self._has_event = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def notify_in(self, seconds: float | None) -> None:
+        """Something happens then, and no more what was to happen before; None: nothing does."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.notify)
+
+    def clear(self) -> None:
+        """Forget what happened so far: the caller looks at everything now."""
+        self._has_event = False
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Whether something happened since the last `clear`, or does within `timeout_s`; None: for
+        ever."""
+        if not self._has_event:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait((self._waiter,), timeout=timeout_s)
+            finally:
+                self._waiter = None
+        return self._has_event
+
+
+class OutputQueue:
+    """Events for the sinks of requests, in order. One event loop uses it.
+
+    A sink wakes other threads, which take the interpreter while they format and send. Between a
+    step and the next one the stages would wait for that; beside the next step they do not.
+    """
+
+    __slots__ = ("_events", "_fail")
+
+    def __init__(self, fail: Callable[[RequestState, DraftlineError], None]) -> None:
+        """`fail` ends a request whose sink failed, if it has not ended."""
+        self._events: deque[tuple[RequestState, Delta | DraftlineError]] = deque()
+        self._fail = fail
+
+    def post(self, state: RequestState, event: Delta | DraftlineError) -> None:
+        """Keep an event for a request's sink."""
+        self._events.append((state, event))
+
+    def deliver(self) -> None:
+        """Tell all that is kept, and what sinks cause meanwhile."""
+        while self._events:
+            self.tell(*self._events.popleft())
+
+    def tell(self, state: RequestState, event: Delta | DraftlineError) -> None:
+        """Tell one event at once; also for other threads, where it is the last word."""
+        try:
+            state.request.sink(event)
+        except Exception as error:  # noqa: BLE001 - it supervises: the other requests go on
+            self._sink_failed(state, event, error)
+
+    def _sink_failed(
+        self, state: RequestState, event: Delta | DraftlineError, error: Exception
+    ) -> None:
+        if isinstance(event, Delta) and event.finish_reason is None:
+            self._fail(state, as_request_failure(error, state.request_id))
+            return
+        # It was the last event: only the log shows this.
+        logger.error("event=sink_failed request_id=%s error=%s", state.request_id, place_of(error))

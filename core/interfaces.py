@@ -34,7 +34,7 @@ class Subtree:
     match_len  how many of the context's last tokens were matched; 0 if none, with no nodes
 
     A child's path probability (the sum of log-probabilities from the root) is never above its
-    parent's, and a lookup answers with the nodes of the highest path probability, best first.
+    parent's, and a lookup returns the nodes of the highest path probability, best first.
     """
 
     tokens: Int32
@@ -53,13 +53,13 @@ class Lookup(Protocol):
 
         contexts: int32 [at most 16], the last tokens of each text, oldest first. `namespaces`
         names whose data each may read besides `shared`. Pure: the same stored data and arguments
-        give the same answer. Raises `StoreError` or `DrafterError` when no answer can be had.
+        give the same subtrees. Raises `StoreError` or `DrafterError` when it has none to give.
         """
         ...
 
 
 def empty_subtree() -> Subtree:
-    """The answer for a context that is not stored."""
+    """The subtree of a context that is not stored."""
     none = np.empty(0, dtype=np.int32)
     return Subtree(none, none, np.empty(0, dtype=np.float32), 0)
 
@@ -121,7 +121,7 @@ class Drafter(Protocol):
     request may serve others, but only those of its namespace and cache salt.
 
     One thread calls a drafter at a time. A drafter may be wrong or slow and only ever costs
-    speed; what it raises ends its own answer, never a request.
+    speed; what it raises ends its own reply, never a request.
     """
 
     @property
@@ -223,7 +223,7 @@ class StepPipeline(Protocol):
 
     @property
     def max_in_flight(self) -> int:
-        """Steps that may be submitted and not yet answered."""
+        """Steps that may be submitted and not finished yet."""
         ...
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:

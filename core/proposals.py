@@ -2,12 +2,12 @@
 
 target    the served model; its distribution is the only one users ever see
 drafter   proposes continuations; `source` is its name in proposals and metrics
-proposal  a drafter's answer for one request: a forest of tokens below the last committed token
+proposal  a drafter's reply for one request: a forest of tokens below the last committed token
 tree      all proposals of a request merged; a parent of -1 means the last committed token (root)
 node      one token of a tree
 step      one batch of rows that enters stage 0 and leaves the last stage
 row       one token of a step
-slot      one token's place in a stage's paged KV cache: block id * block size + offset
+slot      one token's position in a stage's paged KV cache: block id * block size + offset
 
 All arrays are numpy and are never written after construction. What is made for every request of
 every step is a named tuple, which is made in a third of the time.
@@ -108,9 +108,9 @@ class DraftDistributions:
     ids: Int32
     probs: Float32
 
-    def rows(self, places: Sequence[int] | slice) -> DraftDistributions:
-        """The distributions of the nodes at `places`."""
-        return DraftDistributions(self.ids[places], self.probs[places])
+    def rows(self, indices: Sequence[int] | slice) -> DraftDistributions:
+        """The distributions of the nodes at `indices`."""
+        return DraftDistributions(self.ids[indices], self.probs[indices])
 
     def check(self, tokens: Int32, vocab_size: int) -> None:
         """Raise `ProtocolError` unless these tokens can have been drawn so."""
@@ -294,7 +294,7 @@ class DraftRequest:
 
     token_ids      int32 [n]  all committed tokens: the prompt and what was generated so far
     prompt_len     how many of them are the prompt
-    seed           of the request's sampling noise (`core/sampling/noise.py`)
+    seed           of the request's sampling noise (`core/sampling.py`)
     namespace      whose retrieval data may be read besides `shared`
     logits_params  what else changes the distribution of its tokens
     end_ids        tokens that end the answer, which are not chosen before
@@ -421,7 +421,7 @@ class FeatureRows(NamedTuple):
 class StepCommit(NamedTuple):
     """Tokens appended to a request by one step, for all drafters.
 
-    `probe_ids` and `top_next_tokens` hold, by source, the answers to what the proposals asked for;
+    `probe_ids` and `top_next_tokens` hold, by source, what the proposals asked for;
     the rest is as in `Commit`.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -10,7 +11,6 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
-from .length_buckets import is_in
 from .proposals import Proposal
 
 # Columns of a tree's mask in one word of its bits.
@@ -102,7 +102,7 @@ class LogitEdits:
 class TreeRows(NamedTuple):
     """What the rows of one request see besides the committed context.
 
-    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/tree_loops.py`)
+    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/tree.py`)
     slots      int32 [columns]  KV slot of each column
     positions  int32 [columns]  absolute position of each column
 
@@ -208,20 +208,48 @@ class VerificationResult(NamedTuple):
     token: int
 
 
+# Buckets of accepted lengths: what a request's last step says of its next one. Texts copy in runs.
+# After a step in which nothing was accepted, n-grams and retrieved texts are right again for a
+# token or two; after one of many accepted nodes, for many. Drafters are chosen by it.
+# Here: most accepted nodes of a step in each bucket but the last.
+BUCKET_LENGTHS = (0, 3)
+NUM_LENGTH_BUCKETS = len(BUCKET_LENGTHS) + 1
+# A bit for each bucket.
+EVERY_LENGTH_BUCKET = (1 << NUM_LENGTH_BUCKETS) - 1
+# Beside them: also where a chunk of a pipelined tree was accepted down to a leaf, behind which
+# chunks in flight may go on.
+AT_LEAVES = 1 << NUM_LENGTH_BUCKETS
+
+
+def length_bucket_of(num_accepted: int) -> int:
+    """The bucket of a step in which so many nodes were accepted."""
+    return bisect_left(BUCKET_LENGTHS, num_accepted)
+
+
+def is_in(length_buckets: int, num_accepted: int, at_leaf: bool = False) -> bool:
+    """Whether a step in which so many nodes were accepted is in one of the buckets, bits.
+
+    num_accepted  -1: nothing is known of them yet
+    at_leaf       whether a chunk of a pipelined tree was accepted down to a leaf
+    """
+    if num_accepted < 0 or (at_leaf and not length_buckets & AT_LEAVES):
+        return False
+    return bool(length_buckets >> length_bucket_of(num_accepted) & 1)
+
+
 class HeadTask(NamedTuple):
     """What a head of the last stage does in a step: it reads what is committed of some requests,
     and drafts what may follow.
 
     source     its name
-    places     of the requests, rising
+    requests   their indices in the step, rising
     max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
-    length_buckets  bits of `core/length_buckets.py`: after which accepted lengths of each one's
-               tree it does so
+    length_buckets  bits of accepted-length buckets: after which of each one's tree it does so
     level_tokens  what a further level of all its trees takes, in tokens that would save as much
     """
 
     source: str
-    places: tuple[int, ...]
+    requests: tuple[int, ...]
     max_nodes: tuple[int, ...]
     length_buckets: tuple[int, ...]
     level_tokens: float = 0.0
@@ -232,21 +260,21 @@ class HeadTask(NamedTuple):
         num_accepted  -1 of chunks that say nothing new; those `at_leaves` were right down to one
         """
         is_due = [
-            place >= len(num_accepted)
-            or is_in(length_buckets, num_accepted[place], place in at_leaves)
-            for place, length_buckets in zip(self.places, self.length_buckets, strict=True)
+            request >= len(num_accepted)
+            or is_in(length_buckets, num_accepted[request], request in at_leaves)
+            for request, length_buckets in zip(self.requests, self.length_buckets, strict=True)
         ]
         if all(is_due):
             return self
-        places, max_nodes, length_buckets = (tuple(compress(own, is_due)) for own in self[1:4])
-        return self._replace(places=places, max_nodes=max_nodes, length_buckets=length_buckets)
+        requests, max_nodes, length_buckets = (tuple(compress(own, is_due)) for own in self[1:4])
+        return self._replace(requests=requests, max_nodes=max_nodes, length_buckets=length_buckets)
 
 
 class HeadDrafts(NamedTuple):
-    """What a head of the last stage drafted: a proposal for each place of its `HeadTask.after` the
-    step, which goes on from what that commits. None at all where it failed.
+    """What a head of the last stage drafted: a proposal for each request of its `HeadTask.after`
+    the step, which goes on from what that commits. None at all where it failed.
 
-    texts      each one's place and the tokens of the text that its proposal stands behind
+    texts      each one's request and the tokens of the text that its proposal stands behind
     seconds    that reading and drafting took
     last_rows  int32 [trees]  of each tree that is no chunk, the last row, from its root on, that
                the stage took for committed: what the coordinator finds, too. None: not given
@@ -311,7 +339,7 @@ class MultiStepInput:
 class HeadInput:
     """What trained heads read of a step, and draft after it. Never beside several tokens a request.
 
-    feature_requests  places of requests, rising, whose features are returned: those of all rows of
+    feature_requests  indices of requests, rising, whose features are returned: those of all rows of
                       a prompt chunk, of a tree's root and its accepted nodes
     chunk_requests    likewise, those whose trees are chunks (`core/pipelined/`). Whether a node of
                       a chunk is accepted may not be known yet: features of all nodes are returned
@@ -412,7 +440,7 @@ NO_LOG_PROB_OUTPUT = LogProbOutput()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """What the last stage answers: small integers, never logits.
+    """What the last stage sends back: small integers, never logits.
 
     target_tokens         int32 [len(logits_rows)]
     probe_ids             int32 [len(probes.rows), probes.top_k], best first; None: no probes
@@ -423,8 +451,8 @@ class StepOutput:
     features              float32 [rows, width]  hidden states of the target, of the requests whose
                           features are wanted, one behind the other, in the order of positions
     head_drafts           of each of the step's head tasks
-    not_finite            int32 [n]  places in `logits_rows` whose logits are NaN, infinite, or all
-                          minus infinity; None: of none. What is answered to them means nothing
+    not_finite            int32 [n]  indices in `logits_rows` whose logits are NaN, infinite, or all
+                          minus infinity; None: of none. What is chosen there means nothing
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced
     """

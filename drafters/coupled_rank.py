@@ -1,7 +1,7 @@
 """Ranks a drafter's nodes by its own distribution together with the request's sampling noise.
 
 The target's token at a position is argmax(log p / T + noise), and a drafter knows the noise
-(`core/sampling/noise.py`). So it ranks siblings by s = log q / T + noise. If the target's scores
+(`core/sampling.py`). So it ranks siblings by s = log q / T + noise. If the target's scores
 differ from the drafter's by independent standard Gumbel errors, child i is the target's token with
 probability softmax(s)_i; times the mass that the listed siblings hold together, since the target
 may choose an unlisted token. Without noise (T = 0) this is q itself. See
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.arrays import ROOT, Float32, Float64, Int32, Int64
-from ..core.sampling.noise import gumbel
+from ..core.sampling import gumbel
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from ...core.arrays import ROOT, Int32
 from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
 from ...core.interfaces import Drafter
+from ...core.kv_cache import BlockPool
 from ...core.proposals import (
     Commit,
     DraftCost,
@@ -48,8 +49,7 @@ from ...core.request.output import Delta
 from ...core.request.request import Request
 from ...core.request.sampling_params import SamplingParams
 from ...core.request.stop import SilentStream, StopRule
-from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.scheduler import Scheduler, SchedulerLimits
 from ...core.speculation.policy import SpeculationPolicy
 from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput

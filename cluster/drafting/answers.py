@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ...core.errors import ProtocolError
 from ...core.interfaces import PrefixCounts
-from ...core.line_fit import LineFit
 from ...core.proposals import DraftCost, DraftRequest, Probe, Proposal
+from ...core.speculation.step_cost import LineFit
 from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import RetryPolicy
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from ...core.engine import EngineCore
 from ...core.errors import ConfigError
+from ...core.kv_cache import BlockPool
 from ...core.progress import Progress, unseen
 from ...core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
-from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.prefill_share import PrefillShare
-from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.scheduler import PrefillShare, Scheduler, SchedulerLimits
 from ...core.speculation.multi_step import MultiStep
 from ...core.speculation.policy import SpeculationPolicy, load_policy
 from ...core.speculation.step_cost import StepCost

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...core.arrays import Int32
 from ...core.errors import RequestError
+from ...core.kv_cache import PrefixKeys
 from ...core.request.allowed_tokens import (
     AllowedTokens,
     BannedSequences,
@@ -18,7 +19,6 @@ from ...core.request.allowed_tokens import (
     allowed_tokens_of,
 )
 from ...core.request.request import Request, Sink
-from ...core.request.request_kv import PrefixKeys
 from ...core.request.sampling_params import (
     RequestOptions,
     SamplingParams,

@@ -1,4 +1,4 @@
-"""Chunks of pipelined trees: their rows in a step, and what its answer means for them.
+"""Chunks of pipelined trees: their rows in a step, and what its output means for them.
 
 See docs/how-it-works.md, "Pipelined trees". A chunk's first row is the root, computed where it
 belongs; then come nodes that were not sent yet. What they see of nodes of earlier chunks stands
@@ -13,17 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Bool, Float32, Int32
+from ..arrays import Float32, Int32
 from ..proposals import FeatureRows, Probe
-from ..request.output import Chosen, RowAnswer
+from ..request.output import Chosen, RowOutput
 from ..request.request import RequestState
 from ..steps import LogitEdits, Penalties, StepTrees, TreeRows
-from ..tree.pipelined_tree import PipelinedNode, PipelinedTree, token_tree, with_ancestors
-from ..tree.tree import NO_TREE, TokenTree
-from ..tree.tree_loops import pack
-
-RequestTree = PipelinedTree[RowAnswer]
-RequestNode = PipelinedNode[RowAnswer]
+from ..tree.tree import NO_TREE, TokenTree, pack, with_masks
+from .tree import PipelinedNode, PipelinedTree, token_tree, with_ancestors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,17 +34,17 @@ class TreeChunk:
     is_first  whether nothing of the tree was on its way before
     """
 
-    pipelined: RequestTree
-    root: RequestNode
-    nodes: Sequence[RequestNode]
-    above: Sequence[RequestNode]
+    pipelined: PipelinedTree
+    root: PipelinedNode
+    nodes: Sequence[PipelinedNode]
+    above: Sequence[PipelinedNode]
     path: TokenTree
     rows: Int32
     is_first: bool
 
     @classmethod
     def of(
-        cls, pipelined: RequestTree, nodes: Sequence[RequestNode], names: tuple[str, ...]
+        cls, pipelined: PipelinedTree, nodes: Sequence[PipelinedNode], names: tuple[str, ...]
     ) -> TreeChunk:
         """That of these nodes."""
         new = set(map(id, nodes))
@@ -78,32 +74,32 @@ class TreeChunk:
         return sum(not node.is_alive for node in self.nodes)
 
     @property
-    def most_places(self) -> int:
-        """Places from the first token's on that hold all KV of the request, at most."""
+    def most_positions(self) -> int:
+        """KV positions that hold all KV of the request, at most."""
         deepest = max((node.position + 1 for node in self.nodes), default=0)
-        return max(self.pipelined.num_places, deepest) + len(self.nodes)
+        return max(self.pipelined.num_positions, deepest) + len(self.nodes)
 
-    def place(self, table: Int32, block_size: int, probes: Sequence[Probe]) -> TreeRows:
-        """Give the nodes their places; what the rows see beside the committed text.
+    def place_kv(self, table: Int32, block_size: int, probes: Sequence[Probe]) -> TreeRows:
+        """Give the nodes their KV positions; what the rows see beside the committed text.
 
         table: int32 [blocks], the request's
-        probes: whose rows stand behind, at places that are free again after the step
+        probes: whose rows stand behind, at KV positions that are free again after the step
         """
-        self.pipelined.place(self.nodes)
-        places = np.array(list(map(_place, (self.root, *self.above))), dtype=np.int32)
-        is_earlier = np.ones(len(places), dtype=np.bool_)
+        self.pipelined.place_kv(self.nodes)
+        positions = np.array(list(map(_kv_position, (self.root, *self.above))), dtype=np.int32)
+        is_earlier = np.ones(len(positions), dtype=np.bool_)
         is_earlier[self.rows] = False
         columns = np.concatenate([np.flatnonzero(is_earlier), self.rows])
         offsets = np.concatenate([np.zeros(1, dtype=np.int32), self.path.depths])[columns]
-        mask, places = self.path.mask()[np.ix_(self.rows, columns)], places[columns]
+        mask, positions = self.path.mask()[np.ix_(self.rows, columns)], positions[columns]
         if probes:
-            mask = _with_probes(mask, int(is_earlier.sum()), probes)
+            mask = with_masks(mask, int(is_earlier.sum()), [probe.mask for probe in probes])
             offsets = np.concatenate([offsets, *(probe.offsets for probe in probes)])
-            free = self.pipelined.free_places(len(offsets) - len(places))
-            places = np.concatenate([places, np.array(free, dtype=np.int32)])
+            free = self.pipelined.free_positions(len(offsets) - len(positions))
+            positions = np.concatenate([positions, np.array(free, dtype=np.int32)])
         return TreeRows(
             pack(mask),
-            slots_of(table, places, block_size),
+            slots_of(table, positions, block_size),
             (self.root.position + offsets).astype(np.int32),
         )
 
@@ -113,26 +109,12 @@ class TreeChunk:
             # The root may have been a node of an earlier chunk.
             if node.target is None:
                 node.target = int(targets.tokens[row])
-                node.answer = (targets, row)
+                node.output = (targets, row)
 
 
-def slots_of(table: Int32, places: Int32, block_size: int) -> Int32:
-    """int32 [n]: the KV slots of places int32 [n] in a request's blocks."""
-    return table[places // block_size] * np.int32(block_size) + places % np.int32(block_size)
-
-
-def _with_probes(mask: Bool, root: int, probes: Sequence[Probe]) -> Bool:
-    """The mask with rows, and columns, of probes behind it; they see the root's column `root`."""
-    count = sum(len(probe.tokens) for probe in probes)
-    rows, columns = mask.shape
-    whole = np.zeros((rows + count, columns + count), dtype=np.bool_)
-    whole[:rows, :columns] = mask
-    whole[rows:, root] = True
-    for probe in probes:
-        end = len(probe.tokens)
-        whole[rows : rows + end, columns : columns + end] = probe.mask
-        rows, columns = rows + end, columns + end
-    return whole
+def slots_of(table: Int32, positions: Int32, block_size: int) -> Int32:
+    """int32 [n]: the KV slots of KV positions int32 [n] in a request's blocks."""
+    return table[positions // block_size] * np.int32(block_size) + positions % np.int32(block_size)
 
 
 def with_tree_chunks(
@@ -142,16 +124,16 @@ def with_tree_chunks(
     tables: Int32,
     block_size: int,
 ) -> Sequence[TreeRows | None]:
-    """What the rows of a step see, whose requests at the places of `chunks` are pipelined.
+    """What the rows of a step see, whose requests at the indices of `tree_chunks` are pipelined.
 
-    Gives their nodes places, and writes the KV slots of their rows into the step's (`trees.slots`).
+    Gives their nodes KV positions, and writes the KV slots of their rows into `trees.slots`.
     """
     own: dict[int, TreeRows] = {}
-    for place, part in tree_chunks.items():
-        own[place] = part.place(tables[place], block_size, probes.get(place, ()))
-        start, count = int(trees.starts[place]), len(own[place].ancestors)
-        trees.slots[start : start + count] = own[place].slots[-count:]
-    return [own.get(place, rows) for place, rows in enumerate(trees[:])]
+    for index, part in tree_chunks.items():
+        own[index] = part.place_kv(tables[index], block_size, probes.get(index, ()))
+        start, count = int(trees.starts[index]), len(own[index].ancestors)
+        trees.slots[start : start + count] = own[index].slots[-count:]
+    return [own.get(index, rows) for index, rows in enumerate(trees[:])]
 
 
 def rows_of_edits(edits: LogitEdits, rows: Int32) -> LogitEdits:
@@ -177,15 +159,15 @@ def _penalties_of_rows(penalties: Penalties, rows: Int32) -> Penalties:
     )
 
 
-def _place(node: RequestNode) -> int:
-    assert node.place is not None, "a node's ancestors are sent before it or with it"
-    return node.place
+def _kv_position(node: PipelinedNode) -> int:
+    assert node.kv_position is not None, "a node's ancestors are sent before it or with it"
+    return node.kv_position
 
 
-class ChunkAnswer(NamedTuple):
-    """What one request gets from the answer to a chunk.
+class ChunkOutput(NamedTuple):
+    """What one request gets from the output of a chunk.
 
-    drafted  its whole tree before the answer, to learn from; none where the root stays
+    drafted  its whole tree before the output, to learn from; none where the root stays
     path     as `Paths` has them: rows of `chosen`, tokens, ids of sources; empty where the root's
              next token is not known yet
     chosen   after the root and the nodes that the root goes over
@@ -200,23 +182,23 @@ class ChunkAnswer(NamedTuple):
     features: Sequence[FeatureRows] = ()
 
 
-NO_ANSWER = ChunkAnswer(NO_TREE, (), Chosen.along(()))
+NO_CHUNK_OUTPUT = ChunkOutput(NO_TREE, (), Chosen.along(()))
 
 
 def read_chunk(
     state: RequestState, part: TreeChunk, targets: Chosen, block_size: int
-) -> ChunkAnswer:
-    """Take the answer into the request's tree; its next step moves the KV of what was passed.
+) -> ChunkOutput:
+    """Take the output into the request's tree; its next step moves the KV of what was passed.
 
     A request that has ended, or gave up its KV since, takes nothing: it computes that again.
     """
     pipelined = part.pipelined
     if state.has_ended or state.pipelined is not pipelined:
-        return NO_ANSWER
+        return NO_CHUNK_OUTPUT
     part.take(targets)
     if pipelined.root.target is None:
         # Mostly of a chunk that is in vain: the root waits for another.
-        return NO_ANSWER
+        return NO_CHUNK_OUTPUT
     first = pipelined.root.position
     drafted = token_tree(pipelined.alive(), first, part.path.names)
     passed = pipelined.advance()
@@ -228,20 +210,20 @@ def read_chunk(
         ).reshape(-1, 2)
         state.kv.moves = np.concatenate([state.kv.moves, moves])
     steps = zip(range(len(passed.tokens)), passed.tokens, passed.sources, strict=True)
-    rows = [row if chosen is targets else 0 for chosen, row in passed.answers]
-    features = _features(state.request_id, first, passed.answers)
-    return ChunkAnswer(drafted, list(steps), Chosen.along(passed.answers), rows, features)
+    rows = [row if chosen is targets else 0 for chosen, row in passed.outputs]
+    features = _features(state.request_id, first, passed.outputs)
+    return ChunkOutput(drafted, list(steps), Chosen.along(passed.outputs), rows, features)
 
 
-def _features(request_id: str, position: int, answers: Sequence[RowAnswer]) -> list[FeatureRows]:
+def _features(request_id: str, position: int, outputs: Sequence[RowOutput]) -> list[FeatureRows]:
     """Those of passed nodes, the first of which stands at `position`; a gap parts them."""
     found: list[FeatureRows] = []
     values: list[Float32] = []
-    for place, (chosen, row) in enumerate(answers):
+    for index, (chosen, row) in enumerate(outputs):
         if chosen.features is not None:
             values.append(chosen.features[row])
-        if values and (chosen.features is None or place + 1 == len(answers)):
-            end = position + place + (chosen.features is not None)
+        if values and (chosen.features is None or index + 1 == len(outputs)):
+            end = position + index + (chosen.features is not None)
             found.append(FeatureRows(request_id, end - len(values), np.stack(values)))
             values = []
     return found

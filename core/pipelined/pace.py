@@ -1,9 +1,9 @@
-"""When the next chunk of a pipelined tree goes out, and how often its answer leaves the tree.
+"""When the next chunk of a pipelined tree goes out, and how often its output leaves the tree.
 
 Stages take chunks one after the other. Earlier than the slowest stage is free a chunk would only
 know less, and chunks in vain would gather before that stage, where the next root waits behind
-them. A chunk that is in a stage as an answer comes, which may say that all of it is in vain, keeps
-the next root waiting; so where that answer is near, only a chunk that will probably be right goes
+them. A chunk that is in a stage as an output comes, which may say that all of it is in vain, keeps
+the next root waiting; so where that output is near, only a chunk that will probably be right goes
 out before it.
 """
 
@@ -13,13 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..arrays import Span
-from ..request.output import RowAnswer
 from ..speculation.step_cost import StepCost
-from ..tree.pipelined_tree import PipelinedTree
+from .tree import PipelinedTree
 
 # What one more run leaves of the weight of those before it.
 DECAY = 0.98
-# Of answers at leaves, those that must have ended a run for heads to draft there.
+# Of outputs at leaves, those that must have ended a run for heads to draft there.
 LEAF_SHARE = 0.5
 
 
@@ -27,28 +26,28 @@ class Misses:
     """Counts runs of pipelined trees, recent ones more: a run begins where no chunk of a request's
     tree is in flight, and ends where that is so again, with a miss or because drafts end."""
 
-    __slots__ = ("_answers", "_ended")
+    __slots__ = ("_ended", "_outputs")
 
     def __init__(self) -> None:
-        # Answers at leaves, and those of them that ended a run.
-        self._answers = self._ended = 0.0
+        # Outputs at leaves, and those of them that ended a run.
+        self._outputs = self._ended = 0.0
 
     def note(self, at_leaf: Sequence[bool]) -> None:
-        """A run is over. `at_leaf`: of each of its answers, whether the text came to a leaf."""
-        self._answers = DECAY * self._answers + sum(at_leaf)
+        """A run is over. `at_leaf`: of each of its outputs, whether the text came to a leaf."""
+        self._outputs = DECAY * self._outputs + sum(at_leaf)
         self._ended = DECAY * self._ended + at_leaf[-1]
 
     @property
     def at_leaves(self) -> bool:
         """Whether heads draft behind leaves: most runs that came to one ended there."""
-        return self._ended + 1.0 >= LEAF_SHARE * (self._answers + 1.0)
+        return self._ended + 1.0 >= LEAF_SHARE * (self._outputs + 1.0)
 
 
 # Weight of the newest chunk in the mean time from its planning to its start.
 LEAD_WEIGHT = 0.1
 # No wait is worth less than this; clocks and timers are no finer.
 LEAST_WAIT_S = 1e-5
-# Weight of the newest answer in how much longer steps take than expected, and its bounds.
+# Weight of the newest output in how much longer steps take than expected, and its bounds.
 SLOWNESS_WEIGHT, LEAST_SLOWNESS, MOST_SLOWNESS = 0.1, 0.25, 16.0
 # Stages say how long they work on the first chunks, and on one of so many then; the newest one's
 # weight in what the slowest of them takes.
@@ -88,11 +87,11 @@ class ChunkPace:
 
     def sent(
         self,
-        pipelined_trees: Sequence[PipelinedTree[RowAnswer]],
+        pipelined_trees: Sequence[PipelinedTree],
         num_rows: int,
         planned_at: float | None,
     ) -> None:
-        """A step went out, with chunks of these trees, which have their places by now."""
+        """A step went out, with chunks of these trees, whose nodes have KV positions by now."""
         now, expected_s = self._clock(), self._seconds(num_rows)
         round_s = self._slowness * expected_s
         begins_at = max(now, self._free_at)
@@ -105,10 +104,10 @@ class ChunkPace:
         for pipelined in pipelined_trees:
             pipelined.note_flight(begins_at + round_s)
 
-    def answered(
-        self, pipelined_trees: Sequence[PipelinedTree[RowAnswer]], num_rows: int, sent_at: float
+    def finished(
+        self, pipelined_trees: Sequence[PipelinedTree], num_rows: int, sent_at: float
     ) -> None:
-        """A step with chunks of these trees was answered."""
+        """A step with chunks of these trees has finished."""
         for pipelined in pipelined_trees:
             pipelined.note_landing()
         if pipelined_trees and (expected_s := self._seconds(num_rows)) > 0:
@@ -134,10 +133,10 @@ class ChunkPace:
             before = share if self._slowest_share is None else self._slowest_share
             self._slowest_share = before + SPAN_WEIGHT * (share - before)
 
-    def is_turn(self, pipelined: PipelinedTree[RowAnswer], value: float) -> bool:
+    def is_turn(self, pipelined: PipelinedTree, value: float) -> bool:
         """Whether a chunk may be planned now, whose best node has this `value`.
 
-        If not, `take_delay` says when to ask again, unless an answer comes first.
+        If not, `take_delay` says when to ask again, unless an output comes first.
         """
         now = self._clock()
         if self._free_at - self._lead_s > now + LEAST_WAIT_S:
@@ -145,7 +144,7 @@ class ChunkPace:
             self._turn_at = turn_at if self._turn_at is None else min(turn_at, self._turn_at)
             return False
         begins_at = max(now + self._lead_s, self._free_at)
-        due_at = pipelined.next_answer_at()
+        due_at = pipelined.next_output_at()
         # Of the next root's time, if the chunk is in vain.
         lost_s = begins_at + self._stage_s - due_at
         return lost_s <= 0 or value * max(due_at - begins_at, 0.0) > (1 - value) * lost_s

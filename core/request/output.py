@@ -97,15 +97,15 @@ class StepTiming(NamedTuple):
 
     asked         drafters that were asked for the request
     drafted_at, draft_s    when drafters were asked, and how long they were waited for
-    answered_at, verify_s  when the stages had answered, and what they took since the step's
-                  submission, or since the answer before it
+    finished_at, verify_s  when the stages had finished, and what they took since the step's
+                  submission, or since the step before it finished
     committed_at  when the request had its tokens
     """
 
     asked: tuple[str, ...]
     drafted_at: float
     draft_s: float
-    answered_at: float
+    finished_at: float
     verify_s: float
     committed_at: float
 
@@ -115,9 +115,9 @@ class VerifiedTree(NamedTuple):
 
     root_id       the token that the tree grew from, the last one committed before
     token_ids, parents, sources, values  of its nodes, in parallel and in topological order: the
-                  parents' places, -1 for the root; drafters' names; how probable the engine took
+                  parents' indices, -1 for the root; drafters' names; how probable the engine took
                   a path through the node to be
-    path          places of the nodes that were committed, from the root on
+    path          indices of the nodes that were committed, from the root on
     num_left_out  nodes beyond the first `MAX_SHOWN_NODES`; those of the path are always here
     """
 
@@ -134,18 +134,18 @@ class VerifiedTree(NamedTuple):
     def of(
         cls, tree: TokenTree, root_id: int, path: Sequence[int], timing: StepTiming
     ) -> VerifiedTree:
-        """That of a tree and the places of its nodes that were committed."""
+        """That of a tree and the indices of its nodes that were committed."""
         kept = [*range(min(len(tree), MAX_SHOWN_NODES))]
         kept += [node for node in path if node >= MAX_SHOWN_NODES]
-        places = {node: place for place, node in enumerate(kept)} | {-1: -1}
+        indices = {node: index for index, node in enumerate(kept)} | {-1: -1}
         nodes = tree.nodes[kept]
         return cls(
             root_id=root_id,
             token_ids=tuple(nodes[:, 0].tolist()),
-            parents=tuple(places[parent] for parent in nodes[:, 1].tolist()),
+            parents=tuple(indices[parent] for parent in nodes[:, 1].tolist()),
             sources=tuple(tree.names[source] for source in nodes[:, 3].tolist()),
             values=tuple(tree.values[kept].tolist()),
-            path=tuple(places[node] for node in path),
+            path=tuple(indices[node] for node in path),
             num_left_out=len(tree) - len(kept),
             timing=timing,
         )
@@ -256,7 +256,7 @@ class Chosen(NamedTuple):
 
     @classmethod
     def of_rows(cls, output: StepOutput, rows: slice) -> Chosen:
-        """Those of a step's answer, of these of its `logits_rows`."""
+        """Those of a step's output, of these of its `logits_rows`."""
         log_probs, top = output.log_probs.of_targets, output.log_probs.top
         return cls(
             output.target_tokens[rows],
@@ -265,11 +265,11 @@ class Chosen(NamedTuple):
         )
 
     @classmethod
-    def along(cls, answers: Sequence[RowAnswer]) -> Chosen:
-        """What was chosen after rows of several answers, one behind the other."""
-        tokens = np.array([own.tokens[row] for own, row in answers], dtype=np.int32)
-        log_probs = [own.log_probs[row] for own, row in answers if own.log_probs is not None]
-        tops = [(own.top, row) for own, row in answers if own.top is not None]
+    def along(cls, outputs: Sequence[RowOutput]) -> Chosen:
+        """What was chosen after rows of several outputs, one behind the other."""
+        tokens = np.array([own.tokens[row] for own, row in outputs], dtype=np.int32)
+        log_probs = [own.log_probs[row] for own, row in outputs if own.log_probs is not None]
+        tops = [(own.top, row) for own, row in outputs if own.top is not None]
         is_told = len(log_probs) == len(tokens)
         return cls(
             tokens,
@@ -278,12 +278,12 @@ class Chosen(NamedTuple):
         )
 
 
-# The answer to a row: to which rows it is one, and which.
-RowAnswer = tuple[Chosen, int]
+# What was chosen after a row: of which rows it is one, and which.
+RowOutput = tuple[Chosen, int]
 
 
 def _top_along(tops: Sequence[tuple[TopTokens, int]]) -> TopTokens:
-    # Steps answer with as many as one of their requests wants.
+    # Steps give as many as one of their requests wants.
     count = min(top.ids.shape[1] for top, _ in tops)
     return TopTokens(
         np.stack([top.ids[row, :count] for top, row in tops]),

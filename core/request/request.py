@@ -3,87 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Int32
+from ..arrays import Int32, Int64
+from ..compiled import compiled
 from ..errors import DraftlineError
+from ..kv_cache import PrefixKeys, RequestKv
+from ..pipelined.tree import PipelinedTree
 from ..proposals import DraftRequest
-from ..tree.pipelined_tree import PipelinedTree
-from ..tree.tree import TokenTree
+from ..tree.tree import SOURCE, TokenTree, TreeBatch
 from .allowed_tokens import AllowedTokens
-from .draft_stats import DraftStats, TalliedNodes
-from .output import Delta, RequestMetrics, RowAnswer, StepTiming, TokenLogProb
-from .request_kv import PrefixKeys, RequestKv
+from .output import Delta, RequestMetrics, StepTiming, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
-
-FIRST_ROOM = 16
-
-
-class TokenCounts:
-    """Distinct tokens of a text, those of the prompt first, and how often each is in the answer.
-
-    They are kept as arrays, which grow with the text: a step of a long one must not go through all
-    of it.
-
-    num_in_prompt  so many of them are in the prompt
-    """
-
-    __slots__ = ("_counts", "_index_of", "_tokens", "num_in_prompt")
-
-    def __init__(self, prompt: Iterable[int]) -> None:
-        self._index_of = {token: i for i, token in enumerate(dict.fromkeys(prompt))}
-        self.num_in_prompt = len(self._index_of)
-        self._tokens = np.fromiter(self._index_of, dtype=np.int32, count=self.num_in_prompt)
-        self._counts = np.zeros(self.num_in_prompt, dtype=np.int32)
-
-    def __len__(self) -> int:
-        return len(self._index_of)
-
-    def append(self, tokens: Iterable[int]) -> None:
-        """Count tokens of the answer."""
-        for token in tokens:
-            index = self._index_of.get(token)
-            if index is None:
-                self._add(token)
-            else:
-                self._counts[index] += 1
-
-    def beside(self, tokens: Sequence[int]) -> tuple[Int32, Int32, Int32]:
-        """Distinct tokens of the text and of these, int32 [u], and the counts of the text's alone.
-
-        Last comes where each of `tokens` stands among them. New arrays.
-        """
-        count, others = len(self), dict[int, int]()
-        places = []
-        for token in tokens:
-            index = self._index_of.get(token)
-            places.append(others.setdefault(token, count + len(others)) if index is None else index)
-        counts = np.zeros(count + len(others), dtype=np.int32)
-        counts[:count] = self._counts[:count]
-        added = np.fromiter(others, dtype=np.int32, count=len(others))
-        distinct = np.concatenate((self._tokens[:count], added))
-        return distinct, counts, np.array(places, dtype=np.int32)
-
-    def _add(self, token: int) -> None:
-        index = self._index_of[token] = len(self._index_of)
-        if index == len(self._tokens):
-            self._tokens = np.resize(self._tokens, 2 * index + FIRST_ROOM)
-            self._counts = np.resize(self._counts, 2 * index + FIRST_ROOM)
-        self._tokens[index], self._counts[index] = token, 1
-
-    def copy(self) -> TokenCounts:
-        """The same counts, to go on from apart."""
-        other = TokenCounts(())
-        other.num_in_prompt = self.num_in_prompt
-        other._index_of = self._index_of.copy()
-        other._tokens, other._counts = self._tokens.copy(), self._counts.copy()
-        return other
-
 
 # Gets every delta of a request in order, or the error that ends it.
 Sink = Callable[[Delta | DraftlineError], None]
@@ -113,7 +50,7 @@ class HeadOrder(NamedTuple):
     """What a head of the last stage drafts behind a request's step.
 
     max_nodes       of its tree, at most
-    length_buckets  after which accepted lengths it does so, bits of `core/length_buckets.py`
+    length_buckets  after which accepted lengths it does so, bits of buckets (`core/steps.py`)
     """
 
     max_nodes: int
@@ -178,7 +115,7 @@ class RequestState:
     token_ids      committed tokens, prompt included
     order          (priority, arrival number): the lower one goes first
     in_flight      steps of this request that were submitted and not committed yet
-    num_losses     steps of it that were lost with a stage since the last that was answered
+    num_losses     steps of it that were lost with a stage since the last that finished
     token_counts   of the text, for penalties; None where there are none
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     is_open        whether drafters know it
@@ -207,7 +144,7 @@ class RequestState:
     is_open: bool = False
     wants_features: bool = False
     head_orders: dict[str, HeadOrder] = field(default_factory=dict)
-    pipelined: PipelinedTree[RowAnswer] | None = None
+    pipelined: PipelinedTree | None = None
     verified: tuple[TokenTree, StepTiming] | None = None
     has_ended: bool = False
 
@@ -335,3 +272,194 @@ class RequestState:
             finish_time=now,
             acceptance=acceptance,
         )
+
+
+FIRST_ROOM = 16
+
+
+class TokenCounts:
+    """Distinct tokens of a text, those of the prompt first, and how often each is in the answer.
+
+    They are kept as arrays, which grow with the text: a step of a long one must not go through all
+    of it.
+
+    num_in_prompt  so many of them are in the prompt
+    """
+
+    __slots__ = ("_counts", "_index_of", "_tokens", "num_in_prompt")
+
+    def __init__(self, prompt: Iterable[int]) -> None:
+        self._index_of = {token: i for i, token in enumerate(dict.fromkeys(prompt))}
+        self.num_in_prompt = len(self._index_of)
+        self._tokens = np.fromiter(self._index_of, dtype=np.int32, count=self.num_in_prompt)
+        self._counts = np.zeros(self.num_in_prompt, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self._index_of)
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Count tokens of the answer."""
+        for token in tokens:
+            index = self._index_of.get(token)
+            if index is None:
+                self._add(token)
+            else:
+                self._counts[index] += 1
+
+    def beside(self, tokens: Sequence[int]) -> tuple[Int32, Int32, Int32]:
+        """Distinct tokens of the text and of these, int32 [u], and the counts of the text's alone.
+
+        Last comes where each of `tokens` stands among them. New arrays.
+        """
+        count, others = len(self), dict[int, int]()
+        indices = []
+        for token in tokens:
+            index = self._index_of.get(token)
+            indices.append(
+                others.setdefault(token, count + len(others)) if index is None else index
+            )
+        counts = np.zeros(count + len(others), dtype=np.int32)
+        counts[:count] = self._counts[:count]
+        added = np.fromiter(others, dtype=np.int32, count=len(others))
+        distinct = np.concatenate((self._tokens[:count], added))
+        return distinct, counts, np.array(indices, dtype=np.int32)
+
+    def _add(self, token: int) -> None:
+        index = self._index_of[token] = len(self._index_of)
+        if index == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * index + FIRST_ROOM)
+            self._counts = np.resize(self._counts, 2 * index + FIRST_ROOM)
+        self._tokens[index], self._counts[index] = token, 1
+
+    def copy(self) -> TokenCounts:
+        """The same counts, to go on from apart."""
+        other = TokenCounts(())
+        other.num_in_prompt = self.num_in_prompt
+        other._index_of = self._index_of.copy()
+        other._tokens, other._counts = self._tokens.copy(), self._counts.copy()
+        return other
+
+
+FIRST_ROWS = 64
+
+
+class NodeTotals(NamedTuple):
+    """Nodes by the drafter that proposed them first; none of drafters without any."""
+
+    drafted: Counter[str]
+    accepted: Counter[str]
+
+    @property
+    def wasted(self) -> Counter[str]:
+        """Nodes that were verified and not committed."""
+        return self.drafted - self.accepted
+
+
+class DraftStats:
+    """Nodes of each drafter that were verified and committed, for all requests of an engine.
+
+    Arrays by request and drafter, since every step adds to those of all its requests. Each request
+    has a row until it ends.
+    """
+
+    __slots__ = ("_counts", "_free", "_names")
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        # Drafted and accepted nodes. Row 0 takes what still comes of requests that have ended.
+        self._counts = np.zeros((2, 1, 0), dtype=np.int64)
+        self._free: list[int] = []
+
+    def open(self) -> TalliedNodes:
+        """The nodes of a new request."""
+        if not self._free:
+            old = self._counts.shape[1]
+            new = max(FIRST_ROWS, 2 * old)
+            self._grow(new, self._counts.shape[2])
+            self._free = list(range(new - 1, old - 1, -1))
+        row = self._free.pop()
+        self._counts[:, row] = 0
+        return TalliedNodes(self, row)
+
+    def close(self, row: int) -> None:
+        """Give a row back."""
+        self._free.append(row)
+
+    def add(
+        self, rows: Sequence[int], trees: TreeBatch, sources: Int32, source_ends: Int64
+    ) -> None:
+        """Count a step: its trees, and the sources of what was committed of each.
+
+        The trees' drafters are those known already and others behind them, or the first of these.
+        Sources are int32, below 0 for what is no node's; `source_ends` is int64 [trees].
+        """
+        if len(trees.names) > len(self._names):
+            self._names = trees.names
+            self._grow(self._counts.shape[1], len(self._names))
+        row_ids = np.array(rows, dtype=np.int64)
+        add_nodes(self._counts, row_ids, trees.nodes, trees.node_ends, sources, source_ends)
+
+    def take_back(self, row: int, sources: Iterable[str]) -> None:
+        """Nodes that were accepted stand behind the answer's end."""
+        for source in sources:
+            self._counts[1, row, self._names.index(source)] -= 1
+
+    def totals(self, row: int) -> NodeTotals:
+        """What was counted for a request."""
+        drafted, accepted = (
+            Counter({name: count for name, count in zip(self._names, counts, strict=True) if count})
+            for counts in self._counts[:, row].tolist()
+        )
+        return NodeTotals(drafted, accepted)
+
+    def _grow(self, num_rows: int, num_names: int) -> None:
+        counts = np.zeros((2, num_rows, num_names), dtype=np.int64)
+        counts[:, : self._counts.shape[1], : self._counts.shape[2]] = self._counts
+        self._counts = counts
+
+
+@compiled
+def add_nodes(
+    counts: Int64,
+    rows: Int64,
+    nodes: Int32,
+    node_ends: Int64,
+    sources: Int32,
+    source_ends: Int64,
+) -> None:
+    """Count the nodes of each tree, and those on its path; see `DraftStats.add`."""
+    node, token = 0, 0
+    for tree in range(len(rows)):
+        while node < node_ends[tree]:
+            counts[0, rows[tree], nodes[node, SOURCE]] += 1
+            node += 1
+        while token < source_ends[tree]:
+            if sources[token] >= 0:
+                counts[1, rows[tree], sources[token]] += 1
+            token += 1
+
+
+class TalliedNodes:
+    """The nodes of one request: a row of the stats, and after its end what stood there."""
+
+    __slots__ = ("_final", "_stats", "row")
+
+    def __init__(self, stats: DraftStats, row: int) -> None:
+        self.row = row
+        self._stats = stats
+        self._final: NodeTotals | None = None
+
+    @property
+    def totals(self) -> NodeTotals:
+        """What was counted."""
+        return self._stats.totals(self.row) if self._final is None else self._final
+
+    def take_back(self, sources: Iterable[str]) -> None:
+        """Nodes that were accepted stand behind the answer's end."""
+        self._stats.take_back(self.row, sources)
+
+    def close(self) -> None:
+        """The request has ended: what comes after is not counted."""
+        self._final = self.totals
+        self._stats.close(self.row)
+        self.row = 0

@@ -19,9 +19,9 @@ import numpy as np
 
 from ..arrays import Bool, Float32, Float64, Int32, Int64
 from ..compiled import compiled
-from ..length_buckets import BUCKET_LENGTHS, NUM_LENGTH_BUCKETS
+from ..steps import BUCKET_LENGTHS, NUM_LENGTH_BUCKETS
 from ..tree.acceptance import estimate
-from ..tree.tree_loops import DEPTH, DRAFTED_DEPTH, DRAFTER, NODE, RANK
+from ..tree.tree import DEPTH, DRAFTED_DEPTH, DRAFTER, NODE, RANK
 
 # Steps that are kept of each drafter, and steps without any gain that a mean begins with.
 NUM_KEPT, PRIOR_STEPS = 256, 1.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..length_buckets import EVERY_LENGTH_BUCKET, length_bucket_of
 from ..proposals import DraftCost, Proposal
+from ..steps import EVERY_LENGTH_BUCKET, length_bucket_of
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
 
@@ -32,7 +32,7 @@ class PlannedRequest(NamedTuple):
 
     @property
     def length_bucket(self) -> int:
-        """How far its last step came (`core/length_buckets.py`)."""
+        """The bucket of its last accepted length."""
         return length_bucket_of(self.num_accepted)
 
 
@@ -46,7 +46,7 @@ class DraftPlan:
     trials        of these, the requests for which the drafter is not known to pay
     heads         of the last stage's heads, which draft at the end of this step for the next one:
                   by request, after which accepted lengths they do, bits of
-                  `core/length_buckets.py`. In `by_drafter` they are asked for what the plan before
+                  buckets (`core/steps.py`). In `by_drafter` they are asked for what the plan before
                   ordered
     head_counts   for how many requests each of these is expected to draft; all, if not here
     level_tokens  of those heads: what a further level of their drafts takes, in tokens that would

@@ -10,8 +10,7 @@ from __future__ import annotations
 from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
 from ..tree.acceptance import AcceptanceTable, record
-from ..tree.tree import TreeBatch
-from ..tree.tree_loops import DRAFTED_DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN
+from ..tree.tree import DRAFTED_DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN, TreeBatch
 from ..verify.walk import Paths
 
 
@@ -44,12 +43,12 @@ def _learn(
             for node in range(at + 1, len(own)):
                 if own[node, PARENT] == at and own[node, TOKEN] == token:
                     right = node
-            for place in range(first_said, ends[1, tree]):
-                node = attributions[place, NODE]
+            for index in range(first_said, ends[1, tree]):
+                node = attributions[index, NODE]
                 if own[node, PARENT] == at:
-                    drafter, rank = attributions[place, DRAFTER], attributions[place, RANK]
-                    depth = attributions[place, DRAFTED_DEPTH]
-                    record(counts, drafter, log_probs[place], depth, rank, node == right)
+                    drafter, rank = attributions[index, DRAFTER], attributions[index, RANK]
+                    depth = attributions[index, DRAFTED_DEPTH]
+                    record(counts, drafter, log_probs[index], depth, rank, node == right)
             if right < 0:
                 break
             at = right

@@ -8,7 +8,7 @@ Where nothing pays, both leave plain decoding. `update` learns from what a step 
 small share of the time explores drafters that are left out.
 
 Steps are alike, and share a bucket, if their requests are greedy or sampled and if the step before
-accepted as many tokens (`core/length_buckets.py`): texts copy in runs, so the last accepted length
+accepted as many tokens (`core/steps.py`): texts copy in runs, so the last accepted length
 says most of what else would have to be learned of each request. Formulas: docs/how-it-works.md,
 "The policy".
 """
@@ -23,9 +23,8 @@ import numpy as np
 
 from ..arrays import Bool, Float64, Int64, lengths_of
 from ..errors import BestEffort
-from ..length_buckets import NUM_LENGTH_BUCKETS, length_bucket_of
-from ..line_fit import LineFit
 from ..proposals import DraftCost, Proposal, chain_proposal, level_tokens
+from ..steps import NUM_LENGTH_BUCKETS, length_bucket_of
 from ..tree.acceptance import MOST_LIKELY, AcceptanceTable
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch
@@ -51,7 +50,7 @@ from .draft_plan import (
 from .learn_acceptance import learn_from_tokens
 from .multi_step import MultiStep
 from .probe_trials import ProbeTrials
-from .step_cost import StepCost
+from .step_cost import LineFit, StepCost
 
 # Greedy and sampled requests, by the accepted length of their last step.
 NUM_BUCKETS = 2 * NUM_LENGTH_BUCKETS

@@ -10,17 +10,14 @@ import numpy as np
 
 from ..arrays import Int32, Int64
 from ..compiled import compiled
+from ..kv_cache import NO_MOVES
 from ..pipelined.chunks import rows_of_edits, with_tree_chunks
 from ..proposals import chain_proposal
-from ..request.draft_stats import DraftStats
-from ..request.request import RequestState
-from ..request.request_kv import NO_MOVES
-from ..sampling.rows import build_edits, path_entries, rows_of_requests
+from ..request.request import DraftStats, RequestState
+from ..sampling import build_edits, path_entries, rows_of_requests
 from ..steps import (
-    NO_HEADS,
     NO_LOG_PROBS,
     NO_ROWS,
-    HeadInput,
     LogitEdits,
     LogProbInput,
     MultiStepInput,
@@ -32,10 +29,9 @@ from ..steps import (
 from ..tree.acceptance import AcceptanceTable
 from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
-from ..tree.tree import NO_TREE
-from ..tree.tree_loops import DEPTH, TOKEN, visible_columns
+from ..tree.tree import DEPTH, NO_TREE, TOKEN, visible_columns
 from ..verify.walk import Paths, RowSlots, follow, walks_along
-from .parts import PromptChunk, TreeStep, TreeSteps
+from .parts import PromptChunk, ScheduledStep, TreeStep, TreeSteps
 from .probes import ancestors_of, probe_input, probe_rows
 
 NO_TOPS = (None, None)
@@ -56,21 +52,13 @@ def end_ids_of(states: Sequence[RequestState]) -> Int32:
     return table
 
 
-def build_step(
-    step_id: int,
-    chunks: Sequence[PromptChunk],
-    trees: TreeSteps,
-    block_size: int,
-    edits: Sequence[LogitEdits | None],
-    num_decode_steps: int = 1,
-) -> StepInput:
-    """One step of all the given chunks and trees; trees come first.
-
-    `edits`: `edits_for` of each part; empty where no request's logits are changed.
+def build_step(step_id: int, scheduled: ScheduledStep, block_size: int) -> StepInput:
+    """One step of all the scheduled chunks and trees; trees come first.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
     the requests' last commits left.
     """
+    trees, chunks, edits, num_decode_steps, _ = scheduled
     states = [*trees.states, *(chunk.state for chunk in chunks)]
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
@@ -104,7 +92,6 @@ def build_step(
         log_probs=_log_probs(states, chunks, starts[len(trees) : -1]),
         probes=probe_input(trees, starts),
         multi_step=_multi_step(states, num_decode_steps),
-        heads=_heads(states, trees),
         request_keys=tuple(state.kv.key for state in states),
     )
 
@@ -116,19 +103,13 @@ def _tree_rows(
     rows = StepTrees(ancestors_of(trees), starts, slots, positions, len(trees))
     if not trees.tree_chunks:
         return rows
-    probes = {place: [*extras.probes.values()] for place, extras in trees.extras.items()}
+    probes = {index: [*extras.probes.values()] for index, extras in trees.extras.items()}
     return with_tree_chunks(rows, trees.tree_chunks, probes, tables, block_size)
 
 
 def _tables(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> Int32:
     tables = [state.kv.block_table() for state in trees.states]
     return block_tables([*tables, *(chunk.state.kv.block_table() for chunk in chunks)])
-
-
-def _heads(states: Sequence[RequestState], trees: TreeSteps) -> HeadInput:
-    wanted = tuple(place for place, state in enumerate(states) if state.wants_features)
-    tree_chunks = tuple(sorted(trees.tree_chunks))
-    return HeadInput(wanted, tree_chunks) if wanted or tree_chunks else NO_HEADS
 
 
 def _multi_step(states: Sequence[RequestState], num_tokens: int) -> MultiStepInput | None:
@@ -233,10 +214,10 @@ def edits_of_parts(
     if not any(state.packed.edits_logits for state in states):
         return trees, chunks, []
     kept, kept_chunks, edits = [], [], []
-    for place, tree in enumerate(trees):
+    for index, tree in enumerate(trees):
         with contain(tree.state):
             edits.append(edits_for(tree))
-            kept.append(place)
+            kept.append(index)
     for chunk in chunks:
         with contain(chunk.state):
             edits.append(edits_for(chunk))
@@ -338,20 +319,20 @@ def fill_tables(blocks: Int32, counts: Int64) -> Int32:
     tables = np.zeros((len(counts), counts.max()), dtype=np.int32)
     first = 0
     for request in range(len(counts)):
-        for place in range(counts[request]):
-            tables[request, place] = blocks[first + place]
+        for index in range(counts[request]):
+            tables[request, index] = blocks[first + index]
         first += counts[request]
     return tables
 
 
 @compiled
 def _slots(starts: Int32, context_lens: Int32, block_tables: Int32, block_size: int) -> Int32:
-    """A row's KV stands where its place in the request says, not its depth in a tree."""
+    """A row's KV stands at its position in the request's KV, not its depth in a tree."""
     slots = np.empty(starts[-1], dtype=np.int32)
     for part in range(len(context_lens)):
         for row in range(starts[part], starts[part + 1]):
-            place = context_lens[part] + row - starts[part]
-            slots[row] = kv_slot(block_tables[part], place, block_size)
+            position = context_lens[part] + row - starts[part]
+            slots[row] = kv_slot(block_tables[part], position, block_size)
     return slots
 
 

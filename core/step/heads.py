@@ -1,21 +1,33 @@
-"""What heads read in a step, hidden states of committed tokens, and what they draft at its end."""
+"""What heads read in a step, hidden states of committed tokens, and what they draft at its end.
+
+`HeadOrders` is what a step meets of them: `order` when it is planned, `add_to` when it is built,
+and `note` with what `read_heads` finds in its output.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import Float32, Int32, lengths_of
 from ..interfaces import ProposalSource
-from ..length_buckets import EVERY_LENGTH_BUCKET
 from ..proposals import Drafted, FeatureRows
 from ..request.request import HeadOrder, RequestState
 from ..speculation.draft_plan import DraftPlan
-from ..steps import HeadDrafts, HeadTask, StepInput, StepOutput
+from ..steps import (
+    EVERY_LENGTH_BUCKET,
+    NO_HEADS,
+    HeadDrafts,
+    HeadInput,
+    HeadTask,
+    StepInput,
+    StepOutput,
+)
 from ..verify.walk import Paths
-from .parts import PromptChunk
+from .parts import PromptChunk, TreeSteps
 
 
 class HeadOrders:
@@ -56,27 +68,29 @@ class HeadOrders:
                 for one, length_buckets in buckets_by_id.items():
                     by_id[one].head_orders[name] = HeadOrder(sizes[one], length_buckets)
 
-    def with_tasks(
-        self, step: StepInput, states: Sequence[RequestState], chunks: Sequence[PromptChunk]
-    ) -> StepInput:
-        """The step with a task for each head of the last stage, of the requests that want drafts.
+    def add_to(self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]) -> StepInput:
+        """The step with what was ordered of its requests, if anything was.
 
-        `states` have trees; a prompt chunk is drafted behind if it is the last one.
+        A prompt chunk is drafted behind if it is the last one.
         """
-        heads = self._drafters.stage_heads
-        if not heads:
+        heads, tree_chunks = self._drafters.stage_heads, tuple(sorted(trees.tree_chunks))
+        states = [*trees.states, *(chunk.state for chunk in chunks)]
+        wanted = tuple(index for index, state in enumerate(states) if state.wants_features)
+        if not (heads or tree_chunks or wanted):
             return step
-        tasks = _tasks(heads, states, chunks, self._level_tokens)
-        read = replace(step.heads, tasks=tasks, following_tokens=_following_tokens(chunks))
-        return replace(step, heads=read)
+        tasks, following_tokens = (), None
+        if heads:
+            tasks = _tasks(heads, trees.states, chunks, self._level_tokens)
+            following_tokens = _following_tokens(chunks)
+        return replace(step, heads=HeadInput(wanted, tree_chunks, tasks, following_tokens))
 
-    def note_results(self, features: Sequence[FeatureRows], drafted: Sequence[Drafted]) -> None:
+    def note(self, results: HeadResults) -> None:
         """Keep hidden states for the next message to heads of other processes, and what those of
         the last stage drafted for the next step."""
-        if features:
-            self._drafters.note_features(features)
-        if drafted:
-            self._drafters.note_drafted(drafted)
+        if results.features:
+            self._drafters.note_features(results.features)
+        if results.drafted:
+            self._drafters.note_drafted(results.drafted)
 
 
 def is_ordered(state: RequestState) -> bool:
@@ -84,30 +98,75 @@ def is_ordered(state: RequestState) -> bool:
     return state.wants_features or bool(state.head_orders)
 
 
-def features_of(
-    step: StepInput, request_ids: Sequence[str], paths: Paths, output: StepOutput
-) -> list[FeatureRows]:
-    """Features of the committed tokens that each of the step's `feature_requests` had in it, but of
-    chunks.
+class HeadResults(NamedTuple):
+    """What a step brought for heads, and of them.
+
+    features  of the requests whose drafters asked for them
+    drafted   by heads of the last stage, for the next step
+    """
+
+    features: Sequence[FeatureRows] = ()
+    drafted: Sequence[Drafted] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step that drafting took."""
+        return sum(drafted.seconds for drafted in self.drafted)
+
+    def without(self, request_ids: Collection[str]) -> HeadResults:
+        """These without what is of some requests."""
+        return HeadResults(
+            [rows for rows in self.features if rows.request_id not in request_ids],
+            [
+                own._replace(
+                    proposals=tuple(one for one in own.proposals if one[0] not in request_ids)
+                )
+                for own in self.drafted
+            ],
+        )
+
+
+NO_HEAD_RESULTS = HeadResults()
+
+
+def read_heads(
+    step: StepInput,
+    request_ids: Sequence[str],
+    paths: Paths,
+    output: StepOutput,
+    of_tree_chunks: Sequence[FeatureRows],
+) -> HeadResults:
+    """The results of a step's heads; `of_tree_chunks`: features that chunks gave already.
 
     `paths` are those through the step's trees, whose requests come first in it.
     """
+    if step.heads is NO_HEADS:
+        return NO_HEAD_RESULTS
+    features = [*_features_of(step, request_ids, paths, output), *of_tree_chunks]
+    return HeadResults(features, _drafted_of(step, request_ids, paths, output))
+
+
+def _features_of(
+    step: StepInput, request_ids: Sequence[str], paths: Paths, output: StepOutput
+) -> list[FeatureRows]:
+    """Features of the committed tokens that each of the step's `feature_requests` had in it, but of
+    chunks."""
     parts = _parts(step, paths, output)
     return [
-        FeatureRows(request_ids[place], int(step.context_lens[place]), values)
-        for place, values in parts.items()
-        if place not in step.heads.chunk_requests
+        FeatureRows(request_ids[index], int(step.context_lens[index]), values)
+        for index, values in parts.items()
+        if index not in step.heads.chunk_requests
     ]
 
 
 def features_of_tree_chunks(
     step: StepInput, paths: Paths, output: StepOutput
 ) -> dict[int, Float32]:
-    """Features of the root and all nodes of chunks whose are wanted, by the place of a request."""
+    """Features of the root and all nodes of chunks whose are wanted, by index of the request."""
     if not step.heads.chunk_requests:
         return {}
     parts = _parts(step, paths, output)
-    return {place: parts[place] for place in step.heads.chunk_requests if place in parts}
+    return {index: parts[index] for index in step.heads.chunk_requests if index in parts}
 
 
 def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float32]:
@@ -117,12 +176,12 @@ def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float
     assert output.features is not None, "the stage did not do what it was asked"
     lengths, starts = lengths_of(paths.ends).tolist(), step.request_starts.tolist()
     parts, first = {}, 0
-    for place in step.heads.feature_requests:
-        count = lengths[place] if place < len(lengths) else starts[place + 1] - starts[place]
-        if place in step.heads.chunk_requests:
-            chosen = np.searchsorted(step.logits_rows, step.request_starts[place : place + 2])
+    for index in step.heads.feature_requests:
+        count = lengths[index] if index < len(lengths) else starts[index + 1] - starts[index]
+        if index in step.heads.chunk_requests:
+            chosen = np.searchsorted(step.logits_rows, step.request_starts[index : index + 2])
             count = int(chosen[1] - chosen[0])
-        parts[place] = output.features[first : first + count]
+        parts[index] = output.features[first : first + count]
         first += count
     assert first == len(output.features), "stage and coordinator walked different ways"
     return parts
@@ -139,12 +198,14 @@ def _tasks(
     tasks = []
     for head in heads:
         wanted = [
-            (place, order.max_nodes * drafts, order.length_buckets)
-            for place, (own, drafts) in enumerate(wanting)
+            (index, order.max_nodes * drafts, order.length_buckets)
+            for index, (own, drafts) in enumerate(wanting)
             if (order := own.get(head)) is not None
         ]
-        places, max_nodes, length_buckets = zip(*wanted, strict=True) if wanted else ((), (), ())
-        tasks.append(HeadTask(head, places, max_nodes, length_buckets, level_tokens.get(head, 0.0)))
+        indices, max_nodes, length_buckets = zip(*wanted, strict=True) if wanted else ((), (), ())
+        tasks.append(
+            HeadTask(head, indices, max_nodes, length_buckets, level_tokens.get(head, 0.0))
+        )
     return tuple(tasks)
 
 
@@ -155,12 +216,10 @@ def _following_tokens(chunks: Sequence[PromptChunk]) -> Int32:
     return np.array(behind, dtype=np.int32)
 
 
-def drafted_of(
+def _drafted_of(
     step: StepInput, request_ids: Sequence[str], paths: Paths, output: StepOutput
 ) -> list[Drafted]:
-    """What those of the step's heads drafted that did. `paths`: through its trees, which come
-    first in it.
-    """
+    """What those of the step's heads drafted that did."""
     if not output.head_drafts:
         return []
     _check_walks(step, paths, output.head_drafts)
@@ -168,11 +227,11 @@ def drafted_of(
     for task, drafts in zip(step.heads.tasks, output.head_drafts, strict=True):
         if not drafts.proposals:
             continue
-        sizes = dict(zip(task.places, task.max_nodes, strict=True))
+        sizes = dict(zip(task.requests, task.max_nodes, strict=True))
         own = tuple(
-            (request_ids[place], length, proposal)
-            for (place, length), proposal in zip(drafts.texts, drafts.proposals, strict=True)
-            if sizes[place]
+            (request_ids[index], length, proposal)
+            for (index, length), proposal in zip(drafts.texts, drafts.proposals, strict=True)
+            if sizes[index]
         )
         drafted.append(Drafted(drafts.source, drafts.seconds, own, drafts.num_levels))
     return drafted

@@ -1,4 +1,4 @@
-"""A step on its way through the pipeline, and what its answer means for each request."""
+"""A step on its way through the pipeline, and what its output means for each request."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import numpy as np
 
 from ..arrays import Int32
 from ..pipelined.chunks import read_chunk
-from ..proposals import Drafted, FeatureRows, TopNextTokens
+from ..proposals import FeatureRows, TopNextTokens
 from ..request.output import Chosen, token_log_prob
 from ..request.request import RequestState
 from ..speculation.draft_plan import DraftBatch
-from ..steps import LogitEdits, StepInput, StepOutput
+from ..steps import StepInput, StepOutput
 from ..tree.tree import TreeBatch
 from ..verify.walk import Paths, RowSlots, paths_of
-from .heads import drafted_of, features_of, features_of_tree_chunks
+from .heads import HeadResults, features_of_tree_chunks, read_heads
 from .parts import PromptChunk, TreeStep, TreeSteps
 from .probes import ProbeReader
 from .trace import TracedStep
 
 
 class TreeOutput(NamedTuple):
-    """What a step answered to a request's tree.
+    """What a step gave for a request's tree.
 
     chosen           after the root and each node
-    probe_ids        the answers to probes, by source
+    probe_ids        the next tokens after rows of probes, by source
     top_next_tokens  of the root and the nodes, in this order, by source
     """
 
@@ -40,7 +40,7 @@ class TreeOutput(NamedTuple):
     top_next_tokens: Mapping[str, TopNextTokens]
 
     def behind(self, undelivered: Mapping[str, TopNextTokens]) -> TreeOutput:
-        """With the next tokens that earlier chunks of the tree were answered."""
+        """With the next tokens that earlier chunks of the tree were given."""
         if not undelivered:
             return self
         joined = dict(undelivered)
@@ -54,7 +54,7 @@ NO_TREE_OUTPUT = TreeOutput(Chosen(np.empty(0, dtype=np.int32), None, None), {},
 
 
 class StepOutputReader:
-    """Takes the answers in the order in which `build_step` asked."""
+    """Reads the output in the order in which `build_step` asked."""
 
     __slots__ = ("_next_chosen", "_next_scored", "_output", "_probes")
 
@@ -108,16 +108,15 @@ STEP_BOUNDS_S = (
 
 
 class StepResults(NamedTuple):
-    """What a step's answer means for its parts, in order.
+    """What a step's output means for its parts, in order.
 
     num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
     verified  `paths` by rows of the step
-    trees   what else was answered to each tree
+    trees   what else was computed for each tree
     judged  the trees as they were drafted, whose roots these paths follow
-    prompt_chunks  what was chosen after each prompt chunk; None: what was answered does not count
-    features  of the requests whose drafters asked for them
-    drafted by heads of the last stage, for the next step
+    prompt_chunks  what was chosen after each prompt chunk; None: it does not count
+    heads   for heads, and of those of the last stage
     """
 
     num_passes: int
@@ -126,56 +125,30 @@ class StepResults(NamedTuple):
     trees: Sequence[TreeOutput]
     judged: TreeBatch
     prompt_chunks: Sequence[Chosen | None]
-    features: Sequence[FeatureRows]
-    drafted: Sequence[Drafted]
+    heads: HeadResults
 
     def without(self, states: Sequence[RequestState], step: StepInFlight) -> StepResults:
-        """These without what was answered to some of the step's requests."""
-        ids = {state.request_id for state in states}
-        places = [place for place, own in enumerate(step.trees.states) if own in states]
+        """These without what is of some of the step's requests."""
+        indices = [index for index, own in enumerate(step.trees.states) if own in states]
         prompt_chunks = zip(step.prompt_chunks, self.prompt_chunks, strict=True)
         return self._replace(
-            paths=self.paths.without(places),
-            verified=self.verified.without(places),
+            paths=self.paths.without(indices),
+            verified=self.verified.without(indices),
             prompt_chunks=[
                 None if chunk.state in states else chosen for chunk, chosen in prompt_chunks
             ],
-            features=[rows for rows in self.features if rows.request_id not in ids],
-            drafted=[
-                own._replace(proposals=tuple(one for one in own.proposals if one[0] not in ids))
-                for own in self.drafted
-            ],
+            heads=self.heads.without({state.request_id for state in states}),
         )
-
-    @property
-    def ahead_s(self) -> float:
-        """Seconds of the step that went into these."""
-        return sum(drafted.seconds for drafted in self.drafted)
-
-
-class ScheduledStep(NamedTuple):
-    """What goes into the next step.
-
-    edits             changes to the logits of each part, trees first (`build_step`)
-    num_decode_steps  tokens of each request, above 1 in a step of roots alone
-    draft_batch       what drafters proposed for it; None if none was asked
-    """
-
-    trees: TreeSteps
-    prompt_chunks: Sequence[PromptChunk]
-    edits: Sequence[LogitEdits | None]
-    num_decode_steps: int
-    draft_batch: DraftBatch | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """What was submitted, when, and the answer to come."""
+    """What was submitted, when, and the output to come."""
 
     step: StepInput
     trees: TreeSteps
     prompt_chunks: Sequence[PromptChunk]
-    answer: asyncio.Future[StepOutput]
+    output: asyncio.Future[StepOutput]
     draft_batch: DraftBatch | None
     sent_at: float
     traced: TracedStep | None
@@ -196,14 +169,14 @@ class StepInFlight:
         """Where the rows of its requests are."""
         return RowSlots(self.step.request_starts, self.step.slots)
 
-    def seconds_left(self, limit_s: float, answered_at: float, now: float) -> float | None:
-        """How long its answer may still take; None: for ever.
+    def seconds_left(self, limit_s: float, finished_at: float, now: float) -> float | None:
+        """How long it may still take; None: for ever.
 
-        `limit_s` counts from when it was sent, or the step before it was answered (`answered_at`).
+        `limit_s` counts from when it was sent, or the step before it finished (`finished_at`).
         """
         if math.isinf(limit_s):
             return None
-        return max(0.0, max(self.sent_at, answered_at) + limit_s - now)
+        return max(0.0, max(self.sent_at, finished_at) + limit_s - now)
 
     def not_finite(self, output: StepOutput) -> list[tuple[RequestState, int]]:
         """Requests of which some rows have logits that are NaN or infinite, and how many nodes
@@ -216,18 +189,18 @@ class StepInFlight:
         nodes = [*self.trees.trees.sizes.tolist(), *(0 for _ in self.prompt_chunks)]
         rows = [1 + count for count in nodes[: len(self.trees.states)]]
         rows += [int(chunk.wants_token) for chunk in self.prompt_chunks]
-        places = set(np.searchsorted(np.cumsum(rows), bad, side="right").tolist())
+        indices = set(np.searchsorted(np.cumsum(rows), bad, side="right").tolist())
         first = 0
-        for place, chunk in enumerate(self.prompt_chunks, len(self.trees.states)):
+        for index, chunk in enumerate(self.prompt_chunks, len(self.trees.states)):
             if scores is not None and chunk.state.prompt_log_probs is not None:
                 end = first + chunk.num_scored
                 if np.isnan(scores[first:end]).any():
-                    places.add(place)
+                    indices.add(index)
                 first = end
-        return [(self.states[place], nodes[place]) for place in sorted(places)]
+        return [(self.states[index], nodes[index]) for index in sorted(indices)]
 
     def verify(self, output: StepOutput) -> StepResults:
-        """Walk the trees by the target's tokens; what was answered to each part.
+        """Walk the trees by the target's tokens; what was computed for each part.
 
         Pipelined trees advance by it.
         """
@@ -235,9 +208,9 @@ class StepInFlight:
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
-        answers = StepOutputReader(output)
+        reader = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
-        judged, outputs = self.trees.drafted, answers.of_trees(self.trees)
+        judged, outputs = self.trees.drafted, reader.of_trees(self.trees)
         features: list[FeatureRows] = []
         verified = paths
         if self.trees.tree_chunks:
@@ -249,9 +222,8 @@ class StepInFlight:
             verified,
             outputs,
             judged,
-            [answers.of_prompt_chunk(chunk) for chunk in self.prompt_chunks],
-            [*features_of(self.step, request_ids, paths, output), *features],
-            drafted_of(self.step, request_ids, paths, output),
+            [reader.of_prompt_chunk(chunk) for chunk in self.prompt_chunks],
+            read_heads(self.step, request_ids, paths, output, features),
         )
 
     def _read_chunks(
@@ -264,26 +236,26 @@ class StepInFlight:
         outputs, features = list(outputs), list[FeatureRows]()
         values = features_of_tree_chunks(self.step, paths, output)
         firsts = [0, *(self.trees.trees.sizes + 1).cumsum().tolist()]
-        for place, part in self.trees.tree_chunks.items():
-            rows = slice(firsts[place], firsts[place + 1])
-            targets = Chosen.of_rows(output, rows)._replace(features=values.get(place))
-            answer = read_chunk(self.trees.states[place], part, targets, self.block_size)
-            steps[place], judged[place] = answer.path, answer.drafted
-            by_rows[place] = [
-                (row, *step[1:]) for row, step in zip(answer.rows, answer.path, strict=True)
+        for index, part in self.trees.tree_chunks.items():
+            rows = slice(firsts[index], firsts[index + 1])
+            targets = Chosen.of_rows(output, rows)._replace(features=values.get(index))
+            read = read_chunk(self.trees.states[index], part, targets, self.block_size)
+            steps[index], judged[index] = read.path, read.drafted
+            by_rows[index] = [
+                (row, *step[1:]) for row, step in zip(read.rows, read.path, strict=True)
             ]
-            features += answer.features
-            own = outputs[place]._replace(chosen=answer.chosen)
-            if self.trees.states[place].pipelined is part.pipelined:
+            features += read.features
+            own = outputs[index]._replace(chosen=read.chosen)
+            if self.trees.states[index].pipelined is part.pipelined:
                 own = own.behind(part.pipelined.undelivered)
                 # Drafters receive it with the next commit.
-                part.pipelined.undelivered = {} if answer.path else own.top_next_tokens
-            outputs[place] = own
+                part.pipelined.undelivered = {} if read.path else own.top_next_tokens
+            outputs[index] = own
         return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
 
     def give_up(self) -> None:
-        """The answer is not awaited any more; its error has been reported."""
-        self.answer.add_done_callback(_ignore)
+        """The output is not awaited any more; its error has been reported."""
+        self.output.add_done_callback(_ignore)
 
 
 class Flights:
@@ -299,13 +271,13 @@ class Flights:
 
     @property
     def oldest(self) -> StepInFlight:
-        """The one that is answered next."""
+        """The one that finishes next."""
         return self._steps[0]
 
     @property
-    def answered(self) -> StepInFlight | None:
-        """The oldest, if its answer is there."""
-        return self._steps[0] if self._steps and self._steps[0].answer.done() else None
+    def finished(self) -> StepInFlight | None:
+        """The oldest, if its output is there."""
+        return self._steps[0] if self._steps and self._steps[0].output.done() else None
 
     def add(self, step: StepInFlight) -> None:
         """It was sent."""
@@ -314,7 +286,7 @@ class Flights:
         self._steps.append(step)
 
     def land(self) -> None:
-        """The oldest is answered, or has failed."""
+        """The oldest has finished, or has failed."""
         for state in self._steps.popleft().states:
             state.in_flight -= 1
 
@@ -329,9 +301,9 @@ class Flights:
             self.land()
 
 
-def _ignore(answer: asyncio.Future[StepOutput]) -> None:
-    if not answer.cancelled():
-        answer.exception()
+def _ignore(output: asyncio.Future[StepOutput]) -> None:
+    if not output.cancelled():
+        output.exception()
 
 
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.0005, 0.02
@@ -375,7 +347,7 @@ class StepDeadline:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which a step that has no answer is lost."""
+        """Seconds after which a step that has no output is lost."""
         return max(self._floor_s, SLOWEST * self._peak_s)
 
     @property

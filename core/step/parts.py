@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from ..arrays import Int32, Int64, UInt32
 from ..pipelined.chunks import TreeChunk
 from ..proposals import Probe, Proposal
 from ..request.request import RequestState
-from ..steps import TreeCandidates
+from ..speculation.draft_plan import DraftBatch
+from ..steps import LogitEdits, TreeCandidates
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.rules import no_candidates
 
@@ -76,7 +78,7 @@ class DraftedTrees:
     """What drafters offer to all requests of a step, in order.
 
     states, proposals, max_nodes  by request, as in `DraftedTree`
-    grammar_masks                 by a request's place, of those that have any
+    grammar_masks                 by index of the request, of those that have any
     """
 
     states: Sequence[RequestState]
@@ -94,8 +96,8 @@ class DraftedTrees:
             [part.proposals for part in parts],
             [part.max_nodes for part in parts],
             {
-                place: part.grammar_masks
-                for place, part in enumerate(parts)
+                index: part.grammar_masks
+                for index, part in enumerate(parts)
                 if part.grammar_masks is not None
             },
         )
@@ -107,7 +109,7 @@ class DraftedTrees:
         """These of each request."""
         parts = zip(self.states, self.trees, self.proposals, self.max_nodes, strict=True)
         return [
-            DraftedTree(*part, self.grammar_masks.get(place)) for place, part in enumerate(parts)
+            DraftedTree(*part, self.grammar_masks.get(index)) for index, part in enumerate(parts)
         ]
 
     def where(self, is_wanted: Callable[[RequestState], bool]) -> DraftedTrees:
@@ -185,7 +187,7 @@ class TreeSteps:
     """The parts of all decoding requests, in order.
 
     drafted  the trees before the budget cut them, to learn from
-    extras   by a request's place, of those that have any
+    extras   by index of the request, of those that have any
     tree_chunks  likewise, of those whose trees go out in chunks; nodes of `trees` that follow nodes
              of earlier chunks stand below the root
     """
@@ -206,20 +208,20 @@ class TreeSteps:
     def num_rows(self) -> Int64:
         """int64 [requests]: rows of each in the step."""
         rows = self.trees.sizes + 1
-        for place, extras in self.extras.items():
-            rows[place] += extras.num_probe_rows
+        for index, extras in self.extras.items():
+            rows[index] += extras.num_probe_rows
         return rows
 
     @property
     def followers(self) -> frozenset[str]:
         """Ids of the requests whose chunks go behind others of theirs."""
-        later = (place for place, part in self.tree_chunks.items() if not part.is_first)
-        return frozenset(self.states[place].request_id for place in later)
+        later = (index for index, part in self.tree_chunks.items() if not part.is_first)
+        return frozenset(self.states[index].request_id for index in later)
 
-    def part(self, place: int) -> TreeStep:
+    def part(self, index: int) -> TreeStep:
         """That of one request."""
-        extras = self.extras.get(place, NO_EXTRAS)
-        return TreeStep(self.states[place], self.trees[place], extras, self.tree_chunks.get(place))
+        extras = self.extras.get(index, NO_EXTRAS)
+        return TreeStep(self.states[index], self.trees[index], extras, self.tree_chunks.get(index))
 
     def beside(
         self, tree_chunks: Sequence[tuple[RequestState, TreeChunk, TreeExtras]]
@@ -235,48 +237,63 @@ class TreeSteps:
             TreeBatch.of([*self.drafted, *empty_trees(len(tree_chunks))]),
             {
                 **self.extras,
-                **{place: own for place, own in enumerate(extras, count) if not own.is_empty},
+                **{index: own for index, own in enumerate(extras, count) if not own.is_empty},
             },
             dict(enumerate(tree_chunks, count)),
         )
 
-    def with_bare(self, places: Collection[int]) -> TreeSteps:
-        """The requests at these places get their root alone, as in plain decoding."""
-        if not places:
+    def with_bare(self, indices: Collection[int]) -> TreeSteps:
+        """The requests at these indices get their root alone, as in plain decoding."""
+        if not indices:
             return self
         is_kept = np.ones(len(self), dtype=np.bool_)
-        is_kept[list(places)] = False
+        is_kept[list(indices)] = False
         extras = {
-            place: own.of_root() if place in places else own for place, own in self.extras.items()
+            index: own.of_root() if index in indices else own for index, own in self.extras.items()
         }
         return TreeSteps(
             self.states,
             self.trees.keep(is_kept.repeat(self.trees.sizes)),
             self.drafted.keep(is_kept.repeat(self.drafted.sizes)),
-            {place: own for place, own in extras.items() if not own.is_empty},
+            {index: own for index, own in extras.items() if not own.is_empty},
             {
-                place: part.bare() if place in places else part
-                for place, part in self.tree_chunks.items()
+                index: part.bare() if index in indices else part
+                for index, part in self.tree_chunks.items()
             },
         )
 
-    def select(self, places: Sequence[int]) -> TreeSteps:
-        """Those of the requests at `places`, which rise; itself where these are all."""
-        if len(places) == len(self):
+    def select(self, indices: Sequence[int]) -> TreeSteps:
+        """Those of the requests at `indices`, which rise; itself where these are all."""
+        if len(indices) == len(self):
             return self
-        if not places:
+        if not indices:
             return NO_TREE_STEPS
         return TreeSteps(
-            [self.states[place] for place in places],
-            TreeBatch.of([self.trees[place] for place in places]),
-            TreeBatch.of([self.drafted[place] for place in places]),
-            {new: self.extras[old] for new, old in enumerate(places) if old in self.extras},
+            [self.states[index] for index in indices],
+            TreeBatch.of([self.trees[index] for index in indices]),
+            TreeBatch.of([self.drafted[index] for index in indices]),
+            {new: self.extras[old] for new, old in enumerate(indices) if old in self.extras},
             {
                 new: self.tree_chunks[old]
-                for new, old in enumerate(places)
+                for new, old in enumerate(indices)
                 if old in self.tree_chunks
             },
         )
 
 
 NO_TREE_STEPS = TreeSteps((), empty_trees(0), empty_trees(0))
+
+
+class ScheduledStep(NamedTuple):
+    """What goes into the next step.
+
+    edits             `edits_for` of each part, trees first; empty where no logits are changed
+    num_decode_steps  tokens of each request, above 1 in a step of roots alone
+    draft_batch       what drafters proposed for it; None if none was asked
+    """
+
+    trees: TreeSteps
+    prompt_chunks: Sequence[PromptChunk]
+    edits: Sequence[LogitEdits | None]
+    num_decode_steps: int
+    draft_batch: DraftBatch | None

@@ -1,4 +1,4 @@
-"""What drafters ask of the target beside their trees, from a proposal to the answer.
+"""What drafters ask of the target beside their trees, from a proposal to the output.
 
 A proposal may bring a `Probe`, rows that the target computes for the drafter and never commits
 (SPECTRA's pool, lookahead). It may also ask for the most probable next tokens after the rows of the
@@ -15,7 +15,7 @@ import numpy as np
 from ..arrays import Int32, UInt64
 from ..proposals import Proposal, TopNextTokens
 from ..steps import NO_PROBES, NO_ROWS, WORD_BITS, ProbeInput, StepOutput
-from ..tree.tree_loops import pack, unpack
+from ..tree.tree import pack, unpack, with_masks
 from .parts import TreeExtras, TreeStep, TreeSteps
 
 
@@ -50,9 +50,9 @@ def probe_rows(trees: TreeSteps) -> tuple[Int32, Int32, Int32]:
     if not trees.extras:
         return NO_ROWS, NO_ROWS, counts
     probes = []
-    for place, extras in sorted(trees.extras.items()):
+    for index, extras in sorted(trees.extras.items()):
         probes += extras.probes.values()
-        counts[place] = extras.num_probe_rows
+        counts[index] = extras.num_probe_rows
     tokens = np.concatenate([NO_ROWS, *(probe.tokens for probe in probes)])
     return tokens, np.concatenate([NO_ROWS, *(probe.offsets for probe in probes)]), counts
 
@@ -64,24 +64,13 @@ def ancestors_of(trees: TreeSteps) -> UInt64:
         return ancestors
     sizes = trees.trees.sizes + 1
     bits = np.split(ancestors, (sizes * -(-sizes // WORD_BITS)).cumsum()[:-1])
-    for place, extras in trees.extras.items():
+    for index, extras in trees.extras.items():
         if extras.probes:
-            own = bits[place].reshape(sizes[place], -1)
-            bits[place] = _with_probes(own, trees.part(place)).ravel()
+            # Rows of probes see the root and their own probe.
+            tree = unpack(bits[index].reshape(sizes[index], -1), int(sizes[index]))
+            masks = [probe.mask for probe in extras.probes.values()]
+            bits[index] = pack(with_masks(tree, 0, masks)).ravel()
     return np.concatenate(bits)
-
-
-def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
-    """The bits of a tree, and of probe rows, which see the root and their own probe."""
-    size, start = step.num_rows, step.num_chosen
-    mask = np.zeros((size, size), dtype=np.bool_)
-    mask[:, 0] = True
-    mask[:start, :start] = unpack(bits, start)
-    for probe in step.extras.probes.values():
-        end = start + len(probe.tokens)
-        mask[start:end, start:end] = probe.mask
-        start = end
-    return pack(mask)
 
 
 def probe_input(trees: TreeSteps, starts: Int32) -> ProbeInput:
@@ -90,9 +79,9 @@ def probe_input(trees: TreeSteps, starts: Int32) -> ProbeInput:
     starts: int32 [requests]  first row of each
     """
     wanted, top_k = list[Int32](), 0
-    for place, extras in sorted(trees.extras.items()):
-        start = int(starts[place])
-        first = start + trees.part(place).num_chosen
+    for index, extras in sorted(trees.extras.items()):
+        start = int(starts[index])
+        first = start + trees.part(index).num_chosen
         if extras.num_top_next_tokens:
             wanted.append(np.arange(start, first, dtype=np.int32))
         for probe in extras.probes.values():
@@ -113,7 +102,7 @@ class ProbeReader:
         self._next = 0
 
     def of_tree(self, step: TreeStep) -> tuple[dict[str, Int32], dict[str, TopNextTokens]]:
-        """The answers to probes, and the next tokens after the root and each node, by source.
+        """The next tokens after rows of probes, and after the root and each node, by source.
 
         To be called before the commit: the request's last token is the root.
         """

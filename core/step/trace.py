@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ..speculation.draft_plan import DraftBatch
 from ..steps import StepInput, StepOutput
-from .parts import PromptChunk, TreeSteps
+from .parts import PromptChunk, ScheduledStep, TreeSteps
 
 
 class TraceEvent(NamedTuple):
@@ -43,7 +42,7 @@ class StepTrace:
     """Writes the events of an engine: a row for the host, one a stage and one a drafter.
 
     Of each step the host asks the drafters (`ask`: planning and waiting), merges their drafts and
-    builds it (`build`), and takes its answer into the requests (`commit`). Other steps are built
+    builds it (`build`), and takes its output into the requests (`commit`). Other steps are built
     and committed while drafters are asked. A stage's events are named by what the step holds
     (`kind_of`).
 
@@ -66,11 +65,11 @@ class StepTrace:
         return self._stages[index]
 
     def drafter(self, name: str) -> Callable[[float, int], None]:
-        """A row for one that has a message on its way at a time; to be called with each answer:
+        """A row for one that has a message on its way at a time; to be called with each reply:
         the seconds since its message, and for how many requests it has drafts."""
         row, last_end = self.sink.row(name), 0.0
 
-        def answered(seconds: float, num_requests: int) -> None:
+        def replied(seconds: float, num_requests: int) -> None:
             nonlocal last_end
             end = self.clock()
             # The seconds are another clock's: events of one row must not overlap.
@@ -78,7 +77,7 @@ class StepTrace:
             kind = "draft" if num_requests else "observe"
             self.sink.write([TraceEvent(row, kind, begin, end, {"requests": num_requests})])
 
-        return answered
+        return replied
 
     def asking(self) -> None:
         """The planning of the next step begins, and drafters are asked."""
@@ -88,49 +87,28 @@ class StepTrace:
         """The next step is built from what the drafters said."""
         self._built_at = self.clock()
 
-    def submitting(
-        self,
-        step: StepInput,
-        trees: TreeSteps,
-        chunks: Sequence[PromptChunk],
-        draft_batch: DraftBatch | None,
-    ) -> TracedStep:
-        """A step is about to be submitted; `draft_batch` is None without decoding requests."""
-        times = _Times(self._asked_at, self._built_at, self.clock())
-        return TracedStep(self, times, step, trees, chunks, draft_batch)
+    def submitting(self, step: StepInput, scheduled: ScheduledStep) -> TracedStep:
+        """A step is about to be submitted."""
+        return TracedStep(self, step, scheduled, self._asked_at, self._built_at, self.clock())
 
 
-class _Times(NamedTuple):
-    asked_at: float
-    built_at: float
-    submitted_at: float
-
-
+@dataclass(slots=True, eq=False)
 class TracedStep:
     """One step on its way. A step that fails leaves no events."""
 
-    __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_output", "_step",
-                 "_times", "_trace", "_trees")  # fmt: skip
+    _trace: StepTrace
+    _step: StepInput
+    _scheduled: ScheduledStep
+    _asked_at: float
+    _built_at: float
+    _submitted_at: float
+    _finished_at: float = field(init=False)
+    _output: StepOutput = field(init=False)
+    _before: _Totals = field(init=False)
 
-    def __init__(
-        self,
-        trace: StepTrace,
-        times: _Times,
-        step: StepInput,
-        trees: TreeSteps,
-        chunks: Sequence[PromptChunk],
-        draft_batch: DraftBatch | None,
-    ) -> None:
-        self._trace = trace
-        self._times = times
-        self._step = step
-        self._trees = trees
-        self._chunks = chunks
-        self._draft_batch = draft_batch
-
-    def answered(self, output: StepOutput) -> None:
-        """Its answer is there; nothing of it is in the requests yet."""
-        self._answered_at = self._trace.clock()
+    def finished(self, output: StepOutput) -> None:
+        """Its output is there; nothing of it is in the requests yet."""
+        self._finished_at = self._trace.clock()
         self._output = output
         self._before = self._totals()
 
@@ -140,37 +118,40 @@ class TracedStep:
 
     def _host_events(self) -> Iterator[TraceEvent]:
         host, step_id = self._trace.host, self._step.step_id
-        asked_at, built_at, submitted_at = self._times
-        if self._draft_batch is not None:
+        trees, chunks, _, _, batch = self._scheduled
+        if batch is not None:
             asked = {
                 "step": step_id,
-                "drafters": {n: len(ids) for n, ids in self._draft_batch.plan.by_drafter.items()},
-                "waited_us": round(1e6 * self._draft_batch.seconds),
+                "drafters": {n: len(ids) for n, ids in batch.plan.by_drafter.items()},
+                "waited_us": round(1e6 * batch.seconds),
             }
-            yield TraceEvent(host, "ask", asked_at, built_at, asked)
+            yield TraceEvent(host, "ask", self._asked_at, self._built_at, asked)
         nodes = Counter[str]()
-        for counts in self._trees.trees.count_sources():
+        for counts in trees.trees.count_sources():
             nodes.update(counts)
         built = {
             "step": step_id,
             "rows": len(self._step.token_ids),
-            "prompt_rows": sum(chunk.end - chunk.start for chunk in self._chunks),
-            "requests": len(self._trees),
+            "prompt_rows": sum(chunk.end - chunk.start for chunk in chunks),
+            "requests": len(trees),
             "nodes": dict(nodes),
         }
-        yield TraceEvent(host, "build", built_at, submitted_at, built)
+        yield TraceEvent(host, "build", self._built_at, self._submitted_at, built)
         totals, before = self._totals(), self._before
         committed = {
             "step": step_id,
-            "requests": len(self._trees),
+            "requests": len(trees),
             "tokens": totals.tokens - before.tokens,
             "first_tokens": totals.first_tokens - before.first_tokens,
             "accepted": dict(totals.accepted - before.accepted),
         }
-        yield TraceEvent(host, "commit", self._answered_at, self._trace.clock(), committed)
+        yield TraceEvent(host, "commit", self._finished_at, self._trace.clock(), committed)
 
     def _stage_events(self) -> Iterator[TraceEvent]:
-        name, args = kind_of(self._trees, self._chunks), {"step": self._step.step_id}
+        name, args = (
+            kind_of(self._scheduled.trees, self._scheduled.prompt_chunks),
+            {"step": self._step.step_id},
+        )
         spans = self._output.stage_spans
         for index, (begin, end) in enumerate(spans):
             yield TraceEvent(self._trace.stage(index), name, begin, end, args)
@@ -184,18 +165,18 @@ class TracedStep:
             last = begin
 
     def _totals(self) -> _Totals:
+        trees, chunks = self._scheduled.trees, self._scheduled.prompt_chunks
         accepted: Counter[str] = Counter()
-        for state in self._trees.states:
+        for state in trees.states:
             accepted.update(state.stats.nodes.totals.accepted)
         return _Totals(
-            tokens=sum(len(state.token_ids) for state in self._trees.states),
-            first_tokens=sum(len(chunk.state.token_ids) for chunk in self._chunks),
-            accepted=accepted,
+            sum(len(state.token_ids) for state in trees.states),
+            sum(len(chunk.state.token_ids) for chunk in chunks),
+            accepted,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Totals:
+class _Totals(NamedTuple):
     """What the requests of a step have got so far.
 
     tokens        of those that verify a tree, be it empty

@@ -32,11 +32,11 @@ NUM_BINS = (len(LOG_PROB_BINS) + 2) * _DEPTHS * _RANKS
 class AcceptanceTable:
     """P(node is accepted | its parent is), by drafter, its log-probability, depth and rank.
 
-    depth is that in the drafter's proposal, 1 for children of its root; rank is the node's place
-    among its drafter's children of one parent. An estimate is the drafter's own probability,
+    depth is that in the drafter's proposal, 1 for children of its root; rank counts the
+    earlier children of the same parent in it. An estimate is the drafter's own probability,
     corrected by the nodes of its bin and, while that is young, of the drafter.
 
-    names   drafters; their places are their ids
+    names   drafters; their indices are their ids
     counts  float64 [drafters, bins + 1, 3]: accepted and judged nodes of each bin, and the sum of
             their own probabilities; the last row holds the sums over all bins
     """

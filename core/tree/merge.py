@@ -11,11 +11,23 @@ from itertools import chain
 
 import numpy as np
 
-from ..arrays import ROOT, Int32
+from ..arrays import ROOT, Float32, Float64, Int32, Int64
+from ..compiled import compiled
 from ..proposals import Probe, Proposal
-from . import tree_loops
-from .acceptance import AcceptanceTable
-from .tree import TokenTree, TreeBatch, empty_trees
+from .acceptance import AcceptanceTable, estimate
+from .tree import (
+    DEPTH,
+    DRAFTED_DEPTH,
+    DRAFTER,
+    NODE,
+    PARENT,
+    RANK,
+    SOURCE,
+    TOKEN,
+    TokenTree,
+    TreeBatch,
+    empty_trees,
+)
 
 NO_COUNTS = AcceptanceTable().counts
 
@@ -52,7 +64,7 @@ def merge_all(
     # In the order of the first of each: numbers are given as names come.
     source_ids = {name: ids.source_id(name) for name in dict.fromkeys(names)}
     return TreeBatch(
-        *tree_loops.merge_nodes(
+        *merge_nodes(
             np.concatenate([proposal.tokens for proposal in proposals]),
             np.concatenate([proposal.parents for proposal in proposals]),
             np.concatenate([proposal.log_probs for proposal in proposals]),
@@ -65,6 +77,117 @@ def merge_all(
         ),
         ids.names,
     )
+
+
+# Stands for the parent of nodes that had no room.
+CUT = ROOT - 1
+
+
+@compiled
+def merge_nodes(  # noqa: PLR0917 - flat arrays, and one loop over them
+    tokens: Int32,
+    parents: Int32,
+    log_probs: Float32,
+    ends: Int64,
+    sources: Int32,
+    request_ends: Int64,
+    max_nodes: Int64,
+    max_depths: Int64,
+    counts: Float64,
+) -> tuple[Int32, Float64, Int32, Float32, Int64]:
+    """Merge the proposals of each request, whose arrays stand one behind the other.
+
+    `ends` is int64 [proposals], where each ends in the arrays; `sources` int32 [proposals];
+    `request_ends` int64 [requests], where each request's proposals end; `counts` of an
+    `AcceptanceTable`: without drafters every node is worth the same.
+
+    Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [m, 4]
+    attributions, float32 [m] their log-probabilities, int64 [2, requests] where each tree's end.
+    """
+    size = len(tokens)
+    nodes, values = np.empty((size, 4), dtype=np.int32), np.zeros(size, dtype=np.float64)
+    attributions = np.empty((size, 4), dtype=np.int32)
+    attribution_log_probs = np.empty(size, dtype=np.float32)
+    tree_ends = np.zeros((2, len(request_ends)), dtype=np.int64)
+    # Of the proposals' nodes: the tree's node or CUT, and how many children came so far. The root's
+    # stand at the end.
+    placed, num_children = np.empty(size + 1, dtype=np.int32), np.zeros(size + 1, dtype=np.int32)
+    placed[size] = ROOT
+    # Of the tree's nodes: the newest child, of the root first; and the child before it.
+    newest, before = np.empty(size + 1, dtype=np.int32), np.empty(size, dtype=np.int32)
+    proposal, start, end, used = 0, 0, 0, 0
+    for request in range(len(request_ends)):
+        first, count, tree = end, 0, nodes[end:]
+        newest[0] = ROOT
+        while proposal < request_ends[request]:
+            source = sources[proposal]
+            num_children[size] = 0
+            for index in range(start, ends[proposal]):
+                own_parent = size if parents[index] == ROOT else start + parents[index]
+                rank, parent = num_children[own_parent], placed[own_parent]
+                num_children[own_parent] += 1
+                room = max_nodes[request], max_depths[request]
+                node = _place(tree, newest, before, count, parent, tokens[index], source, room)
+                placed[index] = node
+                if node == CUT:
+                    continue
+                count = max(count, node + 1)
+                depth = nodes[first + node, DEPTH]
+                row = attributions[used]
+                row[NODE], row[DRAFTER], row[RANK], row[DRAFTED_DEPTH] = node, source, rank, depth
+                attribution_log_probs[used] = log_probs[index]
+                used += 1
+                above = 1.0 if parent == ROOT else float(values[first + parent])
+                value = _value(counts, above, source, log_probs[index], depth, rank)
+                values[first + node] = max(values[first + node], value)
+            start, proposal = ends[proposal], proposal + 1
+        end = first + count
+        tree_ends[0, request], tree_ends[1, request] = end, used
+    return nodes[:end], values[:end], attributions[:used], attribution_log_probs[:used], tree_ends
+
+
+@compiled
+def _place(
+    nodes: Int32,
+    newest: Int32,
+    before: Int32,
+    count: int,
+    parent: int,
+    token: int,
+    source: int,
+    room: tuple[int, int],
+) -> int:
+    """The node of `token` after `parent`, made where there is none yet; CUT where it has no room.
+
+    nodes   of one tree, which has `count`
+    newest  of the root and of each node the newest child, and `before` of each node the child of
+            its parent that came before it; ROOT: none
+    room    most nodes, largest depth
+    """
+    if parent == CUT:
+        return CUT
+    child = newest[parent + 1]
+    while child != ROOT:
+        if nodes[child, TOKEN] == token:
+            return int(child)
+        child = before[child]
+    depth = 1 if parent == ROOT else nodes[parent, DEPTH] + 1
+    if count >= room[0] or depth > room[1]:
+        return CUT
+    row = nodes[count]
+    row[TOKEN], row[PARENT], row[DEPTH], row[SOURCE] = token, parent, depth, source
+    before[count], newest[parent + 1], newest[count + 1] = newest[parent + 1], count, ROOT
+    return count
+
+
+@compiled
+def _value(
+    counts: Float64, above: float, source: int, log_prob: float, depth: int, rank: int
+) -> float:
+    """The probability that the target goes through a node, `above` being that of its parent."""
+    if not len(counts):
+        return 1.0
+    return above * estimate(counts, source, log_prob, depth, rank)
 
 
 class ProposalTrie:

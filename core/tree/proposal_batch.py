@@ -55,10 +55,10 @@ class ProposalBatch(Sequence[Proposal]):
 
     def __getitem__(self, index: int | slice) -> Proposal | list[Proposal]:
         if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        place = index if index >= 0 else range(len(self))[index]
-        own = slice(self._ends[place - 1] if place else 0, self._ends[place])
-        probe = self.probes[place] if self.probes else None
+            return [self[own] for own in range(len(self))[index]]
+        index = index if index >= 0 else range(len(self))[index]
+        own = slice(self._ends[index - 1] if index else 0, self._ends[index])
+        probe = self.probes[index] if self.probes else None
         arrays = self.tokens[own], self.parents[own], self.log_probs[own]
         return Proposal(self.source, *arrays, probe)
 

@@ -26,7 +26,7 @@ LOSSY = frozenset({TYPICAL})
 class SeededRng:
     """A random stream that depends on the request's seed and on a position alone.
 
-    It is not the sampling noise of `core/sampling/noise.py`: drafters may draw with that, and the
+    It is not the sampling noise of `core/sampling.py`: drafters may draw with that, and the
     tests of their tokens must not depend on what they drew.
     """
 
@@ -59,7 +59,7 @@ def candidates_of(
     }
     used: set[int] = set()
     rows: list[tuple[int, int, int]] = []
-    places: list[tuple[Proposal, int]] = []
+    drawn: list[tuple[Proposal, int]] = []
     for proposal in proposals:
         merged: list[int | None] = []
         edges = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
@@ -71,8 +71,8 @@ def candidates_of(
             if node is not None and parent is not None:
                 used.add(node)
                 rows.append((parent, node, token))
-                places.append((proposal, index))
-    ids, probs = _distributions(places)
+                drawn.append((proposal, index))
+    ids, probs = _distributions(drawn)
     parents, nodes, tokens = np.array(rows, dtype=np.int32).reshape(-1, 3).T
     return TreeCandidates(rule, len(tree), parents, nodes, tokens, ids, probs)
 
@@ -82,13 +82,13 @@ def no_candidates(rule: str) -> TreeCandidates:
     return candidates_of(rule, NO_TREE, (), 0)
 
 
-def _distributions(places: Sequence[tuple[Proposal, int]]) -> tuple[Int32, Float32]:
+def _distributions(drawn: Sequence[tuple[Proposal, int]]) -> tuple[Int32, Float32]:
     width = max(
-        (p.distributions.ids.shape[1] for p, _ in places if p.distributions is not None), default=0
+        (p.distributions.ids.shape[1] for p, _ in drawn if p.distributions is not None), default=0
     )
-    ids = np.zeros((len(places), width), dtype=np.int32)
-    probs = np.zeros((len(places), width), dtype=np.float32)
-    for row, (proposal, index) in enumerate(places):
+    ids = np.zeros((len(drawn), width), dtype=np.int32)
+    probs = np.zeros((len(drawn), width), dtype=np.float32)
+    for row, (proposal, index) in enumerate(drawn):
         if proposal.distributions is not None:
             num_ids = proposal.distributions.ids.shape[1]
             ids[row, :num_ids] = proposal.distributions.ids[index]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...cluster.loop_calls import off_loop, spare_collector
 from ...core.errors import RequestError
-from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...core.request.stop import AnswerText
 from ...models.text.chat_template import ChatOptions, ChatTemplate
 from ...models.text.tokenizer import Detokenizer, TokenBytes, load_tokenizer
 from ..engine.stats import EngineStats

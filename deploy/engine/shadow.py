@@ -23,7 +23,7 @@ from ...core.proposals import LogitsParams
 from ...core.request.output import Delta, TokenLogProb
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import MAX_PRIORITY, RequestOptions, SamplingParams
-from ...core.sampling.noise import gumbel
+from ...core.sampling import gumbel
 
 logger = logging.getLogger(__name__)
 

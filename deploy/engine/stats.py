@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...cluster.drafting.answers import DrafterStats
-from ...core.pipelined_drafting import TreeChunkCounts
-from ...core.schedule.fair_share import TenantTotals
+from ...core.fair_share import TenantTotals
+from ...core.pipelined.drafting import TreeChunkCounts
 from ...core.step.in_flight import StepTimes
 from .shadow import ShadowCounts
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...core.errors import ConfigError, StoreError
-from ...core.schedule.fair_share import RequestUsage
+from ...core.fair_share import RequestUsage
 from ...retrieval_store.redis_store.client import connect, reported, shown_url
 from ..settings.settings import REDIS_SCHEMES
 

@@ -191,7 +191,7 @@ class ApiSession:
 
     def _is_full(self, tenant: str) -> bool:
         """Whether one more of this tenant is refused unasked. The engine has places beyond its
-        capacity for tenants that have few (`core/schedule/fair_share.py`)."""
+        capacity for tenants that have few (`core/fair_share.py`)."""
         capacity = self._engine.capacity
         if len(self._running) < capacity:
             return False

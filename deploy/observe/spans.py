@@ -162,9 +162,9 @@ class RequestSpans:
                 "draftline.accepted": len(tree.path),
                 **step,
             }
-            began = timing.answered_at - timing.verify_s
-            self._add("verify", began, timing.answered_at, verify, decode)
-            self._add("commit", timing.answered_at, timing.committed_at, step, decode)
+            began = timing.finished_at - timing.verify_s
+            self._add("verify", began, timing.finished_at, verify, decode)
+            self._add("commit", timing.finished_at, timing.committed_at, step, decode)
 
     def _add(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ...core.request.request_kv import PrefixKeys
+from ...core.kv_cache import PrefixKeys
 from ...core.request.sampling_params import RequestOptions
 from .prefix_routing import PrefixRouting, Routed
 

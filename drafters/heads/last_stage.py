@@ -112,9 +112,9 @@ class LastStageHead:
         if self._kept is None:
             self._kept = self._new()
         self._note_texts(texts)
-        places = np.array(task.places, dtype=np.int32)
+        places = np.array(task.requests, dtype=np.int32)
         if self._measured is not None:
-            self._measured.started([texts.keys[place] for place in task.places])
+            self._measured.started([texts.keys[place] for place in task.requests])
         has_rows = texts.starts[places + 1] > texts.starts[places]
         is_wanted = np.zeros(len(texts.starts) - 1, dtype=np.bool_)
         is_wanted[places] = True
@@ -126,7 +126,7 @@ class LastStageHead:
         num_levels = self._growth.grow(list(trees.values()), depth=PayingDepth(task.level_tokens))
         proposals = tuple(
             self._growth.proposal(trees.get(place), min(size, self._max_nodes))
-            for place, size in zip(task.places, task.max_nodes, strict=True)
+            for place, size in zip(task.requests, task.max_nodes, strict=True)
         )
         self._note_drafts(texts, task, proposals)
         seconds = time.perf_counter() - start
@@ -172,7 +172,7 @@ class LastStageHead:
         self, step: StepInput, texts: Sequence[_Text], task: HeadTask
     ) -> dict[int, HeadTree]:
         """The trees of texts that are drafted for, by place."""
-        wanted = dict(zip(task.places, task.max_nodes, strict=True))
+        wanted = dict(zip(task.requests, task.max_nodes, strict=True))
         drafted = [text for text in texts if wanted[text.place]]
         # A step may hold nothing but parts of prompts that go on.
         if not drafted:
@@ -199,7 +199,7 @@ class LastStageHead:
             self._measured.finished(
                 {
                     texts.keys[place]: (texts.length(place), proposal)
-                    for place, proposal in zip(task.places, proposals, strict=True)
+                    for place, proposal in zip(task.requests, proposals, strict=True)
                     if texts.starts[place] < texts.starts[place + 1]
                 }
             )

@@ -299,7 +299,7 @@ class ProbingHead:
         drafts = given[self._trial.best]
         if self._trial.is_over:
             return drafts
-        for index, place in enumerate(task.places):
+        for index, place in enumerate(task.requests):
             if texts.starts[place] < texts.starts[place + 1]:
                 own = [one.proposals[index] for one in given.values()]
                 self._trial.drafted(texts.keys[place], texts.length(place), own)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...core.proposals import Proposal, empty_proposal
-from ...core.sampling.rows import sampling_rows
+from ...core.sampling import sampling_rows
 from ...core.steps import LogProbOutput, StepOutput, TopTokens
 from ...kernels.sampling.sampler import choose_sampler
 from ..model.draft_costs import DraftCosts, PayingDepth

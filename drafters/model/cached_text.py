@@ -1,6 +1,6 @@
 """A request's text, the part of it that a drafter's KV cache holds, and the blocks of that cache.
 
-Requests whose texts begin alike share blocks as the target's do (`core/schedule/scheduler.py`):
+Requests whose texts begin alike share blocks as the target's do (`core/scheduler.py`):
 full blocks, found by a hash of all tokens up to their end, in one namespace and cache salt only.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 from ...core.arrays import Int32
 from ...core.errors import CapacityError
 from ...core.interfaces import PrefixCounts
+from ...core.kv_cache import BlockPool, PrefixKeys
 from ...core.proposals import DraftRequest
-from ...core.request.request_kv import PrefixKeys
-from ...core.schedule.block_pool import BlockPool
 from ..coupled_rank import CoupledChoice
 from .chain_job import ChainJob
 from .stopping_rules import ChainLength, num_equal

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from ...core.arrays import ROOT, Int32
-from ...core.sampling.rows import sampling_rows
+from ...core.sampling import sampling_rows
 from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import (
     LogitEdits,

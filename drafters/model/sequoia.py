@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.arrays import ROOT, Float64, Int32
-from ...core.line_fit import LineFit
+from ...core.speculation.step_cost import LineFit
 from ..tree_shape import TreeShape, fastest_shape_of_sequoia, shape_of_sequoia
 from .draft_costs import DraftCosts
 

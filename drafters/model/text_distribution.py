@@ -13,7 +13,7 @@ from ...core.arrays import Float32, Float64, Int32
 from ...core.proposals import DraftDistributions, DraftRequest, LogitsParams
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.request.request import TokenCounts
-from ...core.sampling.rows import edits_of
+from ...core.sampling import edits_of
 from ...core.steps import LogitEdits, StepOutput
 from ...core.tree.tree import NO_TREE
 

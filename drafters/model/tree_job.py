@@ -10,10 +10,10 @@ from math import inf
 import numpy as np
 
 from ...core.arrays import ROOT, Bool, Float32, Int32
-from ...core.sampling.rows import sampling_rows
+from ...core.sampling import sampling_rows
 from ...core.step.builder import block_tables, kv_slots
 from ...core.steps import LogProbInput, StepInput, StepOutput, TreeRows
-from ...core.tree.tree_loops import pack
+from ...core.tree.tree import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution, TreeDraws

@@ -18,7 +18,7 @@ from ...core.arrays import Bool, Int32, Int64
 from ...core.compiled import address_of
 from ...core.errors import DrafterError
 from ...core.proposals import MAX_PROBE_ROWS, Commit, DraftRequest, Probe
-from ...core.sampling.noise import uniform
+from ...core.sampling import uniform
 from ...core.tree.proposal_batch import ProposalBatch
 from ..ngram.lookahead import probe_layout, require_probe_fits
 from ..ngram.ngram_maps import NONE, ORDER_LEN, VACANT, empty_map, fill_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.tree.tree_loops import WORD_BITS
+from ...core.tree.tree import WORD_BITS
 from ..row_scales import are_by_row
 from .spec import LayerSpec
 from .step_layout import StepLayout

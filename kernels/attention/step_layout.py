@@ -27,7 +27,7 @@ BLOCK_SECTIONS = ("first_blocks", "blocks")
 class StepLayout:
     """The layout of one step after another; valid until the next `refill`. Empty at first.
 
-    ancestors      int64 [rows, words]  bits of own columns (`core/tree/tree_loops.py`), of trees
+    ancestors      int64 [rows, words]  bits of own columns (`core/tree/tree.py`), of trees
     requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS]  as in
                    `tile_plan.py`
     item_count     int32 [1]  items in use

@@ -13,7 +13,7 @@ chunks, which makes 2, 3 and 8 launches. A row may have more than `room` tokens 
 equal logits throughout; top_k above `room` beside top_p). Then one program bisects over its whole
 vocabulary: the same answer, after milliseconds.
 
-Greedy, temperature, top_k and min_p always give the tokens of `core/sampling/choose.py`. So does
+Greedy, temperature, top_k and min_p always give the tokens of `core/sampling.py`. So does
 top_p, up to the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
 vocabularies). This moves the sum of n tokens by at most n 2^-45, and numpy's running sum has its
 own rounding error. Only the last token in or the first one out can differ, if its sum is that close
@@ -46,7 +46,7 @@ BISECT = EXACT | {"num_warps": 16}
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """Store each row's token in `out`, int32 [rows]: that of `core/sampling/choose.py`; -1 where
+    """Store each row's token in `out`, int32 [rows]: that of `core/sampling.py`; -1 where
     the best logit is no finite number.
 
     `logits` [rows, vocabulary] of any float type; `scratch` is overwritten.

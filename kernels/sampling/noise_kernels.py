@@ -1,4 +1,4 @@
-"""The noise of `core/sampling/noise.py` in Triton. Importing this file needs Triton.
+"""The noise of `core/sampling.py` in Triton. Importing this file needs Triton.
 
 Kernels that call `exact_noise` must be launched with `EXACT`: a fused multiply-add rounds once
 where numpy rounds twice.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...core.sampling import noise
+from ...core import sampling as noise
 
 EXACT = {"enable_fp_fusion": False}
 
@@ -28,7 +28,7 @@ TERM_15, TERM_13, TERM_11, TERM_9, TERM_7, TERM_5, TERM_3, TERM_1 = (
 
 @triton.jit
 def noise_bits(keys, token_ids):
-    """int64: the 52 random bits of each token; `keys` int64 as `core.sampling.noise` makes them."""
+    """int64: the 52 random bits of each token; `keys` int64 as `core.sampling` makes them."""
     x = keys.to(tl.uint64) + token_ids.to(tl.uint64) * GAMMA
     x = (x ^ (x >> 30)) * MIX_1
     x = (x ^ (x >> 27)) * MIX_2
@@ -49,7 +49,7 @@ def _series(square):
 
 @triton.jit
 def exact_log(x):
-    """The logarithm of `core.sampling.noise.exact_log`, operation by operation."""
+    """The logarithm of `core.sampling.exact_log`, operation by operation."""
     bits = x.to(tl.int64, bitcast=True)
     exponent = (bits - SQRT_HALF_BITS) >> 52
     mantissa = (bits - (exponent << 52)).to(tl.float64, bitcast=True)
@@ -59,7 +59,7 @@ def exact_log(x):
 
 @triton.jit
 def exact_noise(bits):
-    """float32 Gumbel noise of `noise_bits`, bit by bit that of `core.sampling.noise.gumbel`."""
+    """float32 Gumbel noise of `noise_bits`, bit by bit that of `core.sampling.gumbel`."""
     uniform = (bits.to(tl.float64) + 0.5) * UNIT
     return (-exact_log(-exact_log(uniform))).to(tl.float32)
 

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core import sampling as core
 from ...core.request.allowed_tokens import unpack
-from ...core.sampling import choose as core
-from ...core.sampling.choose import SCREEN_MARGIN, counts_of
-from ...core.sampling.noise import ATANH_TERMS, GAMMA, LN2, MIX_1, MIX_2
+from ...core.sampling import ATANH_TERMS, GAMMA, LN2, MIX_1, MIX_2, SCREEN_MARGIN, counts_of
 from ...core.steps import LogitEdits, Penalties, SamplingRows
 from ..cpu.build import are_loaded
 
@@ -53,7 +52,7 @@ def _exact_log(x: Tensor) -> Tensor:
 
 
 def stream_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The int64 bits of `core.sampling.noise.stream_keys`."""
+    """The int64 bits of `core.sampling.stream_keys`."""
     return _mix64(_mix64(seeds + _GAMMA) ^ _mix64(positions * _GAMMA + _GAMMA))
 
 
@@ -72,7 +71,7 @@ def gumbel_of(uniforms: Tensor) -> Tensor:
 def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise, float32; int64 tensors that broadcast together.
 
-    Equals `core.sampling.noise.gumbel` bit by bit.
+    Equals `core.sampling.gumbel` bit by bit.
     """
     return gumbel_of(uniform(stream_keys(seeds, positions), token_ids))
 
@@ -85,7 +84,7 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
     top_k, top_p, min_p, typical_p, each on the distribution that the former leaves. Gives the
-    tokens of `core/sampling/choose.py`.
+    tokens of `core/sampling.py`.
     """
     chosen = _best(logits)
     if sampling.temperature.any():
@@ -126,7 +125,7 @@ def _best(logits: Tensor) -> Tensor:
 def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
     """Logits over the temperature, with -inf for the tokens that cannot be chosen.
 
-    As `core.sampling.choose.process_logits`; `logits` are those of `rows`, all of which have a
+    As `core.sampling.process_logits`; `logits` are those of `rows`, all of which have a
     temperature above 0.
     """
     device = logits.device
@@ -210,7 +209,7 @@ def _keep_top_p(scaled: Tensor, share: Tensor) -> Tensor:
 
 
 def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
-    """Logits with -inf outside the typical set, as `core/sampling/choose.py` keeps it.
+    """Logits with -inf outside the typical set, as `core/sampling.py` keeps it.
 
     Rows with a typical_p of 1 stay as they are.
     """
@@ -229,9 +228,9 @@ def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
 
 
 def noisy_argmax(scaled: Tensor, keys: Tensor) -> Tensor:
-    """The token of each row whose value plus noise is largest; see `core.sampling.choose`.
+    """The token of each row whose value plus noise is largest; see `core.sampling`.
 
-    `keys` int64 [rows, 1] are those of `core.sampling.noise.stream_keys`.
+    `keys` int64 [rows, 1] are those of `core.sampling.stream_keys`.
     """
     token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(keys, token_ids)

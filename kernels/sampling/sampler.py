@@ -24,7 +24,7 @@ class Sampler(Protocol):
         ...
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """The target token of each row, int32 [rows] on the device: `core/sampling/choose.py`.
+        """The target token of each row, int32 [rows] on the device: `core/sampling.py`.
 
         -1 after a row that has NaN, infinity, or minus infinity alone.
         """

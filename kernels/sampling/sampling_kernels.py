@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...core.sampling.choose import SCREEN_MARGIN
+from ...core.sampling import SCREEN_MARGIN
 from .noise_kernels import exact_noise, noise_bits, rough_noise
 
 NO_TOKEN = tl.constexpr(2**31 - 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Float32
-from ...core.sampling.noise import stream_keys
+from ...core.sampling import stream_keys
 from ...core.steps import SamplingRows
 from ..device_tables import StagedBuffer, aligned
 
@@ -17,7 +17,7 @@ from ..device_tables import StagedBuffer, aligned
 class SamplingTables:
     """Parameters of up to `num_rows` rows; valid until the next `refill`. One copy to the device.
 
-    keys         int64 [rows]    `core.sampling.noise.stream_keys` of seeds and positions
+    keys         int64 [rows]    `core.sampling.stream_keys` of seeds and positions
     temperatures float32 [rows]  0 is greedy
     top_p        float32 [rows]  1 is off
     floors       float32 [rows]  the least value that min_p keeps; -inf is off

@@ -14,7 +14,7 @@ from ...core.errors import ConfigError
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import SamplingParams
 from ...core.steps import StepInput
-from ...core.tree.tree_loops import unpack
+from ...core.tree.tree import unpack
 from ..runs.matched import Plan
 
 FIELD = "replay"

@@ -16,9 +16,7 @@ from ...cluster.engine.assembly import plan_model
 from ...cluster.engine.request_factory import RequestFactory
 from ...core.request.request import RequestState, RequestStats
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...core.sampling.choose import edit_logits, process_logits
-from ...core.sampling.noise import gumbel
-from ...core.sampling.rows import build_edits, sampling_rows
+from ...core.sampling import build_edits, edit_logits, gumbel, process_logits, sampling_rows
 from ...core.tree.tree import NO_TREE
 from ...models.layers.model_slice import load_whole_model
 from ..clients.engine_endpoint import prompt_ids

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.arrays import Bool, Int32, Int64
 from ...core.steps import StepInput
-from ...core.tree.tree_loops import unpack
+from ...core.tree.tree import unpack
 
 
 class PagedKv:

@@ -24,7 +24,7 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
 from ...core.step.builder import kv_slots
 from ...core.steps import MultiStepInput, StepInput, StepTrees, TreeRows
-from ...core.tree.tree_loops import unpack, visible_columns
+from ...core.tree.tree import unpack, visible_columns
 from ...kernels.cpu.build import are_loaded, library_path, load_cpu_ops
 from ...kernels.sampling.sampler import Sampler
 from ..attention.step_attention import PagedKv

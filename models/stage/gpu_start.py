@@ -27,7 +27,7 @@ from ...core.steps import (
     TreeRows,
     prompt_step,
 )
-from ...core.tree.tree_loops import pack
+from ...core.tree.tree import pack
 from ...kernels.attention.tile_plan import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
 from ...kernels.device_tables import MOST_TABLE_BYTES, NUM_KINDS
 from ...kernels.int8.reference import MOST_INT8_ROWS

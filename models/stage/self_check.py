@@ -21,9 +21,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Pretr
 
 from ...core.arrays import ROOT, Bool, Int32
 from ...core.errors import UnsupportedModel
-from ...core.request.request_kv import NO_MOVES
+from ...core.kv_cache import NO_MOVES
 from ...core.steps import SamplingRows, StepInput, TreeRows
-from ...core.tree.tree_loops import pack
+from ...core.tree.tree import pack
 from ..layers.model_slice import cut_slice
 from ..load.partition import LayerSpan
 from ..load.supported import empty_model

@@ -25,7 +25,7 @@ from ...core.steps import (
     TopTokens,
     VerificationResult,
 )
-from ...core.verify.accepted_rows import accepted_rows
+from ...core.verify.walk import accepted_rows
 from ...kernels.sampling.sampler import Sampler, choose_sampler
 from ..attention.step_attention import PagedKv
 from ..device import HostCopy, to_device

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ...core.arrays import Int32
 from ...core.errors import place_of
+from ...core.pipelined.walk import ChunkWalk, PipelinedWalks
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
-from ...core.verify.accepted_rows import CommittedRows, committed_rows, load_walk
-from ...core.verify.pipelined_walk import ChunkWalk, PipelinedWalks
+from ...core.verify.walk import CommittedRows, committed_rows, load_walk
 
 logger = logging.getLogger(__name__)
 
@@ -238,8 +238,8 @@ class StageHeads:
         self._failures[head.name] = 0
         if not drafts.proposals:
             return drafts
-        lengths = map(texts.length, task.places)
-        return drafts._replace(texts=tuple(zip(task.places, lengths, strict=True)))
+        lengths = map(texts.length, task.requests)
+        return drafts._replace(texts=tuple(zip(task.requests, lengths, strict=True)))
 
     def _supervised(self, name: str, step: StepInput, work: Callable[[], T]) -> T | None:
         """A head's result for a step; None if it fails, or is disabled after too many failures."""

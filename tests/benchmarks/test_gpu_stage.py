@@ -22,7 +22,7 @@ from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.report import goals
 from draftline.benchmarks.gpu.setting import GpuSetting
 from draftline.core.steps import SamplingRows, StepOutput
-from draftline.core.tree.tree_loops import unpack
+from draftline.core.tree.tree import unpack
 from draftline.models.stage import gpu_path
 
 CPU = torch.device("cpu")

@@ -10,13 +10,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from draftline.core.errors import RequestFailed
-from draftline.core.length_buckets import EVERY_LENGTH_BUCKET, length_bucket_of
 from draftline.core.proposals import DraftCost, chain_proposal
 from draftline.core.speculation import draft_plan
 from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.steps import HeadTask
+from draftline.core.steps import EVERY_LENGTH_BUCKET, HeadTask, length_bucket_of
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TreeBatch, empty_trees
 from draftline.core.verify.walk import Paths
@@ -95,7 +94,7 @@ def test_a_request_without_drafts_has_no_task() -> None:
     bench = Bench(heads=True, is_adaptive=False)
     bench.add("a", [1, 2, 3], 9, speculative=False)
     asyncio.run(bench.run())
-    assert all(task.places == () for step in bench.target.steps for task in step.heads.tasks)
+    assert all(task.requests == () for step in bench.target.steps for task in step.heads.tasks)
 
 
 def test_a_chunk_that_is_not_the_last_is_read_and_not_drafted_behind() -> None:
@@ -128,7 +127,7 @@ def test_a_budget_that_chooses_learns_that_a_head_pays(seed: int) -> None:
         bench.add(name, [1, 2, 3, len(name)], 60)
     asyncio.run(bench.run())
     late = bench.target.steps[len(bench.target.steps) // 2 :]
-    ordered = [len(step.heads.tasks[0].places) / len(step.trees) for step in late]
+    ordered = [len(step.heads.tasks[0].requests) / len(step.trees) for step in late]
     assert np.mean(ordered) > 0.8
     assert bench.drafters.num_taken > 30
 
@@ -144,7 +143,7 @@ def test_heads_are_told_what_a_further_level_takes() -> None:
     asyncio.run(bench.run())
     tasks = [step.heads.tasks[0] for step in bench.target.steps if step.heads.tasks]
     # A round of the bench takes a second.
-    assert min(task.level_tokens for task in tasks if task.places) >= 0.25
+    assert min(task.level_tokens for task in tasks if task.requests) >= 0.25
 
 
 def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFixture) -> None:

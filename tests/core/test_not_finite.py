@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Int32
 from draftline.core.errors import NotFinite
+from draftline.core.kv_cache import PrefixKeys
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
-from draftline.core.request.request_kv import PrefixKeys
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.core.steps import LogProbOutput, StepInput, StepOutput

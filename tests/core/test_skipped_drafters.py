@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
-from draftline.core import pipelined_drafting
+from draftline.core.pipelined import drafting as pipelined_drafting
 from draftline.core.proposals import DraftCost, Proposal, Query, StepCommit, chain_proposal
 from draftline.core.request.sampling_params import PipeliningMode
 from draftline.core.speculation.draft_plan import DraftBatch, DraftPlan, PlannedRequest, StepOutcome

@@ -14,7 +14,7 @@ logging.basicConfig(format="%(message)s")
 sys.modules["numba"] = None
 import numpy as np
 from draftline.core.compiled import address_of, compiled, int32_rows_at
-from draftline.core.tree.tree_loops import pack, unpack
+from draftline.core.tree.tree import pack, unpack
 visible = np.tri(70, dtype=np.bool_)
 assert (unpack(pack(visible), 70) == visible).all()
 rows = np.arange(6, dtype=np.int32).reshape(2, 3)

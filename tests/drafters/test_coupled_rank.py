@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from draftline.core.proposals import Proposal
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.drafters.coupled_rank import CoupledChoice, coupled_scores, rank_coupled
 from hypothesis import given
 from hypothesis import strategies as st

@@ -16,7 +16,7 @@ from draftline.core.interfaces import (
     empty_subtree,
 )
 from draftline.core.proposals import Commit, DraftRequest, Query
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from support.fakes.fake_lookup import FakeLookup
 

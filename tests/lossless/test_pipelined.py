@@ -7,10 +7,9 @@ from unittest.mock import patch
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.core.drafting import Drafting
-from draftline.core.proposals import Drafted, FeatureRows
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
+from draftline.core.step.heads import HeadOrders, HeadResults
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 
 NUM_TOKENS = 40
@@ -111,16 +110,16 @@ def drafts_of(
     """What heads drafted, by the request's number and the length of its text."""
     found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     numbers: dict[str, int] = {}
-    note = Drafting.note_results
+    note = HeadOrders.note
 
-    def noted(self: Drafting, features: Sequence[FeatureRows], drafted: Sequence[Drafted]) -> None:
-        for one in drafted:
+    def noted(self: HeadOrders, results: HeadResults) -> None:
+        for one in results.drafted:
             for request_id, length, proposal in one.proposals:
                 number = numbers.setdefault(request_id, len(numbers))
                 found[number, length] = proposal.tokens.tolist(), proposal.parents.tolist()
-        note(self, features, drafted)
+        note(self, results)
 
-    with patch.object(Drafting, "note_results", noted), Engine(config) as engine:
+    with patch.object(HeadOrders, "note", noted), Engine(config) as engine:
         answers(engine, params)
     return found
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from ....core.arrays import Bool, Int32
 from ....core.step.builder import kv_slots
 from ....core.steps import SamplingRows, StepInput, TreeRows
-from ....core.tree.tree_loops import pack
+from ....core.tree.tree import pack
 from ....models.attention.backend import NAME as ATTENTION
 from ....models.attention.backend import choose_backend
 from ....models.attention.kernel_attention import TileOptions

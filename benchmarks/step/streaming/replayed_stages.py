@@ -16,7 +16,7 @@ import torch
 
 from ....core.arrays import Float32, Int32, Span
 from ....core.steps import StepInput, StepOutput, TreeRows
-from ....core.tree.tree_loops import unpack
+from ....core.tree.tree import unpack
 from ....drafters.heads.drafter import feature_layers
 from ....measure.replay.recording import RecordedAnswer, RowContext
 from ....measure.replay.replay_pipeline import ReplayPipeline

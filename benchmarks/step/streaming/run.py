@@ -25,13 +25,13 @@ from ....cluster.links.service import DrafterSession
 from ....core.engine import EngineCore
 from ....core.errors import DrafterError, DraftlineError
 from ....core.interfaces import FeatureDrafter
+from ....core.kv_cache import BlockPool
 from ....core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
 from ....core.request.output import Delta
 from ....core.request.request import Request
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....core.request.stop import SilentStream, StopRule
-from ....core.schedule.block_pool import BlockPool
-from ....core.schedule.scheduler import Scheduler, SchedulerLimits
+from ....core.scheduler import Scheduler, SchedulerLimits
 from ....core.speculation.policy import SpeculationPolicy
 from ....measure.replay.recording import RecordedAnswer, Recording
 from ....measure.simulate.cost_profile import CostProfile

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from ....core.arrays import Int32, Int64, UInt32
 from ....core.compiled import compiled
 from ....core.errors import ProtocolError
-from ....core.length_buckets import AT_LEAVES, EVERY_LENGTH_BUCKET
 from ....core.steps import (
+    AT_LEAVES,
+    EVERY_LENGTH_BUCKET,
     NO_HEADS,
     NO_LOG_PROBS,
     NO_PROBES,
@@ -156,14 +157,14 @@ def _checked_heads(choice: ChoiceDelta, num_requests: int) -> HeadInput:
 
 def _check_tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> None:
     for task in tasks:
-        _check_places(task.places, num_requests)
-        fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
+        _check_places(task.requests, num_requests)
+        fits = len(task.requests) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
         expect(fits, "a head is to draft no tree")
         is_known = all(
             0 <= length_buckets <= EVERY_LENGTH_BUCKET | AT_LEAVES
             for length_buckets in task.length_buckets
         )
-        fits = len(task.places) == len(task.length_buckets) and is_known
+        fits = len(task.requests) == len(task.length_buckets) and is_known
         expect(fits, "a head is to draft after no outcome")
         expect(task.level_tokens >= 0.0, "levels of a head's drafts take less than nothing")
 

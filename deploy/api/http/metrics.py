@@ -24,9 +24,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ....cluster.drafting.answers import DrafterStats
+from ....core.fair_share import BoundedNames, TenantTotals
 from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
 from ....core.request.output import Delta, RequestMetrics
-from ....core.schedule.fair_share import BoundedNames, TenantTotals
 from ....core.step.in_flight import STEP_BOUNDS_S
 from ...engine.stats import EngineStats
 from ..engine_client import EngineClient

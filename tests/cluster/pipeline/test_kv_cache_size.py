@@ -14,7 +14,7 @@ from draftline.cluster.config import EngineConfig
 from draftline.cluster.engine.assembly import Assembly, plan_model
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.transport.stage_spec import StageSpec
-from draftline.core.schedule.block_pool import BlockPool
+from draftline.core.kv_cache import BlockPool
 from draftline.core.steps import StepInput
 from support.fakes.fake_stage import FakeStage, fake_step
 

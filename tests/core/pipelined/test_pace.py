@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Span
 from draftline.core.pipelined.pace import ChunkPace
-from draftline.core.request.output import RowAnswer
+from draftline.core.pipelined.tree import PipelinedNode, PipelinedTree
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.tree.pipelined_tree import PipelinedNode, PipelinedTree
 
 STAGE_S, STAGES = 1.0, 8
 
@@ -35,17 +34,17 @@ def pace(clock: Clock) -> ChunkPace:
     return ChunkPace(lambda: StepCost([1], [STAGES * STAGE_S]), STAGES, clock)
 
 
-def sent(pace: ChunkPace, *values: float) -> PipelinedTree[RowAnswer]:
+def sent(pace: ChunkPace, *values: float) -> PipelinedTree:
     """A tree whose root and nodes, one behind the other, went out just now."""
-    pipelined = PipelinedTree[RowAnswer](7, 10)
-    nodes: list[PipelinedNode[RowAnswer]] = []
+    pipelined = PipelinedTree(7, 10)
+    nodes: list[PipelinedNode] = []
     for depth, value in enumerate(values, 1):
         parent = nodes[-1] if nodes else pipelined.root
         node = PipelinedNode(depth, parent.position + 1, 0, parent)
         node.value = value
         parent.children[depth] = node
         nodes.append(node)
-    pipelined.place(nodes)
+    pipelined.place_kv(nodes)
     pace.sent([pipelined], 1 + len(nodes), planned_at=None)
     return pipelined
 
@@ -92,10 +91,10 @@ def test_what_may_be_in_vain_stays_out_of_the_next_root_s_way(
 
 def test_answers_about_dropped_nodes_tell_nothing(pace: ChunkPace, clock: Clock) -> None:
     pipelined = sent(pace, 0.9)
-    assert pipelined.next_answer_at() == pytest.approx(STAGES * STAGE_S)
+    assert pipelined.next_output_at() == pytest.approx(STAGES * STAGE_S)
     [node] = pipelined.alive()
     node.is_alive, pipelined.root.target = False, 3
-    assert math.isinf(pipelined.next_answer_at())
+    assert math.isinf(pipelined.next_output_at())
     clock.now = 7.9
     assert pace.is_turn(pipelined, 0.01)
 
@@ -107,11 +106,11 @@ def test_answers_are_expected_when_slices_of_late_were_answered(
         sent_at = clock.now
         pipelined = sent(pace, 0.9)
         clock.now += 3 * STAGES * STAGE_S
-        pace.answered([pipelined], 2, sent_at)
-        assert math.isinf(pipelined.next_answer_at())
+        pace.finished([pipelined], 2, sent_at)
+        assert math.isinf(pipelined.next_output_at())
     pipelined = sent(pace, 0.9)
     due_at = clock.now + 3 * STAGES * STAGE_S
-    assert pipelined.next_answer_at() == pytest.approx(due_at, rel=0.01)
+    assert pipelined.next_output_at() == pytest.approx(due_at, rel=0.01)
     clock.now += 3 * STAGE_S
     assert pace.is_turn(pipelined, 0.9)
 
@@ -120,8 +119,8 @@ def test_planning_begins_as_much_earlier_as_it_takes(pace: ChunkPace, clock: Clo
     for _ in range(100):
         clock.now += 100.0
         sent_at = clock.now
-        pipelined = PipelinedTree[RowAnswer](7, 10)
-        pipelined.place([])
+        pipelined = PipelinedTree(7, 10)
+        pipelined.place_kv([])
         pace.sent([pipelined], 1, planned_at=sent_at - 0.25)
     assert not pace.is_turn(pipelined, 0.9)
     assert pace.take_delay() == pytest.approx(STAGE_S - 0.25, abs=0.01)
@@ -142,7 +141,7 @@ class Line:
 
     def send(self) -> float:
         """Seconds from now until a chunk went out."""
-        began_at, pipelined = self.clock.now, PipelinedTree[RowAnswer](7, 10)
+        began_at, pipelined = self.clock.now, PipelinedTree(7, 10)
         while not self.pace.is_turn(pipelined, 0.9):
             turn_at = self.clock.now + (self.pace.take_delay() or 0.0)
             self._answer_until(turn_at)
@@ -164,9 +163,9 @@ class Line:
             self.clock.now = spans[-1][1]
             if is_timed:
                 self.pace.note_spans(spans, 1)
-            answered = PipelinedTree[RowAnswer](7, 10)
+            answered = PipelinedTree(7, 10)
             answered.note_flight(self.clock.now)
-            self.pace.answered([answered], 1, sent_at)
+            self.pace.finished([answered], 1, sent_at)
 
 
 @pytest.mark.parametrize("slow", [0, 2, 5])

@@ -8,8 +8,7 @@ from draftline.core.request.allowed_tokens import AllowedTokens, mask_of, unpack
 from draftline.core.request.request import Request, RequestState, RequestStats
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.sampling.choose import counts_of
-from draftline.core.sampling.rows import build_edits
+from draftline.core.sampling import build_edits, counts_of
 from draftline.core.tree.tree import NO_TREE
 from support.inputs.letters import Letters
 from support.inputs.trees import tree_of

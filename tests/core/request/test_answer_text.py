@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftline.core.request.answer_text import AnswerText
 from draftline.core.request.output import Delta
 from draftline.core.request.sampling_params import SamplingParams
-from draftline.core.request.stop import SilentStream, StopRule
+from draftline.core.request.stop import AnswerText, SilentStream, StopRule
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -67,9 +67,9 @@ async def test_a_steps_parts_are_in_order() -> None:
     assert steps
     for step, after in itertools.pairwise(steps):
         assert step.drafted_at < step.drafted_at + step.draft_s
-        assert step.drafted_at + step.draft_s < step.answered_at < step.committed_at
-        assert step.answered_at - step.verify_s > step.drafted_at
-        assert step.committed_at < after.answered_at
+        assert step.drafted_at + step.draft_s < step.finished_at < step.committed_at
+        assert step.finished_at - step.verify_s > step.drafted_at
+        assert step.committed_at < after.finished_at
     assert {name for step in steps for name in step.asked} == {"first", "second"}
 
 

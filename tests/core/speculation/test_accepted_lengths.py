@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.core.length_buckets import NUM_LENGTH_BUCKETS
 from draftline.core.speculation.accepted_lengths import (
     LATER_DISCOUNT,
     AcceptedLengths,
@@ -12,6 +11,7 @@ from draftline.core.speculation.accepted_lengths import (
     margin,
     record_lengths,
 )
+from draftline.core.steps import NUM_LENGTH_BUCKETS
 
 RNG = np.random.default_rng(0)
 

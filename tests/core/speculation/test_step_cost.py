@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from draftline.core.line_fit import LineFit
-from draftline.core.speculation.step_cost import GRID, StepCost
+from draftline.core.speculation.step_cost import GRID, LineFit, StepCost
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,8 +7,7 @@ from draftline.core.arrays import ROOT, Int32
 from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.request.output import TARGET_SOURCE
 from draftline.core.tree.merge import merge, merge_all
-from draftline.core.tree.tree import TokenTree, TreeBatch
-from draftline.core.tree.tree_loops import pack, unpack
+from draftline.core.tree.tree import TokenTree, TreeBatch, pack, unpack
 from draftline.core.verify.walk import Paths, RowSlots, Walk, follow, walks_along
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from draftline.core.arrays import Int32
-from draftline.core.sampling.choose import choose_tokens
+from draftline.core.sampling import choose_tokens
 from draftline.core.steps import StepInput
 from scipy.stats import chisquare
 from support.fakes.fake_bench import Bench

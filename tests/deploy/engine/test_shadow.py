@@ -15,7 +15,7 @@ from draftline.core.errors import CapacityError, ConfigError
 from draftline.core.request.output import Delta, TokenLogProb
 from draftline.core.request.request import Request, Sink
 from draftline.core.request.sampling_params import MAX_PRIORITY, RequestOptions
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.core.steps import StepInput, StepOutput
 from draftline.deploy.engine.shadow import Shadow
 

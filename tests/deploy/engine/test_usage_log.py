@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from draftline.cluster.config import EngineConfig
 from draftline.core.errors import ConfigError
+from draftline.core.fair_share import RequestUsage
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
-from draftline.core.schedule.fair_share import RequestUsage
 from draftline.deploy.engine import usage_log
 from draftline.deploy.engine.async_engine import AsyncEngine
 from draftline.deploy.engine.usage_log import STREAM, UsageLog

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from draftline.core.request.request_kv import PrefixKeys
+from draftline.core.kv_cache import PrefixKeys
 from draftline.deploy.ray_serve.prefix_routing import PrefixRouting, Routed, SentPrefixes
 
 BLOCK = 4

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.arrays import Int32
-from draftline.core.length_buckets import EVERY_LENGTH_BUCKET
-from draftline.core.steps import HeadDrafts, HeadTask, StepInput, StepOutput
+from draftline.core.steps import EVERY_LENGTH_BUCKET, HeadDrafts, HeadTask, StepInput, StepOutput
 from draftline.models.stage import stage_heads as stage_heads_module
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
 from support.inputs.stage_head_steps import HIDDEN_SIZE, stage_heads, steps_of

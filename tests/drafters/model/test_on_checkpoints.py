@@ -8,7 +8,7 @@ import torch
 from draftline.core.arrays import ROOT
 from draftline.core.errors import CheckpointError
 from draftline.core.proposals import Commit, DraftRequest, LogitsParams, Proposal, Query
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.drafters.model import drafter as model
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.model.expansion import DynamicExpansion

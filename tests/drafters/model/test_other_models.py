@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError, ConfigError
 from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.drafters.model.drafter import ModelDrafter, load_model_drafter
 from draftline.drafters.model.options import ModelOptions
 from transformers import (

@@ -13,8 +13,7 @@ from draftline.core.request.allowed_tokens import allowed_tokens_of
 from draftline.core.request.request import Request, RequestState, RequestStats
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule, stop_token_ids
-from draftline.core.sampling.choose import choose_tokens, edit_logits
-from draftline.core.sampling.rows import build_edits, sampling_rows
+from draftline.core.sampling import build_edits, choose_tokens, edit_logits, sampling_rows
 from draftline.core.tree.tree import NO_TREE
 from draftline.drafters.model.drafter import ModelDrafter, load_model_drafter
 from draftline.drafters.model.options import ModelOptions

@@ -1,11 +1,11 @@
-"""The own operator's tokens, against those of `core/sampling/choose.py`."""
+"""The own operator's tokens, against those of `core/sampling.py`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from draftline.core.sampling.choose import noisy_argmax
+from draftline.core.sampling import noisy_argmax
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tools.cpu_kernels import load_cpu_kernels

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from draftline.core import sampling as reference
 from draftline.core.arrays import Float32, UInt32
 from draftline.core.request.allowed_tokens import contains, full_mask, mask_of, num_words, unpack
-from draftline.core.sampling import choose as reference
 from draftline.core.steps import LogitEdits, Penalties
 from draftline.kernels.sampling import edit_kernels
 from draftline.kernels.sampling.edit_tables import EditCapacity, EditTables

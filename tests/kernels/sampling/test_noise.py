@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from draftline.core.sampling import noise as reference
-from draftline.core.sampling.choose import SCREEN_MARGIN
+from draftline.core import sampling as reference
+from draftline.core.sampling import SCREEN_MARGIN
 from draftline.kernels.sampling.noise_kernels import EXACT, exact_noise, noise_bits, rough_noise
 from draftline.kernels.sampling.reference import gumbel
 from hypothesis import given, settings

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from draftline.core import sampling as reference
 from draftline.core.arrays import Float32
-from draftline.core.sampling import choose as reference
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.core.steps import SamplingRows
 from draftline.kernels.sampling.reference import choose_tokens, noisy_argmax, stream_keys
 from hypothesis import given

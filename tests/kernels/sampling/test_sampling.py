@@ -1,4 +1,4 @@
-"""Sampling kernels and their torch reference against `core/sampling/choose.py`, token by token."""
+"""Sampling kernels and their torch reference against `core/sampling.py`, token by token."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.core import sampling as core
 from draftline.core.arrays import Float32
-from draftline.core.sampling import choose as core
-from draftline.core.sampling import noise
 from draftline.core.steps import SamplingRows
 from draftline.kernels.sampling import choose as sampling_kernels
 from draftline.kernels.sampling import reference as sampling_reference
@@ -249,7 +248,7 @@ def test_a_step_of_no_rows() -> None:
 def test_the_winner_needs_exact_noise_only_where_it_is_close() -> None:
     """Two tokens whose sums differ by one float32 step: the screen alone could not tell."""
     seeds = np.arange(6)
-    drawn = noise.gumbel(seeds[:, None], np.array(5), np.arange(2))
+    drawn = core.gumbel(seeds[:, None], np.array(5), np.arange(2))
     logits = np.stack((np.zeros(6, dtype=np.float32), drawn[:, 0] - drawn[:, 1]), axis=1)
     sampling = rows_of(6, seed=seeds)
     expected = core.choose_tokens(logits, sampling)

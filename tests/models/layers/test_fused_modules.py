@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftline.core.proposals import LogitsParams
 from draftline.core.request.allowed_tokens import mask_of
-from draftline.core.sampling.rows import sampling_rows
+from draftline.core.sampling import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepOutput
 from draftline.kernels.sampling.reference import TorchSampler
 from draftline.kernels.sampling.sampler import KernelSampler, choose_sampler

@@ -11,7 +11,7 @@ import torch
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import ConfigError
 from draftline.core.steps import NO_HEADS, HeadInput, StepInput, StepOutput, prompt_step
-from draftline.core.verify.accepted_rows import accepted_rows
+from draftline.core.verify.walk import accepted_rows
 from draftline.models.load.model_info import read_model_info
 from draftline.models.load.partition import partition_layers
 from draftline.models.stage.cpu_path import CpuPath

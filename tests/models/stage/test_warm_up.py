@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.proposals import LogitsParams
-from draftline.core.sampling.rows import sampling_rows
+from draftline.core.sampling import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepInput
 from draftline.kernels.sampling.sampler import KernelSampler
 from draftline.models.attention.backend import choose_backend

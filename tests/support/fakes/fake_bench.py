@@ -12,7 +12,8 @@ import numpy as np
 from draftline.core.arrays import ROOT
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
-from draftline.core.pipelined_drafting import PipelinedDrafting
+from draftline.core.kv_cache import BlockPool
+from draftline.core.pipelined.drafting import PipelinedDrafting
 from draftline.core.proposals import (
     DraftCost,
     Drafted,
@@ -28,8 +29,7 @@ from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import PipeliningMode, RequestOptions, SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.schedule.block_pool import BlockPool
-from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
+from draftline.core.scheduler import Scheduler, SchedulerLimits
 from draftline.core.speculation.multi_step import MultiStep
 from draftline.core.speculation.policy import SpeculationPolicy
 from draftline.core.step.trace import StepTrace

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from draftline.cluster.drafting.answers import DrafterStats
 from draftline.core.errors import CapacityError, RequestError
-from draftline.core.pipelined_drafting import TreeChunkCounts
+from draftline.core.fair_share import TenantTotals
+from draftline.core.pipelined.drafting import TreeChunkCounts
 from draftline.core.request.output import (
     TARGET_SOURCE,
     Delta,
@@ -18,7 +19,6 @@ from draftline.core.request.output import (
     VerifiedTree,
 )
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
-from draftline.core.schedule.fair_share import TenantTotals
 from draftline.core.step.in_flight import StepTimes
 from draftline.deploy.engine.stats import EngineStats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

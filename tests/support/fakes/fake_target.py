@@ -15,11 +15,11 @@ from collections.abc import Callable
 import numpy as np
 from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import StageLost
+from draftline.core.pipelined.walk import ChunkWalk, PipelinedWalks
 from draftline.core.proposals import Proposal, chain_proposal, empty_proposal
 from draftline.core.steps import HeadDrafts, StepInput, StepOutput
-from draftline.core.tree.tree_loops import unpack
-from draftline.core.verify.accepted_rows import CommittedRows, accepted_rows, committed_rows
-from draftline.core.verify.pipelined_walk import ChunkWalk, PipelinedWalks
+from draftline.core.tree.tree import unpack
+from draftline.core.verify.walk import CommittedRows, accepted_rows, committed_rows
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
@@ -169,7 +169,7 @@ class FakeTarget:
         at_leaves = [place for place, walk in walks.items() if walk.at_leaf]
         task = task.after(num_accepted.tolist(), at_leaves)
         proposals, lengths = [], []
-        for place, max_nodes in zip(task.places, task.max_nodes, strict=True):
+        for place, max_nodes in zip(task.requests, task.max_nodes, strict=True):
             lengths.append(len(said[place]))
             self._check_behind(step, place, said[place])
             proposals.append(self._draft(step, place, said[place], max_nodes))
@@ -178,7 +178,7 @@ class FakeTarget:
         last_rows = committed.rows[committed.starts[whole + 1] - 1]
         last_rows -= step.request_starts[whole] - self.num_rows_astray
         drafts = HeadDrafts(task.source, 0.25, tuple(proposals), last_rows)
-        return (drafts._replace(texts=tuple(zip(task.places, lengths, strict=True))),)
+        return (drafts._replace(texts=tuple(zip(task.requests, lengths, strict=True))),)
 
     def _said(
         self, step: StepInput, committed: CommittedRows, texts: list[list[int]]

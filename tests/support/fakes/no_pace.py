@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from draftline.core.pipelined.pace import ChunkPace
-from draftline.core.request.output import RowAnswer
+from draftline.core.pipelined.tree import PipelinedTree
 from draftline.core.speculation.step_cost import StepCost
-from draftline.core.tree.pipelined_tree import PipelinedTree
 
 
 class NoPace(ChunkPace):
@@ -14,5 +13,5 @@ class NoPace(ChunkPace):
     def __init__(self, num_groups: int) -> None:
         super().__init__(lambda: StepCost([1], [1.0]), max(1, num_groups - 1), lambda: 0.0)
 
-    def is_turn(self, pipelined: PipelinedTree[RowAnswer], value: float) -> bool:
+    def is_turn(self, pipelined: PipelinedTree, value: float) -> bool:
         return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from draftline.core.steps import StepInput
-from draftline.core.tree.tree_loops import unpack
+from draftline.core.tree.tree import unpack
 from draftline.kernels.attention.spec import AttentionShape, LayerSpec
 from draftline.kernels.attention.step_layout import LayoutCapacity, PartialResults, StepLayout
 from draftline.kernels.attention.tile_plan import SplitRule

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from draftline.core.proposals import Commit, DraftRequest, FeatureRows
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.drafters.heads.drafter import HeadDrafter, feature_layers, load_head_drafter
 from draftline.drafters.heads.options import HeadOptions
 from draftline.models.heads.dflash import DFlash

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from draftline.core.arrays import Int32
-from draftline.core.length_buckets import EVERY_LENGTH_BUCKET
 from draftline.core.proposals import FeatureLayers
 from draftline.core.steps import (
+    EVERY_LENGTH_BUCKET,
     HeadInput,
     HeadTask,
     SamplingRows,
@@ -18,7 +18,7 @@ from draftline.core.steps import (
     StepTrees,
     prompt_step,
 )
-from draftline.core.tree.tree_loops import pack
+from draftline.core.tree.tree import pack
 from draftline.drafters.heads.drafter import network_of
 from draftline.drafters.heads.last_stage import LastStageHead, LastStageHeadSpec
 from draftline.drafters.heads.options import HeadOptions

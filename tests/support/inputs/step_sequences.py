@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 from draftline.core.arrays import Int32
-from draftline.core.length_buckets import EVERY_LENGTH_BUCKET
 from draftline.core.steps import (
+    EVERY_LENGTH_BUCKET,
     NO_HEADS,
     NO_LOG_PROBS,
     NO_PROBES,

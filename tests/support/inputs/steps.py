@@ -16,7 +16,7 @@ from draftline.core.steps import (
     StepInput,
     TreeRows,
 )
-from draftline.core.tree.tree_loops import pack
+from draftline.core.tree.tree import pack
 
 BLOCK_SIZE = 4
 NONE = np.empty(0, dtype=np.int32)

@@ -11,8 +11,15 @@ import pytest
 from draftline.cluster.transport.step_codec.decoder import NO_CHOICE, StepDecoder
 from draftline.cluster.transport.step_codec.encoder import StepEncoder
 from draftline.core.errors import ProtocolError
-from draftline.core.length_buckets import AT_LEAVES
-from draftline.core.steps import NO_HEADS, NO_LOG_PROBS, NO_PROBES, HeadInput, HeadTask, StepInput
+from draftline.core.steps import (
+    AT_LEAVES,
+    NO_HEADS,
+    NO_LOG_PROBS,
+    NO_PROBES,
+    HeadInput,
+    HeadTask,
+    StepInput,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.step_sequences import StepWorld

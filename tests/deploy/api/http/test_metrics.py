@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from draftline.core.fair_share import MAX_TENANTS
 from draftline.core.interfaces import OUTCOMES
 from draftline.core.request.output import Delta, RequestMetrics
-from draftline.core.schedule.fair_share import MAX_TENANTS
 from draftline.deploy.api.http.metrics import JointMetrics, ServerMetrics, page_of
 from draftline.deploy.api.routes.operations import server_info
 from draftline.deploy.engine.stats import EngineStats

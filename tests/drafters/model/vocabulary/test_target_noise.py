@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.proposals import DraftRequest, Query
-from draftline.core.sampling.noise import gumbel
+from draftline.core.sampling import gumbel
 from draftline.drafters.coupled_rank import CoupledChoice
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 from draftline.core.errors import CapacityError, RequestError
+from draftline.core.fair_share import PROMPT_WEIGHT, ROW_WEIGHT
 from draftline.core.request.output import Delta
 from draftline.core.request.request import RequestState
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.core.schedule.fair_share import PROMPT_WEIGHT, ROW_WEIGHT
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

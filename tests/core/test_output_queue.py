@@ -6,9 +6,9 @@ import logging
 
 import numpy as np
 import pytest
+from draftline.core.engine import OutputQueue
 from draftline.core.errors import DraftlineError, RequestError, RequestFailed
 from draftline.core.request.output import Delta
-from draftline.core.request.output_queue import OutputQueue
 from draftline.core.request.request import Request, RequestState, RequestStats, Sink
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule

@@ -14,23 +14,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .drafting import NO_SIZES, Drafting, asked_of, wanted
-from .errors import DraftlineError
-from .interfaces import ProposalSource
-from .length_buckets import AT_LEAVES
-from .pipelined.chunks import RequestNode, RequestTree, TreeChunk
-from .pipelined.pace import ChunkPace, Misses
-from .proposals import DraftCost, Proposal, Query, StepCommit
-from .request.request import HeadOrder, RequestState
-from .request.sampling_params import PipeliningMode
-from .schedule.scheduler import Scheduler
-from .speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
-from .speculation.policy import SpeculationPolicy
-from .step.in_flight import StepInFlight
-from .step.parts import PromptChunk, TreeExtras, TreeSteps
-from .steps import StepInput, StepOutput
-from .tree.merge import merge, reroot
-from .tree.pipelined_tree import PipelinedTree, path_to
+from ..drafting import NO_SIZES, Drafting, asked_of, wanted
+from ..errors import DraftlineError
+from ..interfaces import ProposalSource
+from ..proposals import DraftCost, Proposal, Query, StepCommit
+from ..request.request import HeadOrder, RequestState
+from ..request.sampling_params import PipeliningMode
+from ..scheduler import Scheduler
+from ..speculation.draft_plan import NOBODY, DraftBatch, DraftPlan, PlannedRequest
+from ..speculation.policy import SpeculationPolicy
+from ..step.in_flight import StepInFlight, StepResults
+from ..step.parts import NO_EXTRAS, ScheduledStep, TreeExtras, TreeSteps
+from ..steps import AT_LEAVES, StepInput, StepOutput
+from ..tree.merge import merge, reroot
+from .chunks import TreeChunk
+from .pace import ChunkPace, Misses
+from .tree import PipelinedNode, PipelinedTree, path_to
 
 # Least probability of a node that is sent ahead, for each running request.
 LEAST_VALUE = 0.004
@@ -48,7 +47,7 @@ class TreeChunkCounts:
 
     chunks        that were sent
     nodes         in them
-    pruned_nodes  of these, how many the text had left before they were answered
+    pruned_nodes  of these, how many the text had left before their output was there
     idle_turns    turns of a request that might have sent a chunk, and had nothing new
     """
 
@@ -137,7 +136,7 @@ class PipelinedDrafting(Drafting):
         be extended."""
         for state in states:
             if not state.in_flight:
-                # All that was sent is answered: nothing is lost with an old tree but drafts.
+                # All that was sent has finished: nothing is lost with an old tree but drafts.
                 if self._num_flights(state) == 1 or not _may_be_pipelined(state):
                     state.pipelined = None
                 elif state.pipelined is None:
@@ -242,7 +241,7 @@ class PipelinedDrafting(Drafting):
         late = {name: asked[name] for name in slow}
         more = await self._drafters.exchange((), asked_of(late, queries), late)
         # A late proposal may be of a drafter that is not asked now.
-        priority = {name: place for place, name in enumerate(asked)}
+        priority = {name: index for index, name in enumerate(asked)}
         ids = [query.request_id for query in queries]
         both = {one: (*found.get(one, ()), *more.get(one, ())) for one in ids}
         return {
@@ -276,10 +275,10 @@ class PipelinedDrafting(Drafting):
             is_behind = (
                 state.pipelined is not None and state.pipelined.asked is state.pipelined.root
             )
-            extras = self._extras(state, proposals, batch.plan if is_behind else NOBODY)
+            extras = self._extras([state], [proposals], batch.plan if is_behind else NOBODY)
             self._grow(state, proposals, limit)
             if (part := self._chunk(state, limit)) is not None:
-                tree_chunks.append((state, part, extras))
+                tree_chunks.append((state, part, extras.get(0, NO_EXTRAS)))
         self._policy.note_host(self._clock() - start)
         return trees.beside(tree_chunks)
 
@@ -315,7 +314,9 @@ class PipelinedDrafting(Drafting):
         self.counts.nodes += len(nodes)
         return TreeChunk.of(pipelined, nodes, self._policy.table.names)
 
-    def _worth(self, pipelined: RequestTree, nodes: Sequence[RequestNode]) -> Sequence[RequestNode]:
+    def _worth(
+        self, pipelined: PipelinedTree, nodes: Sequence[PipelinedNode]
+    ) -> Sequence[PipelinedNode]:
         """Those that are worth their rows, given that the text comes to the best of them: a chunk
         that is in vain delays no other request."""
         if not nodes:
@@ -329,10 +330,10 @@ class PipelinedDrafting(Drafting):
 
     def _slots(self, trees: TreeSteps, num_decode_steps: int) -> list[int]:
         slots = super()._slots(trees, num_decode_steps)
-        for place, part in trees.tree_chunks.items():
+        for index, part in trees.tree_chunks.items():
             # With rows of probes.
-            root = len(trees.states[place].token_ids) - 1
-            slots[place] = part.most_places + slots[place] - root - len(part.rows)
+            root = len(trees.states[index].token_ids) - 1
+            slots[index] = part.most_positions + slots[index] - root - len(part.rows)
         return slots
 
     def _num_decode_steps(self, trees: TreeSteps) -> int:
@@ -340,31 +341,30 @@ class PipelinedDrafting(Drafting):
 
     # ---- what steps in flight tell
 
-    def with_head_tasks(
-        self, step: StepInput, trees: TreeSteps, chunks: Sequence[PromptChunk]
-    ) -> StepInput:
-        """Now and then stages report how long they work on a step with chunks."""
-        step = super().with_head_tasks(step, trees, chunks)
+    def prepare(self, step: StepInput, scheduled: ScheduledStep) -> StepInput:
+        """Note when chunks go out; now and then stages report how long they work on them."""
+        step = super().prepare(step, scheduled)
+        trees, batch = scheduled.trees, scheduled.draft_batch
         if trees.tree_chunks and self.pace.wants_spans():
-            return replace(step, is_traced=True)
+            step = replace(step, is_traced=True)
+        planned_at = None if batch is None else batch.began_at
+        self.pace.sent(_pipelined_trees(trees), len(step.slots), planned_at)
         return step
 
-    def note_sent(self, step: StepInFlight) -> None:
-        """Note when its chunks went out."""
-        planned_at = None if step.draft_batch is None else step.draft_batch.began_at
-        self.pace.sent(_pipelined_trees(step), step.num_rows, planned_at)
-
-    def note_answer(self, step: StepInFlight, output: StepOutput) -> None:
-        """Count pruned nodes, before the answer advances any root."""
+    def verify(
+        self, step: StepInFlight, output: StepOutput, apart: Sequence[RequestState]
+    ) -> StepResults:
+        """Count pruned nodes before the output advances any root."""
         if output.stage_spans and step.trees.tree_chunks:
             self.pace.note_spans(output.stage_spans, step.num_rows)
         for part in step.trees.tree_chunks.values():
             self.counts.pruned_nodes += part.num_pruned
-        self.pace.answered(_pipelined_trees(step), step.num_rows, step.sent_at)
+        self.pace.finished(_pipelined_trees(step.trees), step.num_rows, step.sent_at)
+        return super().verify(step, output, apart)
 
 
-def _pipelined_trees(step: StepInFlight) -> list[RequestTree]:
-    return [part.pipelined for part in step.trees.tree_chunks.values()]
+def _pipelined_trees(trees: TreeSteps) -> list[PipelinedTree]:
+    return [part.pipelined for part in trees.tree_chunks.values()]
 
 
 def _may_be_pipelined(state: RequestState) -> bool:

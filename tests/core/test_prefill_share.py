@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.core.schedule.prefill_share import LEAST_ROWS, PrefillShare
+from draftline.core.scheduler import LEAST_ROWS, PrefillShare
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

@@ -67,10 +67,10 @@ class PipelinedWalks:
                     row._replace(slot=targets.get(row.slot, row.slot)) for row in rows
                 ]
 
-    def follow(self, step: StepInput, place: int, target_tokens: Int32) -> ChunkWalk:
+    def follow(self, step: StepInput, request: int, target_tokens: Int32) -> ChunkWalk:
         """The walk through a request's chunk; target_tokens int32 [len(logits_rows)]."""
-        key = step.request_keys[place]
-        root = _row_at(step, int(step.request_starts[place]), target_tokens)
+        key = step.request_keys[request]
+        root = _row_at(step, int(step.request_starts[request]), target_tokens)
         before = self._rows.pop(key, ())
         num_passed = root.position - before[0].position if before else 0
         # The root is computed anew where it belongs.
@@ -78,7 +78,7 @@ class PipelinedWalks:
         num_known = len(rows)
         if not before or before[-1].position < root.position:
             num_known = num_passed = 0
-        walked, at_leaf = _walk(step, place, target_tokens, rows)
+        walked, at_leaf = _walk(step, request, target_tokens, rows)
         self._rows[key] = rows
         if len(self._rows) > MOST_REQUESTS:
             oldest = next(iter(self._rows))
@@ -88,10 +88,10 @@ class PipelinedWalks:
 
 
 def _walk(
-    step: StepInput, place: int, target_tokens: Int32, rows: list[WalkedRow]
+    step: StepInput, request: int, target_tokens: Int32, rows: list[WalkedRow]
 ) -> tuple[list[int], bool]:
     """Go on from the last of the rows; `ChunkWalk.walked` and `at_leaf`."""
-    first, last = step.request_starts[place : place + 2]
+    first, last = step.request_starts[request : request + 2]
     # Rows of probes belong to no tree: they have no target token.
     choosing = slice(*np.searchsorted(step.logits_rows, (first, last)))
     nodes = step.logits_rows[choosing][1:]
@@ -99,7 +99,7 @@ def _walk(
     while True:
         end = rows[-1]
         below = nodes[step.positions[nodes] == end.position + 1].tolist()
-        children = [row for row in below if _sees(step, place, row, end.slot)]
+        children = [row for row in below if _sees(step, request, row, end.slot)]
         following = [row for row in children if step.token_ids[row] == end.following]
         if not following:
             return walked, bool(len(nodes)) and not children
@@ -114,10 +114,10 @@ def _row_at(step: StepInput, row: int, target_tokens: Int32) -> WalkedRow:
     return WalkedRow(int(step.slots[row]), int(step.positions[row]), int(target_tokens[chosen]))
 
 
-def _sees(step: StepInput, place: int, row: int, slot: int) -> bool:
-    tree = step.trees[place]
+def _sees(step: StepInput, request: int, row: int, slot: int) -> bool:
+    tree = step.trees[request]
     assert tree is not None, "chunks are trees"
-    mask = tree.ancestors[row - step.request_starts[place]]
+    mask = tree.ancestors[row - step.request_starts[request]]
     return any(
         mask[column // WORD_BITS] >> np.uint64(column % WORD_BITS) & np.uint64(1)
         for column in np.flatnonzero(tree.slots == slot).tolist()

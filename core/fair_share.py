@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ..arrays import Int64
-from ..request.request import RequestState
+from .arrays import Int64
+from .request.request import RequestState
 
 # Tenants with totals of their own; all others share one.
 MAX_TENANTS = 100
@@ -22,7 +22,7 @@ class RequestUsage:
     prompt_tokens      of which KV of `cached_tokens` was there already
     steps              steps that verified a root of it, with nodes or without
     nodes_verified     nodes of its trees, of which `nodes_wasted` were thrown away
-    queue_s            from its arrival to its first place
+    queue_s            from its arrival until it first ran
     status             stop, length or cancelled; or the error's class
     """
 
@@ -184,11 +184,11 @@ class FairShare:
             self._last_counter = tenant.counter
 
     def start(self, state: RequestState) -> None:
-        """A request takes a place."""
+        """A request begins to run."""
         self._of(state).num_running += 1
 
     def stop(self, state: RequestState) -> None:
-        """A request gives its place up."""
+        """A request stops running."""
         self._of(state).num_running -= 1
 
     def charge_prompt(self, state: RequestState, start: int, end: int) -> None:
@@ -224,7 +224,7 @@ class FairShare:
         return min(by_tenant.values(), key=self._turn)
 
     def victim(self, state: RequestState, running: Iterable[RequestState]) -> RequestState | None:
-        """Who gives its place up for `state`: the last of the tenant that has most beyond its
+        """Who stops running for `state`: the last of the tenant that has most beyond its
         share, where that has more than `state`'s would have then.
 
         Never one of a higher priority, and never in turns: the other way round it does not hold.
@@ -250,7 +250,7 @@ class FairShare:
 
     def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
         """Who keeps its KV, the first one surest: by priority, then the first request of each
-        tenant before any second, by weight. Whoever is last may go and the others keep places."""
+        tenant before any second, by weight. Whoever is last may go and the others go on."""
         ordered = in_order(states)
         if self.is_alone:
             return ordered
@@ -264,7 +264,7 @@ class FairShare:
             ordered, key=lambda state: (state.order[0], ranks[state.request_id], state.order)
         )
 
-    def is_owed_place(self, state: RequestState, most: int) -> bool:
+    def may_queue_beyond(self, state: RequestState, most: int) -> bool:
         """Whether a new request may queue though `most` run or wait: its tenant has less than its
         part of them, so that one that floods the queue does not shut others out."""
         name = state.request.options.tenant

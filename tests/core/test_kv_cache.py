@@ -1,6 +1,6 @@
 import pytest
 from draftline.core.errors import CapacityError
-from draftline.core.schedule.block_pool import BlockPool
+from draftline.core.kv_cache import BlockPool
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from draftline.core.errors import StageLost
+from draftline.core.kv_cache import PrefixKeys
 from draftline.core.request.output import Delta, RequestMetrics
-from draftline.core.request.request_kv import PrefixKeys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

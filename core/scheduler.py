@@ -7,13 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ..errors import CapacityError, RequestError
-from ..request.request import RequestState
-from ..request.request_kv import PrefixKeys
-from ..step.parts import PromptChunk
-from .block_pool import BlockPool
+from .errors import CapacityError, RequestError
 from .fair_share import FairShare
-from .prefill_share import PrefillShare
+from .kv_cache import BlockPool, PrefixKeys
+from .request.request import RequestState
+from .step.parts import PromptChunk
 
 # A prompt that fills more steps is long.
 LONG_STEPS = 2
@@ -107,7 +105,7 @@ class Scheduler:
             )
         most = self._limits.max_running + self._limits.max_waiting
         num_all = len(self.running) + len(self.waiting)
-        if num_all >= most and not self.fair.is_owed_place(state, most):
+        if num_all >= most and not self.fair.may_queue_beyond(state, most):
             raise CapacityError(f"{len(self.waiting)} requests are waiting; try again later")
         options = state.request.options
         state.order = (options.priority, self._num_added)
@@ -242,7 +240,7 @@ class Scheduler:
         """
         while not self.reserve(state, num_slots):
             victim = self.fair.in_order(self.running.values())[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is state:
                 return False
         return True
@@ -316,19 +314,25 @@ class Scheduler:
             self._pool.unregister(state.kv.prefix_keys.upto(state.token_ids, len(state.token_ids)))
         state.kv.prefix_keys, state.max_nodes = None, 0
 
-    def start_over(self, state: RequestState) -> None:
-        """Have a request that runs compute all of its KV again."""
-        self._preempt(state)
+    def preempt(self, state: RequestState) -> None:
+        """Take the KV of a request that runs: it waits, and computes all of it again."""
+        del self.running[state.request_id]
+        self.fair.stop(state)
+        self._prefilling.pop(state.request_id, None)
+        self._pool.free(state.release())
+        state.stats.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue(state)
 
     def forget_kv(self) -> None:
         """All KV is lost: the requests that ran wait, and compute it again."""
         for state in list(self.running.values()):
-            self._preempt(state)
+            self.preempt(state)
         self._pool.forget_keys()
 
     def _begin(self, state: RequestState) -> bool:
         """Give a waiting request its blocks, if it may start."""
-        # The answer of a step that was in flight when it was preempted changes what it caches.
+        # The output of a step that was in flight when it was preempted changes what it caches.
         if state.in_flight:
             return False
         num_tokens = len(state.token_ids)
@@ -345,7 +349,7 @@ class Scheduler:
             victim = self.fair.victim(state, self.running.values())
             if victim is None:
                 return False
-            self._preempt(victim)
+            self.preempt(victim)
             return self._begin(state)
         blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
         self._num_begun += 1
@@ -365,14 +369,103 @@ class Scheduler:
                     return True
         return False
 
-    def _preempt(self, state: RequestState) -> None:
-        del self.running[state.request_id]
-        self.fair.stop(state)
-        self._prefilling.pop(state.request_id, None)
-        self._pool.free(state.release())
-        state.stats.num_preemptions += 1
-        self.num_preemptions += 1
-        self._queue(state)
-
     def _queue(self, state: RequestState) -> None:
         insort(self.waiting, state, key=lambda waiting: waiting.order)
+
+
+# Weight of the newest step in what steps of trees take.
+WEIGHT = 0.1
+# And of the newest step with prompts in whether these keep to their share.
+PROMPT_WEIGHT = 0.25
+# How much of an error is mended at once: several steps are under way before one finishes.
+GAIN = 0.15
+# A prompt's row takes at most so many times what a row of a tree takes, and at least half of it.
+DEAREST, CHEAPEST = 256.0, 0.5
+# So many are always taken: prompts get on, whatever they take.
+LEAST_ROWS = 8
+
+
+class PrefillShare:
+    """Bounds the share of a stage's time that goes to long prompts while answers are generated.
+
+    A long prompt is cached in chunks beside them (chunked prefill, Sarathi-Serve, arXiv 2403.02310,
+    section 4.2). Its rows are bounded by time and not by number: a row of a long prompt takes more
+    time the further it stands in the prompt, and a row costs less beside many answers than one.
+    """
+
+    __slots__ = (
+        "_allowed_s", "_num_stages", "_scale", "_seconds", "_share", "_share_now", "_taken_s",
+        "_tree_rows", "_tree_s",
+    )  # fmt: skip
+
+    def __init__(self, share: float, seconds: Callable[[int], float], num_stages: int = 1) -> None:
+        """What it goes by.
+
+        share    of a stage's time, above 0; 1: no bound
+        seconds  that a step of so many rows is expected to take, for the ratio of two such times
+        """
+        self._share = share
+        self._seconds = seconds
+        self._num_stages = num_stages
+        # Rows of steps without prompts, and what a stage takes for one; 0 before it is known.
+        self._tree_rows = 1.0
+        self._tree_s = 0.0
+        # Rows that prompts may have, as a part of those that they could if theirs cost what rows
+        # of trees do.
+        self._scale = 1.0
+        self._share_now = share
+        # Decayed sums over steps with prompts: what they took of a stage, and what they might.
+        self._taken_s = self._allowed_s = 0.0
+
+    def max_rows(
+        self, num_tree_rows: int, room: int, *, num_prompts: int, num_answering: int
+    ) -> int:
+        """Most prompt rows of a step beside so many rows of trees, at most `room`.
+
+        Long prompts, which fill several steps: short ones are best computed together, so that
+        answers are generated in larger batches. Where many wait beside few answers, their share
+        grows with their number. A step without trees counts as one with as many as steps have.
+
+        num_prompts    requests whose long prompts are to be cached
+        num_answering  requests that are generating their answers
+        """
+        if not num_answering or room <= 0:
+            return max(room, 0)
+        self._share_now = max(self._share, (num_prompts - 1) / (num_prompts + num_answering))
+        tree_rows = num_tree_rows or round(self._tree_rows)
+        # Measured with one step at a time, that is of all stages: too much rather than too little.
+        row_s = (self._seconds(tree_rows + room) - self._seconds(tree_rows)) / room
+        if self._share_now >= 1.0 or row_s <= 0:
+            return room
+        prompts_s = self._stage_s(tree_rows) * self._share_now / (1.0 - self._share_now)
+        rows = self._scale * prompts_s / row_s
+        return min(room, max(LEAST_ROWS, int(rows)))
+
+    def note_step(
+        self, num_tree_rows: int, num_prompt_rows: int, seconds: float, num_in_flight: int = 1
+    ) -> None:
+        """Learn from a finished step.
+
+        seconds        since it was sent, or the step before it finished
+        num_in_flight  steps that were under way, with this one: of as many as there are stages,
+                       each finishes when a stage has done it; one alone, when all have
+        """
+        stage_s = seconds * min(num_in_flight, self._num_stages) / self._num_stages
+        if not num_prompt_rows:
+            weight = WEIGHT if self._tree_s else 1.0
+            self._tree_rows += weight * (num_tree_rows - self._tree_rows)
+            self._tree_s += weight * (stage_s - self._tree_s)
+        elif self._share_now < 1.0:
+            tree_s = self._stage_s(num_tree_rows or round(self._tree_rows))
+            self._taken_s += stage_s - PROMPT_WEIGHT * self._taken_s
+            self._allowed_s += tree_s / (1.0 - self._share_now) - PROMPT_WEIGHT * self._allowed_s
+            if self._taken_s > 0:
+                scale = self._scale * (self._allowed_s / self._taken_s) ** GAIN
+                self._scale = min(max(scale, 1 / DEAREST), self._num_stages / CHEAPEST)
+
+    def _stage_s(self, num_tree_rows: int) -> float:
+        """What a stage takes for a step of trees."""
+        if not self._tree_s:
+            return self._seconds(num_tree_rows) / self._num_stages
+        ratio = self._seconds(num_tree_rows) / self._seconds(max(1, round(self._tree_rows)))
+        return self._tree_s * ratio
