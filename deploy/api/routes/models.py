@@ -47,8 +47,9 @@ class ServedModel:
         """What requests and tenants' settings may call it: where it was given no name, as by other
         servers, what its setting `model` says, too."""
         engine = self.settings
-        is_unnamed = engine is not None and engine.served_model_name is None
-        return {self.name, engine.model} if is_unnamed else {self.name}
+        if engine is None or engine.served_model_name is not None:
+            return {self.name}
+        return {self.name, engine.model}
 
     def card(self, caller: Caller) -> dict[str, Any]:
         """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
