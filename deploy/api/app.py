@@ -26,18 +26,16 @@ from ..settings.settings import ServerConfig
 from ..tenants import TenantWatch, open_tenant_store
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .http.callers import OPEN_PATHS, ApiKeys, Callers, RateLimits
+from .http.callers import OPEN_PATHS, Callers
 from .http.gate import Gate, gate_of
 from .http.metrics import AnsweringPage, MetricsPage, ServerMetrics
 from .http.middleware import (
     BODY_TIMEOUT_S,
     REQUEST_ID_HEADER,
     AllowedOrigins,
-    BodyLimits,
     Drain,
-    RefuseWhileDraining,
+    Guard,
     RequestIds,
-    RequestLog,
 )
 from .routes.generation import BODIES, add_post_routes
 from .routes.models import HEADER as IGNORED_FIELDS_HEADER
@@ -127,31 +125,30 @@ def create_models_app(
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=BODY_TIMEOUT_S)
-    app.add_middleware(RateLimits, gate=gate, paths=BODIES.keys(), on_refused=metrics.refused)
-    _add_middleware(app, config, drain, callers)
-    # A refused request has an id, too.
-    if not behind_proxy:
-        app.add_middleware(RequestIds)
-    return app
-
-
-def _add_middleware(app: FastAPI, config: ServerConfig, drain: Drain, callers: Callers) -> None:
-    """Add the middleware; the last one added is the outermost."""
-    app.add_middleware(RefuseWhileDraining, drain=drain)
+    # The last one added is the outermost.
+    open_paths = OPEN_PATHS | LIVE_PAGE_FILES.keys() if config.live_page else OPEN_PATHS
     app.add_middleware(
-        ApiKeys,
+        Guard,
         callers=callers,
+        drain=drain,
+        gate=gate,
         is_open=not config.has_keys,
-        open_paths=OPEN_PATHS | LIVE_PAGE_FILES.keys() if config.live_page else OPEN_PATHS,
+        open_paths=open_paths,
+        counted_paths=BODIES.keys(),
+        on_refused=metrics.refused,
+        max_body_bytes=config.max_body_bytes,
+        body_timeout_s=BODY_TIMEOUT_S,
     )
     if config.cors_allow_origins:
         exposed = (REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER, *RATE_HEADERS)
         # Browsers ask without a key.
         app.add_middleware(AllowedOrigins, config=config, exposed=exposed)
-    if config.log_requests:
-        paths = {route.path for route in app.routes if isinstance(route, Route | APIRoute)}
-        app.add_middleware(RequestLog, paths=paths)
+    paths = {route.path for route in app.routes if isinstance(route, Route | APIRoute)}
+    # A refused request has an id, too.
+    app.add_middleware(
+        RequestIds, makes_ids=not behind_proxy, paths=paths if config.log_requests else None
+    )
+    return app
 
 
 def _watch(config: ServerConfig, callers: Callers, metrics: MetricsPage) -> TenantWatch | None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from ....core.errors import RequestError, shortened
 from ....core.request.sampling_params import MAX_PRIORITY, RequestOptions
@@ -222,46 +220,6 @@ class Callers:
             )
 
 
-class ApiKeys:
-    """Finds the caller of each request; refuses requests without a valid key.
-
-    callers     who there is
-    is_open     whether all are served as the operator, since there are no keys
-    open_paths  paths that need no key
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        callers: Callers,
-        *,
-        is_open: bool,
-        open_paths: Collection[str] = OPEN_PATHS,
-    ) -> None:
-        self._app = app
-        self._callers = callers
-        self._is_open = is_open
-        self._open_paths = frozenset(open_paths)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection (ASGI)."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        caller = self._callers.operator
-        if not (self._is_open or scope["path"] in self._open_paths):
-            try:
-                caller = self._callers.of(scope)
-            except ApiError as error:
-                await JSONResponse(error.body_for(scope), error.status, error.headers)(
-                    scope, receive, send
-                )
-                return
-        # A new mapping: the server may hand the same one to every request.
-        scope_with_caller = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
-        await self._app(scope_with_caller, receive, send)
-
-
 # Called for a refused request, with the tenant and the reason.
 OnRefused = Callable[[str, str], object]
 
@@ -294,58 +252,3 @@ class Admission:
 def admission_of(request: Request) -> Admission | None:
     """That of a request whose tenant has limits."""
     return request.scope["state"].get("admission")
-
-
-class RateLimits:
-    """Counts POST requests of tenants with limits; 429 for one too many.
-
-    paths       that are counted
-    on_refused  called for each refused request
-    """
-
-    def __init__(
-        self, app: ASGIApp, gate: Gate, paths: Collection[str], on_refused: OnRefused
-    ) -> None:
-        self._app = app
-        self._gate = gate
-        self._paths = paths
-        self._on_refused = on_refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection (ASGI)."""
-        is_counted = scope["type"] == "http" and scope["method"] == "POST"
-        tenant = scope["state"]["caller"].limits if is_counted else None
-        if tenant is None or scope["path"] not in self._paths:
-            await self._app(scope, receive, send)
-            return
-        limits = TenantLimits.of(tenant)
-        if not limits.are_any:
-            await self._app(scope, receive, send)
-            return
-        await self._limited(limits, scope, receive, send)
-
-    async def _limited(
-        self, limits: TenantLimits, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        # Not the client's own id, which others may have too.
-        request_id = uuid.uuid4().hex
-        admission = Admission(self._gate, limits, self._on_refused)
-        verdict = await self._gate.enter(limits, request_id)
-        if not verdict.is_allowed:
-            self._on_refused(limits.tenant, verdict.reason)
-            error = verdict.error()
-            headers = error.headers | verdict.headers()
-            await JSONResponse(error.body_for(scope), error.status, headers)(scope, receive, send)
-            return
-        admission.check(verdict)
-        scope["state"]["admission"] = admission
-
-        async def send_with_rates(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(admission.headers)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_rates)
-        finally:
-            self._gate.leave(limits, request_id)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -23,31 +23,74 @@ from ....core.request.output import FinishReason, RequestMetrics
 from ...observe.log_format import request_id
 from ...settings.settings import ServerConfig
 from ..errors import RETRY_AFTER_S, ApiError
+from .callers import Admission, Caller, Callers, OnRefused
+from .gate import Gate, TenantLimits
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_LEN = 128
+# Below the package's own logger, so that it has a level of its own.
+logger = logging.getLogger("draftline.requests")
+# A path that is no route may be any text.
+OTHER_PATH = "other"
+CLIENT_LEFT = 499
+ASKED = "access-control-request-headers"
+# What routes that browsers may call are called with.
+ALLOWED_METHODS = ("GET", "POST")
+# Headers that pages of other sites may send: those of OpenAI's and Anthropic's clients.
+ALLOWED_HEADERS = (
+    "authorization", "content-type", "user-agent", "openai-*", "x-stainless-*",
+    "x-api-key", "anthropic-*",
+)  # fmt: skip
+# Time for a body to arrive; then a 408.
+BODY_TIMEOUT_S = 60.0
 
 
 class RequestIds:
-    """Echoes the client's `x-request-id`, or makes one; handlers find it in `scope["state"]`."""
+    """Names each request, and logs it when its answer has ended.
 
-    def __init__(self, app: ASGIApp) -> None:
+    makes_ids  the client's `x-request-id` is echoed, or one is made; handlers find it in
+               `scope["state"]`. False: a proxy before the app does so
+    paths      that the log names, every other one is `other`; None: requests are not logged
+    """
+
+    def __init__(self, app: ASGIApp, *, makes_ids: bool, paths: Collection[str] | None) -> None:
         self._app = app
+        self._makes_ids = makes_ids
+        self._paths = paths
+        if paths is not None:
+            logger.setLevel(logging.INFO)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _usable(Headers(scope=scope).get(REQUEST_ID_HEADER)) or uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        own = given if given.isascii() and given.isprintable() and " " not in given else ""
+        if self._makes_ids:
+            own = _usable(given) or uuid.uuid4().hex
+            scope.setdefault("state", {})["request_id"] = own
+        status, began = CLIENT_LEFT, time.monotonic()
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                status = message["status"]
+                if self._makes_ids:
+                    MutableHeaders(scope=message)[REQUEST_ID_HEADER] = own
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        token = request_id.set(own)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._paths is not None:
+                path = scope["path"] if scope["path"] in self._paths else OTHER_PATH
+                logger.info(
+                    "event=request request_id=%s method=%s path=%s status=%d seconds=%.6f",
+                    own, scope["method"], path, status, time.monotonic() - began,
+                )  # fmt: skip
+            request_id.reset(token)
 
 
 def _usable(value: str | None) -> str | None:
@@ -65,54 +108,6 @@ async def read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise _too_large(limit)
     return bytes(body)
-
-
-class BodyLimits:
-    """Bounds how long a body may take to come, and refuses one that is announced as too large.
-
-    max_bytes  more than this in `Content-Length`: 413, without reading any
-    timeout_s  most time to read a body; then reading it raises `ApiError` 408
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection (ASGI)."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if _announced_bytes(Headers(scope=scope)) > self._max_bytes:
-            error = _too_large(self._max_bytes)
-            await JSONResponse(error.body_for(scope), error.status, error.headers)(
-                scope, receive, send
-            )
-            return
-        await self._app(scope, self._timed(receive), send)
-
-    def _timed(self, receive: Receive) -> Receive:
-        deadline: float | None = None
-        is_whole = False
-
-        async def receive_in_time() -> Message:
-            nonlocal deadline, is_whole
-            if is_whole:
-                # What comes after a body is that the client leaves, at any time.
-                return await receive()
-            deadline = deadline or asyncio.get_running_loop().time() + self._timeout_s
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise ApiError(
-                    HTTPStatus.REQUEST_TIMEOUT, f"the body took longer than {self._timeout_s:g} s"
-                ) from None
-            is_whole = message["type"] != "http.request" or not message.get("more_body", False)
-            return message
-
-        return receive_in_time
 
 
 def _announced_bytes(headers: Headers) -> int:
@@ -177,41 +172,135 @@ class Drain:
         )
 
 
-class RefuseWhileDraining:
-    """503 for every new POST once the server drains. Requests that only read are answered."""
+class Guard:
+    """Lets requests in: finds their callers, and refuses what may not or cannot be answered.
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    is_open         whether all are served as the operator, since there are no keys
+    open_paths      that need no key
+    counted_paths   whose POST requests count for the limits of tenants
+    on_refused      called for each request that a tenant's limit refuses
+    max_body_bytes  more than this in `Content-Length`: 413, without reading any
+    body_timeout_s  most time to read a body; then reading it raises `ApiError` 408
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        callers: Callers,
+        drain: Drain,
+        gate: Gate,
+        *,
+        is_open: bool,
+        open_paths: Collection[str],
+        counted_paths: Collection[str],
+        on_refused: OnRefused,
+        max_body_bytes: int,
+        body_timeout_s: float,
+    ) -> None:
         self._app = app
-        self._drain = drain
+        self._callers, self._drain, self._gate = callers, drain, gate
+        self._is_open, self._open_paths = is_open, frozenset(open_paths)
+        self._counted_paths, self._on_refused = counted_paths, on_refused
+        self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection (ASGI)."""
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        is_known = self._is_open or scope["path"] in self._open_paths
+        try:
+            caller = self._callers.operator if is_known else self._callers.of(scope)
+        except ApiError as error:
+            await _answer(error, scope, receive, send)
+            return
+        # A new mapping: the server may hand the same one to every request.
+        scope = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
+        # Requests that only read are answered while the server drains.
+        if scope["method"] != "POST":
+            await self._bounded(scope, receive, send)
+            return
         if self._drain.is_draining:
-            error = self._drain.refusal()
             # A connection that is kept would lead the client here again.
-            headers = error.headers | {"Connection": "close"}
-            await JSONResponse(error.body_for(scope), error.status, headers)(scope, receive, send)
+            closing = {"Connection": "close"}
+            await _answer(self._drain.refusal(), scope, receive, send, closing)
             return
         self._drain.enter()
         try:
-            await self._app(scope, receive, send)
+            await self._counted(caller, scope, receive, send)
         finally:
             self._drain.leave()
 
+    async def _counted(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count a request of a tenant with limits; 429 for one too many."""
+        tenant = caller.limits if scope["path"] in self._counted_paths else None
+        limits = None if tenant is None else TenantLimits.of(tenant)
+        if limits is None or not limits.are_any:
+            await self._bounded(scope, receive, send)
+            return
+        # Not the client's own id, which others may have too.
+        request_id = uuid.uuid4().hex
+        admission = Admission(self._gate, limits, self._on_refused)
+        verdict = await self._gate.enter(limits, request_id)
+        if not verdict.is_allowed:
+            self._on_refused(limits.tenant, verdict.reason)
+            await _answer(verdict.error(), scope, receive, send, verdict.headers())
+            return
+        admission.check(verdict)
+        scope["state"]["admission"] = admission
 
-ASKED = "access-control-request-headers"
-# What routes that browsers may call are called with.
-ALLOWED_METHODS = ("GET", "POST")
-# Headers that pages of other sites may send: those of OpenAI's and Anthropic's clients.
-ALLOWED_HEADERS = (
-    "authorization", "content-type", "user-agent", "openai-*", "x-stainless-*",
-    "x-api-key", "anthropic-*",
-)  # fmt: skip
-# Time for a body to arrive; then a 408.
-BODY_TIMEOUT_S = 60.0
+        async def send_with_rates(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(admission.headers)
+            await send(message)
+
+        try:
+            await self._bounded(scope, receive, send_with_rates)
+        finally:
+            self._gate.leave(limits, request_id)
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Bound the size of a body, and the time that it may take to come."""
+        if _announced_bytes(Headers(scope=scope)) > self._max_body_bytes:
+            await _answer(_too_large(self._max_body_bytes), scope, receive, send)
+            return
+        await self._app(scope, self._timed(receive), send)
+
+    def _timed(self, receive: Receive) -> Receive:
+        deadline: float | None = None
+        is_whole = False
+
+        async def receive_in_time() -> Message:
+            nonlocal deadline, is_whole
+            if is_whole:
+                # What comes after a body is that the client leaves, at any time.
+                return await receive()
+            deadline = deadline or asyncio.get_running_loop().time() + self._body_timeout_s
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(
+                    HTTPStatus.REQUEST_TIMEOUT,
+                    f"the body took longer than {self._body_timeout_s:g} s",
+                ) from None
+            is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        return receive_in_time
+
+
+async def _answer(
+    error: ApiError,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    response = JSONResponse(
+        error.body_for(scope), error.status, {**error.headers, **(headers or {})}
+    )
+    await response(scope, receive, send)
 
 
 class AllowedOrigins(CORSMiddleware):
@@ -248,56 +337,6 @@ class AllowedOrigins(CORSMiddleware):
         return super().preflight_response(request_headers)
 
 
-# Below the package's own logger, so that it has a level of its own.
-logger = logging.getLogger("draftline.requests")
-# A path that is no route may be any text.
-OTHER_PATH = "other"
-CLIENT_LEFT = 499
-
-
-class RequestLog:
-    """Logs each HTTP request when its answer has ended.
-
-    paths  that are named; every other one is `other`
-    """
-
-    def __init__(
-        self, app: ASGIApp, paths: Collection[str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._app = app
-        self._paths = frozenset(paths)
-        self._clock = clock
-        logger.setLevel(logging.INFO)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection (ASGI)."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        # The header of a gateway, if a proxy before the app adds ids.
-        own = scope.get("state", {}).get("request_id") or _printable(
-            Headers(scope=scope).get("x-request-id", "")
-        )
-        token = request_id.set(own)
-        status, began = CLIENT_LEFT, self._clock()
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_and_note)
-        finally:
-            path = scope["path"] if scope["path"] in self._paths else OTHER_PATH
-            logger.info(
-                "event=request request_id=%s method=%s path=%s status=%d seconds=%.6f",
-                own, scope["method"], path, status, self._clock() - began,
-            )  # fmt: skip
-            request_id.reset(token)
-
-
 def log_answer(response_id: str, reason: FinishReason, metrics: RequestMetrics) -> None:
     """Log a finished answer, where requests are logged."""
     if not logger.isEnabledFor(logging.INFO):
@@ -313,7 +352,3 @@ def log_answer(response_id: str, reason: FinishReason, metrics: RequestMetrics) 
         metrics.first_token_time - metrics.arrival_time,
         metrics.finish_time - metrics.arrival_time,
     )  # fmt: skip
-
-
-def _printable(text: str) -> str:
-    return text if text.isascii() and text.isprintable() and " " not in text else ""
