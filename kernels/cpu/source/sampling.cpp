@@ -1,4 +1,4 @@
-// The token of each row whose logit plus noise is largest, as in `core/sampling.py`.
+// The token of each row whose logit plus noise is largest, as in `core/sampling/choose.py`.
 //
 // For most tokens, a bound of the noise suffices. The exact noise is computed only if the bound
 // exceeds the best sum so far.
@@ -18,7 +18,7 @@
 namespace draftline {
 namespace {
 
-// The constants of `core/sampling.py`; change both together.
+// The constants of `core/sampling/noise.py`; change both together.
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 constexpr uint64_t MIX_1 = 0xBF58476D1CE4E5B9, MIX_2 = 0x94D049BB133111EB;
 constexpr double LN2 = 0.693147180559945309417232121458;
