@@ -27,7 +27,7 @@ INFO = ModelInfo(Path(), "fake", VOCAB, 8, 1, 1, 8, 4096, (), None)
 
 def model_drafter() -> Drafter:
     stage: Any = FakeModelStage(VOCAB, block_size=4)
-    return ModelDrafter(stage, INFO, options=ModelOptions(block_size=4, branch=1, prefill_chunk=5))
+    return ModelDrafter(stage, INFO, options=ModelOptions(block_size=4, prefill_chunk=5))
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
