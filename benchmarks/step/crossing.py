@@ -7,7 +7,7 @@ all-reduces a layer. Pipeline stages read all weights, one stage after the other
 the cost profiles of a 70B, the time of an all-reduce of one row at which both take as long for one
 stream, tensor parallelism without drafts. Speed-ups by drafts are those of
 `heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json` in `benchmarks/results/`, as by default, and of
-`heads-whole-...`, `pipelined_trees: off`.
+`heads-whole-...`, `pipelined_trees: off`: 24 of the 66 prompts and one round.
 
 `nccl-tests` measures all-reduces of your machines: `all_reduce_perf -b 16K -e 1M -f 2 -g GPUS`.
 """
