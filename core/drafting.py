@@ -386,15 +386,15 @@ class Drafting:
         return self._heads.add_to(step, scheduled.trees, scheduled.prompt_chunks)
 
     def verify(
-        self, step: StepInFlight, output: StepOutput, apart: Sequence[RequestState]
+        self, step: StepInFlight, output: StepOutput, excluded: Sequence[RequestState]
     ) -> StepResults:
         """Walk the trees of a step by its output; heads get what it brought for them.
 
-        apart: requests whose part of the output does not count
+        excluded: requests whose part of the output does not count
         """
-        results = step.verify(output)
-        if apart:
-            results = results.without(apart, step)
+        results = step.results(output)
+        if excluded:
+            results = results.without(excluded, step)
         self._heads.note(results.heads)
         return results
 

@@ -1,13 +1,13 @@
 """The engine: what one step does, from its requests to their deltas.
 
-`EngineCore.step` commits the steps whose output is there, chooses the parts of the next one, and
-submits it:
+`EngineCore.step` commits the tokens of finished steps, chooses the parts of the next step, and submits
+it:
 
 - update: the trees of a finished step are verified; tokens are committed, cut by stop rules and
   sent to the requests' sinks; drafters and policy learn from them;
 - schedule: requests get KV blocks, drafters are asked, their proposals are merged, and the policy
-  selects the draft tokens that are verified (`drafting.py`); prompts give their next chunks;
-- run: all parts become flat arrays, which go to the pipeline.
+  selects the draft tokens that go to the target (`drafting.py`); prompts give their next chunks;
+- submit: all parts become flat arrays, which go to the pipeline.
 
 With several stages, up to one step more than stages is in flight.
 """
@@ -102,7 +102,8 @@ class EngineCore:
         self._acceptance = acceptance
         self._trace = trace
         self._wakeup = Wakeup()
-        # Only the coupled rule verifies by target tokens alone, and one stage is never idle.
+        # Only the coupled rule verifies by target tokens alone; with one stage there is one group,
+        # and no stage that would wait.
         is_pipelined = (
             pipelined_trees != "off" and acceptance == COUPLED and scheduler.num_groups > 1
         )
@@ -197,7 +198,7 @@ class EngineCore:
                 self._update(in_flight)
             scheduled = await self._schedule()
             if scheduled is not None:
-                self._run(scheduled)
+                self._submit(scheduled)
                 return
             self._output.deliver()
             await self._wait()
@@ -249,17 +250,19 @@ class EngineCore:
                 self._trace.asking()
             await self.drafting.start(decoding)
         elif self._in_flight:
+            # When the next chunk of a pipelined tree may go out.
             self._wakeup.notify_in(self.drafting.take_delay())
 
     @property
     def _may_submit(self) -> bool:
-        """Whether a step may go out now; one in flight is kept free for those being drafted for."""
+        """Whether a step may go out now. One place in the pipeline is kept free for the requests that
+        are being drafted for."""
         is_late = self.drafting.is_asking and not self.drafting.has_reply
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
 
-    # ---- run
+    # ---- submit
 
-    def _run(self, scheduled: ScheduledStep) -> None:
+    def _submit(self, scheduled: ScheduledStep) -> None:
         """Build a step's arrays, and send it to the pipeline."""
         block_size = self._scheduler.block_size
         step = build_step(self.num_steps, scheduled, block_size)
@@ -308,9 +311,9 @@ class EngineCore:
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
         parts = zip(trees.states, walks, results.trees, strict=True)
         contain_each(self._commit_tree, parts, self._fail_part)
-        for chunk, first in zip(in_flight.prompt_chunks, results.prompt_chunks, strict=True):
+        for chunk, chosen in zip(in_flight.prompt_chunks, results.prompt_chunks, strict=True):
             with self._contain(chunk.state):
-                self._commit_prompt_chunk(chunk, first)
+                self._commit_prompt_chunk(chunk, chosen)
         now = self._clock()
         self._policy.update(outcome, now)
         self._policy.note_host(self._clock() - now)
@@ -323,8 +326,8 @@ class EngineCore:
             output = in_flight.output.result()
             if in_flight.traced is not None:
                 in_flight.traced.finished(output)
-            apart = self._handle_not_finite(in_flight, output)
-            results = self.drafting.verify(in_flight, output, apart)
+            excluded = self._handle_not_finite(in_flight, output)
+            results = self.drafting.verify(in_flight, output, excluded)
         except StageLost:
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
@@ -348,7 +351,7 @@ class EngineCore:
             has_shared = state.kv.prefix_keys is not None and bool(state.stats.num_cached_tokens)
             self._scheduler.set_apart(state)
             if num_nodes or has_shared:
-                # Otherwise it has given up its KV since, and computes it again anyway.
+                # One without blocks was preempted meanwhile, and computes its KV again anyway.
                 if state.kv.blocks:
                     self._scheduler.preempt(state)
                 continue
@@ -367,6 +370,7 @@ class EngineCore:
         self.deadline.record(seconds)
         prompt_chunks = in_flight.prompt_chunks
         num_prompt_rows = sum(chunk.num_rows for chunk in prompt_chunks)
+        # This one is not counted among those in flight any more.
         num_in_flight, num_passes = 1 + len(self._in_flight), results.num_passes
         self._scheduler.note_step(
             in_flight.num_rows, prompt_chunks, seconds / num_passes, num_in_flight
@@ -384,17 +388,18 @@ class EngineCore:
         self._draft_stats.add(rows, trees.trees, paths.sources, paths.ends)
         if not self._scheduler.fair.is_alone:
             self._scheduler.fair.charge_trees(states, trees.num_rows * results.num_passes)
-        ended = [index for index, state in enumerate(states) if state.has_ended]
+        ended_indices = [index for index, state in enumerate(states) if state.has_ended]
         for index, state in enumerate(states):
             if state.request.options.explain:
                 timing = _timing(state.request_id, outcome, self._clock())
-                state.verified = trees.trees[index], timing
+                state.to_explain = trees.trees[index], timing
         ids = [state.request_id for state in states]
-        verified = results.verified.without(ended)
-        outcome.count(ids, trees.trees, results.judged, paths.without(ended), verified)
+        step_paths = results.step_paths.without(ended_indices)
+        drafted_paths = paths.without(ended_indices)
+        outcome.count(ids, trees.trees, results.drafted, drafted_paths, step_paths)
 
     def _commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
-        """Take the walk through a request's tree, and tell of the tokens that it took."""
+        """Take the walk through a request's tree, and send its tokens to the sink."""
         state, walk, output = part
         if state.has_ended:
             return
@@ -406,15 +411,15 @@ class EngineCore:
         stopped = state.stop.advance(tokens)
         taken = stopped.num_tokens
         if sources[0] == TARGET_SOURCE:
-            # No draft was accepted: each token had a pass of its own.
+            # No draft was accepted: each token had a pass of its own (several tokens a step).
             state.stats.accepted_lengths += [0] * max(taken, 1)
         else:
-            # Drafts accepted behind a stop do not count.
+            # Drafts accepted after a stop do not count.
             untaken = (source for source in sources[taken:] if source != TARGET_SOURCE)
             state.stats.nodes.take_back(untaken)
-            # Usually the last token is the bonus token.
-            num_targets = taken > 0 and sources[taken - 1] == TARGET_SOURCE
-            state.stats.accepted_lengths.append(taken - num_targets)
+            # Unless a stop cut it off, the last token is the bonus token.
+            ends_with_bonus = taken > 0 and sources[taken - 1] == TARGET_SOURCE
+            state.stats.accepted_lengths.append(taken - ends_with_bonus)
         if taken < len(tokens):
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         verified = self._explained(state, rows[1 : taken + 1])
@@ -488,10 +493,10 @@ class EngineCore:
 
     def _explained(self, state: RequestState, rows: Sequence[int]) -> tuple[VerifiedTree, ...]:
         """The tree that tokens of these rows come from, where the request wants to know it."""
-        if state.verified is None:
+        if state.to_explain is None:
             return ()
-        (tree, timing), state.verified = state.verified, None
-        # Without nodes, a stage may have decoded several tokens behind the root.
+        (tree, timing), state.to_explain = state.to_explain, None
+        # Without nodes, a stage may have decoded several tokens after the root.
         path = [row - 1 for row in rows] if len(tree) else []
         timing = timing._replace(committed_at=self._clock())
         return (VerifiedTree.of(tree, state.token_ids[-1], path, timing),)
@@ -564,7 +569,7 @@ class Wakeup:
             self._waiter.set_result(None)
 
     def notify_in(self, seconds: float | None) -> None:
-        """Something happens then, and no more what was to happen before; None: nothing does."""
+        """Call `notify` after so many seconds, in place of any earlier timer; None only cancels it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

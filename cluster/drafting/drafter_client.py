@@ -31,8 +31,8 @@ from ...core.step.trace import StepTrace
 from ...core.tree.merge import cut, reroot
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
-from .answers import AnswerTimes, CostMeter, DrafterLimits, DrafterStats
 from .committed_text import CommittedText, UnsentCommits, at_most, is_current
+from .replies import AnswerTimes, CostMeter, DrafterLimits, DrafterStats
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from ...core.proposals import (
 )
 from ...core.step.trace import StepTrace
 from ..links.link import DrafterLink
-from .answers import DrafterLimits, DrafterStats
 from .committed_text import CommittedText
 from .drafter_client import DrafterClient
 from .head_watch import HeadWatch
 from .local_drafter import LocalClient, LocalDrafter
 from .pool import DrafterPool, PoolClient
+from .replies import DrafterLimits, DrafterStats
 
 # How long a step first waits for answers that are here but not read yet, because the process was
 # busy with the target's pass.

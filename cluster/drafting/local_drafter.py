@@ -35,8 +35,8 @@ from ...core.tree.merge import cut
 from ..links.failures import CircuitBreaker, FailureLog, failure_reason
 from ..links.features import feature_columns
 from ..links.link import MAX_NODES, REPORT_EVERY
-from .answers import CostMeter, DrafterLimits, DrafterStats
 from .committed_text import CommittedText, UnsentCommits, at_most, is_current
+from .replies import CostMeter, DrafterLimits, DrafterStats
 
 logger = logging.getLogger(__name__)
 

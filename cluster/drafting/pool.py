@@ -19,9 +19,9 @@ from ...core.proposals import (
 )
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink
-from .answers import DrafterStats
 from .committed_text import CommittedText
 from .drafter_client import DrafterClient
+from .replies import DrafterStats
 
 logger = logging.getLogger(__name__)
 

@@ -29,10 +29,10 @@ from ...models.stage.options import GraphOptions, StageOptions
 from ...models.text.grammar import GrammarFactory
 from ...models.text.tokenizer import TokenBytes, load_tokenizer
 from ..config import EngineConfig
-from ..drafting.answers import DrafterLimits
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import AnyDrafter, DrafterHub
 from ..drafting.options import feature_layers_of, last_stage_heads
+from ..drafting.replies import DrafterLimits
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spec import Pipeline, StageSpec
 from .engine_thread import REAL_TIME, EngineTime

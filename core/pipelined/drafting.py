@@ -352,7 +352,7 @@ class PipelinedDrafting(Drafting):
         return step
 
     def verify(
-        self, step: StepInFlight, output: StepOutput, apart: Sequence[RequestState]
+        self, step: StepInFlight, output: StepOutput, excluded: Sequence[RequestState]
     ) -> StepResults:
         """Count pruned nodes before the output advances any root."""
         if output.stage_spans and step.trees.tree_chunks:
@@ -360,7 +360,7 @@ class PipelinedDrafting(Drafting):
         for part in step.trees.tree_chunks.values():
             self.counts.pruned_nodes += part.num_pruned
         self.pace.finished(_pipelined_trees(step.trees), step.num_rows, step.sent_at)
-        return super().verify(step, output, apart)
+        return super().verify(step, output, excluded)
 
 
 def _pipelined_trees(trees: TreeSteps) -> list[PipelinedTree]:

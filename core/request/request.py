@@ -123,7 +123,7 @@ class RequestState:
     head_orders    what heads of the last stage draft behind its next step, by name
     pipelined      its tree, if that goes through the pipeline in chunks; several of its steps may
                    be in flight then
-    verified       for `explain`: the tree to be committed next, and its timing
+    to_explain     for `explain`: the tree to be committed next, and its timing
     has_ended      it is no request of the engine any more
     """
 
@@ -145,7 +145,7 @@ class RequestState:
     wants_features: bool = False
     head_orders: dict[str, HeadOrder] = field(default_factory=dict)
     pipelined: PipelinedTree | None = None
-    verified: tuple[TokenTree, StepTiming] | None = None
+    to_explain: tuple[TokenTree, StepTiming] | None = None
     has_ended: bool = False
 
     def __post_init__(self) -> None:

@@ -166,7 +166,7 @@ class StepOutcome:
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
     paths: Paths = field(default_factory=lambda: Paths.of(()))
-    verified: Paths = field(default_factory=lambda: Paths.of(()))
+    step_paths: Paths = field(default_factory=lambda: Paths.of(()))
     drafted: TreeBatch = field(default_factory=lambda: empty_trees(0))
 
     def count(
@@ -175,14 +175,14 @@ class StepOutcome:
         trees: Sequence[TokenTree],
         drafted: TreeBatch,
         paths: Paths,
-        verified: Paths | None = None,
+        step_paths: Paths | None = None,
     ) -> None:
         """Count what the requests committed; nothing of one that ended meanwhile.
 
         drafted   the trees before they were cut
         paths     through these
-        verified  the same by the rows of `trees`; None: as `paths` has them
+        step_paths  the same by the rows of `trees`; None: as `paths` has them
         """
         self.num_tokens = len(paths.tokens)
-        self.verified = paths if verified is None else verified
+        self.step_paths = paths if step_paths is None else step_paths
         self.ids, self.trees, self.drafted, self.paths = ids, trees, drafted, paths

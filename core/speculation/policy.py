@@ -598,10 +598,10 @@ class SpeculationPolicy:
         if not asked.any():
             return
         batch = TreeBatch.of(outcome.trees)
-        sizes, accepted = batch.sizes, lengths_of(outcome.verified.ends) - 1
+        sizes, accepted = batch.sizes, lengths_of(outcome.step_paths.ends) - 1
         lengths, expected = accepted_of(
             batch.nodes, batch.values, batch.attributions, batch.attribution_log_probs, batch.ends,
-            outcome.verified.rows, outcome.verified.ends, self.table.counts,
+            outcome.step_paths.rows, outcome.step_paths.ends, self.table.counts,
         )  # fmt: skip
         for name, ids in outcome.draft_batch.plan.probing.items():
             drafter = self.table.source_id(name)

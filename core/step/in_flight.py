@@ -112,18 +112,18 @@ class StepResults(NamedTuple):
 
     num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
-    verified  `paths` by rows of the step
+    step_paths  the same by rows of the step
     trees   what else was computed for each tree
-    judged  the trees as they were drafted, whose roots these paths follow
+    drafted  the trees as they were drafted, whose roots `paths` follow
     prompt_chunks  what was chosen after each prompt chunk; None: it does not count
     heads   for heads, and of those of the last stage
     """
 
     num_passes: int
     paths: Paths
-    verified: Paths
+    step_paths: Paths
     trees: Sequence[TreeOutput]
-    judged: TreeBatch
+    drafted: TreeBatch
     prompt_chunks: Sequence[Chosen | None]
     heads: HeadResults
 
@@ -133,7 +133,7 @@ class StepResults(NamedTuple):
         prompt_chunks = zip(step.prompt_chunks, self.prompt_chunks, strict=True)
         return self._replace(
             paths=self.paths.without(indices),
-            verified=self.verified.without(indices),
+            step_paths=self.step_paths.without(indices),
             prompt_chunks=[
                 None if chunk.state in states else chosen for chunk, chosen in prompt_chunks
             ],
@@ -199,7 +199,7 @@ class StepInFlight:
                 first = end
         return [(self.states[index], nodes[index]) for index in sorted(indices)]
 
-    def verify(self, output: StepOutput) -> StepResults:
+    def results(self, output: StepOutput) -> StepResults:
         """Walk the trees by the target's tokens; what was computed for each part.
 
         Pipelined trees advance by it.
@@ -210,18 +210,20 @@ class StepInFlight:
         )
         reader = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
-        judged, outputs = self.trees.drafted, reader.of_trees(self.trees)
+        drafted, outputs = self.trees.drafted, reader.of_trees(self.trees)
         features: list[FeatureRows] = []
-        verified = paths
+        step_paths = paths
         if self.trees.tree_chunks:
-            paths, verified, judged, outputs, features = self._read_chunks(paths, outputs, output)
+            paths, step_paths, drafted, outputs, features = self._read_chunks(
+                paths, outputs, output
+            )
         request_ids = [state.request_id for state in self.states]
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
             paths,
-            verified,
+            step_paths,
             outputs,
-            judged,
+            drafted,
             [reader.of_prompt_chunk(chunk) for chunk in self.prompt_chunks],
             read_heads(self.step, request_ids, paths, output, features),
         )
@@ -231,7 +233,7 @@ class StepInFlight:
     ) -> tuple[Paths, Paths, TreeBatch, Sequence[TreeOutput], list[FeatureRows]]:
         """Paths, the same by rows of the step, drafted trees and outputs, those of chunks taken
         from their pipelined trees; and the features of what these commit."""
-        steps, judged = paths.of_each(), list(self.trees.drafted)
+        steps, drafted = paths.of_each(), list(self.trees.drafted)
         by_rows = list(steps)
         outputs, features = list(outputs), list[FeatureRows]()
         values = features_of_tree_chunks(self.step, paths, output)
@@ -240,7 +242,7 @@ class StepInFlight:
             rows = slice(firsts[index], firsts[index + 1])
             targets = Chosen.of_rows(output, rows)._replace(features=values.get(index))
             read = read_chunk(self.trees.states[index], part, targets, self.block_size)
-            steps[index], judged[index] = read.path, read.drafted
+            steps[index], drafted[index] = read.path, read.drafted
             by_rows[index] = [
                 (row, *step[1:]) for row, step in zip(read.rows, read.path, strict=True)
             ]
@@ -251,7 +253,7 @@ class StepInFlight:
                 # Drafters receive it with the next commit.
                 part.pipelined.undelivered = {} if read.path else own.top_next_tokens
             outputs[index] = own
-        return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(judged), outputs, features
+        return Paths.of(steps), Paths.of(by_rows), TreeBatch.of(drafted), outputs, features
 
     def give_up(self) -> None:
         """The output is not awaited any more; its error has been reported."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...cluster.drafting.answers import DrafterStats
+from ...cluster.drafting.replies import DrafterStats
 from ...core.fair_share import TenantTotals
 from ...core.pipelined.drafting import TreeChunkCounts
 from ...core.step.in_flight import StepTimes

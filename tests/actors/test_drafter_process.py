@@ -14,8 +14,8 @@ import pytest
 from draftline.actors import drafter_process
 from draftline.actors.drafter_process import DrafterProcess
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.replies import DrafterLimits
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.errors import DrafterError

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.cluster.drafting.answers import DrafterStats
+from draftline.cluster.drafting.replies import DrafterStats
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 from support.servers.drafter_pool import POOL, RAY_VARIABLES, serving_pool

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 from draftline import Engine, EngineConfig, SamplingParams
-from draftline.cluster.drafting.answers import DrafterStats
+from draftline.cluster.drafting.replies import DrafterStats
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 from support.servers.drafter_pool import DRAFTER, drafter_pool, pool_pids

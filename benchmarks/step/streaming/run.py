@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 
 from ....cluster.config import HEAD, DrafterConfig, EngineConfig
-from ....cluster.drafting.answers import DrafterLimits
 from ....cluster.drafting.factory import build_drafter, keeps_answers
 from ....cluster.drafting.hub import AnyDrafter, DrafterHub
 from ....cluster.drafting.local_drafter import LocalDrafter
+from ....cluster.drafting.replies import DrafterLimits
 from ....cluster.engine.assembly import measure_step_cost
 from ....cluster.links.link import DrafterMessage, DraftSeconds, LinkEvents, is_report_due
 from ....cluster.links.service import DrafterSession

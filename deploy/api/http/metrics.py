@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from ....cluster.drafting.answers import DrafterStats
+from ....cluster.drafting.replies import DrafterStats
 from ....core.fair_share import BoundedNames, TenantTotals
 from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
 from ....core.request.output import Delta, RequestMetrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.cluster.drafting.answers import FIRST_ANSWER_S, CostMeter
+from draftline.cluster.drafting.replies import FIRST_ANSWER_S, CostMeter
 from draftline.core.proposals import DraftRequest
 
 

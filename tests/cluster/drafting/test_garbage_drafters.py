@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.drafting.replies import DrafterLimits
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.core.engine import EngineCore
 from draftline.core.proposals import DraftDistributions, Probe, Proposal, Query

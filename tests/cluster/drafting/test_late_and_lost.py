@@ -7,10 +7,10 @@ import itertools
 import random
 
 import pytest
-from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.drafter_client import PATIENCE
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.drafting.replies import DrafterLimits
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink
 from support.fakes.fake_drafters import VOCAB_SIZE, CountingDrafter, SlowDrafter

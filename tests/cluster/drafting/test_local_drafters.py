@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.drafting.replies import DrafterLimits
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.core.proposals import Proposal, Query
 from support.fakes.fake_drafters import VOCAB_SIZE, CountingDrafter

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.drafting.replies import DrafterLimits
 from draftline.core.errors import ConfigError, DrafterError
 from draftline.core.proposals import (
     Commit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from draftline.cluster.drafting.answers import DrafterStats
+from draftline.cluster.drafting.replies import DrafterStats
 from draftline.core.errors import CapacityError, RequestError
 from draftline.core.fair_share import TenantTotals
 from draftline.core.pipelined.drafting import TreeChunkCounts

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import numpy as np
-from draftline.cluster.drafting.answers import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.replies import DrafterLimits
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.core.arrays import Int32
 from draftline.core.proposals import DraftRequest, Proposal, Query, StepCommit

@@ -1,4 +1,4 @@
-"""What a drafter's answers must be, what they cost, and what is counted of them."""
+"""What a drafter's replies must be, what they cost, and what is counted of them."""
 
 from __future__ import annotations
 
