@@ -1,7 +1,7 @@
 """The engine: what one step does, from its requests to their deltas.
 
-`EngineCore.step` commits the tokens of finished steps, chooses the parts of the next step, and submits
-it:
+`EngineCore.step` commits the tokens of finished steps, chooses the parts of the next step, and
+submits it:
 
 - update: the trees of a finished step are verified; tokens are committed, cut by stop rules and
   sent to the requests' sinks; drafters and policy learn from them;
@@ -19,13 +19,14 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from .arrays import Int32
 from .drafting import Drafting
 from .errors import (
+    Contained,
     DraftlineError,
     NotFinite,
     RequestError,
@@ -33,7 +34,6 @@ from .errors import (
     StageLost,
     as_request_failure,
     contain_each,
-    contained,
     place_of,
 )
 from .fair_share import EndedRequests
@@ -255,7 +255,7 @@ class EngineCore:
 
     @property
     def _may_submit(self) -> bool:
-        """Whether a step may go out now. One place in the pipeline is kept free for the requests that
+        """Whether a step may go out now. One place in the pipeline is kept free for requests that
         are being drafted for."""
         is_late = self.drafting.is_asking and not self.drafting.has_reply
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
@@ -512,8 +512,8 @@ class EngineCore:
     def _fail_part(self, part: tuple[RequestState, Walk, TreeOutput], error: Exception) -> None:
         self._fail(part[0], as_request_failure(error, part[0].request_id))
 
-    def _contain(self, state: RequestState) -> AbstractContextManager[None]:
-        return contained(state.request_id, partial(self._fail, state))
+    def _contain(self, state: RequestState) -> Contained:
+        return Contained(state.request_id, partial(self._fail, state))
 
     def _fail_running(self, error: Exception) -> None:
         """End those that run, or else the first that waits, so that no error repeats for ever."""
@@ -569,7 +569,7 @@ class Wakeup:
             self._waiter.set_result(None)
 
     def notify_in(self, seconds: float | None) -> None:
-        """Call `notify` after so many seconds, in place of any earlier timer; None only cancels it."""
+        """Call `notify` after so many seconds, in place of any earlier timer; None cancels it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

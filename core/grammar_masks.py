@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .errors import DraftlineError, contained
+from .errors import Contained, DraftlineError
 from .request.allowed_tokens import Constraint, GrammarMasks, rows_in
 from .request.request import RequestState
 from .step.parts import NO_EXTRAS, DraftedTree, DraftedTrees, TreeSteps
@@ -77,7 +77,7 @@ class GrammarMaskQueue:
         constraint = _constraint(state)
         if constraint is None or self._has(state):
             return
-        with contained(state.request_id, partial(self._fail, state)):
+        with Contained(state.request_id, partial(self._fail, state)):
             masks = asyncio.wrap_future(constraint.follow(drafted.tree))
             masks.add_done_callback(self._arrived)
             self._pending[state.request_id] = _Pending(drafted, masks)
@@ -95,14 +95,14 @@ class GrammarMaskQueue:
         """
         state = drafted.state
         if _constraint(state) is None:
-            with contained(state.request_id, partial(self._fail, state)):
+            with Contained(state.request_id, partial(self._fail, state)):
                 return self._allowed(drafted, None)
             return None
         pending = self._pending.get(state.request_id)
         if pending is None or not pending.masks.done():
             return None
         del self._pending[state.request_id]
-        with contained(state.request_id, partial(self._fail, state)):
+        with Contained(state.request_id, partial(self._fail, state)):
             allowed = self._allowed(pending.drafted, pending.masks.result())
             return replace(allowed, max_nodes=min(allowed.max_nodes, most_nodes))
         return None

@@ -1,5 +1,5 @@
 """From logits to one token: the sampling noise, the choice of a token in numpy (as
-`models/sampling.py` has it in torch), and the sampling parameters of a step's rows.
+`kernels/sampling/reference.py` has it in torch), and the sampling parameters of a step's rows.
 
 The noise is a pure function of (seed, position, token id). Adding standard Gumbel noise to
 log-probabilities and taking the argmax samples exactly from them (Gumbel-max). A token's choice

@@ -28,7 +28,7 @@ from ..transport.stage_worker import StagePlace, check_nccl, fastest_backend
 from .supervisor import Taken
 
 logger = logging.getLogger(__name__)
-DEATH_TIMEOUT_S = 3.0
+DEATH_TIMEOUT_S, DEATH_POLL_S = 3.0, 0.02
 # A worker process starts within this where there is room.
 ROOM_S = 20.0
 # A stage of a lost pipeline that lives ends what it does. First those that nothing holds up; those
@@ -192,6 +192,8 @@ class RayPipeline:
         # A stage that replaces another has as many.
         self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
         await self._transport.open(stages, steps)
+        if steps.lost.is_set():
+            raise steps.error()
         self._open = True
         self._source.replenish()
 
@@ -292,10 +294,12 @@ class RayPipeline:
 
 
 async def _gone(stage: ActorHandle) -> None:
-    """Wait until a worker that was killed does not answer any more."""
+    """Wait until a worker that was killed does not answer any more; it may, for a moment."""
     with contextlib.suppress(RayError):
-        settling: Any = stage.settle.remote(DEATH_TIMEOUT_S)
-        await settling
+        while True:
+            settling: Any = stage.settle.remote(0.0)
+            await settling
+            await asyncio.sleep(DEATH_POLL_S)
 
 
 def _seconds_left(limit: asyncio.Timeout) -> float:

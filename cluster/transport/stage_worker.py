@@ -77,7 +77,7 @@ class StageWorker:
     def prepare(self) -> None:
         """Import what a stage needs, which takes far longer than to load a small one."""
         with self._importing:
-            importlib.import_module("...models.stage.stage", __package__)
+            importlib.import_module("...models.stage.load_stage", __package__)
             importlib.import_module(".distributed_stage", __package__)
 
     def assign(self, index: int, packed: bytes) -> StagePlace:

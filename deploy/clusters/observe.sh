@@ -4,6 +4,8 @@
 #     ray exec deploy/clusters/aws.yaml 'bash ~/observe.sh [KEY_FILE]'
 #     ray attach deploy/clusters/aws.yaml --port-forward 3000    # http://127.0.0.1:3000
 #
+# Run it again after each start of Ray, whose files of Grafana belong to one session.
+#
 # KEY_FILE is a file of the head with the operator's key, which a server with keys asks for. Ray's
 # own files say where its nodes are, and bring dashboards; its `ray metrics launch-prometheus`
 # would listen for everybody, and scrape Ray alone.
@@ -46,11 +48,16 @@ start() {
 fetch prometheus "https://github.com/prometheus/prometheus/releases/download/v$PROMETHEUS/prometheus-$PROMETHEUS.linux-$machine.tar.gz"
 fetch grafana "https://dl.grafana.com/oss/release/grafana-$GRAFANA.linux-$machine.tar.gz"
 
-install -m 600 /dev/null "$settings/draftline-key"
+# A later run without KEY_FILE keeps the key.
+[ -f "$settings/draftline-key" ] || install -m 600 /dev/null "$settings/draftline-key"
 if [ $# -gt 0 ]; then head -n 1 "$1" >"$settings/draftline-key"; fi
 start prometheus "$programs/prometheus/prometheus" --config.file="$settings/prometheus.yaml" \
     --storage.tsdb.path="$programs/samples" --web.listen-address=127.0.0.1:9090
 
+if [ ! -d "$ray/dashboards" ]; then
+    echo "no $ray/dashboards: start Ray with its dashboard, then run this again" >&2
+    exit 1
+fi
 cp "$settings/grafana-dashboard.json" "$ray/dashboards/draftline.json"
 export GF_SERVER_HTTP_ADDR=127.0.0.1 GF_PATHS_DATA=$programs/grafana-data GF_PATHS_LOGS=$programs/grafana-data
 # Whoever comes through SSH may look.

@@ -1,4 +1,8 @@
-"""A product with weights of 8 bits in a Triton kernel. Importing this file needs Triton."""
+"""A product with weights of 8 bits in Triton, for few rows. Importing this file needs Triton.
+
+Few rows are bound by reading weights, which are half of 16 bits. Many rows are bound by compute,
+where dequantising and a library's product are as fast.
+"""
 
 # Triton accepts plain numbers for constexpr parameters, whatever their annotation.
 # pyright: reportArgumentType=false, reportCallIssue=false

@@ -74,7 +74,7 @@ def open_learning(url: str, fingerprint: Fingerprint, off: Collection[str] = ())
 def open_eraser(url: str) -> NamespaceEraser:
     """The eraser of a store's namespaces. Raises `ConfigError` as `open_delta_log` does."""
     if _is_redis(url):
-        return import_module("..redis_store.eraser", __package__).RedisEraser(url)
+        return import_module("..redis_store.delta_log", __package__).RedisEraser(url)
     return DirectoryEraser(_writable(url))
 
 
@@ -85,7 +85,7 @@ def open_policy(url: str, *, writes: bool = False) -> LearningPolicy:
     folder, where a policy would have no effect.
     """
     if _is_redis(url):
-        return import_module("..redis_store.policy", __package__).RedisLearningPolicy(url)
+        return import_module("..redis_store.delta_log", __package__).RedisLearningPolicy(url)
     folder = _writable(url) if writes else _folder(url)
     if writes and not folder.is_dir():
         raise ConfigError("store", f"no folder {folder}; nothing was ever stored there")

@@ -119,7 +119,7 @@ def _forbidden(field: str, name: str, allowed: Sequence[str]) -> ApiError:
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller that `ApiKeys` found."""
+    """The caller that `Guard` found."""
     return request.scope["state"]["caller"]
 
 

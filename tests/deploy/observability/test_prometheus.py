@@ -95,7 +95,7 @@ async def until(found: Callable[[], Awaitable[Any]]) -> Any:
 async def test_it_scrapes_a_server_and_reads_the_alerts(
     engine: FakeEngine, config: Path, tmp_path: Path
 ) -> None:
-    text = as_mounted(config, tmp_path).replace("15s", "1s")
+    text = as_mounted(config, tmp_path).replace("15s", "1s").replace("5s", "1s")
     [target] = yaml.safe_load(text)["scrape_configs"][0]["static_configs"][0]["targets"]
     async with http_server(engine, api_keys=(KEY,)) as server:
         text = text.replace(target, f"127.0.0.1:{server.port}")
