@@ -6,9 +6,11 @@ is that of a distribution that transformers probes for.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import draftline
@@ -105,3 +107,29 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_what_starts_often_imports_little(module: str, heavy: set[str], tmp_path: Path) -> None:
     code = f"import sys, draftline.{module}; print(*{heavy!r} & sys.modules.keys())"
     assert run_python(code, tmp_path).split() == []
+
+
+def named_modules() -> set[str]:
+    """Modules of ours that `import_module` is called with by a relative name."""
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        folder = path.relative_to(ROOT).parent
+        if not (folder.parts and (ROOT / folder.parts[0] / "__init__.py").is_file()):
+            continue
+        package = ".".join(("draftline", *folder.parts))
+        text = path.read_text(encoding="utf-8")
+        if "import_module(" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                name = node.args[0]
+                if isinstance(name, ast.Constant) and str(name.value).startswith("."):
+                    found.add(resolve_name(str(name.value), package))
+    return found
+
+
+def test_modules_that_are_imported_by_name_exist() -> None:
+    """No type checker sees these names."""
+    named = named_modules()
+    assert named
+    assert not [name for name in named if find_spec(name) is None]
