@@ -16,13 +16,18 @@ from ..core.errors import ProtocolError
 from ..core.interfaces import Ended, Subtree
 from .delta.settings import Fingerprint
 
-METHOD = "/draftline.retrieval.Retrieval/Lookup"
-LEARN_METHOD = "/draftline.retrieval.Retrieval/Learn"
+# Other releases have other messages: a change of them gives the service another name, so that both
+# sides hear of it.
+METHOD = "/draftline.retrieval.v2.Retrieval/Lookup"
+LEARN_METHOD = "/draftline.retrieval.v2.Retrieval/Learn"
 # Prefix of the details of RESOURCE_EXHAUSTED when a server refuses a batch; gRPC itself also uses
 # that code.
 REFUSED = "refused: "
 MAX_NODES = 4096
 MAX_CONTEXT_TOKENS = 4096
+MAX_COUNT = 2**32 - 1
+# Of what an error repeats.
+MAX_NAME = 64
 
 T = TypeVar("T")
 _counts = msgspec.msgpack.Decoder(dict[str, int])
@@ -120,8 +125,7 @@ def _subtree(entry: SubtreeMessage) -> Subtree:
         raise ProtocolError("subtree: a parent does not precede its child")
     if np.any(tokens < 0) or not np.all(log_probs <= 0):
         raise ProtocolError("subtree: a negative token id, or a log-probability above 0")
-    if entry.match_len < 0:
-        raise ProtocolError("subtree: a match of less than nothing")
+    _check_count("subtree: match_len", entry.match_len)
     return Subtree(tokens, parents, log_probs, entry.match_len)
 
 
@@ -142,6 +146,7 @@ def encode_learn(ended: Ended, fingerprint: Fingerprint) -> bytes:
 def decode_learn(data: bytes) -> tuple[Ended, Fingerprint]:
     """The arguments of `encode_learn`. Raises `ProtocolError` for runs outside the text."""
     message = _decode(_learned, data)
+    _check_count("vocab_size", message.vocab_size)
     tokens = unpack_flat(message.tokens, np.int32, "tokens")
     runs = unpack_flat(message.runs, np.int32, "runs")
     if len(runs) % 2:
@@ -164,8 +169,16 @@ def encode_counts(counts: Mapping[str, int]) -> bytes:
 
 
 def decode_counts(data: bytes) -> dict[str, int]:
-    """The reverse. Raises `ProtocolError`."""
-    return _decode(_counts, data)
+    """The reverse. Raises `ProtocolError` for numbers out of range."""
+    counts = _decode(_counts, data)
+    for name, count in counts.items():
+        _check_count(name, count)
+    return counts
+
+
+def _check_count(name: str, count: int) -> None:
+    if not 0 <= count <= MAX_COUNT:
+        raise ProtocolError(f"{name[:MAX_NAME]}: {count} is not from 0 to {MAX_COUNT}")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

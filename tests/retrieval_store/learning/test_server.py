@@ -12,7 +12,13 @@ from draftline.cluster.retrieval import GrpcLookup
 from draftline.core.errors import DrafterError, ProtocolError, StoreError
 from draftline.core.interfaces import Ended
 from draftline.retrieval_store.serving.open_store import open_policy
-from draftline.retrieval_store.wire import LearnMessage, decode_learn, encode_learn
+from draftline.retrieval_store.wire import (
+    LearnMessage,
+    decode_counts,
+    decode_learn,
+    encode_counts,
+    encode_learn,
+)
 from support.contracts.delta_log_contract import FINGERPRINT, OTHER_MODEL
 from support.inputs.segments import context
 from support.servers.learning_replica import Replica
@@ -93,3 +99,17 @@ def test_bad_runs_are_refused(runs: list[int]) -> None:
     request = LearnMessage("n", bytes(16), np.array(runs, dtype="<i4").tobytes(), "", "", 9)
     with pytest.raises(ProtocolError, match="runs"):
         decode_learn(msgspec.msgpack.encode(request))
+
+
+@pytest.mark.parametrize("size", [-1, 2**32])
+def test_a_vocabulary_that_cannot_be_is_refused(size: int) -> None:
+    request = LearnMessage("n", bytes(16), b"", "", "", size)
+    with pytest.raises(ProtocolError, match=f"vocab_size: {size}"):
+        decode_learn(msgspec.msgpack.encode(request))
+
+
+@pytest.mark.parametrize("count", [-1, 2**32])
+def test_counts_out_of_range_are_refused(count: int) -> None:
+    assert decode_counts(encode_counts({"learned": 2**32 - 1})) == {"learned": 2**32 - 1}
+    with pytest.raises(ProtocolError, match=f"learned: {count}"):
+        decode_counts(msgspec.msgpack.encode({"failed": 1, "learned": count}))

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,10 @@ from draftline.retrieval_store.wire import (
     MAX_NODES,
     METHOD,
     ContextMessage,
+    LearnMessage,
     SubtreeMessage,
+    decode_counts,
+    decode_learn,
     decode_reply,
     decode_request,
     encode_reply,
@@ -234,6 +238,35 @@ def test_bad_replies(tokens: list[int], parents: list[int], log_probs: list[floa
     )
     with pytest.raises(ProtocolError):
         decode_reply(msgspec.msgpack.encode([entry]), 1)
+
+
+@pytest.mark.parametrize("part", [b"\x80", b"\x90", b"\x91", b"\x01"])
+def test_what_is_no_message_takes_no_memory(part: bytes) -> None:
+    count = 4 * 2**20
+    parts = msgspec.Raw(b"\xdd" + count.to_bytes(4, "big") + part * count + b"\x90")
+    lookup, learn = ContextMessage(b"", "", 0), LearnMessage("n", b"", b"", "", "", 9)
+    subtree = SubtreeMessage(b"", b"", b"", 0)
+    readers = (
+        (decode_request, parts), (decode_request, [(parts, *lookup[1:])]),
+        (lambda data: decode_reply(data, 1), [(parts, *subtree[1:])]),
+        (decode_learn, (*learn[:2], parts, *learn[3:])), (decode_counts, {"learned": parts}),
+    )  # fmt: skip
+    for read, message in readers:
+        data = msgspec.msgpack.encode(message)
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProtocolError):
+                read(data)
+            assert tracemalloc.get_traced_memory()[1] < count
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("length", [-1, 2**32])
+def test_a_match_that_cannot_be_is_refused(length: int) -> None:
+    reply = msgspec.msgpack.encode([SubtreeMessage(b"", b"", b"", length)])
+    with pytest.raises(ProtocolError, match=f"match_len: {length}"):
+        decode_reply(reply, 1)
 
 
 def test_replies_of_another_number_are_refused() -> None:

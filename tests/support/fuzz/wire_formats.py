@@ -51,9 +51,11 @@ from draftline.deploy.engine_process.messages import (
 )
 from draftline.retrieval_store.delta.settings import Fingerprint
 from draftline.retrieval_store.wire import (
+    decode_counts,
     decode_learn,
     decode_reply,
     decode_request,
+    encode_counts,
     encode_learn,
     encode_reply,
     encode_request,
@@ -203,6 +205,11 @@ def _retrieval() -> list[Format]:
             lambda data: decode_reply(data, len(SUBTREES)),
         ),
         Format("retrieval: learn", [learned], decode_learn),
+        Format(
+            "retrieval: counts",
+            [encode_counts({"learned": 1, "credited": 300, "failed": 2**20})],
+            decode_counts,
+        ),
     ]
 
 
