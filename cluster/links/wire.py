@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -99,7 +99,7 @@ _Whole = Annotated[int, msgspec.Meta(ge=0)]
 _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Int32 = Annotated[int, msgspec.Meta(ge=-MAX_INT32 - 1, le=MAX_INT32)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
-_Path = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_ASSUMED_TOKENS)]
+_Path: Any = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_ASSUMED_TOKENS)]
 # What is too long is refused before an array is made of it.
 _NODES = packed_array(MAX_PROPOSAL_NODES)
 # Fields that hold less than their annotations say.

@@ -24,8 +24,10 @@ Narrowed = Mapping[tuple[type, str], Any]
 
 # Arrays of messages have so many dimensions.
 DIMS = (1, 2)
+# So many are read, to be refused with a reason.
+MAX_DIMS = 8
 # Of an error's text: where in a message it is.
-PLACE = re.compile(r"(?P<what>.*) - at .*`\$(?P<path>[^`]*)`", re.DOTALL)
+PLACE = re.compile(r" - at .*`\$(?P<path>[^`]*)`$")
 STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+|\.\.\.)\]")
 
 
@@ -37,7 +39,7 @@ def encode(message: object) -> bytes:
 def packed_array(max_length: int = MAX_LENGTH) -> Any:
     """The type of an array as msgpack has it. No dimension may be longer than `max_length`."""
     length = Annotated[int, msgspec.Meta(ge=0, le=max_length)]
-    shape = Annotated[list[length], msgspec.Meta(max_length=max(DIMS))]
+    shape = Annotated[list[length], msgspec.Meta(max_length=MAX_DIMS)]
     # A view: the bytes are not copied before the array is made.
     return tuple[str, shape, memoryview]
 
@@ -106,7 +108,8 @@ def _wire_type(kind: Any, narrowed: Narrowed) -> Any:
         return msgspec.defstruct(kind.__name__, list(wire.items()))
     if origin is None or origin is Annotated or not isinstance(origin, type):
         return kind
-    return origin[tuple(part if part is ... else _wire_type(part, narrowed) for part in parts)]
+    container: Any = origin
+    return container[tuple(part if part is ... else _wire_type(part, narrowed) for part in parts)]
 
 
 @cache
@@ -118,12 +121,10 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _told(message: Any, error: str) -> str:
-    """An error of the library, which counts the fields of named tuples, with their names."""
-    found = PLACE.fullmatch(error)
-    if found is None:
-        return error
-    names = ".".join(_names(message, found["path"]))
-    return f"{names}: {found['what']}" if names else found["what"]
+    """An error of the library, which counts the fields of named tuples, behind their names."""
+    found = PLACE.search(error)
+    names = ".".join(_names(message, found["path"])) if found else ""
+    return f"{names}: {error}" if names else error
 
 
 def _names(kind: Any, path: str) -> Iterator[str]:
