@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import draftline
@@ -61,8 +63,11 @@ class Deployment:
     redis: RedisServer
     num_tokens: int
 
-    def text(self, index: int, *, drafts: bool = True) -> str:
-        """An answer to the tenant, streamed; every second one is drawn."""
+    def text(
+        self, index: int, *, drafts: bool = True, begins: Callable[[], object] = lambda: None
+    ) -> str:
+        """An answer to the tenant, streamed; every second one is drawn. `begins` is called with
+        the first chunk."""
         with openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=self.tenant_key, max_retries=0, timeout=300
         ) as client:
@@ -71,13 +76,21 @@ class Deployment:
                 seed=index, temperature=0.8 * (index % 2), stream=True,
                 extra_body={"ignore_eos": True, "speculative": {"enabled": drafts}},
             )  # fmt: skip
-            return "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+            first = next(stream)
+            begins()
+            chunks = chain([first], stream)
+            return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
     def texts(self, count: int, between: Callable[[], None] = lambda: None) -> list[str]:
-        """So many at once; `between` is called when they have begun."""
+        """So many at once; `between` is called when all have begun: one that has not begun is
+        refused, not resumed, where its only replica dies."""
         with ThreadPoolExecutor(max_workers=count) as pool:
-            running = [pool.submit(self.text, index) for index in range(count)]
-            time.sleep(0.3)
+            all_begin = Semaphore(0)
+            running = [
+                pool.submit(self.text, index, begins=all_begin.release) for index in range(count)
+            ]
+            for _ in range(count):
+                assert all_begin.acquire(timeout=60), "a stream does not begin"
             between()
             return [future.result(300) for future in running]
 
