@@ -113,7 +113,7 @@ class Drafting:
     def note_commit(
         self, state: RequestState, base_len: int, tokens: Int32, output: TreeOutput
     ) -> None:
-        """Keep a commit behind the first `base_len` tokens for the next message to the drafters."""
+        """Keep a commit after the first `base_len` tokens for the next message to the drafters."""
         if state.is_open:
             probed = output.probe_ids, output.top_next_tokens
             self._commits.append(StepCommit(state.request_id, base_len, tokens, *probed))

@@ -611,12 +611,12 @@ class OutputQueue:
         self._events.append((state, event))
 
     def deliver(self) -> None:
-        """Tell all that is kept, and what sinks cause meanwhile."""
+        """Send all events that are kept, also those that are posted meanwhile."""
         while self._events:
             self.tell(*self._events.popleft())
 
     def tell(self, state: RequestState, event: Delta | DraftlineError) -> None:
-        """Tell one event at once; also for other threads, where it is the last word."""
+        """Send one event at once; also for other threads, where it is the last one."""
         try:
             state.request.sink(event)
         except Exception as error:  # noqa: BLE001 - it supervises: the other requests go on
