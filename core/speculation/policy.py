@@ -300,7 +300,7 @@ class SpeculationPolicy:
         seconds = np.where(taken > 0, taken, self._seconds[:, :2])
         return SetPrices(
             seconds[:, 1] + seconds[:, 0] / load.num_requests,
-            shared_s / load.num_requests + each_s,
+            (shared_s + load.single_s) / load.num_requests + each_s,
             load.token_s,
             load.row_s * float(self._lengths.num_nodes[bucket // NUM_LENGTH_BUCKETS]),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from draftline.models.load.public_models import fetch
 from support.servers.processes import coordinator_pids, pool_server_pids, stage_pids
 from support.servers.whole_deployment import DRAFTERS, deployment, until
 
@@ -15,8 +16,17 @@ GRAFANA = "session_latest/metrics/grafana"
 @pytest.mark.cluster
 @pytest.mark.redis
 @pytest.mark.timeout(900)
-def test_all_parts_come_up_draft_and_stop(tmp_path: Path) -> None:
-    with deployment(tmp_path, num_documents=4, num_tokens=120, num_lookups=1) as running:
+@pytest.mark.parametrize(
+    ("model", "num_tokens"),
+    [("demo", 120), pytest.param("smollm2", 32, marks=[pytest.mark.public, pytest.mark.full])],
+)
+def test_all_parts_come_up_draft_and_stop(tmp_path: Path, model: str, num_tokens: int) -> None:
+    if model == "smollm2":
+        fetch(model)
+    drafters = set(DRAFTERS) - ({"head"} if model == "smollm2" else set())
+    with deployment(
+        tmp_path, num_documents=4, num_tokens=num_tokens, num_lookups=1, model=model
+    ) as running:
         assert len(stage_pids()) == 2
         assert len(coordinator_pids()) == 1
         assert len(pool_server_pids("drafters")) == 1
@@ -27,7 +37,7 @@ def test_all_parts_come_up_draft_and_stop(tmp_path: Path) -> None:
         def all_have_drafted() -> bool:
             assert running.texts(2) == plain
             proposals.update(running.values("draftline:drafter_proposals_total"))
-            return {name for name, count in proposals.items() if count} == set(DRAFTERS)
+            return {name for name, count in proposals.items() if count} == drafters
 
         until(all_have_drafted, "some never draft", 120)
         # What `deploy/clusters/observe.sh` gives to Prometheus and Grafana.

@@ -62,6 +62,7 @@ class Deployment:
     tenant_key: str
     redis: RedisServer
     num_tokens: int
+    model: str
 
     def text(
         self, index: int, *, drafts: bool = True, begins: Callable[[], object] = lambda: None
@@ -72,7 +73,7 @@ class Deployment:
             base_url=f"{self.url}/v1", api_key=self.tenant_key, max_retries=0, timeout=300
         ) as client:
             stream = client.completions.create(
-                model="demo", prompt=PROMPTS[index % len(PROMPTS)], max_tokens=self.num_tokens,
+                model=self.model, prompt=PROMPTS[index % len(PROMPTS)], max_tokens=self.num_tokens,
                 seed=index, temperature=0.8 * (index % 2), stream=True,
                 extra_body={"ignore_eos": True, "speculative": {"enabled": drafts}},
             )  # fmt: skip
@@ -125,10 +126,16 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> No
 
 @contextmanager
 def deployment(
-    folder: Path, *, num_documents: int, num_tokens: int, num_lookups: int = 2
+    folder: Path,
+    *,
+    num_documents: int,
+    num_tokens: int,
+    num_lookups: int = 2,
+    model: str = "demo",
 ) -> Iterator[Deployment]:
     """Everything runs: Redis with a store of so many documents and a tenant, and `serve run`.
 
+    model        the target; only `demo` has a head
     num_tokens   of each answer
     num_lookups  servers of the pool of lookups, at the start
     """
@@ -140,20 +147,22 @@ def deployment(
     options = ("--requirepass", PASSWORD, "--appendonly", "yes")
     with RedisServer(folder, *options) as redis:
         store = f"{redis.url}?password_file={folder}/redis_password"
-        draftline_says("corpus", "build", str(folder / "corpus"), "--model", "demo",
+        draftline_says("corpus", "build", str(folder / "corpus"), "--model", model,
                        "--store", store, "--keep", str(num_documents))  # fmt: skip
         made = draftline_says("tenant", "create", "acme", "--store", store)
         [tenant_key] = re.findall(r"\bdl-[\w-]+|\bsk-[\w-]+", made)
         port = free_port(ServerConfig(port=0))
-        settings = stood_in(redis=store, operator_key=str(folder / "operator"))
+        settings = stood_in(model=model, redis=store, operator_key=str(folder / "operator"))
         settings["http_options"]["port"] = port
         _, retrieval, server = (one["args"] for one in settings["applications"])
         retrieval["min_replicas"] = num_lookups
+        if model != "demo":
+            server["drafters"] = [one for one in server["drafters"] if one["kind"] != "head"]
         scaling = server["deployment"]["autoscaling_config"]
         scaling |= {"upscale_delay_s": 1, "downscale_delay_s": 5}
         file, log = folder / "70b.yaml", folder / "serve.log"
         file.write_text(yaml.safe_dump(settings))
-        running = Deployment(f"http://127.0.0.1:{port}", tenant_key, redis, num_tokens)
+        running = Deployment(f"http://127.0.0.1:{port}", tenant_key, redis, num_tokens, model)
         variables = os.environ | RAY_ENVIRONMENT | {"RAY_worker_niceness": "0"}
         with (
             log.open("w") as out,
@@ -163,7 +172,8 @@ def deployment(
         ):
             try:
                 # An engine is there, and has all servers of its drafters.
-                servers = dict.fromkeys(DRAFTERS, 1) | {"retrieval": num_lookups}
+                kinds = [one["kind"] for one in server["drafters"]]
+                servers = dict.fromkeys(kinds, 1) | {"retrieval": num_lookups}
                 until(
                     lambda: (
                         running.values("draftline:drafter_servers") == servers
