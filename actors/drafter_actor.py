@@ -36,7 +36,7 @@ class DrafterActor:
 
     def __init__(self, config: DrafterConfig, token: str, engine: EngineConfig | None) -> None:
         self._config, self._engine = config, engine
-        self._access = Access.single(token)
+        self._access = Access(token)
         self._host = ray.util.get_node_ip_address()
         self._server: DrafterServer | None = None
         self._port: int | None = None

@@ -20,8 +20,8 @@ from ..core.interfaces import Drafter
 from .listener import (
     GrpcListener,
     add_listen_arguments,
+    health_handler,
     listen_settings,
-    require_whole_scopes,
     run_server,
     serve_until_signal,
 )
@@ -29,6 +29,8 @@ from .listener import (
 
 class DrafterServer:
     """Serves a drafter at host:port; port 0 lets the system choose one.
+
+    Health checks of gRPC are answered, from its stop on with `NOT_SERVING`.
 
     access          which calls are allowed; None: all
     on_device_lost  see `DrafterService`
@@ -46,10 +48,11 @@ class DrafterServer:
         on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._service = DrafterService(drafter, max_message_bytes, on_device_lost=on_device_lost)
+        self._is_stopping = False
         # A coordinator's stream never ends by itself. A stream that is being cancelled needs a
         # moment; otherwise gRPC cancels it twice and prints a traceback.
         self._listener = GrpcListener(
-            [self._service.handler()],
+            [self._service.handler(), health_handler(lambda: not self._is_stopping)],
             host,
             port,
             tls=tls,
@@ -73,6 +76,7 @@ class DrafterServer:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """End every connection, once no request is open or `drain_s` has passed."""
+        self._is_stopping = True
         await self._service.drain(drain_s)
         await self._listener.stop()
         self._service.close()
@@ -105,7 +109,6 @@ def main(arguments: list[str] | None = None) -> int:
     async def serve() -> None:
         target = EngineConfig.model_validate({"model": given.target}) if given.target else None
         listening = listen_settings(given)
-        require_whole_scopes(listening["access"])
         config = _read_first_line() if given.config == "-" else given.config
         drafter = build_drafter(_parse_config(config), target)
         # The parent process starts another server.

@@ -1,4 +1,4 @@
-"""What the gRPC servers of drafters and stores share: arguments, port, TLS, tokens, signals."""
+"""A gRPC server's arguments, port, TLS, tokens, health checks and signals."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-env",
         metavar="NAME",
-        help="environment variable with lines `TOKEN namespace1,namespace2` or `TOKEN *`; calls "
-        "need one of these tokens",
+        help="environment variable with tokens, one a line; calls need one of them",
     )
-    parser.add_argument("--token-file", metavar="FILE", help="the same lines in a file")
+    parser.add_argument("--token-file", metavar="FILE", help="file with such lines")
     parser.add_argument(
         "--allow-unauthenticated",
         action="store_true",
@@ -72,14 +71,6 @@ def listen_settings(given: argparse.Namespace) -> dict[str, Any]:
         "tls": tls if has_tls else None,
         "access": access,
     }
-
-
-def require_whole_scopes(access: Access | None) -> None:
-    """Raise `ConfigError` for tokens limited to some namespaces, on a server without namespaces."""
-    if access is not None and not access.is_everything:
-        raise ConfigError(
-            "token_file", "a drafter server serves all namespaces; write `TOKEN *` in each line"
-        )
 
 
 def is_loopback(host: str) -> bool:
@@ -209,19 +200,12 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method == HEALTH_METHOD:
             return handler
-        if self._access.scope(handler_call_details.invocation_metadata) is not None:
+        if self._access.allows(handler_call_details.invocation_metadata):
             return handler
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(_refuse_stream)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+        return grpc.stream_stream_rpc_method_handler(_refuse)
 
 
-async def _refuse(_request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REASON)
-    return b""
-
-
-async def _refuse_stream(
+async def _refuse(
     requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
 ) -> AsyncIterator[bytes]:
     # Read the request first: a client refused while it still writes reports INTERNAL, not the

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from ..core.errors import ConfigError
 from ..core.request.sampling_params import PipeliningMode
 from .checked_settings import Settings
+from .removed_settings import REMOVED_OPTIONS
 
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "typical"]
@@ -60,7 +61,7 @@ class DrafterConfig(Settings):
     tls_ca: str | None = Field(
         None,
         description="PEM file that verifies the certificates of its gRPC servers: at address, "
-        "of a pool, of retrieval servers (server), of its actor on Ray",
+        "of a pool, of its actor on Ray",
     )
     tls_certificate: str | None = Field(
         None,
@@ -73,24 +74,26 @@ class DrafterConfig(Settings):
     )
     token_env: str | None = Field(
         None,
-        description="environment variable with the token for the server at address or for "
-        "retrieval servers; servers that the engine or a pool starts need none",
+        description="environment variable with the token for the servers at address; servers "
+        "that the engine or a pool starts need none",
     )
     token_file: str | None = Field(None, description="file with that token")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # First: settings with it name a token, too, which the checks below would refuse.
+        if "server" in self.options:
+            raise ConfigError("server", f"was removed; {REMOVED_OPTIONS['server']}")
         self._check_servers()
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_key", "tls_certificate and tls_key go together")
         if self.token_env is not None and self.token_file is not None:
             raise ConfigError("token_file", "token_env is given, too; leave one of them out")
-        calls_others = self.address is not None or "server" in (self.model_extra or {})
         for field in ("token_env", "token_file"):
-            if getattr(self, field) is not None and not calls_others:
-                raise ConfigError(field, "needs address or server: which server asks for it?")
-        if self.has_tls and not calls_others and self.transport != "grpc":
-            raise ConfigError("tls_ca", "needs address, server or transport: grpc")
+            if getattr(self, field) is not None and self.address is None:
+                raise ConfigError(field, "needs address: which server asks for it?")
+        if self.has_tls and self.transport != "grpc":
+            raise ConfigError("tls_ca", "needs transport: grpc")
         return self
 
     def _check_servers(self) -> None:
@@ -321,7 +324,7 @@ class EngineConfig(Settings):
             )
         for index, drafter in enumerate(self.drafters):
             is_here = drafter.is_spawned and self.backend == "local"
-            if is_here and drafter.has_tls and "server" not in drafter.options:
+            if is_here and drafter.has_tls:
                 raise ConfigError(
                     f"drafters[{index}].tls_ca",
                     "its server is a child process on loopback, which takes no TLS; leave it out",

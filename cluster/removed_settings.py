@@ -113,6 +113,7 @@ REMOVED_OPTIONS: Mapping[str, str] = {
     "prefix_cache": "leave it out: requests share the KV of equal prefixes",
     "compile": "leave it out: a model drafter on a CPU uses the C++ kernels",
     "max_tokens": "leave it out: a head keeps the latest 8,192 tokens",
+    "server": "use transport: grpc and address: [host:port, ...] of drafter servers",
 }
 REMOVED_COMMANDS: Mapping[str, str] = {
     "trace": "open the file of --trace-steps in ui.perfetto.dev",
@@ -129,7 +130,6 @@ REMOVED_FLAGS: Mapping[tuple[str, str], str] = {
     ("bench", "--fixed-nodes"): "--tree-nodes N --node-budget full verifies N draft tokens always",
     ("dashboard", "--ray-llm"): "leave it out: draftline's dashboard is one of its own",
     ("bench", "--token-map"): "leave it out: heads draft all tokens of their output head",
-    ("retrieval_server", "--store-env"): "use --store redis://HOST:PORT/0?password_file=FILE",
     ("doctor", "--address"): "run it on a node of the cluster, or set RAY_ADDRESS",
 }
 # Values of a key, of any section.

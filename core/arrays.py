@@ -1,7 +1,6 @@
 """Names of array types, which are numpy and are never written after construction; arrays as bytes.
 
-Every message between processes takes its arrays through `pack` and `unpack`, or `unpack_flat` where
-all that it has is their bytes.
+Every message between processes takes its arrays through `pack` and `unpack`.
 """
 
 from __future__ import annotations
@@ -83,12 +82,6 @@ def unpack(
     array = np.frombuffer(data, dtype=wire)
     # A copy, since compiled loops and torch treat arrays that cannot be written as another kind.
     return (array if len(shape) == 1 else array.reshape(shape)).astype(expected)
-
-
-def unpack_flat(data: bytes, dtype: DTypeLike, field: str) -> NDArray:
-    """A new array of one dimension, as long as the bytes say. Raises as `unpack`."""
-    wire, name = _wire_type(np.dtype(dtype))
-    return unpack(PackedArray(name, (len(data) // wire.itemsize,), data), dtype, field)
 
 
 @cache

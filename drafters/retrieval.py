@@ -202,7 +202,7 @@ class RetrievalDrafter:
         self._requests.put(request.request_id, state)
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One proposal a query, from one lookup of all; its deadline is the lookup's own."""
+        """One proposal a query, from one lookup of all."""
         states = [self._requests.of_query(query) for query in queries]
         proposals = [empty_proposal(self._name) for _ in queries]
         budgets = [min(query.max_nodes, self._options.max_nodes) for query in queries]

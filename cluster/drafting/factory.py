@@ -23,7 +23,6 @@ from ...drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
 from ..config import HEAD, DrafterConfig, EngineConfig
-from ..links.access import read_token
 from .options import HEAD_KEYS, drafter_options, head_folder
 
 if TYPE_CHECKING:
@@ -159,27 +158,16 @@ def _head(recipe: _Recipe) -> Drafter:
 
 
 def _retrieval(recipe: _Recipe) -> Drafter:
-    from ..links.access import drafter_tls  # noqa: PLC0415
-    from ..retrieval import open_servers, open_source  # noqa: PLC0415
+    from ..retrieval import open_source  # noqa: PLC0415
 
     model = None if recipe.engine is None else recipe.engine.model
     options: RetrievalOptions = recipe.options
     learns_for = model if options.learn else None
     if options.learn and model is None:
         raise ConfigError("learn", "needs the served model: start the server with --target MODEL")
-    if recipe.values["server"] is not None:
-        if recipe.values["learn_off"] is not None:
-            raise ConfigError("learn_off", "belongs to the retrieval server: --learn-off")
-        if _lookup_rule(options) != LookupRule():
-            raise ConfigError("rule", "a server has its own: name the store, or leave out the rule")
-        servers = recipe.require("server", "host:port of a retrieval server; commas between more")
-        config = recipe.config
-        token = read_token(config.token_env, config.token_file)
-        source = open_servers(servers.split(","), learns_for, drafter_tls(config), token)
-    else:
-        url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
-        learn_off = _names(recipe.values["learn_off"])
-        source = open_source(url, model, learns_for, learn_off, _lookup_rule(options))
+    url = recipe.require("store", "a folder or a redis:// URL")
+    learn_off = _names(recipe.values["learn_off"])
+    source = open_source(url, model, learns_for, learn_off, _lookup_rule(options))
     return RetrievalDrafter(source.lookup, recipe.name, options, source.learner, source.free)
 
 
@@ -205,9 +193,7 @@ KINDS: Mapping[str, _Kind] = {
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
     HEAD: _Kind(_head_options, _head, HEAD_KEYS),
-    "retrieval": _Kind(
-        lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off"), REST_PAPER
-    ),
+    "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "learn_off"), REST_PAPER),
 }
 
 

@@ -6,22 +6,20 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import grpc
 
 from ...core.errors import ConfigError
-from ...retrieval_store.search.lookup import SHARED
-from ...retrieval_store.store import check_namespace
 from ..config import DrafterConfig
 
 HEADER = "authorization"
 PREFIX = "Bearer "
 # What can be guessed protects nothing; `new_token` gives 43.
 MIN_CHARS = 16
+# May stand behind a token in files of earlier releases, where it meant all namespaces.
 EVERY_NAMESPACE = "*"
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -99,57 +97,24 @@ def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     return () if token is None else ((HEADER, PREFIX + token),)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The namespaces that a token may read and have learned; `*` is all of them."""
-
-    namespaces: frozenset[str] = frozenset({EVERY_NAMESPACE})
-
-    @property
-    def is_everything(self) -> bool:
-        """Whether no namespace is outside of it."""
-        return EVERY_NAMESPACE in self.namespaces
-
-    def may_read(self, namespace: str) -> bool:
-        """Whether the namespace is listed, or the one that all may read."""
-        return namespace == SHARED or self.may_write(namespace)
-
-    def may_write(self, namespace: str) -> bool:
-        """Whether the namespace is listed."""
-        return self.is_everything or namespace in self.namespaces
-
-
 class Access:
-    """Who may call a server: digests of its tokens, each with its scope."""
+    """Who may call a server: digests of its tokens."""
 
-    def __init__(self, scopes: Sequence[tuple[str, Scope]]) -> None:
-        self._scopes = [(_digest(token), scope) for token, scope in scopes]
+    def __init__(self, *tokens: str) -> None:
+        self._digests = [_digest(token) for token in tokens]
 
-    @classmethod
-    def single(cls, token: str) -> Self:
-        """One token that may do everything."""
-        return cls([(token, Scope())])
-
-    @property
-    def is_everything(self) -> bool:
-        """Whether no token is limited to some namespaces."""
-        return all(scope.is_everything for _, scope in self._scopes)
-
-    def scope(self, metadata: Metadata | None) -> Scope | None:
-        """What the caller may do; None: it has no token of this server.
+    def allows(self, metadata: Metadata | None) -> bool:
+        """Whether the caller has a token of this server.
 
         Takes as long whether and where a token agrees.
         """
         given = _digest(_bearer(metadata or ()))
-        matching = None
-        for digest, scope in self._scopes:
-            if hmac.compare_digest(digest, given):
-                matching = scope
-        return matching
+        agree = [hmac.compare_digest(digest, given) for digest in self._digests]
+        return any(agree)
 
 
 def read_access(env: str | None, file: str | None) -> Access | None:
-    """The tokens of a server, one a line: `TOKEN namespace1,namespace2`, or `TOKEN *`.
+    """The tokens of a server, one a line.
 
     From an environment variable, which children do not inherit then, or from a file; None where
     neither is named. Raises `ConfigError`, which tells no token.
@@ -159,23 +124,18 @@ def read_access(env: str | None, file: str | None) -> Access | None:
     field, lines = _lines(env, file)
     if env is not None:
         del os.environ[env]
-    scopes = [_scope(field, number, line) for number, line in lines]
-    tokens = [token for token, _ in scopes]
-    if len(set(tokens)) < len(tokens):
-        raise ConfigError(field, "holds one token twice; list all of its namespaces in one line")
-    return Access(scopes)
+    return Access(*(_token(field, number, line) for number, line in lines))
 
 
 def read_token(env: str | None, file: str | None) -> str | None:
-    """The token that a client sends: the first word of the variable or of the file.
+    """The token that a client sends: the first one of the variable or of the file.
 
     None where neither is named. Raises `ConfigError`, which tells no token.
     """
     if env is None and file is None:
         return None
     field, lines = _lines(env, file)
-    number, line = lines[0]
-    return _checked(field, number, line.split()[0])
+    return _token(field, *lines[0])
 
 
 def _lines(env: str | None, file: str | None) -> tuple[str, list[tuple[int, str]]]:
@@ -203,25 +163,14 @@ def _text(file: str) -> str:
         raise ConfigError("token_file", f"{file} is not a text file") from error
 
 
-def _scope(field: str, number: int, line: str) -> tuple[str, Scope]:
-    token, *listed = line.split()
-    _checked(field, number, token)
-    if len(listed) != 1:
+def _token(field: str, number: int, line: str) -> str:
+    token, *rest = line.split()
+    if rest not in ([], [EVERY_NAMESPACE]):
         raise ConfigError(
             field,
-            f"line {number}: write TOKEN and its namespaces with commas between, or TOKEN *",
+            f"line {number}: namespaces of tokens were removed; write the token alone, which is "
+            "for all namespaces",
         )
-    names = listed[0].split(",")
-    for name in names:
-        if name != EVERY_NAMESPACE:
-            try:
-                check_namespace(name)
-            except ConfigError as error:
-                raise ConfigError(field, f"line {number}: {error.message}") from error
-    return token, Scope(frozenset(names))
-
-
-def _checked(field: str, number: int, token: str) -> str:
     if len(token) < MIN_CHARS or not token.isascii() or not token.isprintable():
         raise ConfigError(
             field,

@@ -12,7 +12,7 @@ secret gateway_key "sk-$(random)"
 secret grafana_password "$(random)"
 secret redis_password "$(random)"
 password=$(cat secrets/redis_password)
-secret drafter_token "$(random) *"
+secret drafter_token "$(random)"
 secret redis.conf "$(printf '%s\n' "requirepass $password" 'appendonly yes' 'dir /data' \
     'maxmemory 1gb' 'maxmemory-policy noeviction')"
 # Containers read them as users of their own; the folder is closed to everybody else.

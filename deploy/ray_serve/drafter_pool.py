@@ -99,7 +99,7 @@ class PoolServer:
             drafter,
             host,
             tls=actor_tls(config.drafter),
-            access=Access.single(self._token),
+            access=Access(self._token),
             # Ray Serve starts another.
             on_device_lost=end_process,
         )

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from ...core.arrays import Int32
-from ...core.errors import ConfigError, DamagedError, StoreError
+from ...core.errors import DamagedError, StoreError
 from ...core.interfaces import Ended, Subtree
 from ..delta.damage import StoreWatch
-from ..delta.settings import Fingerprint
 from ..learning import LiveLearning
 from ..search.lookup import LookupRule, SegmentLookup
 from ..segment.segment import Segment
@@ -110,11 +109,6 @@ class ServiceStatus:
     num_damaged: int = 0
     is_lost: bool = False
 
-    @property
-    def is_serving(self) -> bool:
-        """Whether a content was loaded, even that of an empty store."""
-        return self.num_segments > 0 or bool(self.version)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
@@ -205,18 +199,13 @@ class RetrievalService:
             raise failure
         return changed
 
-    def learn(self, ended: Ended, fingerprint: Fingerprint | None = None) -> Mapping[str, int]:
+    def learn(self, ended: Ended) -> Mapping[str, int]:
         """Learn an ended request; returns its outcomes, see `LiveLearning.learn`.
 
         Blocks for some round trips to the store; does nothing without `learning`. Raises
-        `StoreError` if the store is out of reach or has lost its data, and `ConfigError` for a text
-        of another model than `fingerprint`, if that is given.
+        `StoreError` if the store is out of reach or has lost its data.
         """
-        if self._learning is None:
-            return {}
-        if fingerprint is not None and fingerprint != self._learning.fingerprint:
-            raise ConfigError("fingerprint", "the text is of another model than this service's")
-        return self._learning.learn(ended)
+        return {} if self._learning is None else self._learning.learn(ended)
 
     def start(self) -> None:
         """Follow the store in a thread until `stop`, or until this object is garbage-collected.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -262,37 +260,11 @@ def test_wrong_settings_end_with_one_line(config, message, capsys):
     assert captured.err.count("\n") == 1
 
 
-StartProcess = Callable[[int], Awaitable[tuple[asyncio.subprocess.Process, int]]]
-
-
-@pytest.fixture
-async def start_process() -> AsyncIterator[StartProcess]:
-    """Starts server processes at a port and gives their ports; none outlives the test."""
-    processes: list[asyncio.subprocess.Process] = []
-
-    async def start(port: int) -> tuple[asyncio.subprocess.Process, int]:
-        config = json.dumps({"kind": "prompt_lookup", "name": "far", "num_matches": 1})
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "draftline.actors.drafter_server"),
-            *("--config", config, "--port", str(port)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        processes.append(process)
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        assert line.startswith("ready port="), line
-        return process, int(line.removeprefix("ready port="))
-
-    yield start
-    for process in processes:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+FAR = {"kind": "prompt_lookup", "name": "far", "num_matches": 1}
 
 
 async def test_kill_9_in_the_middle_stops_proposals_until_the_server_is_back(start_process):
-    process, port = await start_process(0)
+    process, port = await start_process(FAR, 0)
     hub = DrafterHub([GrpcLink("far", f"127.0.0.1:{port}")], QUICK_RETRY)
     await hub.start()
     rhyme = Rhyme(hub)
@@ -306,7 +278,7 @@ async def test_kill_9_in_the_middle_stops_proposals_until_the_server_is_back(sta
     for _ in range(20):
         assert await rhyme.step() == 0
     assert not hub.stats()[0].connected
-    process, same_port = await start_process(port)
+    process, same_port = await start_process(FAR, port)
     assert same_port == port
     await until(rhyme.step)
     # Opened anew with all tokens, and in step again from there on.

@@ -43,6 +43,10 @@ def test_a_name_that_left_is_refused(kind: type[Settings], name: str) -> None:
         ({"kind": "head", "tree_size": "full"}, "tree_size: was removed; leave it out: a head's"),
         ({"kind": "model", "stop": "schedule"}, "stop: 'schedule' was removed; use goodput"),
         ({"kind": "model", "ahead": True}, "ahead: was removed; use tree: dynamic or sequoia"),
+        (
+            {"kind": "retrieval", "server": "host:1,host:2", "learn": True, "token_file": "/token"},
+            r"server: was removed; use transport: grpc and address: \[host:port, ...\] of drafter",
+        ),
     ],
 )
 def test_a_drafter_s_settings(settings: dict[str, Any], message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.core.arrays import MAX_LENGTH, PackedArray, pack, unpack, unpack_flat
+from draftline.core.arrays import MAX_LENGTH, PackedArray, pack, unpack
 from draftline.core.errors import ProtocolError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,13 +47,6 @@ def test_bytes_are_little_endian_whatever_the_array_is() -> None:
 def test_what_is_no_array_is_refused(packed: PackedArray, why: str) -> None:
     with pytest.raises(ProtocolError, match=f"^probe.tokens: .*{why}"):
         unpack(packed, np.int32, "probe.tokens", (1, 2))
-
-
-def test_flat_bytes_are_as_long_as_they_say() -> None:
-    assert unpack_flat(bytes(12), np.float32, "log_probs").tolist() == [0.0, 0.0, 0.0]
-    assert unpack_flat(b"", np.int32, "tokens").shape == (0,)
-    with pytest.raises(ProtocolError, match=r"^tokens: 6 bytes"):
-        unpack_flat(bytes(6), np.int32, "tokens")
 
 
 def test_objects_have_no_bytes() -> None:

@@ -11,7 +11,7 @@ from support.fuzz.wire_run import fuzz, mutated
 
 FORMATS = {one.name: one for one in formats()}
 # Over all formats, about 100,000 in the long form.
-MESSAGES, ALL_MESSAGES = 200, 9100
+MESSAGES, ALL_MESSAGES = 200, 12_500
 
 
 @pytest.mark.parametrize("count", [MESSAGES, pytest.param(ALL_MESSAGES, marks=pytest.mark.full)])

@@ -4,10 +4,10 @@
         [--model-drafters]
 
 Serves the demo model by `draftline serve` on a Ray cluster of two nodes on this machine: two
-replicas of two stages with a drafter actor each, two HTTP replicas, two retrieval servers, and a
-Redis for tenants, rates, usage and retrieval. Every request must end
-within its deadline, with the text of plain decoding or a clear error; streams that lose their
-replica must go on; nothing may be left. Prints tables, writes JSON; exits 1 if anything is wrong.
+replicas of two stages with a drafter actor each, two HTTP replicas, two drafter servers of kind
+retrieval, and a Redis for tenants, rates, usage and retrieval. Every request must end within its
+deadline, with the text of plain decoding or a clear error; streams that lose their replica must go
+on; nothing may be left. Prints tables, writes JSON; exits 1 if anything is wrong.
 """
 
 from __future__ import annotations

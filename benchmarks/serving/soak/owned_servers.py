@@ -1,7 +1,8 @@
-"""Servers that a soak has of its own: Redis, retrieval, and the disk and the network between."""
+"""Servers that a soak has of its own: Redis, drafters, and the disk and the network between."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -197,8 +198,8 @@ class RedisServer(OwnedServer):
             return False
 
 
-class OwnedRetrievalServer(OwnedServer):
-    """Over the store at `url`. It serves a little after its start."""
+class OwnedDrafterServer(OwnedServer):
+    """Of kind retrieval, over the store at `url`. It serves a little after its start."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -207,8 +208,9 @@ class OwnedRetrievalServer(OwnedServer):
     @property
     def command(self) -> Sequence[str]:
         """See `OwnedServer`."""
-        module = ("-m", "draftline.actors.retrieval_server")
-        return (sys.executable, *module, "--store", self._url, "--port", str(self.port))
+        module = ("-m", "draftline.actors.drafter_server")
+        config = json.dumps({"kind": "retrieval", "store": self._url})
+        return (sys.executable, *module, "--config", config, "--port", str(self.port))
 
     def revive(self) -> None:
         """Start it again if it has ended by itself: at its start it needs its store."""

@@ -22,7 +22,7 @@ from ..ray_servers import Process
 from .clients import SoakAnswer, answer_of
 from .faults import Done, Fault, Faults, make_faults
 from .judge import Outcome, SoakVerdict, judge, outcomes_of, plain_answers
-from .owned_servers import OwnedRetrievalServer
+from .owned_servers import OwnedDrafterServer
 from .setup import DEADLINE_S, OPERATOR, Setup, SoakPrompt, make_plan, set_up, settings_of
 from .watch import SETTLE_S, Holdings, Watch, key_leaks, process_leaks, wait_for_quiet
 
@@ -165,7 +165,7 @@ async def _serve(at: Setup, setting: SoakSetting, plan: SoakPlan, faults: Faults
     )
 
 
-async def _revive(servers: Sequence[OwnedRetrievalServer]) -> None:
+async def _revive(servers: Sequence[OwnedDrafterServer]) -> None:
     """What a supervisor does, until cancelled."""
     while True:
         for server in servers:

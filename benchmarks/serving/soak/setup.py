@@ -20,7 +20,7 @@ from ....deploy.tenants import create_tenant, open_tenant_store
 from ....retrieval_store.serving.open_store import open_store
 from ..ray_servers import END_TIMEOUT_S, POLL_S, Cluster, Process, RayServer, served, tree
 from .faults import NODE, REDIS, RETRIEVAL, Targets
-from .owned_servers import Disk, NetworkProxies, OwnedRetrievalServer, RedisServer
+from .owned_servers import Disk, NetworkProxies, OwnedDrafterServer, RedisServer
 
 TENANTS = ("amber", "birch", "cedar", "dune")
 PROMPTS = 24
@@ -165,7 +165,7 @@ class Setup:
     server: RayServer
     cluster: Cluster
     redis: RedisServer
-    retrieval: Sequence[OwnedRetrievalServer]
+    retrieval: Sequence[OwnedDrafterServer]
     networks: Sequence[NetworkProxies]
     disk: Disk
     keys: Mapping[str, str]
@@ -211,7 +211,7 @@ def settings_of(
         "drafters": [
             {"kind": "spectra", "transport": "grpc"},
             {"kind": "suffix"},
-            {"kind": "retrieval", "server": ",".join(retrieval)},
+            {"kind": "retrieval", "transport": "grpc", "address": list(retrieval)},
             *(MODEL_DRAFTERS if model_drafters else ()),
         ],
         "server": {
@@ -243,7 +243,7 @@ def cpus_of(settings: Mapping[str, Any]) -> tuple[int, int]:
 def set_up(
     replicas: int, stages: int, logs: Path | None, *, model_drafters: bool = False
 ) -> Iterator[Setup]:
-    """A Redis with tenants and texts, retrieval servers, a Ray cluster, and a server on it.
+    """A Redis with tenants and texts, drafter servers over it, a Ray cluster, a server on it.
 
     logs  the folder that Ray's are left in; None: nobody wants them
     """
@@ -255,7 +255,7 @@ def set_up(
         networks = [stack.enter_context(NetworkProxies(redis.port))]
         redis_url = f"redis://127.0.0.1:{networks[0].port}/0"
         servers = [
-            stack.enter_context(OwnedRetrievalServer(redis_url)) for _ in range(RETRIEVAL_SERVERS)
+            stack.enter_context(OwnedDrafterServer(redis_url)) for _ in range(RETRIEVAL_SERVERS)
         ]
         networks += [stack.enter_context(NetworkProxies(server.port)) for server in servers]
         addresses = [f"127.0.0.1:{network.port}" for network in networks[1:]]

@@ -67,7 +67,6 @@ def test_options_reach_the_drafter():
         ({"kind": "model"}, "model: must be given"),
         ({"kind": "retrieval"}, "store: must be given"),
         ({"kind": "retrieval", "store": "ftp://here"}, "store: 'ftp://here' is neither"),
-        ({"kind": "retrieval", "server": 7}, "server: must be given: host:port"),
     ],
 )
 def test_wrong_settings_name_the_key(config, message):
@@ -99,8 +98,6 @@ def test_the_papers_retrieval_counts_as_rest_does(tmp_path: Path) -> None:
     paper = {"kind": "retrieval", "profile": "paper"}
     drafter = build_drafter(DrafterConfig(**paper, store=str(tmp_path)))
     assert drafter._lookup._rule == REST_RULE
-    with pytest.raises(ConfigError, match="rule: a server has its own"):
-        build_drafter(DrafterConfig(**paper, server="127.0.0.1:1"))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +112,9 @@ def test_an_unknown_profile_is_refused(kind: str, profile: str, message: str) ->
         build_drafter(DrafterConfig(kind=kind, profile=profile))
 
 
-def test_retrieval_over_a_folder_and_over_a_server(tmp_path: Path):
-    for where in ({"store": str(tmp_path)}, {"server": "127.0.0.1:1"}):
-        drafter = build_drafter(DrafterConfig(kind="retrieval", name="stored", **where))
-        assert drafter.name == "stored"
+def test_retrieval_over_a_folder(tmp_path: Path):
+    drafter = build_drafter(DrafterConfig(kind="retrieval", name="stored", store=str(tmp_path)))
+    assert drafter.name == "stored"
 
 
 def test_a_folder_that_is_not_there_is_a_config_error(tmp_path: Path):

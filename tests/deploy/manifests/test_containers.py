@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import draftline
 import pytest
 import yaml
+from draftline.cluster.config import DrafterConfig
 from draftline.deploy.settings.settings import build_serve_args, read_settings
 
 ROOT = Path(draftline.__file__).parent
@@ -130,6 +132,27 @@ def test_draftline_takes_the_settings_of_compose(tmp_path: Path) -> None:
     assert int(grace["services"]["draftline"]["stop_grace_period"][:-1]) > (
         args.server.drain_timeout_s
     )
+
+
+def test_drafter_servers_of_compose_are_those_that_the_settings_ask(
+    compose: dict[str, Any],
+) -> None:
+    settings = read_settings(DOCKER / "config" / "serve.yaml")
+    asked = {one["address"]: one for one in settings["drafters"] if "address" in one}
+    assert set(asked) == {"drafter:7100", "lookup:7000"}
+    for address, drafter in asked.items():
+        service, _, port = address.partition(":")
+        command = compose["services"][service]["command"]
+        assert command[:3] == ["python", "-m", "draftline.actors.drafter_server"]
+        options = dict(one.split("=", 1) for one in command[3:])
+        own = DrafterConfig(**json.loads(options.pop("--config")))
+        assert (own.kind, own.options.get("learn")) == (drafter["kind"], drafter.get("learn"))
+        assert options == {
+            "--target": settings["model"],
+            "--host": "0.0.0.0",
+            "--port": port,
+            "--token-file": drafter["token_file"],
+        }
 
 
 def test_config_files_of_compose_are_there(compose: dict[str, Any]) -> None:

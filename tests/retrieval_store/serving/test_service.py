@@ -151,10 +151,10 @@ def test_a_damaged_segment_keeps_nobody_elses_changes_waiting(
 def test_the_last_good_content_is_served_until_the_next_one_can_be() -> None:
     store = ToldStore()
     service = RetrievalService(store, Expected(tokenizer_hash="tokenizer"))
-    assert not service.status.is_serving
+    assert service.status.num_segments == 0
     store.segments = {"a": AFTER_12[10]}
     service.refresh()
-    assert service.status.is_serving
+    assert service.status.num_segments == 1
     store.segments = {"bad": make_segment([[1, 2, 11]], tokenizer_hash="other")}
     for count in (1, 2):
         with pytest.raises(StoreError, match="tokenizer_hash is other"):

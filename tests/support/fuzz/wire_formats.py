@@ -20,7 +20,6 @@ from draftline.cluster.transport.messages import (
 )
 from draftline.cluster.transport.step_codec.decoder import MAX_SLOTS
 from draftline.core.errors import DraftlineError, StageError, StageLost
-from draftline.core.interfaces import Ended, Subtree
 from draftline.core.proposals import (
     Commit,
     DraftDistributions,
@@ -48,17 +47,6 @@ from draftline.deploy.engine_process.messages import (
     decode_from_api,
     decode_from_engine,
     encode_messages,
-)
-from draftline.retrieval_store.delta.settings import Fingerprint
-from draftline.retrieval_store.wire import (
-    decode_counts,
-    decode_learn,
-    decode_reply,
-    decode_request,
-    encode_counts,
-    encode_learn,
-    encode_reply,
-    encode_request,
 )
 
 NUM_TOKENS = 10
@@ -143,15 +131,6 @@ MAX_BYTES = 1 << 24
 # A stage keeps the block tables of as many requests as a message may name, with some columns more
 # than it has.
 KEPT_BY_STAGES = 2 * MAX_SLOTS * 4 * 128
-SUBTREES = [
-    Subtree(
-        np.array([5, 6, 7], dtype=np.int32),
-        np.array([-1, 0, 0], dtype=np.int32),
-        np.array([-0.1, -0.5, -2.0], dtype=np.float32),
-        3,
-    ),
-    Subtree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), 0),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +149,7 @@ class Format:
 
 def formats() -> list[Format]:
     """All of them, with messages made anew."""
-    return [*_drafters(), *_retrieval(), *_stages(), *_engine_process()]
+    return [*_drafters(), *_stages(), *_engine_process()]
 
 
 def _drafters() -> list[Format]:
@@ -187,34 +166,6 @@ def _drafters() -> list[Format]:
         Format("drafter: step", parts, lambda data: wire.decode_part(data, 0.0)),
         Format("drafter: answer", answers, lambda data: wire.decode_answer(data, ANSWERED, "x")),
     ]
-
-
-def _retrieval() -> list[Format]:
-    contexts = [np.arange(16, dtype=np.int32), np.array([7], dtype=np.int32)]
-    ended = Ended("tenant", np.arange(30, dtype=np.int32), ((2, 5), (7, 9)))
-    learned = encode_learn(ended, _fingerprint())
-    return [
-        Format(
-            "retrieval: request",
-            [encode_request(contexts, ["tenant", "shared"], [8, 24])],
-            decode_request,
-        ),
-        Format(
-            "retrieval: reply",
-            [encode_reply(SUBTREES)],
-            lambda data: decode_reply(data, len(SUBTREES)),
-        ),
-        Format("retrieval: learn", [learned], decode_learn),
-        Format(
-            "retrieval: counts",
-            [encode_counts({"learned": 1, "credited": 300, "failed": 2**20})],
-            decode_counts,
-        ),
-    ]
-
-
-def _fingerprint() -> Fingerprint:
-    return Fingerprint(tokenizer_hash="tokenizer", model_hash="model", vocab_size=100)
 
 
 def _stages() -> list[Format]:
