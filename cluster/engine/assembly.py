@@ -50,7 +50,7 @@ GRAPH_CAPTURE_S = 60.0
 logger = logging.getLogger(__name__)
 
 MakePipeline = Callable[[Sequence[StageSpec]], Pipeline]
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 # The first pass of a shape may still allocate or compile.
 ROUNDS = 3
 # Seconds that are measured for at least.
