@@ -208,6 +208,8 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
                     dtype="float32",
                     backend=backend,
                     pipeline_parallel_size=stages,
+                    # Three stages on a machine of two cores.
+                    cpus_per_stage=0.1,
                     # What does not pay or comes late on this machine is to be compared as well.
                     node_budget="full",
                     pipelined_trees="on",
