@@ -329,6 +329,9 @@ async def without_heartbeats(
             return
         finally:
             waiting.cancel()
+            # Ray ends a cancelled one with an error of its own, which asyncio would print if nobody
+            # read it.
+            waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         has_begun = True
         if item is not None:
             yield item

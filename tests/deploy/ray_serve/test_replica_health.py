@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -125,6 +126,33 @@ async def test_a_request_that_no_replica_will_take_ends() -> None:
     alive = without_heartbeats(Source().stream(), SILENCE_S, not_served)
     with pytest.raises(StageLost, match="silent"):
         await anext(alive)
+
+
+async def test_what_ray_makes_of_a_cancelled_wait_is_not_printed() -> None:
+    printed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: printed.append(context))
+    alive = without_heartbeats(CancelledAsInRay(), SILENCE_S, served)
+    waiting = asyncio.ensure_future(anext(alive))
+    await asyncio.sleep(BEAT_S)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(BEAT_S)
+    # asyncio prints it when the task is freed.
+    del waiting, alive
+    gc.collect()
+    assert not printed
+
+
+class CancelledAsInRay:
+    def __aiter__(self) -> CancelledAsInRay:
+        return self
+
+    async def __anext__(self) -> int:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise RuntimeError("the request was cancelled") from None
+        return 0
 
 
 async def _until(items: AsyncGenerator[int | None, None], last: int) -> AsyncGenerator[int | None]:
