@@ -121,7 +121,7 @@ class SetPrices(NamedTuple):
     """What asking a set of drafters takes for one request; seconds.
 
     drafters  float64 [drafters]  of asking each
-    host_s    of the engine's own work for drafts, and of what a step of one token takes longer
+    host_s    of the engine's own work for drafts, and the extra time of a one-token step
     plain_s   of a token in plain decoding
     node_s    of the nodes that are verified for each accepted token
     """

@@ -60,6 +60,6 @@ if [ ! -d "$ray/dashboards" ]; then
 fi
 cp "$settings/grafana-dashboard.json" "$ray/dashboards/draftline.json"
 export GF_SERVER_HTTP_ADDR=127.0.0.1 GF_PATHS_DATA=$programs/grafana-data GF_PATHS_LOGS=$programs/grafana-data
-# It listens on the loopback: who has SSH may look.
+# It listens on the loopback address: anyone with SSH access may look.
 export GF_AUTH_DISABLE_LOGIN_FORM=true GF_ANALYTICS_REPORTING_ENABLED=false
 start grafana "$programs/grafana/bin/grafana" server --homepath="$programs/grafana" --config="$ray/grafana.ini"

@@ -329,8 +329,8 @@ async def without_heartbeats(
             return
         finally:
             waiting.cancel()
-            # Ray ends a cancelled one with an error of its own, which asyncio would print if nobody
-            # read it.
+            # Ray ends a cancelled wait with an error of its own. asyncio prints errors that nobody
+            # reads.
             waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         has_begun = True
         if item is not None:

@@ -113,15 +113,10 @@ class Segment:
         origin: str,
         *,
         tokenizer_hash: str | None = None,
-        model_hash: str | None = None,
         vocab_size: int | None = None,
     ) -> None:
         """Raise `StoreError` unless the segment was built for these; None is not checked."""
-        wanted = {
-            "tokenizer_hash": tokenizer_hash,
-            "model_hash": model_hash,
-            "vocab_size": vocab_size,
-        }
+        wanted = {"tokenizer_hash": tokenizer_hash, "vocab_size": vocab_size}
         for field, value in wanted.items():
             built_for = getattr(self.header, field)
             if value is not None and built_for != value:

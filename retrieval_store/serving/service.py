@@ -112,10 +112,9 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Fingerprints and vocabulary that every segment must be built for; None is not checked."""
+    """Tokenizer and vocabulary that every segment must be built for; None is not checked."""
 
     tokenizer_hash: str | None = None
-    model_hash: str | None = None
     vocab_size: int | None = None
 
 

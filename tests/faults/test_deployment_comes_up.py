@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftline.models.load.public_models import fetch
 from support.servers.processes import coordinator_pids, pool_server_pids, stage_pids
-from support.servers.whole_deployment import DRAFTERS, deployment, until
+from support.servers.whole_deployment import deployment, until
 
 RAY = Path("/tmp/ray")
 GRAFANA = "session_latest/metrics/grafana"
@@ -23,7 +23,6 @@ GRAFANA = "session_latest/metrics/grafana"
 def test_all_parts_come_up_draft_and_stop(tmp_path: Path, model: str, num_tokens: int) -> None:
     if model == "smollm2":
         fetch(model)
-    drafters = set(DRAFTERS) - ({"head"} if model == "smollm2" else set())
     with deployment(
         tmp_path, num_documents=4, num_tokens=num_tokens, num_lookups=1, model=model
     ) as running:
@@ -37,7 +36,7 @@ def test_all_parts_come_up_draft_and_stop(tmp_path: Path, model: str, num_tokens
         def all_have_drafted() -> bool:
             assert running.texts(2) == plain
             proposals.update(running.values("draftline:drafter_proposals_total"))
-            return {name for name, count in proposals.items() if count} == drafters
+            return {name for name, count in proposals.items() if count} == running.drafters
 
         until(all_have_drafted, "some never draft", 120)
         # What `deploy/clusters/observe.sh` gives to Prometheus and Grafana.

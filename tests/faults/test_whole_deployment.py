@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.servers.processes import coordinator_pids, pool_server_pids, stage_pids
-from support.servers.whole_deployment import DRAFTERS, PASSWORD, Deployment, deployment, until
+from support.servers.whole_deployment import PASSWORD, Deployment, deployment, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1500)]
 
@@ -38,9 +38,9 @@ def test_every_part_drafts_and_texts_are_those_of_plain_decoding(
     for _ in range(20):
         assert deployed.texts(4) == plain
         asked = deployed.values("draftline:drafter_proposals_total")
-        if {name for name, count in asked.items() if count} >= set(DRAFTERS):
+        if {name for name, count in asked.items() if count} >= deployed.drafters:
             break
-    assert {name for name, count in asked.items() if count} >= set(DRAFTERS), asked
+    assert {name for name, count in asked.items() if count} >= deployed.drafters, asked
     with deployed.redis.client(
         deployed.redis.url.replace("redis://", f"redis://:{PASSWORD}@")
     ) as client:

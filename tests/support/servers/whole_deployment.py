@@ -42,7 +42,6 @@ STAND_INS = {
 PASSWORD, OPERATOR = "of-redis", "operator-key"
 PROMPTS = [prompt.text for prompt in held_out_prompts(4)]
 SERVE = str(Path(sys.executable).with_name("serve"))
-DRAFTERS = ("head", "spectra", "suffix", "prompt_lookup", "model", "retrieval")
 
 
 def stood_in(**variables: str) -> dict[str, Any]:
@@ -63,6 +62,7 @@ class Deployment:
     redis: RedisServer
     num_tokens: int
     model: str
+    drafters: frozenset[str]
 
     def text(
         self, index: int, *, drafts: bool = True, begins: Callable[[], object] = lambda: None
@@ -162,7 +162,9 @@ def deployment(
         scaling |= {"upscale_delay_s": 1, "downscale_delay_s": 5}
         file, log = folder / "70b.yaml", folder / "serve.log"
         file.write_text(yaml.safe_dump(settings))
-        running = Deployment(f"http://127.0.0.1:{port}", tenant_key, redis, num_tokens, model)
+        kinds = frozenset(one["kind"] for one in server["drafters"])
+        url = f"http://127.0.0.1:{port}"
+        running = Deployment(url, tenant_key, redis, num_tokens, model, kinds)
         variables = os.environ | RAY_ENVIRONMENT | {"RAY_worker_niceness": "0"}
         with (
             log.open("w") as out,
@@ -172,7 +174,6 @@ def deployment(
         ):
             try:
                 # An engine is there, and has all servers of its drafters.
-                kinds = [one["kind"] for one in server["drafters"]]
                 servers = dict.fromkeys(kinds, 1) | {"retrieval": num_lookups}
                 until(
                     lambda: (
