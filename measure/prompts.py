@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError
+from .records import Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class BenchPrompt:
     name           unique in its file
     text           the first turn
     category       groups prompts, empty where the file has none
+    system         the message before the user's; empty if there is none
     further_turns  each sent after the answer to the previous one; the answers stay in the
                    conversation
     reference      the dataset's answer; empty if it has none
@@ -38,6 +40,14 @@ class BenchPrompt:
     reference: str = ""
     answer_tokens: int | None = None
     arrives_s: float | None = None
+    system: str = ""
+
+    def asked(self, *, is_chat: bool) -> Said:
+        """The first turn, as a text or as messages."""
+        if not is_chat:
+            return self.text
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return (*system, {"role": "user", "content": self.text})
 
 
 def spread(prompts: Sequence[BenchPrompt], count: int | None) -> list[BenchPrompt]:
@@ -115,6 +125,22 @@ def _cnn_dm(name: str, row: Row) -> BenchPrompt:
     )
 
 
+def _messages(name: str, row: Row) -> BenchPrompt | None:
+    """OpenAI's chats, as of its fine-tuning files: `messages` of `role` and `content`."""
+    said = [(one.get("role"), one.get("content")) for one in _list(row, "messages")]
+    if not all(isinstance(text, str) for role, text in said if role != "assistant"):
+        raise ValueError("messages: expected texts")
+    system = "\n\n".join(text for role, text in said if role in ("system", "developer") and text)
+    turns = [text for role, text in said if role == "user" and text]
+    answers = [text for role, text in said if role == "assistant" and text]
+    if not turns:
+        return None
+    return BenchPrompt(
+        name, turns[0], further_turns=tuple(turns[1:]), reference=answers[0] if answers else "",
+        system=system,
+    )  # fmt: skip
+
+
 def _sharegpt(name: str, row: Row) -> BenchPrompt | None:
     """ShareGPT: `conversations` of `from` and `value`; a trace also has `timestamp`, in seconds."""
     said = [(one.get("from"), one.get("value")) for one in _list(row, "conversations")]
@@ -134,6 +160,7 @@ def _sharegpt(name: str, row: Row) -> BenchPrompt | None:
 # Formats are tried in this order.
 FORMS: Mapping[str, DatasetFormat] = {
     "sharegpt": DatasetFormat(("conversations",), _sharegpt),
+    "messages": DatasetFormat(("messages",), _messages),
     "mt-bench": DatasetFormat(("turns",), _turns),
     "spec-bench": DatasetFormat(("turns",), _turns),
     "mbpp": DatasetFormat(("test_list", "code"), _mbpp),

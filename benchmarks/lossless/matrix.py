@@ -27,7 +27,6 @@ from ...cluster.engine.assembly import plan_model
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.bench.endpoints import bench_prompts
 from ...deploy.engine.engine import Engine
-from ...measure.clients.endpoint import said_of
 from ...measure.clients.engine_endpoint import prompt_ids
 from ...measure.prompts import spread
 from ...measure.records import machine
@@ -188,7 +187,7 @@ def run_matrix(matrix: Matrix, console: Console | None = None) -> Report:
 def _prompts(matrix: Matrix) -> list[list[int]]:
     is_chat, tokenizer = answers_chats(matrix.model), load_tokenizer(matrix.model)
     asked = spread(bench_prompts(None, is_chat=is_chat), matrix.prompts)
-    return [prompt_ids(tokenizer, said_of(prompt.text, is_chat=is_chat)) for prompt in asked]
+    return [prompt_ids(tokenizer, prompt.asked(is_chat=is_chat)) for prompt in asked]
 
 
 @dataclass(frozen=True, slots=True)

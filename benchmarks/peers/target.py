@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...measure.clients.endpoint import said_of
 from ...measure.clients.engine_endpoint import prompt_ids
+from ...measure.prompts import BenchPrompt
 from ...models.load.bundled import BUNDLED_NAMES, demo_path
 from ...models.load.checkpoint import answers_chats, read_config, resolve_model_path
 from ...models.text.tokenizer import load_tokenizer
@@ -72,7 +72,7 @@ class Target:
 
     def prompt_ids(self, text: str) -> list[int]:
         """Tokens of a prompt, or of a chat that begins with it."""
-        return prompt_ids(self._tokenizer, said_of(text, is_chat=self.is_chat))
+        return prompt_ids(self._tokenizer, BenchPrompt("", text).asked(is_chat=self.is_chat))
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of an answer."""

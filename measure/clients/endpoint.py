@@ -113,11 +113,6 @@ class DrawingEndpoint(Endpoint, Protocol):
         ...
 
 
-def said_of(text: str, *, is_chat: bool) -> Said:
-    """A prompt as a text, or as what a user says."""
-    return ({"role": "user", "content": text},) if is_chat else text
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The arrival process of requests.

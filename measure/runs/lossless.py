@@ -22,7 +22,6 @@ from ..clients.endpoint import (
     Load,
     Setting,
     run_load,
-    said_of,
 )
 from ..prompts import BenchPrompt
 from ..records import Record
@@ -116,7 +115,7 @@ def _asks(
     return [
         Ask(
             name=prompt.name,
-            prompt=said_of(prompt.text, is_chat=is_chat),
+            prompt=prompt.asked(is_chat=is_chat),
             further_turns=prompt.further_turns[:1] if is_chat else (),
             setting=setting,
             max_tokens=max_tokens,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from ...core.progress import Progress, unseen
-from ..clients.endpoint import Ask, Endpoint, Load, Setting, run_load, said_of
+from ..clients.endpoint import Ask, Endpoint, Load, Setting, run_load
 from ..prompts import BenchPrompt
 from ..records import Record, RunMetrics, run_metrics
 
@@ -37,7 +37,7 @@ class Plan:
         return [
             Ask(
                 name=prompt.name,
-                prompt=said_of(prompt.text, is_chat=self.is_chat),
+                prompt=prompt.asked(is_chat=self.is_chat),
                 setting=setting,
                 max_tokens=min(prompt.answer_tokens or self.max_tokens, self.max_tokens),
                 temperature=self.temperature,

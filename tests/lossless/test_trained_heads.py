@@ -34,7 +34,7 @@ def texts() -> list[DistilledText]:
         said = engine.generate(PROMPTS, params)
     return [
         DistilledText(
-            (*one.prompt_token_ids[-24:], *one.token_ids), len(one.prompt_token_ids[-24:])
+            (*one.prompt_token_ids[-24:], *one.token_ids), ((24, 24 + len(one.token_ids)),)
         )
         for one in said
     ] * (HELD_OUT_TEXTS // len(PROMPTS) + 2)

@@ -84,6 +84,18 @@ ROWS = {
         {"id": "s", "conversations": SAID, "timestamp": 7},
         BenchPrompt("s", "Hi.", "", ("Bye.",), "Hello.", arrives_s=0.0),
     ),
+    "messages": (
+        {
+            "id": "m",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Hi."},
+                {"role": "assistant", "content": "Hello."},
+                {"role": "user", "content": "Bye."},
+            ],
+        },
+        BenchPrompt("m", "Hi.", "", ("Bye.",), "Hello.", system="Be brief."),
+    ),
 }
 
 

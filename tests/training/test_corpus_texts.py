@@ -21,7 +21,10 @@ def encode(text: str) -> list[int]:
 def test_a_prompt_is_followed_by_its_file() -> None:
     [prompt] = cut_prompts(FILE, 1)
     given = encode(prompt.prompt)
-    said = [DistilledText((*given, *[7] * count), len(given)) for count in (30, 5)]
+    said = [
+        DistilledText((*given, *[7] * count), ((len(given), len(given) + count),))
+        for count in (30, 5)
+    ]
     first, second = corpus_texts(said, [FILE], 1, encode)
     assert first.num_prompt == second.num_prompt == len(given)
     # As many tokens as the target said.
@@ -33,6 +36,6 @@ def test_a_prompt_is_followed_by_its_file() -> None:
 
 
 def test_prompts_of_other_files_are_refused() -> None:
-    text = DistilledText((*encode("def other():"), 7, 7), 12)
+    text = DistilledText((*encode("def other():"), 7, 7), ((12, 14),))
     with pytest.raises(ConfigError, match="self_distillation"):
         corpus_texts([text], [FILE], 1, encode)

@@ -145,14 +145,15 @@ def test_the_learning_rate_rises_and_falls() -> None:
 def test_texts_go_on_behind_half_a_line(tmp_path: Path) -> None:
     said = texts(50, 3)
     folder = TextFolder(tmp_path, {"model": "demo", "seed": 1})
-    assert len(folder) == 0
-    folder.add(said[:2])
+    assert not folder.done()
+    folder.add(1, said[1:2])
+    folder.add(0, said[:1])
     with (tmp_path / "texts.jsonl").open("a") as file:
         file.write('{"tokens": [1, 2')
     again = TextFolder(tmp_path, {"model": "demo", "seed": 1})
-    assert len(again) == 2
-    again.add(said[2:])
-    assert read_texts(tmp_path) == said
+    assert again.done() == {0, 1}
+    again.add(2, said[2:])
+    assert read_texts(tmp_path) == said, "in the order of their prompts"
 
 
 def test_texts_of_another_target_are_not_mixed_in(tmp_path: Path) -> None:
@@ -167,6 +168,8 @@ def test_texts_of_another_target_are_not_mixed_in(tmp_path: Path) -> None:
         (None, "does not exist"),
         ("", "is empty"),
         ('{"tokens": [1]}\n', "line 1"),
+        ('{"prompt": 0, "tokens": [1, 2], "answers": [[1, 3]]}\n', "line 1.*no parts of 2 tokens"),
+        ('{"prompt": 0, "tokens": [1, 2], "answers": []}\n', "line 1"),
         ("x\n", "line 1"),
     ],
 )
@@ -178,6 +181,7 @@ def test_a_folder_without_texts_says_so(tmp_path: Path, content: str | None, nam
 
 
 def test_texts_are_cut_at_the_window_and_filled_up() -> None:
-    tokens, said = text_batch([DistilledText((5, 6, 7, 8), 2), DistilledText((9, 4), 1)], 3)
+    texts = [DistilledText((5, 6, 7, 8), ((0, 1), (2, 4))), DistilledText((9, 4), ((1, 2),))]
+    tokens, said = text_batch(texts, 3)
     assert tokens.tolist() == [[5, 6, 7], [9, 4, 0]]
-    assert said.tolist() == [[False, False, True], [False, True, False]]
+    assert said.tolist() == [[True, False, True], [False, True, False]]

@@ -126,7 +126,8 @@ def test_a_run_learns_goes_on_after_a_kill_and_loads(
     size, vocab = (info := read_model_info(checkpoint)).hidden_size, info.vocab_size
     config = MedusaConfig(size, 3, vocab, draft_vocab_size=vocab)
     # Counting texts: what comes next is plain.
-    texts = [DistilledText(tuple((n + k) % vocab for k in range(14)), 3) for n in range(60)]
+    counted = [tuple((first + k) % vocab for k in range(14)) for first in range(60)]
+    texts = [DistilledText(tokens, ((3, 14),)) for tokens in counted]
     plan = HeadPlan(num_steps=60, texts_per_step=4, window=14, peak_lr=1e-2, noise=0.0,
                     checkpoint_every=20)  # fmt: skip
     whole = train_head(config, checkpoint, texts, plan, tmp_path / "whole")

@@ -12,7 +12,7 @@ from support.inputs.quantized_checkpoints import FORMATS, save_pair
 
 def test_features_are_those_of_the_values(tmp_path: Path) -> None:
     pair = save_pair("llama", FORMATS["gptq 4, act order"], tmp_path)
-    texts = [DistilledText(tuple(range(2, 20)), 10)]
+    texts = [DistilledText(tuple(range(2, 20)), ((10, 18),))]
     found, expected, source = (
         Target(folder, torch.device("cpu"), layers=[0, 2]).batch(texts, 32).features
         for folder in (pair.quantized, pair.plain, tmp_path / "source")

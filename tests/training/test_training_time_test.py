@@ -95,7 +95,10 @@ def test_gradients_are_those_of_drafts_made_one_by_one(
 
 
 def test_a_small_vocabulary_has_the_tokens_that_are_said_most() -> None:
-    texts = [DistilledText((9, 9, 9, 5, 2, 2, 7), 3), DistilledText((1, 7, 7, 5, 3), 1)]
+    texts = [
+        DistilledText((9, 9, 9, 5, 2, 2, 7), ((3, 7),)),
+        DistilledText((1, 7, 7, 5, 3), ((1, 5),)),
+    ]
     # Behind the prompts: 7 three times, 2 and 5 twice, 3 once.
     assert frequent_tokens(texts, 12, 3).tolist() == [2, 5, 7]
     assert frequent_tokens(texts, 12, 4).tolist() == [2, 3, 5, 7]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.errors import ConfigError
@@ -22,16 +23,32 @@ TEXTS, MANIFEST = "texts.jsonl", "manifest.json"
 
 
 class DistilledText(NamedTuple):
-    """A text's token ids, of which the first `num_prompt` were given."""
+    """A text's token ids; the target generated those of `answers`, each from start to before end.
+
+    The others were given: a prompt, or what users say in a chat and the template around it.
+    """
 
     tokens: tuple[int, ...]
-    num_prompt: int
+    answers: tuple[tuple[int, int], ...]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens before the first answer."""
+        return self.answers[0][0]
+
+    def said(self) -> NDArray[np.bool_]:
+        """bool [tokens]: whether the target generated each."""
+        said = np.zeros(len(self.tokens), dtype=np.bool_)
+        for start, end in self.answers:
+            said[start:end] = True
+        return said
 
 
 class TextFolder:
     """An append-only folder of texts that survives a killed process: a partial line is cut off.
 
-    Its manifest names the target and settings; texts of others are refused.
+    Each text has the number of the prompt that it began with; texts are added as they are done, in
+    any order. The manifest names the target and settings; texts of others are refused.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, object]) -> None:
@@ -52,18 +69,21 @@ class TextFolder:
             path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         self._cut_torn_line()
 
-    def __len__(self) -> int:
+    def done(self) -> frozenset[int]:
+        """Numbers of the prompts whose texts the folder has."""
         if not self._path.is_file():
-            return 0
+            return frozenset()
         with self._path.open("rb") as file:
-            return sum(1 for _ in file)
+            return frozenset(json.loads(line)["prompt"] for line in file)
 
-    def add(self, texts: Iterable[DistilledText]) -> None:
-        """Append texts."""
+    def add(self, prompt: int, texts: Iterable[DistilledText]) -> None:
+        """Append all texts of a prompt."""
+        lines = (
+            json.dumps({"prompt": prompt, "tokens": text.tokens, "answers": text.answers})
+            for text in texts
+        )
         with self._path.open("a", encoding="utf-8") as file:
-            for text in texts:
-                file.write(json.dumps({"tokens": text.tokens, "num_prompt": text.num_prompt}))
-                file.write("\n")
+            file.write("".join(f"{line}\n" for line in lines))
 
     def _cut_torn_line(self) -> None:
         if not self._path.is_file():
@@ -74,21 +94,32 @@ class TextFolder:
 
 
 def read_texts(folder: Path) -> list[DistilledText]:
-    """All texts of a folder. Raises `ConfigError` if it has none, naming the line of a bad one."""
+    """All texts of a folder in the order of their prompts. Raises `ConfigError` if it has none,
+    naming the line of a bad one.
+    """
     path = folder / TEXTS
     if not path.is_file():
         raise ConfigError("texts", f"{path} does not exist; make it with `draftline train data`")
-    found = []
+    found: list[tuple[int, DistilledText]] = []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                fields = json.loads(line)
-                found.append(DistilledText(tuple(fields["tokens"]), int(fields["num_prompt"])))
+                found.append(_parsed(json.loads(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError("texts", f"{path}, line {number} is no text: {error}") from error
     if not found:
         raise ConfigError("texts", f"{path} is empty; make it with `draftline train data`")
-    return found
+    return [text for _, text in sorted(found, key=lambda one: one[0])]
+
+
+def _parsed(fields: dict[str, Any]) -> tuple[int, DistilledText]:
+    """A text and the number of its prompt. Raises `ValueError`, `KeyError`, `TypeError`."""
+    tokens = tuple(fields["tokens"])
+    answers = tuple((int(start), int(end)) for start, end in fields["answers"])
+    bounds = [place for answer in answers for place in answer]
+    if not answers or bounds != sorted(bounds) or not 0 <= bounds[0] < bounds[-1] <= len(tokens):
+        raise ValueError(f"its answers {answers} are no parts of {len(tokens)} tokens")
+    return int(fields["prompt"]), DistilledText(tokens, answers)
 
 
 def text_batch(texts: Iterable[DistilledText], window: int) -> tuple[Tensor, Tensor]:
@@ -98,13 +129,13 @@ def text_batch(texts: Iterable[DistilledText], window: int) -> tuple[Tensor, Ten
     Longer texts are truncated. Shorter ones are padded at the end with token 0, which is never
     attended.
     """
-    rows = [(text.tokens[:window], text.num_prompt) for text in texts]
+    rows = [(text.tokens[:window], text.said()[:window]) for text in texts]
     length = max(len(tokens) for tokens, _ in rows)
     ids = np.zeros((len(rows), length), dtype=np.int64)
     said = np.zeros((len(rows), length), dtype=np.bool_)
-    for index, (tokens, num_prompt) in enumerate(rows):
+    for index, (tokens, own) in enumerate(rows):
         ids[index, : len(tokens)] = tokens
-        said[index, num_prompt : len(tokens)] = True
+        said[index, : len(tokens)] = own
     return torch.from_numpy(ids), torch.from_numpy(said)
 
 
@@ -117,6 +148,7 @@ def corpus_texts(
     encode: Callable[[str], Sequence[int]],
 ) -> list[DistilledText]:  # fmt: skip
     """Each text's prompt, followed by the next tokens of its file, as many as the target generated.
+    Texts have one answer.
 
     files, prompts_per_file  the files that the prompts were cut from
     encode                   the target's tokenizer
@@ -149,5 +181,5 @@ def _as_written(
             "can be left out of texts whose prompts `draftline train data` cut from the training "
             "files of this machine; a prompt of these is none of them",
         )
-    count = len(text.tokens) - text.num_prompt
-    return DistilledText((*prompt, *encode(behind[prompt])[:count]), text.num_prompt)
+    tokens = (*prompt, *encode(behind[prompt])[: len(text.tokens) - len(prompt)])
+    return DistilledText(tokens, ((len(prompt), len(tokens)),))

@@ -87,7 +87,7 @@ def frequent_tokens(texts: Sequence[DistilledText], vocab_size: int, count: int)
 
     Lower ids win ties.
     """
-    said = np.concatenate([text.tokens[text.num_prompt :] for text in texts]).astype(np.int64)
+    said = np.concatenate([np.array(text.tokens)[text.said()] for text in texts]).astype(np.int64)
     counts = np.bincount(said, minlength=vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
 

@@ -90,7 +90,7 @@ class TextFeatures:
         self._texts = {answer.seed: answer.text_ids for answer in answers}
         self._of: dict[int, Float32] = {}
         for answer in answers:
-            text = DistilledText(answer.text_ids, len(answer.prompt_ids))
+            text = DistilledText(answer.text_ids, ((len(answer.prompt_ids), len(answer.text_ids)),))
             [features] = target.batch([text], len(text.tokens)).features.numpy()
             self._of[answer.seed], self.width = features, features.shape[1]
 

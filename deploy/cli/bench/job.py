@@ -19,7 +19,9 @@ from ...settings.settings import KEY_VARIABLE
 from ..flags import FlagGroup
 
 ApiKey = Annotated[str | None, Field(description="bearer token for the server")]
-Dataset = Literal["sharegpt", "mt-bench", "spec-bench", "mbpp", "gsm8k", "cnn-dm", "humaneval"]
+Dataset = Literal[
+    "sharegpt", "messages", "mt-bench", "spec-bench", "mbpp", "gsm8k", "cnn-dm", "humaneval"
+]
 Drafters = Annotated[
     str | None,
     Field(

@@ -67,8 +67,8 @@ class HeadCommand(FlagCommand):
 @train_app.command(cls=DataCommand)
 def data(ctx: typer.Context) -> None:
     """Let a target answer prompts, with speculation, and keep what it says."""
-    from .fit import make_texts
     from .job import DataJob
+    from .texts import make_texts
 
     make_texts(DataJob(**ctx.obj[DataJob]), console)
 

@@ -6,7 +6,6 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers import PreTrainedConfig
 
-from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.errors import ConfigError
-from ....core.request.sampling_params import SamplingParams
 from ....measure.report.plots import require_matplotlib
 from ....models.heads.dflash_config import DFlashConfig
 from ....models.heads.dspark import DSparkConfig
@@ -31,80 +28,12 @@ from ....models.load.model_info import head_dim, num_kv_heads
 from ....models.text.tokenizer import load_tokenizer
 from ....training.corpus import training_files
 from ....training.heads.curves import CURVES, draw_curves
-from ....training.heads.distilled_texts import DistilledText, TextFolder, corpus_texts, read_texts
+from ....training.heads.distilled_texts import DistilledText, corpus_texts, read_texts
 from ....training.heads.export import export_head
 from ....training.heads.trainer import HELD_OUT_TEXTS, HeadPlan, read_log, read_losses, train_head
-from ....training.prompts import cut_prompts
-from ...engine.engine import Engine
-from ...settings.settings import DEFAULT_DRAFTERS
-from ..bench.endpoints import bench_prompts
 from ..progress import progress
-from .job import DataJob, HeadJob, HeadRecipe, head_plan, head_recipe
-
-# Prompts of each file that the demo models were trained on.
-PROMPTS_PER_FILE = 8
-
-
-def make_texts(job: DataJob, console: Console) -> None:
-    """Answer prompts until the folder has `num_texts`; those that it has already are kept.
-
-    Raises `ConfigError`.
-    """
-    prompts = _prompts(job.prompts)
-    if not prompts:
-        raise ConfigError("prompts", f"{job.prompts} has none; give a file with prompts")
-    manifest: dict[str, object] = {
-        "model": job.model, "seed": job.seed, "temperature": job.temperature,
-        "max_tokens": job.max_tokens, "prompts": str(job.prompts or "training files"),
-    }  # fmt: skip
-    folder = TextFolder(job.output, manifest)
-    done = len(folder)
-    if done < job.num_texts:
-        with progress("starting", total=1, unit="engines"):
-            engine = Engine(_engine_config(job))
-        with engine:
-            _answer(engine, job, prompts, folder, done)
-    console.print(f"{max(done, job.num_texts)} texts in {job.output}")
-
-
-def _prompts(path: Path | None) -> list[str]:
-    if path is not None:
-        return [prompt.text for prompt in bench_prompts(path)]
-    found = [
-        prompt.prompt
-        for file in training_files(more=True)
-        for prompt in cut_prompts(file, PROMPTS_PER_FILE)
-    ]
-    # Neighbours in a file are alike.
-    Random(0).shuffle(found)
-    return found
-
-
-def _engine_config(job: DataJob) -> EngineConfig:
-    drafters = [DrafterConfig.model_validate(fields) for fields in DEFAULT_DRAFTERS]
-    return EngineConfig(model=job.model, drafters=drafters, max_num_seqs=job.max_num_seqs)
-
-
-def _answer(
-    engine: Engine, job: DataJob, prompts: list[str], folder: TextFolder, done: int
-) -> None:
-    with progress("answering", total=job.num_texts, unit="texts", done=done) as work:
-        while done < job.num_texts:
-            count = min(job.max_num_seqs, job.num_texts - done)
-            chosen = [prompts[(done + place) % len(prompts)] for place in range(count)]
-            # A seed for each group: a repeated prompt gets another answer.
-            params = SamplingParams(
-                max_tokens=job.max_tokens, temperature=job.temperature, seed=job.seed + done
-            )
-            folder.add(
-                DistilledText(
-                    (*answer.prompt_token_ids, *answer.token_ids), len(answer.prompt_token_ids)
-                )
-                for answer in engine.generate(chosen, params)
-            )
-            done += count
-            work.advance(count)
-
+from .job import HeadJob, HeadRecipe, head_plan, head_recipe
+from .texts import PROMPTS_PER_FILE
 
 # Targets with fewer layers than this are read up to their last state.
 FEW_LAYERS = 12

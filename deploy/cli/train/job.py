@@ -12,6 +12,7 @@ from pydantic import Field
 from ....core.errors import ConfigError
 from ....models.heads.dspark import MarkovKind
 from ....models.heads.feature_head_config import Fusion
+from ....models.load.checkpoint import answers_chats
 from ....training.heads.anchored_blocks import BlockPlan
 from ....training.heads.feature_passes import LossWeights, MaskForm, PassPlan
 from ....training.heads.mask_rows import MaskPlan
@@ -28,17 +29,27 @@ class DataJob:
     prompts: Annotated[
         Path | None,
         Field(
-            description="file of prompts, in a form that `bench --prompts` reads; default: cut "
-            "from the Python files that the demo models were trained on"
+            description="file of prompts or chats, in a form that `bench --prompts` reads; of "
+            "chats the user's turns are kept; default: a chat model invents them, others get "
+            "the beginnings of the Python files that the demo models were trained on"
         ),
     ] = None
-    num_texts: Annotated[int, Field(ge=1, description="texts in all")] = 2000
+    num_texts: Annotated[int, Field(ge=1, description="prompts or chats in all")] = 2000
+    turns: Annotated[int, Field(ge=1, description="most turns of a chat that are answered")] = 1
+    system_prompt: Annotated[
+        str, Field(description="system message of every chat; default: that of the file")
+    ] = ""
     max_tokens: Annotated[int, Field(ge=4, description="most tokens of an answer")] = 192
     temperature: Annotated[
-        float, Field(ge=0, description="of the answers; 0 says the same to each prompt again")
-    ] = 0.7
+        str, Field(description="of the answers; of several, separated by commas, each has its turn")
+    ] = "0.7"
     seed: Annotated[int, Field(ge=0, description="of the answers")] = 0
     max_num_seqs: Annotated[int, Field(ge=1, description="answers at once")] = 16
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the target is asked in chats."""
+        return answers_chats(self.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,7 +254,7 @@ def test_a_recipe_is_followed_where_nothing_is_said() -> None:
 
 
 def test_too_few_texts_are_refused(tmp_path: Path, checkpoint: Path) -> None:
-    TextFolder(tmp_path, {}).add([DistilledText((1, 2, 3, 4), 2)] * 5)
+    TextFolder(tmp_path, {}).add(0, [DistilledText((1, 2, 3, 4), ((2, 4),))] * 5)
     result = runner.invoke(
         app,
         [
@@ -274,7 +274,7 @@ def test_a_block_drafter_reads_its_targets_last_states_where_there_are_few() -> 
 
 
 def test_the_mask_is_a_token_that_the_texts_do_not_have() -> None:
-    said = [DistilledText((1, 5, 2, 4), 2), DistilledText((4, 4, 0, 1, 5, 5), 1)]
+    said = [DistilledText((1, 5, 2, 4), ((2, 4),)), DistilledText((4, 4, 0, 1, 5, 5), ((1, 6),))]
     assert mask_token(said, 8, end=None) == 7
     assert mask_token(said, 8, end=7) == 6
     assert mask_token(said, 6, end=3) == 2, "all are used: the last of the rarest"

@@ -95,15 +95,13 @@ EVERY_CONFIG = CONFIGS | {"medusa": medusa, "spec_former": spec_former}
 
 def texts(vocab_size: int, count: int = 40) -> list[DistilledText]:
     rng = torch.Generator().manual_seed(0)
-    return [
-        DistilledText(tuple(torch.randint(0, vocab_size, (14,), generator=rng).tolist()), 3)
-        for _ in range(count)
-    ]
+    ids = torch.randint(0, vocab_size, (count, 14), generator=rng)
+    return [DistilledText(tuple(row), ((3, 14),)) for row in ids.tolist()]
 
 
 def uneven_texts(vocab_size: int) -> list[DistilledText]:
     """Of other lengths, some with nothing that a deep draft could be trained on."""
     return [
-        DistilledText(text.tokens[: 14 - index % 5 * 2], 3 + index % 2)
+        DistilledText(text.tokens[: 14 - index % 5 * 2], ((3 + index % 2, 14 - index % 5 * 2),))
         for index, text in enumerate(texts(vocab_size))
     ]

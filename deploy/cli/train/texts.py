@@ -1,0 +1,240 @@
+"""`draftline train data`: what a target says, by an engine with its drafters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+from rich.console import Console
+
+from ....cluster.config import DrafterConfig, EngineConfig
+from ....core.errors import ConfigError, RequestError
+from ....core.progress import Work
+from ....core.request.output import RequestOutput
+from ....core.request.sampling_params import SamplingParams
+from ....measure.prompts import BenchPrompt, read_prompts
+from ....models.text.chat_template import ChatOptions, ChatTemplate
+from ....training.corpus import training_files
+from ....training.heads.distilled_texts import DistilledText, TextFolder
+from ....training.prompts import cut_prompts
+from ...engine.async_engine import AsyncEngine
+from ...settings.settings import DEFAULT_DRAFTERS
+from ..progress import progress
+from .job import DataJob
+
+# Prompts of each file that the demo models were trained on.
+PROMPTS_PER_FILE = 8
+# A user's turn that the target invents: most tokens, and tries until one ends and says something.
+MAX_TURN_TOKENS, TURN_TRIES = 256, 8
+# Stands for a user's turn in a rendered template.
+TURN = "What the user says stands here."
+
+Message = dict[str, str]
+
+
+def make_texts(job: DataJob, console: Console) -> None:
+    """Answer prompts until the folder has `num_texts` of them; those that it has are kept.
+
+    Raises `ConfigError`.
+    """
+    temperatures = read_temperatures(job.temperature)
+    if not job.is_chat and (job.system_prompt or job.turns > 1):
+        name = "system_prompt" if job.system_prompt else "turns"
+        raise ConfigError(name, f"needs a chat model; {job.model} has no chat template")
+    prompts = None if job.is_chat and job.prompts is None else _prompts(job)
+    manifest: dict[str, object] = {
+        "model": job.model, "seed": job.seed, "temperature": job.temperature, "turns": job.turns,
+        "max_tokens": job.max_tokens, "prompts": _shown_prompts(job),
+        "system_prompt": job.system_prompt,
+    }  # fmt: skip
+    folder = TextFolder(job.output, manifest)
+    done = folder.done()
+    left = [number for number in range(job.num_texts) if number not in done]
+    if left:
+        asyncio.run(_fill(folder, left, prompts, temperatures, job))
+    console.print(f"{len(folder.done())} texts in {job.output}")
+    if missing := job.num_texts - len(folder.done()):
+        console.print(f"{missing} prompts with answers of {job.max_tokens} tokens do not fit")
+
+
+def read_temperatures(text: str) -> tuple[float, ...]:
+    """The temperatures of `--temperature`. Raises `ConfigError`."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 0:
+        raise ConfigError(
+            "temperature", f"are numbers from 0, separated by commas, such as 0,0.7; not {text!r}"
+        )
+    return found
+
+
+def _prompts(job: DataJob) -> list[BenchPrompt]:
+    if job.prompts is not None:
+        return read_prompts(job.prompts)
+    found = [
+        BenchPrompt(prompt.name, prompt.prompt)
+        for file in training_files(more=True)
+        for prompt in cut_prompts(file, PROMPTS_PER_FILE)
+    ]
+    # Neighbours in a file are alike.
+    Random(0).shuffle(found)
+    return found
+
+
+def _shown_prompts(job: DataJob) -> str:
+    if job.prompts is not None:
+        return str(job.prompts)
+    return "of the target" if job.is_chat else "training files"
+
+
+async def _fill(
+    folder: TextFolder, left: Sequence[int], prompts: Sequence[BenchPrompt] | None,
+    temperatures: Sequence[float], job: DataJob,
+) -> None:  # fmt: skip
+    """Texts of the prompts `left`, `max_num_seqs` at once."""
+    drafters = [DrafterConfig.model_validate(fields) for fields in DEFAULT_DRAFTERS]
+    with progress("starting", total=1, unit="engines"):
+        engine = AsyncEngine(
+            EngineConfig(model=job.model, drafters=drafters, max_num_seqs=job.max_num_seqs)
+        )
+        await engine.start()
+    numbers = iter(left)
+
+    async def work_off(work: Work) -> None:
+        # Workers share the iterator, each takes the next prompt when it is done with one.
+        for number in numbers:
+            # A prompt that comes again gets another temperature.
+            again = number // len(prompts) if prompts else 0
+            temperature = temperatures[(number + again) % len(temperatures)]
+            texts = Texts(engine, job, number, temperature)
+            prompt = prompts[number % len(prompts)] if prompts else None
+            folder.add(number, await texts.make(prompt))
+            rate.add(texts.num_tokens)
+            work.advance(note=f"{rate.per_second():.0f} tokens/s")
+
+    try:
+        done = job.num_texts - len(left)
+        with progress("answering", total=job.num_texts, unit="texts", done=done) as work:
+            rate = _Rate()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(job.max_num_seqs):
+                    group.create_task(work_off(work))
+    except* (ConfigError, RequestError) as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        await engine.close()
+
+
+class _Rate:
+    """Tokens a second since it was made."""
+
+    def __init__(self) -> None:
+        self._begin, self._tokens = time.monotonic(), 0
+
+    def add(self, count: int) -> None:
+        self._tokens += count
+
+    def per_second(self) -> float:
+        return self._tokens / max(time.monotonic() - self._begin, 1e-9)
+
+
+@dataclass(slots=True)
+class Texts:
+    """Makes the texts of one prompt. `num_tokens`: generated up to now."""
+
+    engine: AsyncEngine
+    job: DataJob
+    number: int
+    temperature: float
+    num_tokens: int = 0
+
+    async def make(self, prompt: BenchPrompt | None) -> list[DistilledText]:
+        """A prompt's answer, or a chat's, each turn answered; None: the target invents the turns.
+
+        A chat is one text as long as the template renders earlier answers as they were generated.
+        Else (templates that drop thoughts, say) another text begins. An answer that might not have
+        room in the context is left out, and with it the rest of its chat. Raises `ConfigError`,
+        `RequestError`.
+        """
+        if not self.job.is_chat:
+            assert prompt is not None
+            given = self.engine.tokenizer(prompt.text)["input_ids"]
+            text = await self._answered(given)
+            return [] if text is None else [text[0]]
+        system = self.job.system_prompt or (prompt.system if prompt else "")
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        turns = _turns(prompt, self.job.turns)
+        texts: list[DistilledText] = []
+        for turn in turns:
+            said = await self._invented(messages) if turn is None else turn
+            messages.append({"role": "user", "content": said})
+            answered = await self._answered(self._tokens(messages))
+            if answered is None:
+                break
+            text, answer = answered
+            messages.append({"role": "assistant", "content": answer})
+            earlier = texts[-1] if texts else None
+            if earlier is not None and text.tokens[: len(earlier.tokens)] == earlier.tokens:
+                texts[-1] = text._replace(answers=(*earlier.answers, *text.answers))
+            else:
+                texts.append(text)
+        return texts
+
+    async def _answered(self, given: Sequence[int]) -> tuple[DistilledText, str] | None:
+        """A prompt's tokens with its answer, and the answer's text; None: it might have no room."""
+        if len(given) + self.job.max_tokens > self.engine.max_model_len:
+            return None
+        answer = await self._say(given, self.temperature, self.job.max_tokens)
+        tokens = (*given, *answer.token_ids)
+        return DistilledText(tokens, ((len(given), len(tokens)),)), answer.text
+
+    async def _invented(self, messages: Sequence[Message]) -> str:
+        """A user's next turn, as the target goes on behind the template's beginning of one.
+
+        Magpie (arXiv 2406.08464). Raises `ConfigError` where nothing comes of it.
+        """
+        given = self._tokens([*messages, {"role": "user", "content": TURN}], before=TURN)
+        max_tokens = min(MAX_TURN_TOKENS, self.engine.max_model_len - len(given))
+        for attempt in range(TURN_TRIES):
+            answer = await self._say(given, 1.0, max_tokens, attempt)
+            if answer.text.strip() and answer.finish_reason == "stop":
+                return answer.text.strip()
+        raise ConfigError(
+            "prompts", f"{self.job.model} invents no turns of users; give a file of prompts"
+        )
+
+    def _tokens(self, messages: Sequence[Message], *, before: str = "") -> list[int]:
+        """A rendered chat that is open for an answer; or one up to the text `before`."""
+        tokenizer = self.engine.tokenizer
+        options = ChatOptions(open_answer=not before)
+        text = ChatTemplate(tokenizer).render(messages, options)
+        if before and text.count(before) != 1:
+            raise ConfigError(
+                "prompts", f"the chat template of {self.job.model} changes what users say; give a "
+                "file of prompts",
+            )  # fmt: skip
+        kept = text.partition(before)[0] if before else text
+        return tokenizer(kept, add_special_tokens=False)["input_ids"]
+
+    async def _say(
+        self, given: Sequence[int], temperature: float, max_tokens: int, attempt: int = 0
+    ) -> RequestOutput:
+        # Every prompt has a seed of its own, and each further try another one.
+        seed = self.job.seed + self.number * TURN_TRIES + attempt
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        answer = await self.engine.generate(given, params)
+        self.num_tokens += len(answer.token_ids)
+        return answer
+
+
+def _turns(prompt: BenchPrompt | None, count: int) -> Iterator[str | None]:
+    """At most `count` turns of a user; None: one to be invented."""
+    if prompt is None:
+        return iter([None] * count)
+    return islice(iter([prompt.text, *prompt.further_turns]), count)
