@@ -64,15 +64,17 @@ class GuidedFusion(nn.Module):
     def __init__(self, config: FeatureHeadConfig) -> None:
         super().__init__()
         hidden, inner, eps = config.hidden_size, config.fusion_size, config.rms_norm_eps
+        has_bias = config.has_paper_fusion
+        norm = nn.LayerNorm if config.has_paper_fusion else nn.RMSNorm
         self.fc = LinearFusion(config)
         self.mlp = nn.ModuleDict(
             {
-                "input_layernorm": nn.RMSNorm(hidden, eps=eps),
-                "up_proj": nn.Linear(2 * hidden, inner, bias=False),
-                "down_proj": nn.Linear(inner, hidden, bias=False),
+                "input_layernorm": norm(hidden, eps=eps),
+                "up_proj": nn.Linear(2 * hidden, inner, bias=has_bias),
+                "down_proj": nn.Linear(inner, hidden, bias=has_bias),
             }
         )
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = norm(hidden, eps=eps)
 
     def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """The state of each token."""

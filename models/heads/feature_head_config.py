@@ -33,6 +33,8 @@ class FeatureHeadConfig:
                      (EAGLE-1, 2, HASS), `sampled` (FSPAD), `guided` (GRIFFIN), or `pair`, side by
                      side through the first layer's attention (EAGLE-3)
     fusion_size      inner width of the fusion, where it has one
+    has_paper_fusion  `guided` with layer norms and biases, as GRIFFIN's paper writes it; its
+                     released code has RMS norms, and a bias of its first product alone
     splits_output    the last layer gives two features, one for prediction and one for further
                      drafts
     feature_size     width of a feature of the target
@@ -57,6 +59,7 @@ class FeatureHeadConfig:
     splits_output: bool = False
     has_fusion: bool = True
     has_fusion_bias: bool = False
+    has_paper_fusion: bool = False
     has_attention_bias: bool = False
     has_query_norm: bool = False
     has_embedding: bool = False
@@ -113,6 +116,7 @@ def feature_head_config(
         splits_output=output[0] == 2 * hidden_size,
         has_fusion="fc.weight" in shapes or "fc.fc.weight" in shapes,
         has_fusion_bias="fc.bias" in shapes or "fc.fc.bias" in shapes,
+        has_paper_fusion="fc.mlp.up_proj.bias" in shapes,
         has_attention_bias=ATTENTION + "q_proj.bias" in shapes,
         has_query_norm=ATTENTION + "q_norm.weight" in shapes,
         has_embedding="embed_tokens.weight" in shapes,

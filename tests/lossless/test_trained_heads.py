@@ -9,7 +9,8 @@ from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.deploy.cli.train.fit import head_config
-from draftline.deploy.cli.train.job import HeadJob, head_plan, head_recipe
+from draftline.deploy.cli.train.job import HeadJob
+from draftline.deploy.cli.train.recipes import head_plan, head_recipe
 from draftline.models.load.bundled import demo_path
 from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.export import export_head
@@ -51,7 +52,9 @@ def test_trained_drafts_are_accepted_and_change_nothing(
     )  # fmt: skip
     target, recipe = demo_path("demo"), head_recipe(kind, job)
     config = head_config(target, kind, job, texts)
-    head = train_head(config, target, texts, head_plan(job, recipe), tmp_path / "run")
+    head = train_head(
+        config, target, texts, head_plan(job, recipe, config.hidden_size), tmp_path / "run"
+    )
     export_head(head, job.output, {"architectures": [recipe.architecture]}, {})
     options = {"min_confidence": 0.05} if kind == "dspark" else {}
     drafter = DrafterConfig(kind="head", model=str(job.output), top_k=3, **options)

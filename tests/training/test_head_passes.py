@@ -121,22 +121,35 @@ def test_aligned_is_among_the_best() -> None:
 
 def test_the_loss_has_three_parts() -> None:
     regress, features = torch.zeros(1, 3, 2), torch.full((1, 3, 2), 2.0)
-    draft = torch.zeros(1, 3, 4)
+    draft, tokens = torch.zeros(1, 3, 4), torch.tensor([[3, 0, 1]])
+    draft[..., 3] = 1.0
     target = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().expand(1, 3, 4)
     mask = torch.tensor([[True, False, True]])
 
-    def loss(feature: float, token: float, best: float, count: int = 2) -> float:
-        weights = LossWeights(feature, token, best, count)
-        return head_loss(regress, features, draft, target, mask=mask, weights=weights).item()
+    def loss(feature: float, token: float, best: float, count: int = 2, **forms: bool) -> float:
+        weights = LossWeights(feature, token, best, count, **forms)
+        return head_loss(
+            regress, features, draft, target, tokens=tokens, mask=mask, weights=weights
+        ).item()
 
     assert loss(1, 0, 0) == pytest.approx(1.5)
-    assert loss(0, 1, 0) == pytest.approx(math.log(4))
-    assert loss(0, 0, 1) == pytest.approx(0.75 * math.log(4))
+    assert loss(1, 0, 0, is_l1=True) == pytest.approx(2.0)
+    all_of_it = math.log(3 + math.e)
+    assert loss(0, 1, 0) == pytest.approx(all_of_it - 0.125)
+    assert loss(0, 1, 0, is_one_hot=True) == pytest.approx(all_of_it - 0.5), "tokens 3 and 1"
+    assert loss(0, 0, 1) == pytest.approx(0.75 * all_of_it)
     assert loss(0, 0, 1, count=9) == pytest.approx(loss(0, 1, 0)), "the vocabulary has four"
-    assert loss(1, 1, 1) == pytest.approx(1.5 + 1.75 * math.log(4))
+    assert loss(1, 1, 1) == pytest.approx(1.5 - 0.125 + 1.75 * all_of_it)
     nothing = torch.zeros(1, 3, dtype=torch.bool)
     weights = LossWeights(num_best=2)
-    assert head_loss(regress, features, draft, target, mask=nothing, weights=weights).item() == 0.0
+    none = head_loss(regress, features, draft, target, tokens=tokens, mask=nothing, weights=weights)
+    assert none.item() == 0.0
+
+
+def test_the_loss_on_best_tokens_begins_with_its_part_of_the_run() -> None:
+    plan = PassPlan(best_from=1 / 3)
+    assert plan.weights_at(0.3).best_tokens == 0.0
+    assert plan.weights_at(0.34) == plan.weights
 
 
 def target() -> tuple[nn.Embedding, nn.Linear, TextBatch]:

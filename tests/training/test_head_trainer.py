@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.models.heads.feature_head import FeatureHead
+from draftline.models.heads.feature_head import FeatureHead, GuidedFusion
+from draftline.models.heads.head_layer import HeadLayer
 from draftline.models.heads.load_head import load_head, misfits
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
@@ -21,11 +22,14 @@ from draftline.training.heads.distilled_texts import (
     text_batch,
 )
 from draftline.training.heads.export import export_head
-from draftline.training.heads.feature_passes import vocabulary_of
-from draftline.training.heads.trainer import HeadPlan, read_log, read_losses, train_head
+from draftline.training.heads.feature_passes import LossWeights, PassPlan, vocabulary_of
+from draftline.training.heads.learning_rate import LearningRate
+from draftline.training.heads.trainer import read_log, read_losses, train_head
 from support.fakes.recorded_progress import RecordedProgress
 from support.inputs.tiny_heads import CONFIGS, PLAN, eagle3, griffin, p_eagle, texts
 from support.tools.tiny_models import save_tiny_model
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 PUBLISHED = {
@@ -110,7 +114,7 @@ def test_an_eagle3_head_begins_with_the_targets_output(checkpoint: Path, tmp_pat
     """Rows of the tokens that it can draft, and the norm that they are used to."""
     said = texts(read_model_info(checkpoint).vocab_size)
     # So small a rate that nothing is learned.
-    plan = replace(PLAN, num_steps=1, peak_lr=1e-12)
+    plan = replace(PLAN, num_steps=1, rate=LearningRate(peak=1e-12))
     head = train_head(eagle3(checkpoint), checkpoint, said, plan, tmp_path)
     assert isinstance(head, FeatureHead)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -125,7 +129,7 @@ def test_a_p_eagle_drafter_begins_with_the_targets_embedding(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     said = texts(read_model_info(checkpoint).vocab_size)
-    plan = replace(PLAN, num_steps=1, peak_lr=1e-12)
+    plan = replace(PLAN, num_steps=1, rate=LearningRate(peak=1e-12))
     head = train_head(p_eagle(checkpoint), checkpoint, said, plan, tmp_path)
     assert isinstance(head, FeatureHead)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -134,12 +138,79 @@ def test_a_p_eagle_drafter_begins_with_the_targets_embedding(
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    plan = HeadPlan(num_steps=100, warmup_fraction=0.1)
-    factors = [plan.lr_factor(step) for step in range(100)]
-    assert max(factors) == pytest.approx(1.0, abs=0.06)
-    assert factors.index(max(factors)) in {9, 10}
-    assert factors[0] < 0.1 > factors[-1]
-    assert math.isclose(factors[54], 0.505, abs_tol=0.01)
+    line = LearningRate(peak=2.0, warmup=0.1)
+    rates = [line.at(step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 + 0.2 * step for step in range(10)])
+    assert rates[10:] == pytest.approx([2 * (99.5 - step) / 90 for step in range(10, 100)])
+    half = LearningRate(peak=2.0, final=0.5, warmup=0.1, is_cosine=True)
+    assert half.at(10, 100) == pytest.approx(2.0, abs=1e-3)
+    assert half.at(54, 100) == pytest.approx((half.at(54, 99) + half.at(54, 101)) / 2, abs=1e-3)
+    assert half.at(54, 100) == pytest.approx(1.26, abs=0.01), "half way down"
+    assert half.at(99, 100) == pytest.approx(0.5, abs=1e-3)
+    steps = LearningRate(peak=2.0, warmup_steps=4)
+    assert [steps.at(step, 100) for step in range(4)] == pytest.approx([0.25, 0.75, 1.25, 1.75])
+    assert steps.at(0, 20) == pytest.approx(2 * 0.5 / 2), "at most a tenth of the run"
+
+
+def test_one_step_of_the_papers_griffin_is_that_of_its_formulas(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """0.1 |R - f| and cross-entropy with the next token, layer norms and biases, AdamW."""
+    said = texts(read_model_info(checkpoint).vocab_size)
+    config = replace(griffin(checkpoint), has_paper_fusion=True)
+    weights = LossWeights(0.1, 1.0, 0.0, is_l1=True, is_one_hot=True)
+    plan = replace(
+        PLAN, num_steps=1, texts_per_step=1, rate=LearningRate(peak=1e-3, warmup=0.5), noise=0.0,
+        eps=1e-2, clip=100.0, passes=PassPlan(num_passes=1, num_aligned=0, weights=weights),
+    )  # fmt: skip
+    begun = train_head(
+        config, checkpoint, said, replace(plan, rate=LearningRate(peak=1e-30)), tmp_path / "begun"
+    )
+    stepped = train_head(config, checkpoint, said, plan, tmp_path / "stepped")
+    assert isinstance(begun, FeatureHead)
+    begun.zero_grad()
+    [text] = [said[index] for index in np.random.default_rng((0, 0)).permutation(8)[:1]]
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    ids = torch.tensor([text.tokens[:12]])
+    with torch.no_grad():
+        states = model.model(input_ids=ids).last_hidden_state
+        embeddings = model.get_input_embeddings()(ids[:, 1:-1])
+    fc = begun.fc
+    assert isinstance(fc, GuidedFusion)
+    fused = functional.linear(torch.cat([embeddings, states[:, :-2]], -1), fc.fc.weight, fc.fc.bias)
+    first, second = fc.post_attention_layernorm, fc.mlp["input_layernorm"]
+    assert isinstance(first, nn.LayerNorm)
+    assert isinstance(second, nn.LayerNorm)
+    pair = torch.cat([second(first(fused)), second(embeddings)], -1)
+    up, down = fc.mlp["up_proj"], fc.mlp["down_proj"]
+    inner = functional.silu(functional.linear(pair, up.weight, up.bias))
+    fused = fused + functional.linear(inner, down.weight, down.bias)
+    layer = begun.layers[0]
+    assert isinstance(layer, HeadLayer)
+    places = torch.arange(10).expand(1, 10)
+    rotation = begun.rotation(embeddings, places)
+    both = layer(fused, embeddings, rotation, causal)
+    predict, regress = both.chunk(2, -1)
+    answered = torch.arange(2, 12) >= 3
+    log_probs = (predict @ model.get_output_embeddings().weight.T).log_softmax(-1)
+    right = log_probs[0].gather(-1, ids[0, 2:, None])[answered]
+    distance = (regress - states[:, 1:-1]).abs()[0, answered].mean()
+    (0.1 * distance - right.mean()).backward()
+    for name, parameter in begun.named_parameters():
+        assert parameter.grad is not None, name
+        # The first step of AdamW, whose weight decay is 0.01.
+        moved = parameter.grad / (parameter.grad.abs() + 1e-2)
+        expected = parameter * (1 - 1e-3 * 0.01) - 1e-3 * moved
+        torch.testing.assert_close(stepped.get_parameter(name), expected, atol=2e-7, rtol=0)
+
+
+def causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of rows to themselves and those before."""
+    queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, enable_gqa=True
+    )
+    return attended.transpose(1, 2)
 
 
 def test_texts_go_on_behind_half_a_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from draftline.training.heads import trainer
 from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.draft_positions import head_acceptance, train_heads
 from draftline.training.heads.export import export_head
+from draftline.training.heads.learning_rate import LearningRate
 from draftline.training.heads.objectives import MedusaObjective
 from draftline.training.heads.target import TextBatch
 from draftline.training.heads.trainer import HeadPlan, train_head
@@ -128,8 +129,10 @@ def test_a_run_learns_goes_on_after_a_kill_and_loads(
     # Counting texts: what comes next is plain.
     counted = [tuple((first + k) % vocab for k in range(14)) for first in range(60)]
     texts = [DistilledText(tokens, ((3, 14),)) for tokens in counted]
-    plan = HeadPlan(num_steps=60, texts_per_step=4, window=14, peak_lr=1e-2, noise=0.0,
-                    checkpoint_every=20)  # fmt: skip
+    plan = HeadPlan(
+        num_steps=60, texts_per_step=4, window=14, rate=LearningRate(peak=1e-2), noise=0.0,
+        checkpoint_every=20,
+    )  # fmt: skip
     whole = train_head(config, checkpoint, texts, plan, tmp_path / "whole")
     texts_of = trainer._texts_of
 

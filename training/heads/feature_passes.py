@@ -17,7 +17,7 @@ head, which is most of a small drafter's work, is a fraction of the target's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -33,21 +33,26 @@ from .target import TextBatch
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """Weights of the three parts.
+    """Weights of the three parts, and their forms.
 
-    The defaults are those of GRIFFIN's released code, which made its public weights; its paper
-    names 0.1 for features and 1 for tokens. EAGLE has no loss on best tokens.
+    The defaults are those of GRIFFIN's released code, which made its public weights; its paper has
+    0.1 for features and 1 for tokens. EAGLE has no loss on best tokens.
+
+    is_l1       features by their absolute distance, else by smooth L1
+    is_one_hot  tokens by the text's own one, else by the target's distribution
     """
 
     feature: float = 1.0
     token: float = 0.1
     best_tokens: float = 0.5
     num_best: int = 10
+    is_l1: bool = False
+    is_one_hot: bool = False
 
 
 def head_loss(
     regress: Tensor, features: Tensor, draft_logits: Tensor, target_logits: Tensor, *,
-    mask: Tensor, weights: LossWeights,
+    tokens: Tensor, mask: Tensor, weights: LossWeights,
 ) -> Tensor:  # fmt: skip
     """Mean over the rows of `mask` of the weighted parts; losses on tokens are in nats.
 
@@ -57,14 +62,20 @@ def head_loss(
     regress, features            [..., rows, hidden_size] the head's output, and the target's
                                  features
     draft_logits, target_logits  [..., rows, vocabulary]
+    tokens                       int64 [..., rows]  of the text
     mask                         bool [..., rows]; 0 where it is empty
     """
     count = mean_count(int(mask.sum()))
     log_probs = draft_logits[mask].float().log_softmax(-1)
     target_probs = target_logits[mask].float().softmax(-1)
-    distances = functional.smooth_l1_loss(regress[mask], features[mask], reduction="none")
+    distance = functional.l1_loss if weights.is_l1 else functional.smooth_l1_loss
+    distances = distance(regress[mask], features[mask], reduction="none")
     losses = weights.feature * distances.mean(-1)
-    losses = losses - weights.token * (target_probs * log_probs).sum(-1)
+    if weights.is_one_hot:
+        log_probs_said = log_probs.gather(-1, tokens[mask].unsqueeze(-1)).squeeze(-1)
+    else:
+        log_probs_said = (target_probs * log_probs).sum(-1)
+    losses = losses - weights.token * log_probs_said
     if weights.best_tokens:
         best = target_probs.topk(min(weights.num_best, target_probs.shape[-1]), dim=-1)
         chosen = torch.gather(log_probs, -1, best.indices)
@@ -224,6 +235,7 @@ class PassPlan:
                  passes from the start (HASS)
     num_aligned  best tokens among which an earlier draft must be for a row to count; 0: all rows
                  count (HASS)
+    best_from    share of the run from which the loss on best tokens counts
     """
 
     num_passes: int = 3
@@ -231,12 +243,17 @@ class PassPlan:
     num_aligned: int = 3
     mask_form: MaskForm = "paper"
     weights: LossWeights = field(default_factory=LossWeights)
+    best_from: float = 0.0
 
     def passes_at(self, done: float) -> int:
         """Number of passes of a step at the fraction `done` (0 to 1) of the run."""
         if not self.is_staged:
             return self.num_passes
         return min(int(done * self.num_passes) + 1, self.num_passes)
+
+    def weights_at(self, done: float) -> LossWeights:
+        """Weights at the fraction `done` of the run."""
+        return self.weights if done >= self.best_from else replace(self.weights, best_tokens=0.0)
 
 
 class PassReport(NamedTuple):
@@ -281,13 +298,14 @@ def train_passes(
     with torch.no_grad():
         target_logits = lm_head(rows.states)
     aligned: list[Tensor] = []
-    reports = []
+    reports, weights = [], plan.weights_at(done)
     for said in drafting_passes(head, rows, plan.passes_at(done)):
         logits = lm_head(said.predict)
         mask = pass_mask(aligned, rows.answers, plan.mask_form)
         loss = head_loss(
-            said.regress, rows.states, logits, target_logits, mask=mask, weights=plan.weights
-        )
+            said.regress, rows.states, logits, target_logits, tokens=rows.tokens, mask=mask,
+            weights=weights,
+        )  # fmt: skip
         loss.backward()
         is_right = logits.argmax(-1) == target_logits.argmax(-1)
         trained = _share(mask, rows.answers)

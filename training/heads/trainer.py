@@ -24,6 +24,7 @@ from ...models.load.model_info import read_model_info
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
 from .feature_passes import PassPlan, begin_vocabulary, frequent_tokens
+from .learning_rate import LearningRate
 from .mask_rows import MaskPlan
 from .objectives import Draw, Objective, objective_of
 from .processes import mean_count, mean_value, text_generator
@@ -40,7 +41,7 @@ class HeadPlan:
 
     texts_per_step   of all devices together
     window           most tokens of a text
-    peak_lr          after the warm-up; falls to 0 with the steps
+    eps              of AdamW
     noise            uniform noise on the target's features, up to half of this for a text of 512
                      tokens
     clip             bound of each gradient
@@ -50,8 +51,8 @@ class HeadPlan:
     num_steps: int
     texts_per_step: int = 8
     window: int = 512
-    peak_lr: float = 5e-5
-    warmup_fraction: float = 0.02
+    rate: LearningRate
+    eps: float = 1e-8
     noise: float = 0.2
     clip: float = 0.5
     passes: PassPlan = field(default_factory=PassPlan)
@@ -60,11 +61,6 @@ class HeadPlan:
     mixed_precision: Literal["no", "bf16"] = "no"
     checkpoint_every: int = 100
     seed: int = 0
-
-    def lr_factor(self, step: int) -> float:
-        """Share of the peak learning rate at `step`."""
-        done = (step + 0.5) / self.num_steps
-        return min(done / self.warmup_fraction, (1 - done) / (1 - self.warmup_fraction))
 
 
 def train_head(
@@ -95,7 +91,9 @@ def train_head(
     head = build_head(config).to(accelerator.device)
     _initialize(head, target, texts)
     objective = objective_of(head, plan.passes, plan.blocks, plan.masks)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=plan.rate.peak, betas=(0.9, 0.95), eps=plan.eps
+    )
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
     losses = _resume(run_dir, head, optimizer)
     step = len(losses)
@@ -177,7 +175,7 @@ def _step(
             parameter.grad = _mean(accelerator, parameter.grad)
     nn.utils.clip_grad_value_(head.parameters(), plan.clip)
     for group in optimizer.param_groups:
-        group["lr"] = plan.peak_lr * plan.lr_factor(step)
+        group["lr"] = plan.rate.at(step, plan.num_steps)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 

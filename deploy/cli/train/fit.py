@@ -32,7 +32,8 @@ from ....training.heads.distilled_texts import DistilledText, corpus_texts, read
 from ....training.heads.export import export_head
 from ....training.heads.trainer import HELD_OUT_TEXTS, HeadPlan, read_log, read_losses, train_head
 from ..progress import progress
-from .job import HeadJob, HeadRecipe, head_plan, head_recipe
+from .job import HeadJob
+from .recipes import HeadRecipe, head_plan, head_recipe
 from .texts import PROMPTS_PER_FILE
 
 # Targets with fewer layers than this are read up to their last state.
@@ -55,7 +56,9 @@ def head_config(
         return _block_config(config, kind, job, recipe, texts)
     if kind == "specformer":
         return SpecFormerConfig(
-            draft_length=draft_length, is_bidirectional=job.bidirectional, **_layer_sizes(config)
+            draft_length=draft_length,
+            is_bidirectional=recipe.is_bidirectional,
+            **_layer_sizes(config),
         )
     if kind in {"eagle3", "p_eagle"}:
         pair = _pair_config(config, job)
@@ -68,6 +71,7 @@ def head_config(
         fusion_size=0 if recipe.fusion == "linear" else config.intermediate_size,
         splits_output=recipe.splits_output,
         has_fusion_bias=True,
+        has_paper_fusion=recipe.has_paper_fusion,
         feature_size=hidden,
         **_layer_sizes(config),
     )
@@ -203,7 +207,8 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         )
     recipe, folder = head_recipe(kind, job), resolve_model_path(job.model)
     run_dir = job.run_dir or job.output.with_name(job.output.name + ".run")
-    config, plan = head_config(folder, kind, job, texts), head_plan(job, recipe)
+    config = head_config(folder, kind, job, texts)
+    plan = head_plan(job, recipe, read_config(folder).hidden_size)
     if not job.self_distillation:
         texts = [*_as_written(texts[:-HELD_OUT_TEXTS], job.model), *texts[-HELD_OUT_TEXTS:]]
     head = train_head(config, folder, texts, plan, run_dir, progress=progress)

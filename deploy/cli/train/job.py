@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,13 +11,10 @@ from pydantic import Field
 
 from ....core.errors import ConfigError
 from ....models.heads.dspark import MarkovKind
-from ....models.heads.feature_head_config import Fusion
 from ....models.load.checkpoint import answers_chats
-from ....training.heads.anchored_blocks import BlockPlan
-from ....training.heads.feature_passes import LossWeights, MaskForm, PassPlan
-from ....training.heads.mask_rows import MaskPlan
-from ....training.heads.trainer import HeadPlan
+from ....training.heads.feature_passes import MaskForm
 from ..flags import FlagGroup
+from .recipes import RECIPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +61,25 @@ class HeadJob:
     ] = None
     model: Annotated[str, Field(description="target that said the texts")] = "demo"
     num_steps: Annotated[int, Field(ge=1, description="steps of the optimizer")] = 2000
-    texts_per_step: Annotated[int, Field(ge=1, description="texts of a step")] = 8
-    window: Annotated[int, Field(ge=4, description="most tokens of a text")] = 256
-    peak_lr: Annotated[float, Field(gt=0, description="highest learning rate")] = 1e-3
+    recipe: Annotated[
+        Literal["paper", "released"] | None,
+        Field(
+            description="loss, network and learning rate as the kind's paper has them, or the code "
+            "that its authors released; other flags change parts of it; default: what did best here"
+        ),
+    ] = None
+    texts_per_step: Annotated[
+        int | None, Field(ge=1, description="texts of a step; default: 8, or the recipe's")
+    ] = None
+    window: Annotated[int, Field(ge=4, description="most tokens of a text")] = 2048
+    peak_lr: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="highest learning rate; default: that of the recipe, else by the target's "
+            "width (0.2 / width, at most 0.001)",
+        ),
+    ] = None
     num_passes: Annotated[
         int | None, Field(ge=1, description="depth of the drafts that are trained on; by the kind")
     ] = None
@@ -95,8 +108,12 @@ class HeadJob:
         ),
     ] = None
     mask_form: Annotated[
-        MaskForm, Field(description="rows that count as GRIFFIN's paper or its code has them")
-    ] = "paper"
+        MaskForm | None,
+        Field(
+            description="rows that count as GRIFFIN's paper or its code has them; default: paper, "
+            "or the recipe's"
+        ),
+    ] = None
     fusion: Annotated[
         Literal["linear", "sampled", "guided"] | None,
         Field(description="how tokens and features meet; by the kind"),
@@ -117,9 +134,12 @@ class HeadJob:
         ),
     ] = True
     bidirectional: Annotated[
-        bool,
-        Field(description="drafts see each other both ways; else each those before it alone"),
-    ] = True
+        bool | None,
+        Field(
+            description="drafts see each other both ways, else each those before it alone; "
+            "default: both ways, or the recipe's"
+        ),
+    ] = None
     num_layers: Annotated[int | None, Field(ge=1, description="its layers; by the kind")] = None
     num_anchors: Annotated[
         int, Field(ge=1, description="places in a text where it drafts, of a step")
@@ -170,46 +190,6 @@ class HeadJob:
     threads: Annotated[int, Field(ge=1, description="CPU threads")] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRecipe:
-    """What a kind of head is, and how it is trained where the command does not say.
-
-    architecture  as its config.json names it
-    fusion        of a feature head; None: the kind is none
-    draft_length  of a kind that says all drafts at once: how many
-    num_layers    of a kind that may have several
-    noise         that its features are trained with
-    is_staged     as of `PassPlan`
-    """
-
-    architecture: str
-    fusion: Fusion | None
-    splits_output: bool = False
-    num_passes: int = 1
-    num_aligned: int = 0
-    weights: Callable[[], LossWeights] = LossWeights
-    noise: float = 0.2
-    is_staged: bool = False
-    draft_length: int = 0
-    num_layers: int = 1
-
-
-# Losses as the released codes have them.
-RECIPES = {
-    "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, is_staged=True),
-    "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
-    "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
-    "eagle3": HeadRecipe("LlamaForCausalLMEagle3", "pair", num_passes=7, noise=0.0),
-    "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
-    "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
-    "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7, num_layers=2),
-    "dspark": HeadRecipe("Qwen3DSparkModel", None, noise=0.0, draft_length=7, num_layers=2),
-    "p_eagle": HeadRecipe(
-        "LlamaForCausalLMEagle3", "pair", noise=0.0, draft_length=8, num_layers=4
-    ),
-    "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
-}
-
 FUSED, BLOCKS = ("griffin", "hass", "eagle2", "fspad"), ("dflash", "dspark")
 # Flags that mean nothing to other kinds.
 OWN_FLAGS = {
@@ -222,6 +202,7 @@ OWN_FLAGS = {
     "splits_output": FUSED,
     "draft_length": ("specformer", "medusa", *BLOCKS, "p_eagle"),
     "bidirectional": ("specformer",),
+    "recipe": ("griffin", "specformer"),
     "num_layers": (*BLOCKS, "p_eagle"),
     "num_anchors": BLOCKS,
     "keep_rate": ("p_eagle",),
@@ -250,39 +231,3 @@ def head_job(kind: str, given: Mapping[str, Any]) -> HeadJob:
                 f"{name.replace('_', '-')} out of train {kind}",
             )
     return HeadJob(**given)
-
-
-def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
-    """The recipe of a kind, where the job does not say otherwise: an ablation, where it does."""
-    names = ("fusion", "splits_output", "num_passes", "num_aligned", "draft_length", "num_layers")
-    given = {name: getattr(job, name) for name in names}
-    return replace(
-        RECIPES[kind], **{name: value for name, value in given.items() if value is not None}
-    )
-
-
-def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
-    """The plan of a run by the job's recipe (`head_recipe`)."""
-    weights = recipe.weights()
-    if job.num_best is not None:
-        weights = replace(weights, num_best=job.num_best)
-    if job.best_weight is not None:
-        weights = replace(weights, best_tokens=job.best_weight)
-    return HeadPlan(
-        num_steps=job.num_steps,
-        texts_per_step=job.texts_per_step,
-        window=job.window,
-        peak_lr=job.peak_lr,
-        passes=PassPlan(
-            num_passes=recipe.num_passes,
-            num_aligned=recipe.num_aligned,
-            is_staged=recipe.is_staged,
-            mask_form=job.mask_form,
-            weights=weights,
-        ),
-        blocks=BlockPlan(job.num_anchors),
-        masks=MaskPlan(keep_rate=job.keep_rate),
-        noise=recipe.noise,
-        mixed_precision=job.mixed_precision,
-        seed=job.seed,
-    )

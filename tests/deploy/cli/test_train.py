@@ -14,14 +14,8 @@ from draftline.deploy.cli.main import app
 from draftline.deploy.cli.train import fit
 from draftline.deploy.cli.train.command import KINDS
 from draftline.deploy.cli.train.fit import mask_token, pair_layers, tapped_layers
-from draftline.deploy.cli.train.job import (
-    OWN_FLAGS,
-    RECIPES,
-    HeadJob,
-    head_job,
-    head_plan,
-    head_recipe,
-)
+from draftline.deploy.cli.train.job import OWN_FLAGS, HeadJob, head_job
+from draftline.deploy.cli.train.recipes import RECIPES, head_plan, head_recipe
 from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head
 from draftline.models.heads.p_eagle import PEagleConfig
@@ -240,7 +234,7 @@ def test_own_flags_are_of_fields_and_kinds_that_there_are() -> None:
 def test_a_recipe_is_followed_where_nothing_is_said() -> None:
     def plan(kind: str, **own: Any):
         job = head_job(kind, {"texts": Path(), "output": Path(), **own})
-        return head_plan(job, head_recipe(kind, job)).passes
+        return head_plan(job, head_recipe(kind, job), 4096).passes
 
     assert RECIPES.keys() == KINDS.keys()
     assert (plan("griffin").num_passes, plan("griffin").num_aligned) == (3, 3)
@@ -251,6 +245,35 @@ def test_a_recipe_is_followed_where_nothing_is_said() -> None:
     assert plan("griffin", best_weight=0.0).weights == LossWeights(best_tokens=0.0)
     assert (plan("griffin", num_passes=2, num_aligned=0).num_passes) == 2
     assert (plan("griffin", num_passes=2, num_aligned=0).num_aligned) == 0
+
+
+def test_published_recipes_are_followed() -> None:
+    def plan(kind: str, width: int = 4096, **own: Any):
+        job = head_job(kind, {"texts": Path(), "output": Path(), **own})
+        recipe = head_recipe(kind, job)
+        return recipe, head_plan(job, recipe, width)
+
+    recipe, paper = plan("griffin", recipe="paper")
+    assert recipe.has_paper_fusion
+    assert (paper.rate.peak, paper.rate.warmup_steps, paper.window) == (3e-5, 2000, 2048)
+    assert (paper.passes.num_passes, paper.passes.num_aligned) == (3, 3)
+    assert paper.passes.weights == LossWeights(0.1, 1.0, 0.0, is_l1=True, is_one_hot=True)
+    recipe, released = plan("griffin", recipe="released", peak_lr=1e-4, best_weight=0.2)
+    assert not recipe.has_paper_fusion
+    assert (released.rate.peak, released.rate.warmup_steps) == (1e-4, 2000)
+    assert released.passes.mask_form == "code"
+    assert released.passes.weights == LossWeights(best_tokens=0.2)
+    recipe, former = plan("specformer", recipe="paper")
+    assert (former.eps, former.texts_per_step, former.rate.final) == (1e-2, 64, 1e-5)
+    assert recipe.is_bidirectional
+    assert not plan("specformer", recipe="released")[0].is_bidirectional
+    assert plan("specformer", recipe="released", bidirectional=True)[0].is_bidirectional
+    # Else the rate follows the target's width.
+    assert [plan("griffin", width)[1].rate.peak for width in (64, 576, 4096, 8192)] == (
+        pytest.approx([1e-3, 3.56e-4, 5e-5, 2.5e-5], rel=1e-2)
+    )
+    with pytest.raises(ConfigError, match="recipe"):
+        plan("eagle3", recipe="paper")
 
 
 def test_too_few_texts_are_refused(tmp_path: Path, checkpoint: Path) -> None:

@@ -15,10 +15,11 @@ from draftline.models.heads.spec_former import SpecFormerConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.feature_passes import PassPlan
+from draftline.training.heads.learning_rate import LearningRate
 from draftline.training.heads.trainer import HeadPlan
 
 PLAN = HeadPlan(
-    num_steps=6, texts_per_step=2, window=12, peak_lr=1e-3, checkpoint_every=3,
+    num_steps=6, texts_per_step=2, window=12, rate=LearningRate(peak=1e-3), checkpoint_every=3,
     passes=PassPlan(num_passes=2),
 )  # fmt: skip
 
