@@ -12,6 +12,11 @@ from ..core.request.sampling_params import PipeliningMode
 from .checked_settings import Settings
 from .removed_settings import REMOVED_OPTIONS
 
+# The profile of a drafter that has its paper's options, and the trees of the papers, draft tokens:
+# EAGLE-2's of every head, SPECTRA's and REST's; Lookahead's 15 guesses of 4.
+PAPER = "paper"
+PAPER_NODES = {"head": 60, "spectra": 60, "retrieval": 64, "lookahead": 60}
+
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "typical"]
 NodeBudgetKind = Literal["adaptive", "full", "ordered"]
@@ -55,7 +60,9 @@ class DrafterConfig(Settings):
         1, description="number of servers that grpc starts; they share the requests"
     )
     max_nodes: Annotated[int, Field(ge=1, le=256)] = Field(
-        16, description="most draft tokens that it may propose for one request and step"
+        16,
+        description="most draft tokens that it may propose for one request and step; with "
+        "profile: paper those of its paper",
     )
 
     tls_ca: str | None = Field(
@@ -78,6 +85,14 @@ class DrafterConfig(Settings):
         "that the engine or a pool starts need none",
     )
     token_file: str | None = Field(None, description="file with that token")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_paper(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("profile") != PAPER:
+            return values
+        nodes = PAPER_NODES.get(values.get("kind", ""))
+        return values if nodes is None else {"max_nodes": nodes} | values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -139,6 +154,15 @@ class DrafterConfig(Settings):
     def options(self) -> dict[str, Any]:
         """Options of its kind, not validated yet."""
         return dict(self.model_extra or {})
+
+
+def _paper_kind(drafter: Any) -> str | None:
+    """The kind of a drafter with its paper's options; None: it has ours."""
+    if isinstance(drafter, DrafterConfig):
+        return drafter.kind if drafter.options.get("profile") == PAPER else None
+    if not isinstance(drafter, dict) or drafter.get("profile") != PAPER:
+        return None
+    return str(drafter.get("kind"))
 
 
 class EngineConfig(Settings):
@@ -247,13 +271,15 @@ class EngineConfig(Settings):
         "on one stage with the C++ kernels; 0: one token a step",
     )
     tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(
-        16, description="most draft tokens of one request and step; 0: plain decoding"
+        16,
+        description="most draft tokens of one request and step; 0: plain decoding. Where all "
+        "drafters have profile: paper, the default is the largest of their trees",
     )
     node_budget: NodeBudgetKind = Field(
         "adaptive",
         description="how much is drafted. adaptive: what saves time; full: ask every drafter "
         "and verify the largest trees; ordered: as full, drafters named first go "
-        "first",
+        "first, the default where all drafters have profile: paper",
     )
     pipelined_trees: PipeliningMode = Field(
         "auto",
@@ -313,6 +339,18 @@ class EngineConfig(Settings):
         if not isinstance(value, list | tuple):
             raise ValueError("must be a list of drafters")
         return tuple(_drafter(index, item) for index, item in enumerate(value))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_papers(cls, values: Any) -> Any:
+        drafters = values.get("drafters") if isinstance(values, dict) else None
+        if not isinstance(drafters, list | tuple):
+            return values
+        kinds = [_paper_kind(drafter) for drafter in drafters]
+        nodes = [PAPER_NODES.get(kind, 0) for kind in kinds if kind is not None]
+        if not drafters or None in kinds or not any(nodes):
+            return values
+        return {"tree_nodes": max(nodes), "node_budget": "ordered"} | values
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -23,7 +23,7 @@ from ...drafters.spectra.drafter import SpectraDrafter, SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
 from ..config import HEAD, DrafterConfig, EngineConfig
-from .options import HEAD_KEYS, drafter_options, head_folder
+from .options import HEAD_KEYS, HEAD_PAPER, drafter_options, head_folder
 
 if TYPE_CHECKING:
     from ...drafters.heads.options import HeadOptions
@@ -192,7 +192,7 @@ KINDS: Mapping[str, _Kind] = {
     "suffix": _plain(SuffixOptions, SuffixDrafter),
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
-    HEAD: _Kind(_head_options, _head, HEAD_KEYS),
+    HEAD: _Kind(_head_options, _head, HEAD_KEYS, HEAD_PAPER),
     "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "learn_off"), REST_PAPER),
 }
 

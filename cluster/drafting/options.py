@@ -11,7 +11,7 @@ from ...core.errors import ConfigError
 from ...core.proposals import FeatureLayers
 from ...models.load.bundled import BUNDLED_HEADS
 from ..checked_settings import unknown_key
-from ..config import HEAD, DrafterConfig, EngineConfig
+from ..config import HEAD, PAPER, DrafterConfig, EngineConfig
 from ..removed_settings import REMOVED_OPTIONS
 
 if TYPE_CHECKING:
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 # A key of every drafter: which defaults its options have.
 PROFILE = "profile"
-DEFAULT, PAPER = "draftline", "paper"
+DEFAULT = "draftline"
 # A key of head drafters: where they run.
 PLACEMENT = "placement"
 LAST_STAGE, ACTOR = "last_stage", "actor"
 HEAD_KEYS = ("model", PLACEMENT)
+# EAGLE-2's tree: six levels of the ten best nodes.
+HEAD_PAPER = {"top_k": 10, "num_tokens": 6}
 
 
 def drafter_options(
@@ -140,7 +142,7 @@ def last_stage_heads(
             from ...drafters.heads.last_stage import LastStageHeadSpec  # noqa: PLC0415
             from ...drafters.heads.options import HeadOptions  # noqa: PLC0415
 
-            options = drafter_options(drafter, HeadOptions, HEAD_KEYS)
+            options = drafter_options(drafter, HeadOptions, HEAD_KEYS, HEAD_PAPER)
             for key in ("device", "dtype"):
                 if getattr(options, key) != "auto":
                     raise ConfigError(

@@ -94,6 +94,24 @@ def test_a_profile_has_other_defaults(kind: str, key: str, default: int, paper: 
     assert value(**{"profile": "paper", key: 5}) == 5
 
 
+def test_drafters_of_papers_have_their_trees() -> None:
+    paper = {"kind": "spectra", "profile": "paper"}
+    config = EngineConfig(model="demo", drafters=[DrafterConfig.model_validate(paper)])
+    assert config.drafters[0].max_nodes == 60
+    assert (config.tree_nodes, config.node_budget) == (60, "ordered")
+    both = [paper, {"kind": "retrieval", "profile": "paper", "store": "demo"}]
+    config = EngineConfig.model_validate({"model": "demo", "drafters": both})
+    assert [drafter.max_nodes for drafter in config.drafters] == [60, 64]
+    assert config.tree_nodes == 64
+    # What is given is followed, and ours beside it keep our tree.
+    given = {"drafters": [paper | {"max_nodes": 8}], "tree_nodes": 12, "node_budget": "full"}
+    config = EngineConfig.model_validate({"model": "demo"} | given)
+    assert (config.drafters[0].max_nodes, config.tree_nodes, config.node_budget) == (8, 12, "full")
+    mixed = EngineConfig.model_validate({"model": "demo", "drafters": [paper, {"kind": "suffix"}]})
+    assert [drafter.max_nodes for drafter in mixed.drafters] == [60, 16]
+    assert (mixed.tree_nodes, mixed.node_budget) == (16, "adaptive")
+
+
 def test_the_papers_retrieval_counts_as_rest_does(tmp_path: Path) -> None:
     paper = {"kind": "retrieval", "profile": "paper"}
     drafter = build_drafter(DrafterConfig(**paper, store=str(tmp_path)))
