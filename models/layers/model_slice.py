@@ -48,11 +48,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_tensors(
-    model: PreTrainedModel, span: LayerSpan, files: WeightFiles,
+    model: PreTrainedModel, span: LayerSpan | None, files: WeightFiles,
     dtype: torch.dtype, device: torch.device, *, quantization: str = NONE,
     progress: Progress = unseen,
 ) -> None:  # fmt: skip
-    """Fill the parameters that `span` needs; all others stay on the meta device.
+    """Fill the parameters that `span` needs; all others stay on the meta device. None: all but the
+    decoder layers.
 
     Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
     that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
@@ -95,9 +96,13 @@ def load_tensors(
         setattr(model.get_submodule(module), attribute, loaded[source])
 
 
-def _belongs(name: str, parts: tuple[str, str, str], span: LayerSpan, *, every: bool) -> bool:
+def _belongs(
+    name: str, parts: tuple[str, str, str], span: LayerSpan | None, *, every: bool
+) -> bool:
     """Whether a stage needs a tensor; `every` one what is in neither of `parts`."""
     layers, embedding, head = parts
+    if span is None:
+        return not name.startswith(layers)
     if name.startswith(layers):
         return span.first <= int(name.removeprefix(layers).split(".")[0]) < span.last
     if name.startswith(embedding):
@@ -377,11 +382,13 @@ def run_layers(
 
 
 def load_whole_model(
-    model: str | Path, dtype: torch.dtype = torch.float32, *, attention: str | None = None
-) -> PreTrainedModel:
+    model: str | Path, dtype: torch.dtype = torch.float32, *, attention: str | None = None,
+    with_layers: bool = True,
+) -> PreTrainedModel:  # fmt: skip
     """The model on the CPU, in `dtype` also where its checkpoint is quantised, for inference.
 
-    attention  transformers' name of an implementation; None: the one that it picks
+    attention    transformers' name of an implementation; None: the one that it picks
+    with_layers  else the decoder layers stay on the meta device, and only what is around them loads
 
     Raises `CheckpointError`.
     """
@@ -390,6 +397,6 @@ def load_whole_model(
     files = open_weights(folder, config, dtype, device)
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    span = LayerSpan(0, config.num_hidden_layers, config.num_hidden_layers)
-    load_tensors(whole, span, files, dtype, device)
+    count = config.num_hidden_layers
+    load_tensors(whole, LayerSpan(0, count, count) if with_layers else None, files, dtype, device)
     return whole.eval()
