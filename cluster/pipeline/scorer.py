@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.arrays import Float32, Int32
-from ...core.steps import LogProbInput, SamplingRows, StepInput
+from ...core.steps import LogProbInput, StepInput
 from ..transport.stage_spec import Pipeline
-
-NO_ROWS = np.empty(0, dtype=np.int32)
+from .chunk_step import TextChunk, chunk_step
 
 
 class PipelineScorer:
@@ -63,27 +62,16 @@ class PipelineScorer:
 
 def build_scoring_step(step_id: int, documents: Sequence[Int32], block_size: int) -> StepInput:
     """One step that asks for the log-probability of every token but each document's first."""
-    lengths = [len(document) for document in documents]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    num_blocks = [-(-length // block_size) for length in lengths]
-    first_blocks = np.concatenate([[0], np.cumsum(num_blocks)]).astype(np.int32)
-    tables = first_blocks[:-1, None] + np.arange(max(num_blocks), dtype=np.int32)
-    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
-    tokens = np.concatenate(documents).astype(np.int32)
+    chunks: list[TextChunk] = []
+    first_block = 0
+    for document in documents:
+        end_block = first_block + -(-len(document) // block_size)
+        blocks = np.arange(first_block, end_block, dtype=np.int32)
+        chunks.append(TextChunk(document.astype(np.int32), 0, blocks))
+        first_block = end_block
+    tokens = np.concatenate([chunk.tokens for chunk in chunks])
     is_last = np.zeros(len(tokens), dtype=np.bool_)
-    is_last[starts[1:] - 1] = True
-    scored_rows = np.flatnonzero(~is_last).astype(np.int32)
-    return StepInput(
-        step_id=step_id,
-        moves=np.empty((0, 2), dtype=np.int32),
-        token_ids=tokens,
-        positions=positions,
-        slots=np.repeat(first_blocks[:-1] * block_size, lengths).astype(np.int32) + positions,
-        request_starts=starts,
-        context_lens=np.zeros(len(documents), dtype=np.int32),
-        block_tables=tables.astype(np.int32),
-        trees=(None,) * len(documents),
-        logits_rows=NO_ROWS,
-        sampling=SamplingRows.greedy(np.empty(0, dtype=np.int64)),
-        log_probs=LogProbInput(scored_rows=scored_rows, scored_tokens=tokens[scored_rows + 1]),
-    )
+    is_last[np.cumsum([len(document) for document in documents]) - 1] = True
+    rows = np.flatnonzero(~is_last).astype(np.int32)
+    log_probs = LogProbInput(scored_rows=rows, scored_tokens=tokens[rows + 1])
+    return chunk_step(step_id, chunks, block_size, log_probs=log_probs)
