@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,56 @@ class TextBatch(NamedTuple):
     states: Tensor
 
 
+class HiddenStates(Protocol):
+    """Computes a target's hidden states of texts, in this process or elsewhere."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers whose outputs it gives, ascending; -1: the embeddings. The last one is among them,
+        normed."""
+        ...
+
+    def launch(self, tokens: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        """Begin to compute those of texts int64 [texts, length], of each its first `lengths`.
+
+        The returned function waits for float32 [texts, length, len(layers) * hidden_size]; what
+        stands behind a text's end means nothing, but is finite.
+        """
+        ...
+
+
+def state_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """The layers of a `HiddenStates` for a head that reads those of `layers`."""
+    return tuple(sorted({*layers, num_layers - 1}))
+
+
+class WholeModel:
+    """The `HiddenStates` of a model in this process, computed when they are waited for."""
+
+    def __init__(self, base_model: nn.Module, layers: tuple[int, ...]) -> None:
+        self._model = base_model
+        self._layers = layers
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """See `HiddenStates`."""
+        return self._layers
+
+    def launch(self, tokens: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
+        """See `HiddenStates`."""
+        return lambda: self._states(tokens)
+
+    @torch.no_grad()
+    def _states(self, tokens: Tensor) -> Tensor:
+        reads_between = len(self._layers) > 1
+        states = self._model(input_ids=tokens, use_cache=False, output_hidden_states=reads_between)
+        if not reads_between:
+            return states.last_hidden_state.float()
+        # The input of layer k is the output of layer k - 1.
+        every = [states.hidden_states[layer + 1] for layer in self._layers]
+        return torch.cat(every, dim=-1).float()
+
+
 class Target:
     """A frozen model.
 
@@ -36,18 +86,33 @@ class Target:
     lm_head  normed states to logits
     """
 
-    def __init__(self, folder: Path, device: torch.device, layers: Sequence[int] = ()) -> None:
-        """`layers`: the layers whose outputs are the features, side by side; -1: the embeddings.
-        The last layer's output is normed. Empty: only the last normed state.
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        layers: Sequence[int] = (),
+        states: HiddenStates | None = None,
+    ) -> None:
+        """Load it in float32.
+
+        layers  whose outputs are the features, side by side; -1: the embeddings. The last layer's
+                output is normed. Empty: only the last normed state
+        states  computes them, of `state_layers(layers)`; the model's decoder layers are not loaded
+                then. None: they are computed on `device`
         """
-        model = load_whole_model(folder)
-        self._model: nn.Module = model.base_model.eval().requires_grad_(False).to(device)
-        self._device, self._layers = device, tuple(layers)
-        self.embed: nn.Module = model.get_input_embeddings()
-        self.norm: nn.Module = model.base_model.get_submodule("norm")
+        model = load_whole_model(folder, with_layers=states is None)
+        model.requires_grad_(False)
+        self._device = device
+        self.embed: nn.Module = model.get_input_embeddings().to(device)
+        self.norm: nn.Module = model.base_model.get_submodule("norm").to(device)
         lm_head = model.get_output_embeddings()
         assert isinstance(lm_head, nn.Module)
-        self.lm_head = lm_head.requires_grad_(False).to(device)
+        self.lm_head = lm_head.to(device)
+        wanted = state_layers(layers, model.config.num_hidden_layers)
+        self._states = states or WholeModel(model.base_model.to(device), wanted)
+        assert self._states.layers == wanted, f"states are of {self._states.layers}, not {wanted}"
+        # Columns of features among the states, in blocks of a layer's width.
+        self._places = [wanted.index(layer) for layer in layers or wanted[-1:]]
 
     @property
     def embedding(self) -> Tensor:
@@ -56,16 +121,24 @@ class Target:
         assert isinstance(weight, Tensor)
         return weight
 
-    @torch.no_grad()
+    @property
+    def state_bytes(self) -> int:
+        """Of the states of one token, float32."""
+        return len(self._states.layers) * self.lm_head.get_parameter("weight").shape[1] * 4
+
     def batch(self, texts: Sequence[DistilledText], window: int) -> TextBatch:
         """Texts with their features, [texts, length, layers * hidden_size]."""
-        tokens, said = (part.to(self._device) for part in text_batch(texts, window))
-        states = self._model(
-            input_ids=tokens, use_cache=False, output_hidden_states=bool(self._layers)
-        )
-        last = states.last_hidden_state.float()
-        if not self._layers:
-            return TextBatch(tokens, last, said, last)
-        # The input of layer k is the output of layer k - 1.
-        features = torch.cat([states.hidden_states[layer + 1] for layer in self._layers], dim=-1)
-        return TextBatch(tokens, features.float(), said, last)
+        return self.launch(texts, window)()
+
+    def launch(self, texts: Sequence[DistilledText], window: int) -> Callable[[], TextBatch]:
+        """As `batch`, whose result the returned function waits for."""
+        tokens, answers = (part.to(self._device) for part in text_batch(texts, window))
+        wait = self._states.launch(tokens, [min(len(text.tokens), window) for text in texts])
+
+        def batch() -> TextBatch:
+            states = wait().to(self._device)
+            by_layer = states.unflatten(-1, (len(self._states.layers), -1))
+            features = by_layer[..., self._places, :].flatten(-2)
+            return TextBatch(tokens, features, answers, by_layer[..., -1, :])
+
+        return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
@@ -26,9 +26,9 @@ from .distilled_texts import DistilledText
 from .feature_passes import PassPlan, begin_vocabulary, frequent_tokens
 from .learning_rate import LearningRate
 from .mask_rows import MaskPlan
-from .objectives import Draw, Objective, objective_of
+from .objectives import Draw, objective_of
 from .processes import mean_count, mean_value, text_generator
-from .target import Target, TextBatch
+from .target import HiddenStates, Target, TextBatch
 
 CHECKPOINT, LOG, LOSSES = "checkpoint.pt", "log.csv", "losses.csv"
 # Number of held-out texts that evaluate a checkpoint.
@@ -63,70 +63,123 @@ class HeadPlan:
     seed: int = 0
 
 
+class HeadRun:
+    """A head in training: the network, its target and its optimizer."""
+
+    def __init__(
+        self, config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText],
+        plan: HeadPlan, states: HiddenStates | None = None,
+    ) -> None:  # fmt: skip
+        """Before the first step. Arguments and errors as of `train_head`."""
+        # Set explicitly: otherwise accelerate treats CPU processes as independent.
+        is_cpu = not torch.accelerator.is_available()
+        self.accelerator = Accelerator(mixed_precision=plan.mixed_precision, cpu=is_cpu)
+        num_processes = self.accelerator.num_processes
+        if plan.texts_per_step < num_processes:
+            raise ConfigError(
+                "texts_per_step",
+                f"is {plan.texts_per_step}, fewer than the {num_processes} processes of the run, "
+                "each of which needs one",
+            )
+        torch.manual_seed(plan.seed)
+        device, num_layers = self.accelerator.device, read_model_info(target_folder).num_layers
+        self.plan = plan
+        self.target = Target(target_folder, device, config.layers_of(num_layers), states)
+        self.head = build_head(config).to(device)
+        _initialize(self.head, self.target, texts)
+        self.optimizer = torch.optim.AdamW(
+            self.head.parameters(), lr=plan.rate.peak, betas=(0.9, 0.95), eps=plan.eps
+        )
+        self._objective = objective_of(self.head, plan.passes, plan.blocks, plan.masks)
+        self.trained_texts, self._held_out = texts[:-HELD_OUT_TEXTS], texts[-HELD_OUT_TEXTS:]
+
+    def texts(self, step: int) -> list[DistilledText]:
+        """This process's texts of a step."""
+        return _texts_of(self.trained_texts, self.plan, step, self.accelerator)
+
+    def inputs(self, first: int) -> Iterator[tuple[TextBatch, Draw]]:
+        """This process's part of each step from `first` on. The target's states of a step are
+        launched before the step before it is handed out, so that other processes compute them
+        meanwhile.
+        """
+        ahead: Callable[[], tuple[TextBatch, Draw]] | None = None
+        for step in range(first, self.plan.num_steps):
+            following = self.launch(step)
+            if ahead is not None:
+                yield ahead()
+            ahead = following
+        if ahead is not None:
+            yield ahead()
+
+    def launch(self, step: int) -> Callable[[], tuple[TextBatch, Draw]]:
+        """As `inputs`, of one step; the returned function waits for them."""
+        chosen = self.texts(step)
+        places = _places(self.plan, step, self.accelerator)
+        wait = self.target.launch(chosen, self.plan.window)
+
+        def inputs() -> tuple[TextBatch, Draw]:
+            with self.accelerator.autocast():
+                batch = wait()
+            batch, uniform = _drawn(batch, chosen, places, self.plan)
+            return batch, Draw(step / self.plan.num_steps, uniform)
+
+        return inputs
+
+    def learn(self, batch: TextBatch, draw: Draw) -> float:
+        """Add gradients to the head's parameters; returns the loss of all processes."""
+        with self.accelerator.autocast():
+            return mean_value(self._objective.learn(self.target, batch, draw))
+
+    def update(self, step: int) -> None:
+        """Change the parameters by the mean gradient of all processes, which is cleared."""
+        _step(self.head, self.optimizer, self.plan, step, self.accelerator)
+
+    def acceptance(self) -> list[float]:
+        """The share of accepted drafts at each depth of a greedy chain on the held-out texts."""
+        # As many at once as in a step, whose memory a run has in any case.
+        size = self.plan.texts_per_step
+        counts = []
+        for first in range(0, len(self._held_out), size):
+            texts = self._held_out[first : first + size]
+            batch = self.target.batch(texts, self.plan.window)
+            counts.append(self._objective.acceptance(self.target, batch))
+        follows, accepted = np.array(counts).sum(axis=0).T
+        return [round(share, 4) for share in (accepted / follows.clip(min=1)).tolist()]
+
+
 def train_head(
     config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
-    run_dir: Path, *, progress: Progress = unseen,
+    run_dir: Path, *, states: HiddenStates | None = None, progress: Progress = unseen,
 ) -> Head:  # fmt: skip
     """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
+
+    states  computes what the head reads of the target; None: the whole target is loaded here
 
     The last texts are held out. Every checkpoint adds a row to `log.csv`: its step, its loss, and
     the acceptance at each depth of a greedy chain on the held-out texts. It also writes the losses
     of all steps to `losses.csv`. Several processes, of torchrun or `accelerate launch`, share the
     texts of each step, with the same result as one; the first writes. Raises `ConfigError` if the
     checkpoint has another head, if there are more processes than texts a step, or if processes see
-    different folders.
+    different folders; and what `states` raises.
     """
-    # Set explicitly: otherwise accelerate treats CPU processes as independent.
-    is_cpu = not torch.accelerator.is_available()
-    accelerator = Accelerator(mixed_precision=plan.mixed_precision, cpu=is_cpu)
-    if plan.texts_per_step < accelerator.num_processes:
-        raise ConfigError(
-            "texts_per_step",
-            f"is {plan.texts_per_step}, fewer than the {accelerator.num_processes} processes of "
-            "the run, each of which needs one",
-        )
-    torch.manual_seed(plan.seed)
-    num_layers = read_model_info(target_folder).num_layers
-    target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
-    head = build_head(config).to(accelerator.device)
-    _initialize(head, target, texts)
-    objective = objective_of(head, plan.passes, plan.blocks, plan.masks)
-    optimizer = torch.optim.AdamW(
-        head.parameters(), lr=plan.rate.peak, betas=(0.9, 0.95), eps=plan.eps
-    )
-    held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
-    losses = _resume(run_dir, head, optimizer)
-    step = len(losses)
-    if mean_count(step) != step:
+    run = HeadRun(config, target_folder, texts, plan, states)
+    losses = _resume(run_dir, run.head, run.optimizer)
+    if mean_count(len(losses)) != len(losses):
         raise ConfigError(
             "run_dir", f"{run_dir} is not the same to all processes; give a folder that they share"
         )
-    shown = progress if accelerator.is_main_process else unseen
-    with shown(run_dir.name, total=plan.num_steps, unit="steps", done=step) as work:
-        while step < plan.num_steps:
-            chosen = _texts_of(texts, plan, step, accelerator)
-            with accelerator.autocast():
-                batch = target.batch(chosen, plan.window)
-                places = _places(plan, step, accelerator)
-                batch, uniform = _drawn(batch, chosen, places, plan)
-                draw = Draw(step / plan.num_steps, uniform)
-                loss = mean_value(objective.learn(target, batch, draw))
-            _step(head, optimizer, plan, step, accelerator)
+    is_main = run.accelerator.is_main_process
+    shown = progress if is_main else unseen
+    with shown(run_dir.name, total=plan.num_steps, unit="steps", done=len(losses)) as work:
+        for batch, draw in run.inputs(len(losses)):
+            loss = run.learn(batch, draw)
+            run.update(len(losses))
             losses.append(loss)
-            step += 1
             work.advance(note=f"loss {loss:.3f}")
-            is_due = step % plan.checkpoint_every == 0 or step == plan.num_steps
-            if is_due and accelerator.is_main_process:
-                shares = _shares(objective, target, held_out, plan.window)
-                _checkpoint(run_dir, head, optimizer, losses, shares)
-    return head
-
-
-def _shares(
-    objective: Objective, target: Target, texts: Sequence[DistilledText], window: int
-) -> list[float]:
-    counts = objective.acceptance(target, target.batch(texts, window))
-    return [round(accepted / max(follows, 1), 4) for follows, accepted in counts]
+            is_due = len(losses) % plan.checkpoint_every == 0 or len(losses) == plan.num_steps
+            if is_due and is_main:
+                _checkpoint(run_dir, run.head, run.optimizer, losses, run.acceptance())
+    return run.head
 
 
 def _places(plan: HeadPlan, step: int, accelerator: Accelerator) -> range:
