@@ -29,12 +29,14 @@ class FlagGroup:
 
     title      their heading
     kind       the class
+    only       fields that get flags; None: all
     names      field -> its flags, where they are not the field's name with dashes
     variables  field -> environment variable that gives its value where the flag does not
     """
 
     title: str
     kind: type
+    only: Collection[str] | None = None
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,7 +50,10 @@ def flag_options(group: FlagGroup, left_out: Collection[str] = ()) -> list[Any]:
     parameters = [
         _parameter(name, info, group)
         for name, info in _fields(group.kind).items()
-        if name not in left_out and info.description and _flag_type(info.annotation) is not None
+        if name not in left_out
+        and (group.only is None or name in group.only)
+        and info.description
+        and _flag_type(info.annotation) is not None
     ]
     app = typer.Typer(add_completion=False)
     app.command()(_with_parameters(parameters))

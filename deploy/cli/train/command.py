@@ -46,13 +46,15 @@ class DataCommand(FlagCommand):
 
 
 class HeadCommand(FlagCommand):
-    """`train griffin` and its siblings, whose flags are a `HeadJob`'s fields."""
+    """`train griffin` and its siblings, whose flags are a `HeadJob`'s fields and of an engine's
+    settings those of `STAGES`."""
 
     def groups(self) -> Sequence[FlagGroup]:
-        """The flags of the training."""
+        """The flags of the training, then those of the target's stages."""
         from .job import HEAD
+        from .stages import STAGES
 
-        return (HEAD,)
+        return HEAD, STAGES
 
     def get_params(self, ctx: Any) -> list[Any]:
         """All of them; those of other kinds are refused by name, and the help leaves them out."""
@@ -75,10 +77,13 @@ def data(ctx: typer.Context) -> None:
 
 def _head_command(kind: str) -> Callable[[typer.Context], None]:
     def train(ctx: typer.Context) -> None:
+        from ....cluster.config import EngineConfig
         from .fit import fit_head
         from .job import HeadJob, head_job
+        from .stages import with_stages
 
-        fit_head(kind, head_job(kind, ctx.obj[HeadJob]), console)
+        job = with_stages(head_job(kind, ctx.obj[HeadJob]), ctx.obj[EngineConfig])
+        fit_head(kind, job, console)
 
     return train
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers import PreTrainedConfig
 
-from ....core.errors import ConfigError
+from ....core.errors import ConfigError, StageError, StageLost
 from ....measure.report.plots import require_matplotlib
 from ....models.heads.dflash_config import DFlashConfig
 from ....models.heads.dspark import DSparkConfig
@@ -30,10 +31,19 @@ from ....training.corpus import training_files
 from ....training.heads.curves import CURVES, draw_curves
 from ....training.heads.distilled_texts import DistilledText, corpus_texts, read_texts
 from ....training.heads.export import export_head
-from ....training.heads.trainer import HELD_OUT_TEXTS, HeadPlan, read_log, read_losses, train_head
+from ....training.heads.trainer import (
+    HELD_OUT_TEXTS,
+    HeadPlan,
+    HeadRun,
+    read_log,
+    read_losses,
+    train_head,
+)
 from ..progress import progress
+from .dry_run import print_dry_run
 from .job import HeadJob
 from .recipes import HeadRecipe, head_plan, head_recipe
+from .stages import target_stages
 from .texts import PROMPTS_PER_FILE
 
 # Targets with fewer layers than this are read up to their last state.
@@ -191,11 +201,12 @@ def mask_token(texts: Sequence[DistilledText], vocab_size: int, end: int | None)
 
 
 def fit_head(kind: str, job: HeadJob, console: Console) -> None:
-    """Train a head of a kind, or go on with it, and write it to the job's folder.
+    """Train a head of a kind, or go on with it, and write it to the job's folder; of a dry run
+    print what it would take.
 
     Of several processes (torchrun, `accelerate launch`) the first writes.
 
-    Raises `ConfigError`, `CheckpointError`.
+    Raises `ConfigError`, `CheckpointError`; `StageLost` and `StageError` of the target's stages.
     """
     torch.set_num_threads(job.threads)
     texts = read_texts(job.texts)
@@ -211,12 +222,25 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
     plan = head_plan(job, recipe, read_config(folder).hidden_size)
     if not job.self_distillation:
         texts = [*_as_written(texts[:-HELD_OUT_TEXTS], job.model), *texts[-HELD_OUT_TEXTS:]]
-    head = train_head(config, folder, texts, plan, run_dir, progress=progress)
+    with nullcontext() if job.stages is None else target_stages(job.stages, config) as states:
+        if job.dry_run:
+            print_dry_run(HeadRun(config, folder, texts, plan, states), kind, job, console)
+            return
+        try:
+            head = train_head(
+                config, folder, texts, plan, run_dir, states=states, progress=progress
+            )
+        except (StageError, StageLost) as error:
+            raise type(error)(
+                f"{error}. {run_dir} has the last checkpoint, if there was one: the same command "
+                "goes on from there"
+            ) from error
     state = PartialState()
     if state.is_main_process:
         record = {
             "kind": kind,
             "target": job.model,
+            "stages": job.stages and job.stages.model_dump(exclude_unset=True, exclude={"model"}),
             "texts": len(texts),
             "self_distillation": job.self_distillation,
             **_record(head, plan, run_dir),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ....cluster.config import EngineConfig
 from ....core.errors import ConfigError
 from ....models.heads.dspark import MarkovKind
 from ....models.load.checkpoint import answers_chats
@@ -188,6 +189,11 @@ class HeadJob:
     ] = "no"
     seed: Annotated[int, Field(ge=0, description="of weights, order and noise")] = 0
     threads: Annotated[int, Field(ge=1, description="CPU threads")] = 1
+    dry_run: Annotated[
+        bool, Field(description="print what a step needs and takes, and train nothing")
+    ] = False
+    # Of `stages.py`, with flags of its own; None: the target is whole in this process.
+    stages: EngineConfig | None = None
 
 
 FUSED, BLOCKS = ("griffin", "hass", "eagle2", "fspad"), ("dflash", "dspark")
