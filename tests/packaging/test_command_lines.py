@@ -30,8 +30,8 @@ from draftline.deploy.cli.bench import run as bench_run
 from draftline.deploy.cli.bench import run as lossless_run
 from draftline.deploy.cli.main import app
 from draftline.deploy.cli.serve import command as serve_command
-from draftline.deploy.cli.train import texts as train_data
 from draftline.deploy.cli.train import fit as train_fit
+from draftline.deploy.cli.train import texts as train_data
 from draftline.deploy.settings.settings import build_serve_args
 from support.servers.served_model import served_model
 from support.tools.command_lines import (
