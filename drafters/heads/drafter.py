@@ -37,6 +37,7 @@ from ...models.heads.load_head import (
     load_shared_parts,
     misfits,
     read_head_checkpoint,
+    take_target_rows,
 )
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.spec_former import SpecFormer
@@ -84,6 +85,8 @@ def load_head_drafter(
     dtype = choose_dtype(options.dtype, device, target.dtype)
     heads = load_readings(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
+    for _, head in heads:
+        take_target_rows(head, shared.head)
     drafters = {
         reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
         for reading, head in heads

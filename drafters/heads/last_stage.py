@@ -26,7 +26,12 @@ from ...core.steps import HeadDrafts, HeadTask, StepInput
 from ...models.attention.step_attention import PagedKv
 from ...models.device import to_device
 from ...models.heads.checkpoint_kind import reading_text
-from ...models.heads.load_head import SharedParts, load_embedding, load_readings
+from ...models.heads.load_head import (
+    SharedParts,
+    load_embedding,
+    load_readings,
+    take_target_rows,
+)
 from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
 from ..model.draft_costs import PayingDepth
@@ -286,6 +291,8 @@ class LastStageHeadSpec:
             embed = load_embedding(self.target, str(parts.dtype).removeprefix("torch."), device)
         shared = SharedParts(embed, parts.norm, parts.project, parts.softcap)
         readings = load_readings(self.folder, parts.dtype, device)
+        for _, head in readings:
+            take_target_rows(head, parts.project)
         heads = {
             reading_text(reading): LastStageHead(self, network_of(head, shared), layers, parts)
             for reading, head in readings

@@ -43,7 +43,9 @@ class FeatureHeadConfig:
                      Empty: by the target's depth for `pair`, else the last state, normed
     norm_before_residual, norm_output  of EAGLE-3, as its config has them
     norm_features    of EAGLE-3: `all` features together, `each` by itself, or none, before `fc`
-    draft_vocab_size rows of its own output head; 0: the target's head
+    draft_vocab_size tokens that it can draft, rows of its own output head; 0: the target's head
+    has_target_rows  these rows are the target's, and stand in no checkpoint (FR-Spec, arXiv
+                     2502.14856)
     rope             as `rope_parameters` of transformers
     """
 
@@ -70,6 +72,7 @@ class FeatureHeadConfig:
     norm_output: bool = False
     norm_features: Literal["", "all", "each"] = ""
     draft_vocab_size: int = 0
+    has_target_rows: bool = False
     has_token_map: bool = False
     rms_norm_eps: float = 1e-6
     max_positions: int = 2048
@@ -120,7 +123,8 @@ def feature_head_config(
         has_attention_bias=ATTENTION + "q_proj.bias" in shapes,
         has_query_norm=ATTENTION + "q_norm.weight" in shapes,
         has_embedding="embed_tokens.weight" in shapes,
-        draft_vocab_size=shapes.get("lm_head.weight", (0,))[0],
+        draft_vocab_size=shapes.get("lm_head.weight", shapes.get("d2t", (0,)))[0],
+        has_target_rows="d2t" in shapes and "lm_head.weight" not in shapes,
         has_token_map="d2t" in shapes,
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         max_positions=int(config.get("max_position_embeddings", 2048)),

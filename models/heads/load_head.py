@@ -32,6 +32,9 @@ from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
 # A mask of the target's tokens that have a draft token; redundant with the offsets.
 TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
+OUTPUT = "lm_head.weight"
+# Columns of a target's output head that are read at once.
+UNITS = 64
 
 
 HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | DFlashConfig
@@ -125,9 +128,40 @@ def load_readings(
     _check_names(heads[0].head, checkpoint)
     placed = _placed_tensors(checkpoint, checkpoint.config, dtype, device)
     for _, head in heads:
-        head.load_state_dict(placed, assign=True)
+        head.load_state_dict(placed | _rows_to_come(head, dtype, device), assign=True)
         head.to(device).eval().requires_grad_(False)
     return heads
+
+
+def _rows_to_come(head: Head, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    """Zeros in place of what `take_target_rows` copies."""
+    if not has_target_rows(head.config):
+        return {}
+    assert isinstance(head, FeatureHead)
+    return {OUTPUT: torch.zeros(head.lm_head.weight.shape, dtype=dtype, device=device)}
+
+
+def has_target_rows(config: HeadConfig) -> bool:
+    """Whether rows of the target are a head's output head."""
+    return isinstance(config, FeatureHeadConfig) and config.has_target_rows
+
+
+@torch.no_grad()
+def take_target_rows(head: Head, project: Projection) -> None:
+    """Copy the output rows of a head that has the target's.
+
+    project  [rows, vocabulary] of normed states [rows, hidden_size]: the target's output head in
+             any form; of unit vectors it gives its weights, exactly
+    """
+    if not has_target_rows(head.config):
+        return
+    assert isinstance(head, FeatureHead)
+    weight = head.lm_head.weight
+    rows = head.target_tokens(torch.arange(len(weight), device=weight.device))
+    for units in torch.arange(weight.shape[1], device=weight.device).split(UNITS):
+        unit = torch.zeros(len(units), weight.shape[1], dtype=weight.dtype, device=weight.device)
+        unit[torch.arange(len(units)), units] = 1.0
+        weight[:, units] = project(unit)[:, rows].T.to(weight.dtype)
 
 
 def _empty_head(checkpoint: HeadCheckpoint, reading: Reading) -> Head:
@@ -180,7 +214,7 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
                 f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}"
             )
         shares_target = isinstance(config, FeatureHeadConfig) and not (
-            config.has_embedding and config.draft_vocab_size
+            config.has_embedding and config.draft_vocab_size and not config.has_target_rows
         )
     if shares_target and config.hidden_size != target.hidden_size:
         found.append(
@@ -207,6 +241,8 @@ def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> Hea
 
 def _check_names(head: Head, checkpoint: HeadCheckpoint) -> None:
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    if has_target_rows(head.config):
+        del expected[OUTPUT]
     held = {name: shape for name, shape in checkpoint.tensors.shapes.items() if name != TOKEN_MASK}
     problems = [f"{name} is missing" for name in sorted(expected.keys() - held.keys())]
     problems += [f"{name} is unknown" for name in sorted(held.keys() - expected.keys())]

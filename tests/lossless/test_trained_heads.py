@@ -21,7 +21,8 @@ STEPS = 12
 PROMPT = 24
 PROMPTS = [prompt.text for prompt in held_out_prompts()[:6]]
 KINDS = {
-    "eagle3": {"draft_vocab_size": 300, "num_passes": 2},
+    "eagle3": {"draft_vocab_size": 300, "num_passes": 2, "share_output_head": True},
+    "griffin": {"draft_vocab_size": 300, "num_passes": 2},
     "dspark": {"num_anchors": 8, "num_layers": 1},
     "p_eagle": {"draft_length": 4, "num_layers": 1},
 }
@@ -41,7 +42,9 @@ def texts() -> list[DistilledText]:
     ] * (HELD_OUT_TEXTS // len(PROMPTS) + 2)
 
 
-@pytest.mark.parametrize(("kind", "stages"), [("eagle3", 1), ("dspark", 2), ("p_eagle", 1)])
+@pytest.mark.parametrize(
+    ("kind", "stages"), [("eagle3", 1), ("griffin", 2), ("dspark", 2), ("p_eagle", 1)]
+)
 def test_trained_drafts_are_accepted_and_change_nothing(
     texts: list[DistilledText], tmp_path: Path, kind: str, stages: int
 ) -> None:

@@ -11,8 +11,14 @@ import pytest
 import torch
 from draftline.core.errors import ConfigError
 from draftline.models.heads.feature_head import FeatureHead, GuidedFusion
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.head_layer import HeadLayer
-from draftline.models.heads.load_head import load_head, misfits
+from draftline.models.heads.load_head import (
+    load_head,
+    misfits,
+    read_head_checkpoint,
+    take_target_rows,
+)
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
 from draftline.training.heads.distilled_texts import (
@@ -123,6 +129,33 @@ def test_an_eagle3_head_begins_with_the_targets_output(checkpoint: Path, tmp_pat
     assert len(tokens.unique()) == 50
     torch.testing.assert_close(head.lm_head.weight, output[tokens], atol=1e-6, rtol=0)
     torch.testing.assert_close(head.norm.weight, model.model.norm.weight, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "griffin"])
+def test_a_head_may_have_the_targets_rows_of_some_tokens(
+    checkpoint: Path, tmp_path: Path, kind: str
+) -> None:
+    """Its file has none of them, and what loads it reads them off the target's projection."""
+    info = read_model_info(checkpoint)
+    config = replace(
+        CONFIGS[kind](checkpoint), draft_vocab_size=50, has_token_map=True, has_target_rows=True
+    )
+    assert isinstance(config, FeatureHeadConfig)
+    head = train_head(config, checkpoint, texts(info.vocab_size), PLAN, tmp_path / "run")
+    assert isinstance(head, FeatureHead)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    output = model.get_output_embeddings()
+    rows = output.weight[vocabulary_of(head)]
+    assert torch.equal(head.lm_head.weight, rows), "training leaves them"
+    export_head(head, tmp_path / "head", {"architectures": [PUBLISHED[kind]]}, {})
+    checkpoint_read = read_head_checkpoint(tmp_path / "head")
+    assert "lm_head.weight" not in checkpoint_read.tensors.shapes
+    loaded = load_head(tmp_path / "head")
+    assert loaded.config == replace(config, rope=loaded.config.rope)
+    assert misfits(loaded.config, info) == []
+    take_target_rows(loaded, output)
+    assert isinstance(loaded, FeatureHead)
+    assert torch.equal(loaded.lm_head.weight, rows)
 
 
 def test_a_p_eagle_drafter_begins_with_the_targets_embedding(

@@ -14,7 +14,7 @@ from ...models.heads.dspark import DSparkConfig, published_markov_fields
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.feature_head_config import FeatureHeadConfig, published_pair_fields
 from ...models.heads.head_tensors import MEDUSA_FILE
-from ...models.heads.load_head import TOKEN_MASK, Head, HeadConfig
+from ...models.heads.load_head import OUTPUT, TOKEN_MASK, Head, HeadConfig, has_target_rows
 from ...models.heads.medusa import Medusa, MedusaConfig
 from ...models.heads.p_eagle import PEagleConfig, published_mask_fields
 from ...models.heads.spec_former import SpecFormerConfig
@@ -46,6 +46,7 @@ def _tensors(head: Head) -> dict[str, Tensor]:
     tensors = {
         name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in head.state_dict().items()
+        if not (name == OUTPUT and has_target_rows(head.config))
     }
     if not isinstance(head, FeatureHead) or head.config.fusion != "pair":
         return tensors

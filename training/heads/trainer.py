@@ -273,6 +273,8 @@ def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[Distille
     if config.draft_vocab_size:
         tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
         begin_vocabulary(head, tokens, output)
+        head.lm_head.requires_grad_(not config.has_target_rows)
+    if config.draft_vocab_size and config.fusion == "pair":
         # The scale that the output head's rows expect. A norm of ones gives its factors, in any
         # parametrisation.
         head.norm.weight.copy_(target.norm(torch.ones_like(head.norm.weight)))

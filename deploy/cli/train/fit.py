@@ -68,30 +68,45 @@ def head_config(
         return SpecFormerConfig(
             draft_length=draft_length,
             is_bidirectional=recipe.is_bidirectional,
-            **_layer_sizes(config),
+            **_layer_sizes(config, job),
         )
     if kind in {"eagle3", "p_eagle"}:
         pair = _pair_config(config, job)
         mask = mask_token(texts, rows, config.eos_token_id)
         return pair if kind == "eagle3" else _masked_config(pair, recipe, mask)
     assert recipe.fusion is not None
+    draft_rows, sizes = _draft_rows(config, job), _layer_sizes(config, job)
+    has_own_tokens = draft_rows < rows
     return FeatureHeadConfig(
         fusion=recipe.fusion,
         vocab_size=rows,
-        fusion_size=0 if recipe.fusion == "linear" else config.intermediate_size,
+        fusion_size=0 if recipe.fusion == "linear" else sizes["intermediate_size"],
+        draft_vocab_size=draft_rows if has_own_tokens else 0,
+        has_target_rows=has_own_tokens,
+        has_token_map=has_own_tokens,
         splits_output=recipe.splits_output,
         has_fusion_bias=True,
         has_paper_fusion=recipe.has_paper_fusion,
         feature_size=hidden,
-        **_layer_sizes(config),
+        **sizes,
     )
 
 
-def _layer_sizes(config: PreTrainedConfig) -> dict[str, Any]:
-    """Of a layer of the target."""
+def _draft_rows(config: PreTrainedConfig, job: HeadJob) -> int:
+    rows = config.vocab_size
+    draft_rows = job.draft_vocab_size or rows
+    if draft_rows > rows:
+        raise ConfigError(
+            "draft_vocab_size", f"is {draft_rows}, more than the target's {rows} tokens"
+        )
+    return draft_rows
+
+
+def _layer_sizes(config: PreTrainedConfig, job: HeadJob) -> dict[str, Any]:
+    """Of a layer of the target, where the job does not say otherwise."""
     return {
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": job.intermediate_size or config.intermediate_size,
         "num_heads": config.num_attention_heads,
         "num_kv_heads": num_kv_heads(config),
         "head_dim": head_dim(config),
@@ -103,12 +118,9 @@ def _layer_sizes(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _pair_config(config: PreTrainedConfig, job: HeadJob) -> FeatureHeadConfig:
     layers = read_layers(job.feature_layers) or pair_layers(config.num_hidden_layers)
-    rows = config.vocab_size
-    draft_rows = job.draft_vocab_size or rows
-    if draft_rows > rows:
-        raise ConfigError(
-            "draft_vocab_size", f"is {draft_rows}, more than the target's {rows} tokens"
-        )
+    rows, draft_rows = config.vocab_size, _draft_rows(config, job)
+    if job.share_output_head and draft_rows == rows:
+        raise ConfigError("share_output_head", "needs a smaller --draft-vocab-size")
     return FeatureHeadConfig(
         fusion="pair",
         vocab_size=rows,
@@ -116,8 +128,9 @@ def _pair_config(config: PreTrainedConfig, job: HeadJob) -> FeatureHeadConfig:
         num_features=len(layers),
         feature_layers=layers,
         draft_vocab_size=draft_rows,
+        has_target_rows=job.share_output_head,
         has_token_map=draft_rows < rows,
-        **_layer_sizes(config),
+        **_layer_sizes(config, job),
     )
 
 
@@ -141,7 +154,7 @@ def _block_config(
         "num_layers": recipe.num_layers, "num_features": len(layers), "feature_size": hidden,
         "feature_layers": layers, "vocab_size": config.vocab_size,
         "mask_token": mask_token(texts, config.vocab_size, config.eos_token_id),
-        **_layer_sizes(config),
+        **_layer_sizes(config, job),
     }  # fmt: skip
     if kind == "dflash":
         return DFlashConfig(block_size=recipe.draft_length + 1, **sizes)

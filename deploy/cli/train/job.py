@@ -184,6 +184,16 @@ class HeadJob:
             "all of the target's",
         ),
     ] = None
+    share_output_head: Annotated[
+        bool,
+        Field(
+            description="drafts by the target's rows of these tokens, which the head's file does "
+            "not hold; else by an output head of its own"
+        ),
+    ] = False
+    intermediate_size: Annotated[
+        int | None, Field(ge=1, description="inner width of its layers; default: the target's")
+    ] = None
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"
@@ -215,7 +225,9 @@ OWN_FLAGS = {
     "markov_kind": ("dspark",),
     "markov_rank": ("dspark",),
     "feature_layers": ("eagle3", *BLOCKS, "p_eagle"),
-    "draft_vocab_size": ("eagle3", "p_eagle"),
+    "draft_vocab_size": (*FUSED, "eagle3", "p_eagle"),
+    "share_output_head": ("eagle3",),
+    "intermediate_size": (*FUSED, "eagle3", "p_eagle", "specformer", *BLOCKS),
 }
 
 DATA = FlagGroup(title="Texts", kind=DataJob)
