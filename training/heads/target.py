@@ -92,6 +92,7 @@ class Target:
         device: torch.device,
         layers: Sequence[int] = (),
         states: HiddenStates | None = None,
+        keep: Callable[[HiddenStates], HiddenStates] | None = None,
     ) -> None:
         """Load it in float32.
 
@@ -99,6 +100,7 @@ class Target:
                 output is normed. Empty: only the last normed state
         states  computes them, of `state_layers(layers)`; the model's decoder layers are not loaded
                 then. None: they are computed on `device`
+        keep    makes of what computes them what keeps them for later epochs, too
         """
         model = load_whole_model(folder, with_layers=states is None)
         model.requires_grad_(False)
@@ -109,7 +111,8 @@ class Target:
         assert isinstance(lm_head, nn.Module)
         self.lm_head = lm_head.to(device)
         wanted = state_layers(layers, model.config.num_hidden_layers)
-        self._states = states or WholeModel(model.base_model.to(device), wanted)
+        states = states or WholeModel(model.base_model.to(device), wanted)
+        self._states = states if keep is None else keep(states)
         assert self._states.layers == wanted, f"states are of {self._states.layers}, not {wanted}"
         # Columns of features among the states, in blocks of a layer's width.
         self._places = [wanted.index(layer) for layer in layers or wanted[-1:]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ from ...models.load.model_info import read_model_info
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
 from .feature_passes import PassPlan, begin_vocabulary, frequent_tokens
+from .kept_states import KeptStates
 from .learning_rate import LearningRate
 from .mask_rows import MaskPlan
 from .objectives import Draw, objective_of
@@ -46,6 +48,7 @@ class HeadPlan:
                      tokens
     clip             bound of each gradient
     mixed_precision  in the passes; weights stay float32
+    kept_bytes       most of the target's states on disk, in 16 bits, for later epochs
     """
 
     num_steps: int
@@ -61,6 +64,7 @@ class HeadPlan:
     mixed_precision: Literal["no", "bf16"] = "no"
     checkpoint_every: int = 100
     seed: int = 0
+    kept_bytes: int = 0
 
 
 class HeadRun:
@@ -84,7 +88,8 @@ class HeadRun:
         torch.manual_seed(plan.seed)
         device, num_layers = self.accelerator.device, read_model_info(target_folder).num_layers
         self.plan = plan
-        self.target = Target(target_folder, device, config.layers_of(num_layers), states)
+        kept = partial(KeptStates, max_bytes=plan.kept_bytes) if plan.kept_bytes else None
+        self.target = Target(target_folder, device, config.layers_of(num_layers), states, kept)
         self.head = build_head(config).to(device)
         _initialize(self.head, self.target, texts)
         self.optimizer = torch.optim.AdamW(

@@ -194,6 +194,14 @@ class HeadJob:
     intermediate_size: Annotated[
         int | None, Field(ge=1, description="inner width of its layers; default: the target's")
     ] = None
+    keep_states_gib: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="disk for the target's states of texts, in 16 bits, in the folder of "
+            "temporary files; later epochs read them; 0: they are computed again",
+        ),
+    ] = 0.0
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"

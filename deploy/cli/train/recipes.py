@@ -149,5 +149,6 @@ def head_plan(job: HeadJob, recipe: HeadRecipe, width: int) -> HeadPlan:
         masks=MaskPlan(keep_rate=job.keep_rate),
         noise=recipe.noise,
         mixed_precision=job.mixed_precision,
+        kept_bytes=int(job.keep_states_gib * 2**30),
         seed=job.seed,
     )
