@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -258,6 +259,11 @@ def test_texts_go_on_behind_half_a_line(tmp_path: Path) -> None:
     assert again.done() == {0, 1}
     again.add(2, said[2:])
     assert read_texts(tmp_path) == said, "in the order of their prompts"
+    (tmp_path / "texts.jsonl.gz").write_bytes(
+        gzip.compress((tmp_path / "texts.jsonl").read_bytes())
+    )
+    (tmp_path / "texts.jsonl").unlink()
+    assert read_texts(tmp_path) == said
 
 
 def test_texts_of_another_target_are_not_mixed_in(tmp_path: Path) -> None:

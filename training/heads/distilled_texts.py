@@ -5,8 +5,10 @@ Or their authors did: texts with these continuations stand in place of the targe
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ from ..corpus import SourceFile
 from ..prompts import Prompt, cut_prompts
 
 TEXTS, MANIFEST = "texts.jsonl", "manifest.json"
+# A folder that is kept may have its texts compressed.
+PACKED_TEXTS = "texts.jsonl.gz"
 
 
 class DistilledText(NamedTuple):
@@ -97,11 +101,12 @@ def read_texts(folder: Path) -> list[DistilledText]:
     """All texts of a folder in the order of their prompts. Raises `ConfigError` if it has none,
     naming the line of a bad one.
     """
-    path = folder / TEXTS
-    if not path.is_file():
+    path, packed = folder / TEXTS, folder / PACKED_TEXTS
+    if not path.is_file() and not packed.is_file():
         raise ConfigError("texts", f"{path} does not exist; make it with `draftline train data`")
     found: list[tuple[int, DistilledText]] = []
-    with path.open(encoding="utf-8") as file:
+    read = path.open if path.is_file() else partial(gzip.open, packed, "rt")
+    with read(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
                 found.append(_parsed(json.loads(line)))
