@@ -41,6 +41,7 @@ from ...models.heads.load_head import (
 )
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.spec_former import SpecFormer
+from ...models.layers.linear_layers import pack_linears
 from ...models.load.model_info import ModelInfo
 from ..model.draft_costs import DraftCosts
 from ..open_requests import OpenRequests
@@ -87,6 +88,7 @@ def load_head_drafter(
     shared = load_shared_parts(target, dtype, device)
     for _, head in heads:
         take_target_rows(head, shared.head)
+        pack_linears(head)
     drafters = {
         reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
         for reading, head in heads

@@ -1,4 +1,4 @@
-"""Linear layers that are not torch's: of weights in 8 bits, and of stages on GPUs.
+"""Linear layers that are not torch's: of weights in 8 bits, of heads on CPUs, of stages on GPUs.
 
 On GPUs few rows use draftline's kernel, more rows the library's. Weights lie output by output, as
 checkpoints have them and as both products read them best. Of weights in 8 bits only the weights are
@@ -8,6 +8,7 @@ rounded, to 127 steps with one scale for each output; the arithmetic stays the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import ConfigError
+from ...kernels.cpu.build import are_loaded, vectors
+from ...kernels.cpu.packed_linear import pack_weights, packed_linear
 from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
@@ -68,6 +71,36 @@ def put_quantized(model: nn.Module, name: str, weight: Tensor) -> None:
     # GPT-2 has it [inputs, outputs].
     is_turned = isinstance(getattr(owner, child), Conv1D)
     setattr(owner, child, Int8Linear(weight.t().contiguous() if is_turned else weight))
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Give float32 linear layers on a CPU the product of draftline's kernels, if this process has
+    loaded them.
+
+    Of the few rows that a level of a draft has, torch's product takes up to four times as long. The
+    layers keep their types; their weights become [panels, inputs, panel] (`pack_weights`).
+    """
+    if not are_loaded():
+        return
+    panel = vectors().panel
+    for layer in module.modules():
+        if not isinstance(layer, nn.Linear) or layer.weight.dtype != torch.float32:
+            continue
+        if layer.weight.device.type != "cpu":
+            continue
+        packed = pack_weights([layer.weight.detach().t()], panel)
+        layer.weight = nn.Parameter(packed, requires_grad=False)
+        product = partial(_packed_product, layer)
+        layer.forward = product  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _packed_product(layer: nn.Linear, x: Tensor) -> Tensor:
+    """`x` [..., inputs] -> [..., outputs] of a layer whose weight is packed."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = packed_linear(rows, layer.weight, layer.out_features)
+    if layer.bias is not None:
+        out += layer.bias
+    return out.view(*x.shape[:-1], layer.out_features)
 
 
 # `few_rows_linear` of `kernels/linear/`.
