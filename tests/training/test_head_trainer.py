@@ -159,6 +159,24 @@ def test_a_head_may_have_the_targets_rows_of_some_tokens(
     assert torch.equal(loaded.lm_head.weight, rows)
 
 
+@pytest.mark.parametrize("kind", ["griffin", "eagle3", "dflash"])
+def test_a_run_may_go_on_from_another_head(checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    said = texts(read_model_info(checkpoint).vocab_size)
+    config = CONFIGS[kind](checkpoint)
+    first = train_head(config, checkpoint, said, PLAN, tmp_path / "first")
+    export_head(first, tmp_path / "head", {"architectures": [PUBLISHED[kind]]}, {})
+    initial = load_head(tmp_path / "head")
+    still = replace(PLAN, num_steps=1, rate=LearningRate(peak=1e-30))
+    same = train_head(initial.config, checkpoint, said, still, tmp_path / "same", initial=initial)
+    for name, tensor in initial.state_dict().items():
+        assert torch.equal(same.state_dict()[name], tensor), name
+    moved = train_head(initial.config, checkpoint, said, PLAN, tmp_path / "on", initial=initial)
+    assert any(
+        not torch.equal(moved.state_dict()[name], tensor)
+        for name, tensor in initial.state_dict().items()
+    )
+
+
 def test_a_p_eagle_drafter_begins_with_the_targets_embedding(
     checkpoint: Path, tmp_path: Path
 ) -> None:

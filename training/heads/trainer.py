@@ -19,7 +19,13 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
 from ...models.heads.dflash import DFlash
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.load_head import Head, HeadConfig, build_head
+from ...models.heads.load_head import (
+    Head,
+    HeadConfig,
+    build_head,
+    has_target_rows,
+    take_target_rows,
+)
 from ...models.heads.medusa import Medusa
 from ...models.load.model_info import read_model_info
 from .anchored_blocks import BlockPlan
@@ -72,7 +78,7 @@ class HeadRun:
 
     def __init__(
         self, config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText],
-        plan: HeadPlan, states: HiddenStates | None = None,
+        plan: HeadPlan, states: HiddenStates | None = None, initial: Head | None = None,
     ) -> None:  # fmt: skip
         """Before the first step. Arguments and errors as of `train_head`."""
         # Set explicitly: otherwise accelerate treats CPU processes as independent.
@@ -91,7 +97,12 @@ class HeadRun:
         kept = partial(KeptStates, max_bytes=plan.kept_bytes) if plan.kept_bytes else None
         self.target = Target(target_folder, device, config.layers_of(num_layers), states, kept)
         self.head = build_head(config).to(device)
-        _initialize(self.head, self.target, texts)
+        if initial is None:
+            _initialize(self.head, self.target, texts)
+        else:
+            self.head.load_state_dict(initial.state_dict())
+            take_target_rows(self.head, self.target.lm_head)
+        freeze_target_rows(self.head)
         self.optimizer = torch.optim.AdamW(
             self.head.parameters(), lr=plan.rate.peak, betas=(0.9, 0.95), eps=plan.eps
         )
@@ -154,11 +165,13 @@ class HeadRun:
 
 def train_head(
     config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
-    run_dir: Path, *, states: HiddenStates | None = None, progress: Progress = unseen,
+    run_dir: Path, *, states: HiddenStates | None = None, initial: Head | None = None,
+    progress: Progress = unseen,
 ) -> Head:  # fmt: skip
-    """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
+    """Train a new head, or go on from the last checkpoint in `run_dir`, where it also logs.
 
-    states  computes what the head reads of the target; None: the whole target is loaded here
+    states   computes what the head reads of the target; None: the whole target is loaded here
+    initial  a head of this config to begin with
 
     The last texts are held out. Every checkpoint adds a row to `log.csv`: its step, its loss, and
     the acceptance at each depth of a greedy chain on the held-out texts. It also writes the losses
@@ -167,7 +180,7 @@ def train_head(
     checkpoint has another head, if there are more processes than texts a step, or if processes see
     different folders; and what `states` raises.
     """
-    run = HeadRun(config, target_folder, texts, plan, states)
+    run = HeadRun(config, target_folder, texts, plan, states, initial)
     losses = _resume(run_dir, run.head, run.optimizer)
     if mean_count(len(losses)) != len(losses):
         raise ConfigError(
@@ -269,6 +282,13 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
         _begin_as_target(head, target, texts)
 
 
+def freeze_target_rows(head: Head) -> None:
+    """Leave the rows of its target out of a head's training."""
+    if has_target_rows(head.config):
+        assert isinstance(head, FeatureHead)
+        head.lm_head.requires_grad_(False)
+
+
 def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[DistilledText]) -> None:
     """Copy the target's embedding, output head and last norm to a head that has its own."""
     config, output = head.config, target.lm_head.get_parameter("weight")
@@ -278,7 +298,6 @@ def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[Distille
     if config.draft_vocab_size:
         tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
         begin_vocabulary(head, tokens, output)
-        head.lm_head.requires_grad_(not config.has_target_rows)
     if config.draft_vocab_size and config.fusion == "pair":
         # The scale that the output head's rows expect. A norm of ones gives its factors, in any
         # parametrisation.

@@ -20,12 +20,12 @@ from ....measure.report.plots import require_matplotlib
 from ....models.heads.dflash_config import DFlashConfig
 from ....models.heads.dspark import DSparkConfig
 from ....models.heads.feature_head_config import FeatureHeadConfig
-from ....models.heads.load_head import Head, HeadConfig
+from ....models.heads.load_head import Head, HeadConfig, load_head, misfits
 from ....models.heads.medusa import MedusaConfig
 from ....models.heads.p_eagle import PEagleConfig
 from ....models.heads.spec_former import SpecFormerConfig
-from ....models.load.checkpoint import read_config, resolve_model_path
-from ....models.load.model_info import head_dim, num_kv_heads
+from ....models.load.checkpoint import read_config, resolve_head_path, resolve_model_path
+from ....models.load.model_info import ModelInfo, head_dim, num_kv_heads, read_model_info
 from ....models.text.tokenizer import load_tokenizer
 from ....training.corpus import training_files
 from ....training.heads.curves import CURVES, draw_curves
@@ -231,18 +231,23 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         )
     recipe, folder = head_recipe(kind, job), resolve_model_path(job.model)
     run_dir = job.run_dir or job.output.with_name(job.output.name + ".run")
-    config = head_config(folder, kind, job, texts)
+    config, initial = head_config(folder, kind, job, texts), None
+    if job.initial_head is not None:
+        initial = read_initial_head(job.initial_head, kind, config, read_model_info(folder))
+        config = initial.config
     plan = head_plan(job, recipe, read_config(folder).hidden_size)
     if not job.self_distillation:
         texts = [*_as_written(texts[:-HELD_OUT_TEXTS], job.model), *texts[-HELD_OUT_TEXTS:]]
     with nullcontext() if job.stages is None else target_stages(job.stages, config) as states:
         if job.dry_run:
-            print_dry_run(HeadRun(config, folder, texts, plan, states), kind, job, console)
+            run = HeadRun(config, folder, texts, plan, states, initial)
+            print_dry_run(run, kind, job, console)
             return
         try:
             head = train_head(
-                config, folder, texts, plan, run_dir, states=states, progress=progress
-            )
+                config, folder, texts, plan, run_dir, states=states, initial=initial,
+                progress=progress,
+            )  # fmt: skip
         except (StageError, StageLost) as error:
             raise type(error)(
                 f"{error}. {run_dir} has the last checkpoint, if there was one: the same command "
@@ -255,6 +260,7 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
             "target": job.model,
             "stages": job.stages and job.stages.model_dump(exclude_unset=True, exclude={"model"}),
             "texts": len(texts),
+            "initial_head": job.initial_head,
             "self_distillation": job.self_distillation,
             **_record(head, plan, run_dir),
         }
@@ -264,6 +270,26 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         console.print(f"accepted at each depth of a greedy chain: {depths}")
         console.print(f"{kind} head in {job.output}")
     state.destroy_process_group()
+
+
+def read_initial_head(name: str, kind: str, like: HeadConfig, target: ModelInfo) -> Head:
+    """The head that a run goes on from.
+
+    like  the config of a new head of the kind
+
+    Raises `CheckpointError`, and `ConfigError` for one of another kind or that does not fit the
+    target.
+    """
+    head = load_head(resolve_head_path(name))
+    config = head.config
+    is_alike = type(config) is type(like) and (
+        getattr(config, "fusion", None) == getattr(like, "fusion", None)
+    )
+    if not is_alike:
+        raise ConfigError("initial_head", f"{name} is no {kind} head")
+    if problems := misfits(config, target):
+        raise ConfigError("initial_head", f"{name} does not fit the target: {'; '.join(problems)}")
+    return head
 
 
 def _record(head: Head, plan: HeadPlan, run_dir: Path) -> dict[str, Any]:

@@ -61,6 +61,13 @@ class HeadJob:
         Field(description="folder of checkpoints and log; default: beside the output, .run"),
     ] = None
     model: Annotated[str, Field(description="target that said the texts")] = "demo"
+    initial_head: Annotated[
+        str | None,
+        Field(
+            description="head of the same kind to go on from, a folder or hub id, which also says "
+            "how large it is; default: a new one"
+        ),
+    ] = None
     num_steps: Annotated[int, Field(ge=1, description="steps of the optimizer")] = 2000
     recipe: Annotated[
         Literal["paper", "released"] | None,
@@ -238,6 +245,12 @@ OWN_FLAGS = {
     "intermediate_size": (*FUSED, "eagle3", "p_eagle", "specformer", *BLOCKS),
 }
 
+# Flags of a new head alone.
+SHAPE_FLAGS = (
+    "fusion", "splits_output", "draft_length", "bidirectional", "num_layers", "markov_kind",
+    "markov_rank", "feature_layers", "draft_vocab_size", "share_output_head", "intermediate_size",
+)  # fmt: skip
+
 DATA = FlagGroup(title="Texts", kind=DataJob)
 HEAD = FlagGroup(title="Training", kind=HeadJob)
 
@@ -256,4 +269,10 @@ def head_job(kind: str, given: Mapping[str, Any]) -> HeadJob:
                 f"is of train {', '.join(OWN_FLAGS[name])}; leave --"
                 f"{name.replace('_', '-')} out of train {kind}",
             )
+    if given.get("initial_head"):
+        for name in SHAPE_FLAGS:
+            if name in given:
+                raise ConfigError(
+                    name, f"is that of the initial head; leave --{name.replace('_', '-')} out"
+                )
     return HeadJob(**given)

@@ -247,6 +247,30 @@ def test_a_recipe_is_followed_where_nothing_is_said() -> None:
     assert (plan("griffin", num_passes=2, num_aligned=0).num_aligned) == 0
 
 
+def test_an_initial_head_says_how_large_it_is(
+    texts: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    def command(kind: str, *flags: str) -> list[str]:
+        return [
+            "train", kind, "--texts", str(texts), "--model", str(checkpoint), "--num-steps", "1",
+            "--texts-per-step", "1", "--output", str(tmp_path / f"head{len(flags)}"), *flags,
+        ]  # fmt: skip
+
+    narrow = runner.invoke(app, command("griffin", "--intermediate-size", "12"))
+    assert narrow.exit_code == 0, narrow.output
+    initial = "--initial-head", str(tmp_path / "head2")
+    result = runner.invoke(app, command("griffin", *initial, "--seed", "1"))
+    assert result.exit_code == 0, result.output
+    config = load_head(tmp_path / "head4").config
+    assert isinstance(config, FeatureHeadConfig)
+    assert config.intermediate_size == 12
+    assert json.loads((tmp_path / "head4" / "training.json").read_text())["initial_head"]
+    refused = runner.invoke(app, command("griffin", *initial, "--intermediate-size", "9"))
+    assert "intermediate_size: is that of the initial head" in str(refused.exception)
+    other = runner.invoke(app, command("eagle3", *initial))
+    assert "is no eagle3 head" in str(other.exception)
+
+
 def test_published_recipes_are_followed() -> None:
     def plan(kind: str, width: int = 4096, **own: Any):
         job = head_job(kind, {"texts": Path(), "output": Path(), **own})
