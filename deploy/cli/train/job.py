@@ -78,10 +78,7 @@ class HeadJob:
     ] = None
     divergence: Annotated[
         Divergence,
-        Field(
-            description="forward: KL of the target's distribution from the model's; reverse: the "
-            "other way round; both: their mean"
-        ),
+        Field(description="loss: KL(target || model), the other way round, or the mean of both"),
     ] = "forward"
     num_steps: Annotated[int, Field(ge=1, description="steps of the optimizer")] = 2000
     recipe: Annotated[

@@ -19,7 +19,7 @@ from ..progress import progress
 from .job import HeadJob
 
 STAGES = FlagGroup(
-    title="Target over stages (default: whole, in float32, where the head is trained)",
+    title="Target over stages (default: whole, in float32, where the drafter is trained)",
     kind=EngineConfig,
     only=(
         "pipeline_parallel_size", "backend", "stage_transport", "cpus_per_stage", "gpus_per_stage",
