@@ -7,7 +7,7 @@ model, for uses outside the engine's steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -23,6 +23,7 @@ from ...core.progress import Progress, unseen
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from ..load.checkpoint import WeightFiles, listed, one_ahead, read_config, resolve_model_path
+from ..load.chosen_layers import ChosenLayers, config_of_layers
 from ..load.converted_files import converted
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
@@ -383,20 +384,26 @@ def run_layers(
 
 def load_whole_model(
     model: str | Path, dtype: torch.dtype = torch.float32, *, attention: str | None = None,
-    with_layers: bool = True,
+    with_layers: bool = True, layers: Sequence[int] = (),
 ) -> PreTrainedModel:  # fmt: skip
     """The model on the CPU, in `dtype` also where its checkpoint is quantised, for inference.
 
     attention    transformers' name of an implementation; None: the one that it picks
     with_layers  else the decoder layers stay on the meta device, and only what is around them loads
+    layers       of the checkpoint, without repetition: the model consists of them alone, numbered
+                 from 0; empty: of all
 
     Raises `CheckpointError`.
     """
     folder, device = resolve_model_path(model), torch.device("cpu")
     config = read_config(folder)
     files = open_weights(folder, config, dtype, device)
+    if layers:
+        config = config_of_layers(config, layers)
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    if layers:
+        files = ChosenLayers(files, _parts(whole)[0], layers)
     count = config.num_hidden_layers
     load_tensors(whole, LayerSpan(0, count, count) if with_layers else None, files, dtype, device)
     return whole.eval()

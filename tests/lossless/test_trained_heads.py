@@ -1,4 +1,4 @@
-"""Heads that were trained for a few steps draft through an engine, and change no token."""
+"""Drafters that were trained for a few steps draft through an engine, and change no token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.deploy.cli.train.fit import head_config
 from draftline.deploy.cli.train.job import HeadJob
 from draftline.deploy.cli.train.recipes import head_plan, head_recipe
+from draftline.deploy.cli.train.student import student_config
 from draftline.models.load.bundled import demo_path
+from draftline.models.text.tokenizer import load_tokenizer
 from draftline.training.heads.distilled_texts import DistilledText
-from draftline.training.heads.export import export_head
+from draftline.training.heads.export import export_head, export_student
+from draftline.training.heads.student import Student
 from draftline.training.heads.trainer import HELD_OUT_TEXTS, train_head
 
 STEPS = 12
@@ -61,6 +64,28 @@ def test_trained_drafts_are_accepted_and_change_nothing(
     export_head(head, job.output, {"architectures": [recipe.architecture]}, {})
     options = {"min_confidence": 0.05} if kind == "dspark" else {}
     drafter = DrafterConfig(kind="head", model=str(job.output), top_k=3, **options)
+    assert_accepted_and_lossless(drafter, stages)
+
+
+def test_a_distilled_models_drafts_are_accepted_and_change_nothing(
+    texts: list[DistilledText], tmp_path: Path
+) -> None:
+    """Of two of the target's six layers."""
+    job = HeadJob(
+        texts=Path(), output=tmp_path / "student", layers="0,5", num_steps=STEPS, texts_per_step=6,
+        peak_lr=3e-3, window=PROMPT + 24,
+    )  # fmt: skip
+    target = demo_path("demo")
+    config = student_config(target, job, texts)
+    plan = head_plan(job, head_recipe("model", job), 256)
+    student = train_head(config, target, texts, plan, tmp_path / "run")
+    assert isinstance(student, Student)
+    export_student(student, job.output, load_tokenizer(target), {})
+    drafter = DrafterConfig(kind="model", model=str(job.output), vocabulary="same")
+    assert_accepted_and_lossless(drafter, stages=2)
+
+
+def assert_accepted_and_lossless(drafter: DrafterConfig, stages: int) -> None:
     engine_config = EngineConfig(
         model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages
     )

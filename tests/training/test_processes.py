@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline.training.heads.processes import mean_count, share_of_rows, text_generator
 from draftline.training.heads.trainer import read_log, read_losses
-from support.inputs.tiny_heads import EVERY_CONFIG
+from support.inputs.tiny_heads import EVERY_NETWORK
 from support.tools import train_shared
 from support.tools.tiny_models import save_tiny_model
 
@@ -29,8 +29,8 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, timeout=150, check=False)
     assert run.returncode == 0, run.stderr.decode()
-    train_shared.train_every_head(target, one)
-    for kind in EVERY_CONFIG:
+    train_shared.train_every_network(target, one)
+    for kind in EVERY_NETWORK:
         losses = read_losses(one / kind)
         assert len(losses) == train_shared.SHARED_PLAN.num_steps
         assert read_losses(two / kind) == pytest.approx(losses, rel=1e-5), kind

@@ -1,4 +1,5 @@
-"""Training of the heads that read a target's features, on texts that the target generated.
+"""Training of the heads that read a target's features, and of small models that imitate a target,
+on texts that the target generated.
 
-Start with `trainer.py`; `objectives.py` has the training step of each kind of head.
+Start with `trainer.py`; `objectives.py` has the training step of each kind of network.
 """

@@ -1,13 +1,15 @@
-"""A trained head as a checkpoint in the published form."""
+"""A trained head as a checkpoint in the published form, a student as a model's folder."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ...models.heads.dflash_config import DFlashConfig, published_fields
 from ...models.heads.dspark import DSparkConfig, published_markov_fields
@@ -20,8 +22,11 @@ from ...models.heads.p_eagle import PEagleConfig, published_mask_fields
 from ...models.heads.spec_former import SpecFormerConfig
 from ...models.load.checkpoint import SINGLE_FILE
 from .feature_passes import vocabulary_of
+from .student import Student
 
 RECORD = "training.json"
+# Of a model: how it is sampled, and which tokens end an answer.
+GENERATION = "generation_config.json"
 # The name of EAGLE-3's only layer in its project; speculators number layers.
 PAIR_LAYER = "midlayer."
 
@@ -38,6 +43,30 @@ def export_head(
     save_file(_tensors(head), folder / (MEDUSA_FILE if isinstance(head, Medusa) else SINGLE_FILE))
     written = {**_sizes(head.config), **fields}
     (folder / "config.json").write_text(json.dumps(written, indent=1) + "\n")
+    _write_record(folder, record)
+
+
+def export_student(
+    student: Student, folder: Path, tokenizer: PreTrainedTokenizerBase, record: dict[str, object]
+) -> None:
+    """Write a student as a model's folder, of transformers and bfloat16, with its tokenizer. It is
+    rounded itself.
+
+    record  how it was trained, for training.json
+    """
+    model = student.model.bfloat16()
+    # Its weights are plain ones, whatever those that it began with were.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    begun = Path(student.config.folder) / GENERATION
+    if begun.is_file():
+        shutil.copyfile(begun, folder / GENERATION)
+    _write_record(folder, record)
+
+
+def _write_record(folder: Path, record: dict[str, object]) -> None:
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
 
 

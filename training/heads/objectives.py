@@ -1,4 +1,4 @@
-"""The training step of each kind of head."""
+"""The training step of each kind of network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.load_head import Head
+from ...models.heads.load_head import Head, HeadConfig
 from ...models.heads.medusa import Medusa
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.spec_former import SpecFormer
@@ -25,9 +25,13 @@ from .draft_positions import (
 from .feature_passes import PassPlan, depth_acceptance, train_as_tested, train_passes
 from .markov_blocks import markov_acceptance, train_markov_blocks
 from .mask_rows import MaskPlan, mask_acceptance, random_rollouts, train_masks
+from .student import Divergence, Student, StudentConfig, chain_acceptance, train_student
 from .target import Target, TextBatch
 
-# Depth of the greedy chains that evaluate feature heads.
+# What is trained.
+Network = Head | Student
+NetworkConfig = HeadConfig | StudentConfig
+# Depth of the greedy chains that evaluate feature heads and students.
 DEPTH = 6
 
 
@@ -44,10 +48,10 @@ class Draw:
 
 
 class Objective(Protocol):
-    """The training step and the evaluation of a head."""
+    """The training step and the evaluation of a network."""
 
     def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
-        """Add gradients to the head's parameters; returns this process's share of the loss."""
+        """Add gradients to the network's parameters; returns this process's share of the loss."""
         ...
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
@@ -177,19 +181,39 @@ class MarkovObjective:
         return markov_acceptance(self._drafter, target.embedding, target.lm_head, batch)
 
 
-def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan, masks: MaskPlan) -> Objective:
-    """The objective of a head; `passes` is for feature heads, `blocks` for DFlash and DSpark,
-    `masks` for P-EAGLE.
+class StudentObjective:
+    """The divergence of a student from the target (`student.py`)."""
+
+    def __init__(self, student: Student, divergence: Divergence) -> None:
+        self._student = student
+        self._divergence: Divergence = divergence
+
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
+        """As of `Objective`."""
+        return train_student(self._student, target.lm_head, batch, self._divergence)
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:  # noqa: ARG002
+        """As of `Objective`."""
+        return chain_acceptance(self._student, batch, DEPTH)
+
+
+def objective_of(
+    network: Network, passes: PassPlan, blocks: BlockPlan, masks: MaskPlan, divergence: Divergence
+) -> Objective:
+    """The objective of a network; `passes` is for feature heads, `blocks` for DFlash and DSpark,
+    `masks` for P-EAGLE, `divergence` for students.
     """
-    if isinstance(head, FeatureHead):
-        return _feature_objective(head, passes, masks)
-    if isinstance(head, DSpark):
-        return MarkovObjective(head, blocks)
-    if isinstance(head, DFlash):
-        return BlockObjective(head, blocks)
-    if isinstance(head, SpecFormer):
-        return PositionObjective(head)
-    return MedusaObjective(head)
+    if isinstance(network, Student):
+        return StudentObjective(network, divergence)
+    if isinstance(network, FeatureHead):
+        return _feature_objective(network, passes, masks)
+    if isinstance(network, DSpark):
+        return MarkovObjective(network, blocks)
+    if isinstance(network, DFlash):
+        return BlockObjective(network, blocks)
+    if isinstance(network, SpecFormer):
+        return PositionObjective(network)
+    return MedusaObjective(network)
 
 
 def _feature_objective(head: FeatureHead, passes: PassPlan, masks: MaskPlan) -> Objective:

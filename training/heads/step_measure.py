@@ -16,7 +16,7 @@ class StepMeasure(NamedTuple):
 
     num_texts, num_tokens  of the step, without padding
     states_s    seconds that the target's states took
-    training_s  seconds that the head took
+    training_s  seconds that the network took
     peak_bytes  most memory so far: of the GPU that trains, or of this process where none does
     """
 
@@ -28,7 +28,7 @@ class StepMeasure(NamedTuple):
 
 
 def measure_step(run: HeadRun) -> StepMeasure:
-    """Train the run's head on the texts of the last step, which has the most passes.
+    """Train the run's network on the texts of the last step, which has the most passes.
 
     Twice, of which the second counts: the first may compile or allocate.
     """
@@ -40,7 +40,7 @@ def measure_step(run: HeadRun) -> StepMeasure:
 
 
 def _train(run: HeadRun, step: int) -> tuple[float, float]:
-    """Seconds of the states and of the head."""
+    """Seconds of the states and of the network."""
     began = time.perf_counter()
     batch, draw = run.launch(step)()
     launched = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Trains one head on texts that its target generated; can resume after an interruption."""
+"""Trains a head or a student on texts that its target generated; can resume when interrupted."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress, unseen
 from ...models.heads.dflash import DFlash
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.load_head import (
-    Head,
-    HeadConfig,
-    build_head,
-    has_target_rows,
-    take_target_rows,
-)
+from ...models.heads.load_head import Head, build_head, has_target_rows, take_target_rows
 from ...models.heads.medusa import Medusa
 from ...models.load.model_info import read_model_info
 from .anchored_blocks import BlockPlan
@@ -34,8 +28,9 @@ from .feature_passes import PassPlan, begin_vocabulary, frequent_tokens
 from .kept_states import KeptStates
 from .learning_rate import LearningRate
 from .mask_rows import MaskPlan
-from .objectives import Draw, objective_of
+from .objectives import Draw, Network, NetworkConfig, objective_of
 from .processes import mean_count, mean_value, text_generator
+from .student import Divergence, Student, StudentConfig
 from .target import HiddenStates, Target, TextBatch
 
 CHECKPOINT, LOG, LOSSES = "checkpoint.pt", "log.csv", "losses.csv"
@@ -53,6 +48,7 @@ class HeadPlan:
     noise            uniform noise on the target's features, up to half of this for a text of 512
                      tokens
     clip             bound of each gradient
+    divergence       of a student from the target
     mixed_precision  in the passes; weights stay float32
     kept_bytes       most of the target's states on disk, in 16 bits, for later epochs
     """
@@ -67,6 +63,7 @@ class HeadPlan:
     passes: PassPlan = field(default_factory=PassPlan)
     blocks: BlockPlan = field(default_factory=BlockPlan)
     masks: MaskPlan = field(default_factory=MaskPlan)
+    divergence: Divergence = "forward"
     mixed_precision: Literal["no", "bf16"] = "no"
     checkpoint_every: int = 100
     seed: int = 0
@@ -74,10 +71,10 @@ class HeadPlan:
 
 
 class HeadRun:
-    """A head in training: the network, its target and its optimizer."""
+    """A head or a student in training: the network, its target and its optimizer."""
 
     def __init__(
-        self, config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText],
+        self, config: NetworkConfig, target_folder: Path, texts: Sequence[DistilledText],
         plan: HeadPlan, states: HiddenStates | None = None, initial: Head | None = None,
     ) -> None:  # fmt: skip
         """Before the first step. Arguments and errors as of `train_head`."""
@@ -96,17 +93,13 @@ class HeadRun:
         self.plan = plan
         kept = partial(KeptStates, max_bytes=plan.kept_bytes) if plan.kept_bytes else None
         self.target = Target(target_folder, device, config.layers_of(num_layers), states, kept)
-        self.head = build_head(config).to(device)
-        if initial is None:
-            _initialize(self.head, self.target, texts)
-        else:
-            self.head.load_state_dict(initial.state_dict())
-            take_target_rows(self.head, self.target.lm_head)
-        freeze_target_rows(self.head)
+        self.network = _begun(config, self.target, texts, device, initial)
         self.optimizer = torch.optim.AdamW(
-            self.head.parameters(), lr=plan.rate.peak, betas=(0.9, 0.95), eps=plan.eps
+            self.network.parameters(), lr=plan.rate.peak, betas=(0.9, 0.95), eps=plan.eps
         )
-        self._objective = objective_of(self.head, plan.passes, plan.blocks, plan.masks)
+        self._objective = objective_of(
+            self.network, plan.passes, plan.blocks, plan.masks, plan.divergence
+        )
         self.trained_texts, self._held_out = texts[:-HELD_OUT_TEXTS], texts[-HELD_OUT_TEXTS:]
 
     def texts(self, step: int) -> list[DistilledText]:
@@ -142,13 +135,13 @@ class HeadRun:
         return inputs
 
     def learn(self, batch: TextBatch, draw: Draw) -> float:
-        """Add gradients to the head's parameters; returns the loss of all processes."""
+        """Add gradients to the network's parameters; returns the loss of all processes."""
         with self.accelerator.autocast():
             return mean_value(self._objective.learn(self.target, batch, draw))
 
     def update(self, step: int) -> None:
         """Change the parameters by the mean gradient of all processes, which is cleared."""
-        _step(self.head, self.optimizer, self.plan, step, self.accelerator)
+        _step(self.network, self.optimizer, self.plan, step, self.accelerator)
 
     def acceptance(self) -> list[float]:
         """The share of accepted drafts at each depth of a greedy chain on the held-out texts."""
@@ -164,24 +157,25 @@ class HeadRun:
 
 
 def train_head(
-    config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
+    config: NetworkConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
     run_dir: Path, *, states: HiddenStates | None = None, initial: Head | None = None,
     progress: Progress = unseen,
-) -> Head:  # fmt: skip
-    """Train a new head, or go on from the last checkpoint in `run_dir`, where it also logs.
+) -> Network:  # fmt: skip
+    """Train a head or a student from its beginning, or from the last checkpoint in `run_dir`, where
+    it also logs.
 
-    states   computes what the head reads of the target; None: the whole target is loaded here
+    states   computes what is read of the target; None: the whole target is loaded here
     initial  a head of this config to begin with
 
     The last texts are held out. Every checkpoint adds a row to `log.csv`: its step, its loss, and
     the acceptance at each depth of a greedy chain on the held-out texts. It also writes the losses
     of all steps to `losses.csv`. Several processes, of torchrun or `accelerate launch`, share the
     texts of each step, with the same result as one; the first writes. Raises `ConfigError` if the
-    checkpoint has another head, if there are more processes than texts a step, or if processes see
-    different folders; and what `states` raises.
+    checkpoint is of another network, if there are more processes than texts a step, or if processes
+    see different folders; and what `states` raises, or a student that is loaded.
     """
     run = HeadRun(config, target_folder, texts, plan, states, initial)
-    losses = _resume(run_dir, run.head, run.optimizer)
+    losses = _resume(run_dir, run.network, run.optimizer)
     if mean_count(len(losses)) != len(losses):
         raise ConfigError(
             "run_dir", f"{run_dir} is not the same to all processes; give a folder that they share"
@@ -196,8 +190,8 @@ def train_head(
             work.advance(note=f"loss {loss:.3f}")
             is_due = len(losses) % plan.checkpoint_every == 0 or len(losses) == plan.num_steps
             if is_due and is_main:
-                _checkpoint(run_dir, run.head, run.optimizer, losses, run.acceptance())
-    return run.head
+                _checkpoint(run_dir, run.network, run.optimizer, losses, run.acceptance())
+    return run.network
 
 
 def _places(plan: HeadPlan, step: int, accelerator: Accelerator) -> range:
@@ -238,13 +232,13 @@ def _drawn(
 
 
 def _step(
-    head: Head, optimizer: torch.optim.Optimizer, plan: HeadPlan, step: int,
+    network: Network, optimizer: torch.optim.Optimizer, plan: HeadPlan, step: int,
     accelerator: Accelerator,
 ) -> None:  # fmt: skip
-    for parameter in head.parameters():
+    for parameter in network.parameters():
         if parameter.grad is not None and accelerator.num_processes > 1:
             parameter.grad = _mean(accelerator, parameter.grad)
-    nn.utils.clip_grad_value_(head.parameters(), plan.clip)
+    nn.utils.clip_grad_value_(network.parameters(), plan.clip)
     for group in optimizer.param_groups:
         group["lr"] = plan.rate.at(step, plan.num_steps)
     optimizer.step()
@@ -255,6 +249,25 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
     mean = accelerator.reduce(gradient, reduction="mean")
     assert isinstance(mean, Tensor)
     return mean
+
+
+def _begun(
+    config: NetworkConfig, target: Target, texts: Sequence[DistilledText], device: torch.device,
+    initial: Head | None,
+) -> Network:  # fmt: skip
+    """The network before the first step."""
+    if isinstance(config, StudentConfig):
+        return Student(config).to(device)
+    head = build_head(config).to(device)
+    if initial is None:
+        _initialize(head, target, texts)
+    else:
+        head.load_state_dict(initial.state_dict())
+        take_target_rows(head, target.lm_head)
+    if has_target_rows(head.config):
+        assert isinstance(head, FeatureHead)
+        head.lm_head.requires_grad_(False)
+    return head
 
 
 @torch.no_grad()
@@ -282,13 +295,6 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
         _begin_as_target(head, target, texts)
 
 
-def freeze_target_rows(head: Head) -> None:
-    """Leave the rows of its target out of a head's training."""
-    if has_target_rows(head.config):
-        assert isinstance(head, FeatureHead)
-        head.lm_head.requires_grad_(False)
-
-
 def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[DistilledText]) -> None:
     """Copy the target's embedding, output head and last norm to a head that has its own."""
     config, output = head.config, target.lm_head.get_parameter("weight")
@@ -304,30 +310,30 @@ def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[Distille
         head.norm.weight.copy_(target.norm(torch.ones_like(head.norm.weight)))
 
 
-def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> list[float]:
+def _resume(run_dir: Path, network: Network, optimizer: torch.optim.Optimizer) -> list[float]:
     """Load the last checkpoint; returns the losses of the completed steps."""
     path = run_dir / CHECKPOINT
     if not path.exists():
         return []
     state = torch.load(path, weights_only=True)
-    if state["config"] != asdict(head.config):
+    if state["config"] != asdict(network.config):
         raise ConfigError(
-            "run_dir", f"{run_dir} has checkpoints of another head; give another folder"
+            "run_dir", f"{run_dir} has checkpoints of another network; give another folder"
         )
-    head.load_state_dict(state["head"])
+    network.load_state_dict(state["head"])
     optimizer.load_state_dict(state["optimizer"])
     # Checkpoints of earlier versions have none.
     return state.get("losses", [nan] * int(state["step"]))
 
 
 def _checkpoint(
-    run_dir: Path, head: Head, optimizer: torch.optim.Optimizer, losses: list[float],
+    run_dir: Path, network: Network, optimizer: torch.optim.Optimizer, losses: list[float],
     shares: Sequence[float],
 ) -> None:  # fmt: skip
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {
-        "config": asdict(head.config),
-        "head": head.state_dict(),
+        "config": asdict(network.config),
+        "head": network.state_dict(),
         "optimizer": optimizer.state_dict(),
         "step": len(losses),
         "losses": losses,

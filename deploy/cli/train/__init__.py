@@ -1,4 +1,4 @@
-"""`draftline train`: texts of a target, and heads trained on them.
+"""`draftline train`: texts of a target, and drafters trained on them.
 
 Start with `command.py`.
 """

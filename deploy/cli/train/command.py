@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..flags import FlagGroup
 
 train_app = typer.Typer(
-    help="Train heads that draft from a target's features.", no_args_is_help=True,
+    help="Train drafters of a target: heads, and small models.", no_args_is_help=True,
     rich_markup_mode=None,
 )  # fmt: skip
 console = Console(highlight=False, soft_wrap=True)
@@ -32,6 +32,7 @@ KINDS = {
     "dflash": "Train a DFlash drafter.",
     "dspark": "Train a DSpark drafter.",
     "p_eagle": "Train a P-EAGLE drafter.",
+    "model": "Distil a small model to the target.",
 }
 
 

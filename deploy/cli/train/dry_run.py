@@ -16,20 +16,20 @@ TRAINED_BYTES = 16
 
 
 def print_dry_run(run: HeadRun, kind: str, job: HeadJob, console: Console) -> None:
-    """Sizes of the head, the texts and the target's states, and the time of a step, measured on
-    texts of the run. Trains the head of `run` for that. Of several processes the first prints.
+    """Sizes of the network, the texts and the target's states, and the time of a step, measured on
+    texts of the run. Trains the network of `run` for that. Of several processes the first prints.
 
     Raises what the target's stages raise.
     """
     measure = measure_step(run)
-    parameters = sum(parameter.numel() for parameter in run.head.parameters())
+    parameters = sum(parameter.numel() for parameter in run.network.parameters())
     num_tokens = sum(len(text.tokens) for text in run.trained_texts)
     state_bytes = run.target.state_bytes
     tokens_s = measure.num_tokens / measure.states_s
     both_s = measure.states_s + measure.training_s
     where = "on this GPU" if run.accelerator.device.type == "cuda" else "in this process"
     told = [
-        f"head: {kind}, {parameters:,} parameters, {parameters * TRAINED_BYTES / MB:,.0f} MB "
+        f"trained: {kind}, {parameters:,} parameters, {parameters * TRAINED_BYTES / MB:,.0f} MB "
         "with gradients and the optimizer's state",
         f"target: {job.model}, {_place(job)}",
         f"texts: {len(run.trained_texts):,} with {num_tokens:,} tokens; "

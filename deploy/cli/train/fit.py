@@ -1,11 +1,11 @@
-"""`draftline train KIND`: the texts and the configuration of a head, its training, its folder."""
+"""`draftline train KIND`: texts and configuration of a drafter, its training and its folder."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ from ....models.text.tokenizer import load_tokenizer
 from ....training.corpus import training_files
 from ....training.heads.curves import CURVES, draw_curves
 from ....training.heads.distilled_texts import DistilledText, corpus_texts, read_texts
-from ....training.heads.export import export_head
+from ....training.heads.export import export_head, export_student
+from ....training.heads.objectives import Network
+from ....training.heads.student import Student, StudentConfig
 from ....training.heads.trainer import (
     HELD_OUT_TEXTS,
     HeadPlan,
@@ -44,6 +46,7 @@ from .dry_run import print_dry_run
 from .job import HeadJob
 from .recipes import HeadRecipe, head_plan, head_recipe
 from .stages import target_stages
+from .student import student_config
 from .texts import PROMPTS_PER_FILE
 
 # Targets with fewer layers than this are read up to their last state.
@@ -214,8 +217,8 @@ def mask_token(texts: Sequence[DistilledText], vocab_size: int, end: int | None)
 
 
 def fit_head(kind: str, job: HeadJob, console: Console) -> None:
-    """Train a head of a kind, or go on with it, and write it to the job's folder; of a dry run
-    print what it would take.
+    """Train a head of a kind or a model, or go on with it, and write it to the job's folder; of a
+    dry run print what it would take.
 
     Of several processes (torchrun, `accelerate launch`) the first writes.
 
@@ -231,11 +234,18 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         )
     recipe, folder = head_recipe(kind, job), resolve_model_path(job.model)
     run_dir = job.run_dir or job.output.with_name(job.output.name + ".run")
-    config, initial = head_config(folder, kind, job, texts), None
-    if job.initial_head is not None:
-        initial = read_initial_head(job.initial_head, kind, config, read_model_info(folder))
-        config = initial.config
-    plan = head_plan(job, recipe, read_config(folder).hidden_size)
+    initial = None
+    if kind == "model":
+        config = student_config(folder, job, texts)
+    else:
+        config = head_config(folder, kind, job, texts)
+        if job.initial_head is not None:
+            initial = read_initial_head(job.initial_head, kind, config, read_model_info(folder))
+            config = initial.config
+    trained = read_model_info(config.folder if isinstance(config, StudentConfig) else folder)
+    plan = head_plan(job, recipe, trained.hidden_size)
+    # A student may have room for less than the target.
+    plan = replace(plan, window=min(plan.window, trained.max_context_len))
     if not job.self_distillation:
         texts = [*_as_written(texts[:-HELD_OUT_TEXTS], job.model), *texts[-HELD_OUT_TEXTS:]]
     with nullcontext() if job.stages is None else target_stages(job.stages, config) as states:
@@ -244,7 +254,7 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
             print_dry_run(run, kind, job, console)
             return
         try:
-            head = train_head(
+            network = train_head(
                 config, folder, texts, plan, run_dir, states=states, initial=initial,
                 progress=progress,
             )  # fmt: skip
@@ -262,13 +272,18 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
             "texts": len(texts),
             "initial_head": job.initial_head,
             "self_distillation": job.self_distillation,
-            **_record(head, plan, run_dir),
+            **_record(network, plan, run_dir),
         }
-        export_head(head, job.output, {"architectures": [recipe.architecture]}, record)
-        _draw(run_dir, job.output, f"{kind} head of {job.model}", console)
+        if isinstance(network, Student):
+            record["student"] = asdict(network.config)
+            export_student(network, job.output, load_tokenizer(folder), record)
+        else:
+            export_head(network, job.output, {"architectures": [recipe.architecture]}, record)
+        name = kind if kind == "model" else f"{kind} head"
+        _draw(run_dir, job.output, f"{name} of {job.model}", console)
         depths = ", ".join(f"{share:.2f}" for share in record["acceptance_by_depth"])
         console.print(f"accepted at each depth of a greedy chain: {depths}")
-        console.print(f"{kind} head in {job.output}")
+        console.print(f"{name} in {job.output}")
     state.destroy_process_group()
 
 
@@ -292,14 +307,14 @@ def read_initial_head(name: str, kind: str, like: HeadConfig, target: ModelInfo)
     return head
 
 
-def _record(head: Head, plan: HeadPlan, run_dir: Path) -> dict[str, Any]:
+def _record(network: Network, plan: HeadPlan, run_dir: Path) -> dict[str, Any]:
     """How it was trained and how far, for training.json."""
     step, loss, *shares = list(read_log(run_dir))[-1]
     return {
         "steps": int(step),
         "loss": round(loss, 4),
         "acceptance_by_depth": shares,
-        "parameters": sum(parameter.numel() for parameter in head.parameters()),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "plan": asdict(plan),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -14,6 +14,7 @@ from ....core.errors import ConfigError
 from ....models.heads.dspark import MarkovKind
 from ....models.load.checkpoint import answers_chats
 from ....training.heads.feature_passes import MaskForm
+from ....training.heads.student import Divergence
 from ..flags import FlagGroup
 from .recipes import RECIPES
 
@@ -55,7 +56,7 @@ class HeadJob:
     """Arguments of `draftline train KIND`; `OWN_FLAGS` apply to some kinds."""
 
     texts: Annotated[Path, Field(description="folder of `draftline train data`")]
-    output: Annotated[Path, Field(description="folder of the trained head")]
+    output: Annotated[Path, Field(description="folder of the trained head or model")]
     run_dir: Annotated[
         Path | None,
         Field(description="folder of checkpoints and log; default: beside the output, .run"),
@@ -68,6 +69,24 @@ class HeadJob:
             "how large it is; default: a new one"
         ),
     ] = None
+    student: Annotated[
+        str | None,
+        Field(
+            description="model that is trained further: a folder, hub id or bundled model with the "
+            "target's tokenizer"
+        ),
+    ] = None
+    layers: Annotated[
+        str | None,
+        Field(
+            description="in place of --student, layers of the target that make the model, with its "
+            "embedding, norm and output head; ascending from 0, separated by commas"
+        ),
+    ] = None
+    divergence: Annotated[
+        Divergence,
+        Field(description="loss: KL(target || model), the other way round, or the mean of both"),
+    ] = "forward"
     num_steps: Annotated[int, Field(ge=1, description="steps of the optimizer")] = 2000
     recipe: Annotated[
         Literal["paper", "released"] | None,
@@ -84,8 +103,8 @@ class HeadJob:
         float | None,
         Field(
             gt=0,
-            description="highest learning rate; default: that of the recipe, else by the target's "
-            "width (0.2 / width, at most 0.001)",
+            description="highest learning rate; default: that of the recipe, else by the width of "
+            "the target, or of the model that is trained (0.2 / width, at most 0.001)",
         ),
     ] = None
     num_passes: Annotated[
@@ -224,6 +243,10 @@ class HeadJob:
 FUSED, BLOCKS = ("griffin", "hass", "eagle2", "fspad"), ("dflash", "dspark")
 # Flags that mean nothing to other kinds.
 OWN_FLAGS = {
+    "initial_head": tuple(kind for kind in RECIPES if kind != "model"),
+    "student": ("model",),
+    "layers": ("model",),
+    "divergence": ("model",),
     "num_passes": (*FUSED, "eagle3"),
     "num_aligned": FUSED,
     "num_best": ("griffin", "hass"),

@@ -1,4 +1,4 @@
-"""What each kind of head is and how it is trained where the command does not say."""
+"""What each kind of drafter is and how it is trained where the command does not say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class HeadRecipe:
     """A kind's network and training.
 
-    architecture      as its config.json names it
+    architecture      as its config.json names it; empty: a model's own
     fusion            of a feature head; None: the kind is none
     has_paper_fusion  GRIFFIN's fusion with the norms and biases of its paper
     draft_length      of a kind that says all drafts at once: how many
@@ -33,7 +33,7 @@ class HeadRecipe:
     rate              the learning rate; None: by the target's width
     """
 
-    architecture: str
+    architecture: str = ""
     fusion: Fusion | None = None
     splits_output: bool = False
     has_paper_fusion: bool = False
@@ -77,6 +77,7 @@ RECIPES = {
     "fspad": HeadRecipe(
         architecture="FspadModel", fusion="sampled", splits_output=True, weights=NO_BEST, noise=0.2
     ),
+    "model": HeadRecipe(),
 }  # fmt: skip
 _SPECFORMER: dict[str, Any] = {
     "texts_per_step": 64, "eps": 1e-2,
@@ -127,7 +128,10 @@ def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
 
 
 def head_plan(job: HeadJob, recipe: HeadRecipe, width: int) -> HeadPlan:
-    """The plan of a run by the job's recipe (`head_recipe`), for a target so wide."""
+    """The plan of a run by the job's recipe (`head_recipe`).
+
+    width  of the target, or of the model that is trained
+    """
     rate = recipe.rate or LearningRate(
         peak=min(HIGHEST_RATE, REFERENCE_RATE * REFERENCE_WIDTH / width)
     )
@@ -147,6 +151,7 @@ def head_plan(job: HeadJob, recipe: HeadRecipe, width: int) -> HeadPlan:
         ),
         blocks=BlockPlan(job.num_anchors),
         masks=MaskPlan(keep_rate=job.keep_rate),
+        divergence=job.divergence,
         noise=recipe.noise,
         mixed_precision=job.mixed_precision,
         kept_bytes=int(job.keep_states_gib * 2**30),

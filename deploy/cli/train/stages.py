@@ -10,7 +10,7 @@ from typing import Any
 from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import plan_model
 from ....cluster.pipeline.hidden_states import HiddenStateReader
-from ....models.heads.load_head import HeadConfig
+from ....training.heads.objectives import NetworkConfig
 from ....training.heads.target import state_layers
 from ...engine.placement import Placement, ensure_ray, stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries
@@ -19,7 +19,7 @@ from ..progress import progress
 from .job import HeadJob
 
 STAGES = FlagGroup(
-    title="Target over stages (default: whole, in float32, where the head is trained)",
+    title="Target over stages (default: whole, in float32, where the drafter is trained)",
     kind=EngineConfig,
     only=(
         "pipeline_parallel_size", "backend", "stage_transport", "cpus_per_stage", "gpus_per_stage",
@@ -49,15 +49,15 @@ def with_stages(job: HeadJob, settings: Mapping[str, Any]) -> HeadJob:
 
 
 @contextmanager
-def target_stages(stages: EngineConfig, head: HeadConfig) -> Iterator[HiddenStateReader]:
-    """The running stages of a target, which return what a head reads.
+def target_stages(stages: EngineConfig, network: NetworkConfig) -> Iterator[HiddenStateReader]:
+    """The running stages of a target, which return what a head or a student learns from.
 
     Raises `ConfigError`, `CheckpointError`, and `StageLost` if they do not start.
     """
     quiet_libraries()
     ensure_ray(stages)
     plan = plan_model(stages, has_gpu=stages_have_gpu(stages))
-    layers = state_layers(head.layers_of(plan.info.num_layers), plan.info.num_layers)
+    layers = state_layers(network.layers_of(plan.info.num_layers), plan.info.num_layers)
     specs = []
     for spec in plan.specs:
         assert spec.options is not None

@@ -20,7 +20,7 @@ from draftline.deploy.cli.train import fit
 from draftline.deploy.cli.train.job import HeadJob
 from draftline.deploy.cli.train.stages import target_stages, with_stages
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.models.heads.load_head import Head, HeadConfig, load_head
+from draftline.models.heads.load_head import HeadConfig, load_head
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder
 from draftline.training.heads.feature_passes import (
     best_tokens,
@@ -28,10 +28,11 @@ from draftline.training.heads.feature_passes import (
     drafting_passes,
     text_rows,
 )
+from draftline.training.heads.objectives import Network, NetworkConfig
 from draftline.training.heads.target import Target
 from draftline.training.heads.trainer import HELD_OUT_TEXTS, read_log, read_losses, train_head
 from support.fakes.recorded_progress import RecordedProgress, RecordedWork
-from support.inputs.tiny_heads import EVERY_CONFIG, PLAN, eagle3, uneven_texts
+from support.inputs.tiny_heads import EVERY_NETWORK, PLAN, eagle3, uneven_texts
 from support.servers.processes import stage_pids
 from support.servers.ray_cluster import no_actors_left, ray_cluster
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
@@ -74,7 +75,9 @@ def job(folder: Path, stages: dict[str, Any]) -> HeadJob:
     return with_stages(own, stages)
 
 
-def trained_over(stages: dict[str, Any], config: HeadConfig, folder: Path, run_dir: Path) -> Head:
+def trained_over(
+    stages: dict[str, Any], config: NetworkConfig, folder: Path, run_dir: Path
+) -> Network:
     used = job(folder, stages).stages
     assert used is not None
     with target_stages(used, config) as states:
@@ -86,15 +89,15 @@ def of_several_layers(folder: Path) -> HeadConfig:
     return replace(eagle3(folder), feature_layers=(1, 4, 7))
 
 
-def assert_same(found: tuple[Head, Path], expected: tuple[Head, Path]) -> None:
-    """Heads and the folders of their runs."""
+def assert_same(found: tuple[Network, Path], expected: tuple[Network, Path]) -> None:
+    """Networks and the folders of their runs."""
     assert read_losses(found[1]) == pytest.approx(read_losses(expected[1]), rel=1e-4)
     assert [row[2:] for row in read_log(found[1])] == [row[2:] for row in read_log(expected[1])]
     for name, tensor in expected[0].state_dict().items():
         torch.testing.assert_close(found[0].state_dict()[name], tensor, atol=1e-4, rtol=1e-3)
 
 
-def drafts(head: Head, folder: Path) -> list[list[int]]:
+def drafts(head: Network, folder: Path) -> list[list[int]]:
     """Greedy chains of four tokens after every token of the texts."""
     assert isinstance(head, FeatureHead)
     target = Target(folder, torch.device("cpu"), head.config.layers_of(8))
@@ -123,11 +126,11 @@ def test_a_head_over_three_processes_drafts_as_one_of_the_whole_target(
     "kind",
     [
         pytest.param(kind, marks=[] if kind in {"griffin", "dspark"} else pytest.mark.full)
-        for kind in EVERY_CONFIG
+        for kind in EVERY_NETWORK
     ],
 )
-def test_heads_of_every_kind_are_the_same(folder: Path, tmp_path: Path, kind: str) -> None:
-    config = EVERY_CONFIG[kind](folder)
+def test_networks_of_every_kind_are_the_same(folder: Path, tmp_path: Path, kind: str) -> None:
+    config = EVERY_NETWORK[kind](folder)
     whole = train_head(config, folder, TEXTS, PLAN, tmp_path / "whole")
     head = trained_over(STAGES, config, folder, tmp_path / "stages")
     assert_same((head, tmp_path / "stages"), (whole, tmp_path / "whole"))

@@ -16,6 +16,7 @@ from draftline.models.load.model_info import read_model_info
 from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.feature_passes import PassPlan
 from draftline.training.heads.learning_rate import LearningRate
+from draftline.training.heads.student import StudentConfig
 from draftline.training.heads.trainer import HeadPlan
 
 PLAN = HeadPlan(
@@ -90,8 +91,15 @@ def spec_former(checkpoint: Path) -> SpecFormerConfig:
     )  # fmt: skip
 
 
-# One of each way to train.
+def student(checkpoint: Path) -> StudentConfig:
+    """Of two layers of the target."""
+    vocab_size = read_model_info(checkpoint).vocab_size
+    return StudentConfig(folder=str(checkpoint), layers=(0, 2), vocab_size=vocab_size)
+
+
+# Of each way to train a head, then of each way to train.
 EVERY_CONFIG = CONFIGS | {"medusa": medusa, "spec_former": spec_former}
+EVERY_NETWORK = EVERY_CONFIG | {"student": student}
 
 
 def texts(vocab_size: int, count: int = 40) -> list[DistilledText]:
