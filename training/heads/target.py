@@ -78,12 +78,30 @@ class WholeModel:
         return torch.cat(every, dim=-1).float()
 
 
+class CappedHead(nn.Module):
+    """An output head whose logits stay below a bound (Gemma 2): `cap * tanh(logits / cap)`."""
+
+    def __init__(self, head: nn.Module, cap: float) -> None:
+        super().__init__()
+        self._head, self._cap = head, cap
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """[vocabulary, hidden_size]."""
+        return self._head.get_parameter("weight")
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., vocabulary] of normed states [..., hidden_size]."""
+        return torch.tanh(self._head(states) / self._cap) * self._cap
+
+
 class Target:
     """A frozen model.
 
     embed    token ids to embeddings
     norm     last states to normed ones
-    lm_head  normed states to logits
+    project  normed states to the products of its output head
+    lm_head  normed states to logits, these products but for models that bound them
     """
 
     def __init__(
@@ -109,7 +127,9 @@ class Target:
         self.norm: nn.Module = model.base_model.get_submodule("norm").to(device)
         lm_head = model.get_output_embeddings()
         assert isinstance(lm_head, nn.Module)
-        self.lm_head = lm_head.to(device)
+        self.project: nn.Module = lm_head.to(device)
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        self.lm_head = self.project if cap is None else CappedHead(self.project, cap)
         wanted = state_layers(layers, model.config.num_hidden_layers)
         states = states or WholeModel(model.base_model.to(device), wanted)
         self._states = states if keep is None else keep(states)

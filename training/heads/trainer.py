@@ -263,7 +263,7 @@ def _begun(
         _initialize(head, target, texts)
     else:
         head.load_state_dict(initial.state_dict())
-        take_target_rows(head, target.lm_head)
+        take_target_rows(head, target.project)
     if has_target_rows(head.config):
         assert isinstance(head, FeatureHead)
         head.lm_head.requires_grad_(False)

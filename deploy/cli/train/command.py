@@ -37,13 +37,14 @@ KINDS = {
 
 
 class DataCommand(FlagCommand):
-    """`train data`, whose flags are a `DataJob`'s fields."""
+    """`train data`, whose flags are a `DataJob`'s fields and some settings of its engine."""
 
     def groups(self) -> Sequence[FlagGroup]:
-        """The flags of the texts."""
+        """The flags of the texts, then those of the engine."""
         from .job import DATA
+        from .texts import ENGINE
 
-        return (DATA,)
+        return DATA, ENGINE
 
 
 class HeadCommand(FlagCommand):
@@ -70,10 +71,11 @@ class HeadCommand(FlagCommand):
 @train_app.command(cls=DataCommand)
 def data(ctx: typer.Context) -> None:
     """Let a target answer prompts, with speculation, and keep what it says."""
+    from ....cluster.config import EngineConfig
     from .job import DataJob
     from .texts import make_texts
 
-    make_texts(DataJob(**ctx.obj[DataJob]), console)
+    make_texts(DataJob(**ctx.obj[DataJob]), ctx.obj[EngineConfig], console)
 
 
 def _head_command(kind: str) -> Callable[[typer.Context], None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
+from typing import Any
 
 from rich.console import Console
 
@@ -22,7 +23,9 @@ from ....training.corpus import training_files
 from ....training.heads.distilled_texts import DistilledText, TextFolder
 from ....training.prompts import cut_prompts
 from ...engine.async_engine import AsyncEngine
+from ...ray_serve.runtime import quiet_libraries
 from ...settings.settings import DEFAULT_DRAFTERS
+from ..flags import FlagGroup
 from ..progress import progress
 from .job import DataJob
 
@@ -36,8 +39,22 @@ TURN = "What the user says stands here."
 Message = dict[str, str]
 
 
-def make_texts(job: DataJob, console: Console) -> None:
+ENGINE = FlagGroup(
+    title="Engine",
+    kind=EngineConfig,
+    only=(
+        "pipeline_parallel_size", "backend", "stage_transport", "cpus_per_stage", "gpus_per_stage",
+        "device", "dtype", "quantization", "attention", "compile", "kv_cache_tokens",
+        "max_model_len", "max_num_batched_tokens", "gpu_memory_utilization",
+    ),
+    names={"pipeline_parallel_size": ("--pipeline-parallel-size", "-pp")},
+)  # fmt: skip
+
+
+def make_texts(job: DataJob, settings: Mapping[str, Any], console: Console) -> None:
     """Answer prompts until the folder has `num_texts` of them; those that it has are kept.
+
+    settings  of the engine, besides model, drafters and `max_num_seqs`
 
     Raises `ConfigError`.
     """
@@ -55,7 +72,12 @@ def make_texts(job: DataJob, console: Console) -> None:
     done = folder.done()
     left = [number for number in range(job.num_texts) if number not in done]
     if left:
-        asyncio.run(_fill(folder, left, prompts, temperatures, job))
+        drafters = [DrafterConfig.model_validate(fields) for fields in DEFAULT_DRAFTERS]
+        config = EngineConfig(
+            model=job.model, drafters=drafters, max_num_seqs=job.max_num_seqs, **settings
+        )
+        quiet_libraries()
+        asyncio.run(_fill(folder, left, prompts, temperatures, job, config))
     console.print(f"{len(folder.done())} texts in {job.output}")
     if missing := job.num_texts - len(folder.done()):
         console.print(f"{missing} prompts with answers of {job.max_tokens} tokens do not fit")
@@ -95,14 +117,11 @@ def _shown_prompts(job: DataJob) -> str:
 
 async def _fill(
     folder: TextFolder, left: Sequence[int], prompts: Sequence[BenchPrompt] | None,
-    temperatures: Sequence[float], job: DataJob,
+    temperatures: Sequence[float], job: DataJob, config: EngineConfig,
 ) -> None:  # fmt: skip
     """Texts of the prompts `left`, `max_num_seqs` at once."""
-    drafters = [DrafterConfig.model_validate(fields) for fields in DEFAULT_DRAFTERS]
     with progress("starting", total=1, unit="engines"):
-        engine = AsyncEngine(
-            EngineConfig(model=job.model, drafters=drafters, max_num_seqs=job.max_num_seqs)
-        )
+        engine = AsyncEngine(config)
         await engine.start()
     numbers = iter(left)
 

@@ -159,5 +159,9 @@ def test_the_command_answers_chats_and_goes_on(
     found = read_texts(tmp_path / "texts")
     assert sum(len(text.answers) for text in found) == 12, "two turns of each"
     assert all(0 < end - start <= 4 for text in found for start, end in text.answers)
+    # The target may lie over stages of any settings.
+    more = [*command, "--num-texts", "8", "--pipeline-parallel-size", "2", "--dtype", "bfloat16"]
+    assert CliRunner().invoke(app, more).exit_code == 0
+    assert len(read_texts(tmp_path / "texts")) >= 8
     refused = CliRunner().invoke(app, [*command, "--num-texts", "6", "--turns", "1"])
     assert "whose turns is 2, not 1" in str(refused.exception)
