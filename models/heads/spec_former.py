@@ -138,11 +138,11 @@ class SpecFormer(nn.Module):
     def use_normed_linear(self, normed_linear: Callable[..., Tensor]) -> None:
         """Compute `project` by a `normed_linear` of `kernels/linear/` from now on."""
         weight = self.down_samp.weight
-        scales = torch.cat([norm.weight for norm in self.norms])
+        scales = torch.cat(list(self.norms.parameters()))
         folded = (weight.float() * scales.float()).to(weight.dtype)
         self.down_samp.weight = nn.Parameter(folded, requires_grad=False)
-        for norm in self.norms:
-            norm.weight = nn.Parameter(torch.ones_like(norm.weight), requires_grad=False)
+        for norm, scale in zip(self.norms, scales.chunk(len(self.norms)), strict=True):
+            norm.weight = nn.Parameter(torch.ones_like(scale), requires_grad=False)
         self._normed_linear = normed_linear
 
     def project(self, features: Tensor) -> Tensor:
