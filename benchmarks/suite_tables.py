@@ -3,8 +3,9 @@
     python -m draftline.benchmarks.suite_tables spectra | heads | model-drafters
 
 Reads the files of a suite in `benchmarks/results/`, as many as are there: those of each set of
-prompts and temperature, `NAME-PROMPTS-TEMPERATURE.json`, of cost profiles, `...-PROFILE.json`, and
-of several rounds, `NAME-rounds-PROMPTS-TEMPERATURE-PROFILE.json`.
+prompts and temperature, `NAME-PROMPTS-TEMPERATURE.json`, of cost profiles, `...-PROFILE.json`, of
+several rounds, `NAME-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, and of numbers of streams,
+`NAME-streams-N-PROMPTS-TEMPERATURE-PROFILE.json`.
 """
 
 from __future__ import annotations
@@ -60,13 +61,16 @@ def tables(folder: Path, suite: Suite) -> str:
     for start, title in (TITLES if suite is Suite.SPECTRA else {"": "tau"}).items():
         parts += _table(title, taus, _tau, start)
     rounds: dict[str, Columns] = {}
+    streams: list[str] = []
     for profile in bundled_profiles():
         name = read_cost_profile(profile).name
         columns = _read_columns(folder, FILES[suite], profile)
         parts += _table(f"simulated speed: {name}", columns, _speed)
         rounds[name] = _read_columns(folder, f"{FILES[suite]}-rounds", profile)
+        by_streams = _read_streams(folder, f"{FILES[suite]}-streams", profile)
+        streams += _streams_table(name, by_streams)
     parts += _rounds_table({name: columns for name, columns in rounds.items() if columns})
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *streams])
 
 
 def _read_columns(folder: Path, name: str, profile: str = "") -> Columns:
@@ -77,6 +81,15 @@ def _read_columns(folder: Path, name: str, profile: str = "") -> Columns:
             if path.exists():
                 found[f"{shown}, {label}"] = json.loads(path.read_text("utf-8"))
     return found
+
+
+def _read_streams(folder: Path, name: str, profile: str) -> dict[int, Columns]:
+    """The files of each number of streams, fewest first."""
+    counts = {
+        int(path.name.removeprefix(f"{name}-").partition("-")[0])
+        for path in folder.glob(f"{name}-*-{profile}.json")
+    }
+    return {count: _read_columns(folder, f"{name}-{count}", profile) for count in sorted(counts)}
 
 
 def _table(
@@ -119,6 +132,20 @@ def _rounds_table(by_profile: Mapping[str, Columns]) -> Iterator[str]:
             lines.append([f"{profile}; {name}", *cells])
     if lines:
         yield markdown_table(["simulated speed over several rounds", *heads], lines)
+
+
+def _streams_table(name: str, by_streams: Mapping[int, Columns]) -> Iterator[str]:
+    """A row for each number of streams, set of prompts, temperature and setting."""
+    cells = "{tau:.2f}", "{kappa:.2f}", "{theta:.2f}", "{speedup:.2f}x"
+    lines = [
+        [f"{setting}, {head}; {streams}", *(cell.format(**row) for cell in cells)]
+        for streams, columns in by_streams.items()
+        for head, content in columns.items()
+        for setting, row in content["settings"].items()
+        if setting != TARGET_ONLY
+    ]
+    if lines:
+        yield markdown_table([f"{name}; streams", "tau", "kappa", "theta", "speed-up"], lines)
 
 
 def _rounds(content: Mapping[str, Any], name: str) -> str:

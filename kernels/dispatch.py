@@ -166,6 +166,15 @@ def load_few_rows_linear(name: str) -> Callable[..., Tensor]:
     return product.few_rows_linear
 
 
+def load_normed_linear(name: str) -> Callable[..., Tensor]:
+    """The `normed_linear` of `triton` or `reference`, in `kernels/linear/reference.py`."""
+    if name == "reference":
+        from .linear import reference as product  # noqa: PLC0415
+    else:
+        from .linear import few_rows as product  # noqa: PLC0415
+    return product.normed_linear
+
+
 def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
     """The backend for a KV cache of FP8 numbers, which the Triton kernels alone read.
 

@@ -179,6 +179,22 @@ class SpecCounts:
         drafted = sum(self.drafted.values())
         return sum(self.accepted.values()) / drafted if drafted else 0.0
 
+    def kappa(self, draft_length: int) -> float:
+        """Accepted draft tokens a step times `draft_length` / k (SpecFormer, arXiv 2511.20340).
+
+        draft_length  most tokens of a path, l_d
+        k             mean draft tokens verified in a step: of a chain its length, of a tree more
+
+        The bonus token is not counted, so plain decoding has 0; the formula can also be read with
+        it, which gives plain decoding 1. Chains that the budget or the end of an answer cuts short
+        count with k = l_d.
+        """
+        drafted = sum(self.drafted.values())
+        if not drafted:
+            return 0.0
+        accepted = sum(self.accepted.values()) / self.num_steps
+        return accepted * min(1.0, draft_length * self.num_steps / drafted)
+
     @property
     def by_position(self) -> list[float]:
         """Share of the steps that accepted a node at depth 0, 1, and so on."""

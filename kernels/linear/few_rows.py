@@ -1,8 +1,8 @@
-"""A linear layer in Triton for up to `MOST_FEW_ROWS` rows; importing needs Triton.
+"""Linear layers in Triton for up to `MOST_FEW_ROWS` rows; importing needs Triton.
 
 So few rows are bound by the bandwidth of reading weights. Every sum runs over the inputs in order,
-in tiles that depend only on the layer and the row tile (16, 32 or 64). Gated activations are fused
-into the product.
+in tiles that depend only on the layer and the row tile (16, 32 or 64). Gated activations, and norms
+of slices of the inputs, are fused into the product.
 """
 
 # Triton accepts plain numbers for constexpr parameters, whatever their annotation.
@@ -15,7 +15,8 @@ import triton
 from torch import Tensor
 
 from ..shared_kernels import LEAST_ROWS, OUTPUTS, dependent_launch, dot_type, num_stages
-from .linear_kernels import multiply_few_rows
+from . import reference as linear_reference
+from .linear_kernels import multiply_few_rows, multiply_normed_rows
 from .reference import MOST_FEW_ROWS
 
 # Bytes of a row's inputs in a tile, by those of a number. Factors of float32 are multiplied in
@@ -48,6 +49,34 @@ def few_rows_linear(
         num_stages=num_stages(
             x.device, num_programs, tile_bytes(sizes, x.dtype, is_gated=is_gated),
             is_gated=is_gated,
+        ),
+        **dependent_launch(x.device), **LAUNCH,
+    )  # fmt: skip
+    return out
+
+
+def normed_linear(x: Tensor, weight: Tensor, num_norms: int, eps: float) -> Tensor:
+    """Norms of slices of `x` [rows, inputs], and the product; see `kernels/linear/reference.py`.
+
+    More than `MOST_FEW_ROWS` rows, which are bound by compute, are computed as there.
+    """
+    num_rows, num_inputs = x.shape
+    if num_rows > MOST_FEW_ROWS:
+        return linear_reference.normed_linear(x, weight, num_norms, eps)
+    num_outputs = len(weight)
+    assert num_inputs % num_norms == 0
+    assert x.dtype == weight.dtype
+    assert x.stride(1) == weight.stride(1) == 1
+    out = x.new_empty(num_rows, num_outputs)
+    if not num_rows:
+        return out
+    sizes = tile_sizes(num_rows, x.dtype)
+    num_programs = triton.cdiv(num_outputs, OUTPUTS)
+    multiply_normed_rows[num_programs,](
+        x, weight, out, eps, num_rows, num_outputs, x.stride(0), weight.stride(0), out.stride(0),
+        NUM_NORMS=num_norms, SIZE=num_inputs // num_norms, DOT=dot_type(x.dtype), **sizes,
+        num_stages=num_stages(
+            x.device, num_programs, tile_bytes(sizes, x.dtype, is_gated=False), is_gated=False
         ),
         **dependent_launch(x.device), **LAUNCH,
     )  # fmt: skip

@@ -100,3 +100,49 @@ def multiply_few_rows(
     at_out = out + row.to(tl.int64)[:, None] * stride_out + output[None, :]
     rounded = tl.trans(total).to(out.dtype.element_ty)
     tl.store(at_out, rounded, mask=has_row[:, None] & has_output[None, :])
+
+
+# One program for any number of rows that its tile holds.
+@triton.jit(do_not_specialize=["num_rows"])
+def multiply_normed_rows(
+    x, weight, out, eps, num_rows, num_outputs, stride_x, stride_weight, stride_out,
+    NUM_NORMS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr, DOT: tl.constexpr, DEPENDS: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of outputs): all rows, over all inputs from the first to the last.
+
+    NUM_NORMS  slices of the inputs, side by side, each divided by its own root mean square
+    SIZE       inputs of a slice
+    DOT        type of factors; sums are of float32, rounded once
+
+    A slice's squares are summed beside its products, and its products are scaled at its end. So
+    rows are read once, and the weights need not wait for the mean squares. Transposed as in
+    `multiply_few_rows`.
+    """
+    await_inputs(DEPENDS)
+    row = tl.arange(0, ROWS)
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    number = tl.arange(0, INPUTS)
+    has_row, has_output = row < num_rows, output < num_outputs
+    x_at = x + row.to(tl.int64)[:, None] * stride_x + number[None, :]
+    weight_at = weight + output.to(tl.int64)[:, None] * stride_weight + number[None, :]
+    total = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
+    for _ in range(NUM_NORMS):
+        products = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
+        squares = tl.zeros([ROWS], dtype=tl.float32)
+        for first in range(0, SIZE, INPUTS):
+            x_mask, weight_mask = has_row[:, None], has_output[:, None]
+            if SIZE % INPUTS:
+                is_in = (first + number < SIZE)[None, :]
+                x_mask, weight_mask = x_mask & is_in, weight_mask & is_in
+            part = tl.load(x_at + first, mask=x_mask, other=0.0)
+            factors = tl.load(weight_at + first, mask=weight_mask, other=0.0).to(DOT)
+            wide = part.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+            products = tl.dot(factors, tl.trans(part.to(DOT)), products, input_precision="ieee")
+        total += products * (1.0 / tl.sqrt(squares / SIZE + eps))[None, :]
+        x_at += SIZE
+        weight_at += SIZE
+    at_out = out + row.to(tl.int64)[:, None] * stride_out + output[None, :]
+    rounded = tl.trans(total).to(out.dtype.element_ty)
+    tl.store(at_out, rounded, mask=has_row[:, None] & has_output[None, :])

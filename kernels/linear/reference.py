@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, linear, rms_norm, silu
 
-# Largest number of rows that `few_rows_linear` takes.
+# Largest number of rows of the kernels of `few_rows_linear` and `normed_linear`.
 MOST_FEW_ROWS = 64
 
 
@@ -38,3 +38,14 @@ def few_rows_linear(
         left = gelu(left, approximate="tanh") if activation == "gelu_tanh" else silu(left)
         wide = left * right
     return wide.to(out_dtype or x.dtype)
+
+
+def normed_linear(x: Tensor, weight: Tensor, num_norms: int, eps: float) -> Tensor:
+    """`x` [rows, inputs], normed by slices, times `weight` [outputs, inputs] of the same dtype.
+
+    `num_norms` slices as wide as each other lie side by side. Each is divided by its own
+    sqrt(mean(x^2) + eps); the scales of the norms are part of `weight`. Returns [rows, outputs] in
+    the dtype of `x`.
+    """
+    slices = x.unflatten(-1, (num_norms, -1))
+    return linear(rms_norm(slices, slices.shape[-1:], eps=eps).flatten(-2), weight)

@@ -25,12 +25,14 @@ class Setting:
     drafters   the allowed drafters; empty is plain decoding, None leaves the choice to the server
     is_ordered trees are filled in the order of drafters (`node_budget: ordered`)
     acceptance its acceptance rule, if not the engine's
+    draft_length  most tokens of a path of its one drafter, where kappa is to be reported
     """
 
     name: str
     drafters: tuple[str, ...] | None
     is_ordered: bool = False
     acceptance: str | None = None
+    draft_length: int | None = None
 
 
 def matched_settings(known: Sequence[str], chosen: str | None) -> list[Setting]:

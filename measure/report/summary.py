@@ -167,6 +167,7 @@ class BenchResult:
     differences  None where answers were not compared
     taus         of the settings with step counts
     draft_ms     milliseconds of a draft, by setting and drafter, if known
+    draft_lengths  most tokens of a path, by setting, of those whose kappa is reported
     """
 
     setup: dict[str, Any]
@@ -174,6 +175,17 @@ class BenchResult:
     differences: tuple[Difference, ...] | None
     taus: tuple[TauRow, ...] = ()
     draft_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    draft_lengths: Mapping[str, int] = field(default_factory=dict)
+
+    def kappa(self, summary: Summary) -> float | None:
+        """`SpecCounts.kappa` over all rounds of a setting of one drafter; None of others."""
+        length, counts = self.draft_lengths.get(summary.name), summary.whole.counts
+        return None if length is None or counts is None else counts.kappa(length)
+
+    def theta(self, summary: Summary) -> float | None:
+        """kappa / speedup: what a setting pays for its speed; lower is better."""
+        kappa = self.kappa(summary)
+        return None if kappa is None else kappa / summary.speedup
 
     @property
     def faults(self) -> list[Difference]:
@@ -189,6 +201,8 @@ class BenchResult:
                     "output_throughput": summary.rate,
                     "speedup": summary.speedup,
                     "tau": summary.whole.counts.tau if summary.whole.counts else None,
+                    "kappa": self.kappa(summary),
+                    "theta": self.theta(summary),
                     "same_answers": summary.same,
                     "rates": summary.rates,
                     "speedups": summary.speedups,

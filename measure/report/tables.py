@@ -30,6 +30,8 @@ def print_result(result: BenchResult, console: Console) -> None:
     ]
     if drafted:
         console.print(_acceptance(drafted, result.draft_ms))
+    if result.draft_lengths:
+        console.print(_kappas(result))
     if len(result.taus) > 1:
         console.print(_taus(result.taus))
     if result.differences is not None:
@@ -100,6 +102,19 @@ def _acceptance(summaries: Iterable[Summary], draft_ms: Mapping[str, Mapping[str
             summary.name, f"{counts.acceptance_rate:.0%}", _sources(counts),
             _draft_times(counts, draft_ms.get(summary.name, {})), " ".join(shares) + more,
         )  # fmt: skip
+    return table
+
+
+def _kappas(result: BenchResult) -> Table:
+    table = _table(
+        "kappa: accepted draft tokens a step, times draft length / draft tokens a step; "
+        "theta: kappa / speedup",
+        "setting", "kappa", "theta",
+    )  # fmt: skip
+    for summary in result.summaries:
+        kappa, theta = result.kappa(summary), result.theta(summary)
+        if kappa is not None and theta is not None:
+            table.add_row(summary.name, f"{kappa:.2f}", f"{theta:.2f}")
     return table
 
 

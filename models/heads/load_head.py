@@ -130,6 +130,8 @@ def load_readings(
     for _, head in heads:
         head.load_state_dict(placed | _rows_to_come(head, dtype, device), assign=True)
         head.to(device).eval().requires_grad_(False)
+        if isinstance(head, SpecFormer):
+            head.make_fast()
     return heads
 
 

@@ -8,7 +8,7 @@ bidirectionally (arXiv 2511.20340, AAAI-26). Row i reads the states of token i a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...core.errors import CheckpointError
+from ...kernels.dispatch import Machine, load_normed_linear, runs_triton
 from .checkpoint_kind import Shapes
 from .feature_head_config import rope_parameters
 from .head_layer import Attend, HeadRotation
@@ -121,10 +122,37 @@ class SpecFormer(nn.Module):
             }
         )
         self.rotation = HeadRotation(config.head_dim, config.max_positions, config.rope)
+        # `normed_linear` of `kernels/linear/`, once the norms' scales are in `down_samp`.
+        self._normed_linear: Callable[..., Tensor] | None = None
+
+    def make_fast(self) -> None:
+        """Compute `project` in one launch for few rows, where its device runs Triton's kernels.
+
+        For inference: the scales of its norms become a part of the weights of `down_samp`, which
+        are rounded once more.
+        """
+        if runs_triton(Machine.of(self.down_samp.weight.device)):
+            self.use_normed_linear(load_normed_linear("triton"))
+
+    @torch.no_grad()
+    def use_normed_linear(self, normed_linear: Callable[..., Tensor]) -> None:
+        """Compute `project` by a `normed_linear` of `kernels/linear/` from now on."""
+        weight = self.down_samp.weight
+        scales = torch.cat(list(self.norms.parameters()))
+        folded = (weight.float() * scales.float()).to(weight.dtype)
+        self.down_samp.weight = nn.Parameter(folded, requires_grad=False)
+        for norm, scale in zip(self.norms, scales.chunk(len(self.norms)), strict=True):
+            norm.weight = nn.Parameter(torch.ones_like(scale), requires_grad=False)
+        self._normed_linear = normed_linear
 
     def project(self, features: Tensor) -> Tensor:
         """[..., rows, hidden_size] of the target's layers, [..., rows, 4 * hidden_size], side by
         side, each normed by itself."""
+        if self._normed_linear is not None:
+            rows = features.reshape(-1, features.shape[-1])
+            weight, count = self.down_samp.weight, len(self.norms)
+            known = self._normed_linear(rows, weight, count, self.config.rms_norm_eps)
+            return known.view(*features.shape[:-1], -1)
         parts = features.split(self.config.hidden_size, dim=-1)
         normed = [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
         return self.down_samp(torch.cat(normed, dim=-1))

@@ -69,6 +69,19 @@ def test_rounds_have_a_mean_and_a_range(tmp_path: Path) -> None:
     ]
 
 
+def test_numbers_of_streams_are_rows(tmp_path: Path) -> None:
+    for streams, speedup in ((16, 1.25), (2, 1.5)):
+        row = {"tau": 2.0, "kappa": 1.0, "theta": 1.0 / speedup, "speedup": speedup}
+        text = json.dumps({"taus": [], "settings": {"target": {}, "chain": row}})
+        (tmp_path / f"heads-streams-{streams}-bundled-t0-8b-h100.json").write_text(text)
+    assert tables(tmp_path, Suite.HEADS).splitlines() == [
+        "| 8B on one H100; streams | tau | kappa | theta | speed-up |",
+        "| --- | --- | --- | --- | --- |",
+        "| chain, bundled, greedy; 2 | 2.00 | 1.00 | 0.67 | 1.50x |",
+        "| chain, bundled, greedy; 16 | 2.00 | 1.00 | 0.80 | 1.25x |",
+    ]
+
+
 @pytest.mark.parametrize("suite", Suite)
 def test_rows_of_the_page_are_those_of_the_results(suite: Suite) -> None:
     rows = table_rows(SECTIONS[suite])

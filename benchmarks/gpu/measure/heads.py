@@ -150,6 +150,7 @@ def _specformer(plan: GpuModelPlan, shared: SharedParts, device: torch.device) -
     sizes = plan.options
     config = SpecFormerConfig(draft_length=SPECFORMER_DRAFTS, **_layer(sizes))
     head = _random(lambda: SpecFormer(config), device)
+    head.make_fast()
     options = HeadOptions(tree="best_first", top_k=TOP_K, num_tokens=SPECFORMER_DRAFTS)
     weights = _weight_bytes(head) + _output_bytes(sizes)
     num_rows = NEW_ROWS + SPECFORMER_DRAFTS

@@ -71,7 +71,12 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
     faults = tuple(differences(own, TARGET_ONLY, bench.explain)) if bench.compares else None
     taus = tau_rows(runs, [prompt.category for prompt in bench.plan.prompts])
     summaries = summarise(runs, TARGET_ONLY)
-    return BenchResult(what, summaries, faults, taus, measured.draft_ms)
+    lengths = {
+        setting.name: setting.draft_length
+        for setting in bench.endpoints
+        if setting.draft_length is not None
+    }
+    return BenchResult(what, summaries, faults, taus, measured.draft_ms, lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,11 +156,11 @@ class HeadRows:
         """Chains, then trees, of every head; then the others, and all together."""
         for form in (CHAIN, TREE):
             for name in self.heads:
-                yield Setting(f"{name} {form}", (f"{name}-{form}",))
+                yield Setting(f"{name} {form}", (f"{name}-{form}",), draft_length=DEPTH)
         trees = [f"{name}-{TREE}" for name in self.heads if name in self.merged]
         small = [] if self.small_model is None else ["model"]
         if small:
-            yield Setting(SMALL_MODEL, tuple(small))
+            yield Setting(SMALL_MODEL, tuple(small), draft_length=DEPTH)
         untrained = ["suffix", "spectra", "token_recycling"]
         untrained += [] if self.store is None else ["retrieval"]
         yield Setting(UNTRAINED, tuple(untrained))

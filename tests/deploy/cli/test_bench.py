@@ -264,6 +264,10 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
     }  # fmt: skip
     assert taus["griffin tree"] == taus["again tree"] > 1.5
     speeds = {name: one["output_throughput"] for name, one in content["settings"].items()}
+    own = content["settings"]["griffin chain"]
+    assert own["kappa"] > 0.5
+    assert own["theta"] == pytest.approx(own["kappa"] / own["speedup"])
+    assert content["settings"]["target"]["kappa"] is None
     # A token takes 6.3 ms there.
     assert not profile or speeds["target"] < 160
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
+from draftline.kernels.dispatch import load_normed_linear
 from draftline.models.heads.load_head import load_head
 from draftline.models.heads.spec_former import SpecFormer
 from support.inputs import head_checkpoints as published
@@ -81,6 +82,23 @@ def test_drafts_see_each_other(tmp_path: Path, *, is_bidirectional: bool) -> Non
     inner = rms(each, weights["encoder_ffn_input_norm.weight"])
     each = each + (functional.silu(inner @ up.T) * (inner @ gate.T)) @ down.T
     torch.testing.assert_close(drafter.drafts(context), each, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_norms_and_projection_in_one_launch(tmp_path: Path, name: str) -> None:
+    states, _ = features()
+    plain, drafter = spec_former(tmp_path / "plain"), spec_former(tmp_path / "fast")
+    drafter.make_fast()
+    # There are no kernels on a CPU.
+    assert torch.equal(drafter.down_samp.weight, plain.down_samp.weight)
+    expected = plain.project(states)
+    drafter.use_normed_linear(load_normed_linear(name))
+    torch.testing.assert_close(drafter.project(states), expected, atol=1e-5, rtol=1e-5)
+    # Leading dimensions; and the scales are in the weights only once.
+    stacked = torch.stack([states, states])
+    drafter.use_normed_linear(load_normed_linear(name))
+    found = drafter.project(stacked)
+    torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_context_is_turned_by_positions(tmp_path: Path) -> None:

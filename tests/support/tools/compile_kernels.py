@@ -196,6 +196,27 @@ def multiplying_few(
     return taken
 
 
+def multiplying_normed(num_rows: int, dtype: torch.dtype, capability: int) -> Resources:
+    """Raises where no weights are under way while others are multiplied, or registers spill."""
+    sizes = few_rows.tile_sizes(num_rows, dtype)
+    tile_bytes = few_rows.tile_bytes(sizes, dtype, is_gated=False)
+    facts = MOST_SHARED[capability], divmod(capability, 10)
+    types = dict.fromkeys(("x", "weight", "out"), f"*{NAMES[dtype]}") | {"eps": "fp32"}
+    options = {
+        "num_warps": few_rows.LAUNCH["num_warps"],
+        "num_stages": shared_kernels.stages_within(shared_kernels.STAGES_ALONE, tile_bytes, *facts),
+    }
+    depends = capability >= 90
+    constants = {
+        **sizes, "NUM_NORMS": 4, "SIZE": 4096, "DOT": dot_type(dtype), "DEPENDS": depends,
+    }  # fmt: skip
+    kernel = linear_kernels.multiply_normed_rows
+    taken = compiled(kernel, types, constants, capability, launch_pdl=depends, **options)
+    assert taken.waits[0] > 0, taken
+    assert taken.stack <= MOST_STACK_OF_LEAN, taken
+    return taken
+
+
 def normalising_logits() -> Resources:
     types = dict.fromkeys(("logits", "out"), "*fp32")
     kernel = elementwise_kernels.take_log_softmax
@@ -216,6 +237,7 @@ def compile_few() -> None:
     print("multiply_int8 bf16 64", multiplying(64, bf16, 90, is_gated=True))
     print("multiply_rows bf16 8192", multiplying_alike(bf16, 90, 8192, by_outputs=True))
     print("multiply_few_rows bf16 1", multiplying_few(1, bf16, 90, is_gated=False))
+    print("multiply_normed_rows bf16 1", multiplying_normed(1, bf16, 90))
     print("store_rows bf16", storing("bf16"))
     print("take_log_softmax", normalising_logits())
     print("copy_rows", copying())
@@ -245,6 +267,9 @@ def main(which: str) -> None:
     for (num_rows, dtype, is_gated), capability in itertools.product(few, MOST_SHARED):
         facts = multiplying_few(num_rows, dtype, capability, is_gated=is_gated)
         print(f"multiply_few_rows {NAMES[dtype]} {num_rows} sm_{capability}", facts)
+    for (num_rows, dtype, _), capability in itertools.product(few, MOST_SHARED):
+        facts = multiplying_normed(num_rows, dtype, capability)
+        print(f"multiply_normed_rows {NAMES[dtype]} {num_rows} sm_{capability}", facts)
     print("store_rows bf16", storing("bf16"))
     for by_row in (False, True):
         print("store_rows fp8", storing("fp8e4nv", by_row=by_row))
