@@ -18,16 +18,16 @@ from ..flags import FlagGroup
 from ..progress import progress
 from .job import HeadJob
 
+STAGE_SETTINGS = (
+    "pipeline_parallel_size", "backend", "stage_transport", "cpus_per_stage", "gpus_per_stage",
+    "device", "dtype", "quantization", "attention", "compile", "kv_cache_tokens",
+)  # fmt: skip
 STAGES = FlagGroup(
     title="Target over stages (default: whole, in float32, where the drafter is trained)",
     kind=EngineConfig,
-    only=(
-        "pipeline_parallel_size", "backend", "stage_transport", "cpus_per_stage", "gpus_per_stage",
-        "device", "dtype", "quantization", "attention", "compile", "kv_cache_tokens",
-        "max_num_batched_tokens", "step_timeout_s",
-    ),
+    only=(*STAGE_SETTINGS, "max_num_batched_tokens", "step_timeout_s"),
     names={"pipeline_parallel_size": ("--pipeline-parallel-size", "-pp")},
-)  # fmt: skip
+)
 # Nothing else waits for a step, and its prompts have no graphs.
 DEFAULTS = {"step_timeout_s": 600.0, "enforce_eager": True, "standby_stages": 0}
 STEP_ROWS, MIN_CACHE_TOKENS = 512, 64

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ....cluster.config import DrafterConfig, EngineConfig
-from ....core.errors import ConfigError, RequestError
+from ....core.errors import ConfigError, DraftlineError
 from ....core.progress import Work
 from ....core.request.output import RequestOutput
 from ....core.request.sampling_params import SamplingParams
@@ -28,6 +28,7 @@ from ...settings.settings import DEFAULT_DRAFTERS
 from ..flags import FlagGroup
 from ..progress import progress
 from .job import DataJob
+from .stages import STAGE_SETTINGS, STAGES
 
 # Prompts of each file that the demo models were trained on.
 PROMPTS_PER_FILE = 8
@@ -43,11 +44,9 @@ ENGINE = FlagGroup(
     title="Engine",
     kind=EngineConfig,
     only=(
-        "pipeline_parallel_size", "backend", "stage_transport", "cpus_per_stage", "gpus_per_stage",
-        "device", "dtype", "quantization", "attention", "compile", "kv_cache_tokens",
-        "max_model_len", "max_num_batched_tokens", "gpu_memory_utilization",
+        *STAGE_SETTINGS, "max_model_len", "max_num_batched_tokens", "gpu_memory_utilization",
     ),
-    names={"pipeline_parallel_size": ("--pipeline-parallel-size", "-pp")},
+    names=STAGES.names,
 )  # fmt: skip
 
 
@@ -144,7 +143,7 @@ async def _fill(
             async with asyncio.TaskGroup() as group:
                 for _ in range(job.max_num_seqs):
                     group.create_task(work_off(work))
-    except* (ConfigError, RequestError) as failed:
+    except* DraftlineError as failed:
         raise failed.exceptions[0] from None
     finally:
         await engine.close()
@@ -192,6 +191,13 @@ class Texts:
         texts: list[DistilledText] = []
         for turn in turns:
             said = await self._invented(messages) if turn is None else turn
+            if said is None and texts:
+                break
+            if said is None:
+                raise ConfigError(
+                    "prompts",
+                    f"{self.job.model} invents no turns of users; give a file of prompts",
+                )
             messages.append({"role": "user", "content": said})
             answered = await self._answered(self._tokens(messages))
             if answered is None:
@@ -213,20 +219,17 @@ class Texts:
         tokens = (*given, *answer.token_ids)
         return DistilledText(tokens, ((len(given), len(tokens)),)), answer.text
 
-    async def _invented(self, messages: Sequence[Message]) -> str:
-        """A user's next turn, as the target goes on behind the template's beginning of one.
-
-        Magpie (arXiv 2406.08464). Raises `ConfigError` where nothing comes of it.
+    async def _invented(self, messages: Sequence[Message]) -> str | None:
+        """A user's next turn, as the target goes on behind the template's beginning of one (Magpie,
+        arXiv 2406.08464); None: it says none that ends, or there is no room.
         """
         given = self._tokens([*messages, {"role": "user", "content": TURN}], before=TURN)
         max_tokens = min(MAX_TURN_TOKENS, self.engine.max_model_len - len(given))
-        for attempt in range(TURN_TRIES):
+        for attempt in range(TURN_TRIES if max_tokens > 0 else 0):
             answer = await self._say(given, 1.0, max_tokens, attempt)
             if answer.text.strip() and answer.finish_reason == "stop":
                 return answer.text.strip()
-        raise ConfigError(
-            "prompts", f"{self.job.model} invents no turns of users; give a file of prompts"
-        )
+        return None
 
     def _tokens(self, messages: Sequence[Message], *, before: str = "") -> list[int]:
         """A rendered chat that is open for an answer; or one up to the text `before`."""

@@ -120,6 +120,18 @@ def test_a_target_invents_the_turns_that_nobody_gives() -> None:
     assert [params.temperature for params in invented] == [1.0, 1.0]
 
 
+def test_a_chat_ends_where_no_further_turn_is_invented() -> None:
+    def says(prompt: str) -> str:
+        if not prompt.endswith("<user>"):
+            return "So."
+        return "Why?" if prompt == "<user>" else " "
+
+    [text], engine = make(None, says, turns=3)
+    assert shown(text, engine) == "<user>Why?\n<assistant>[So.]"
+    [text], engine = make(None, lambda _: "Why?", turns=3, max_model_len=55)
+    assert len(text.answers) == 1, "no room for a further turn"
+
+
 def test_a_target_that_invents_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="prompts: chats invents no turns"):
         make(None, lambda _: " ")
