@@ -16,6 +16,8 @@ from .removed_settings import REMOVED_OPTIONS
 # EAGLE-2's of every head, SPECTRA's and REST's; Lookahead's 15 guesses of 4.
 PAPER = "paper"
 PAPER_NODES = {"head": 60, "spectra": 60, "retrieval": 64, "lookahead": 60}
+# Those of other drafters.
+NODES = 16
 
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "typical"]
@@ -60,7 +62,7 @@ class DrafterConfig(Settings):
         1, description="number of servers that grpc starts; they share the requests"
     )
     max_nodes: Annotated[int, Field(ge=1, le=256)] = Field(
-        16,
+        NODES,
         description="most draft tokens that it may propose for one request and step; with "
         "profile: paper those of its paper",
     )
@@ -91,8 +93,7 @@ class DrafterConfig(Settings):
     def _as_in_paper(cls, values: Any) -> Any:
         if not isinstance(values, dict) or values.get("profile") != PAPER:
             return values
-        nodes = PAPER_NODES.get(values.get("kind", ""))
-        return values if nodes is None else {"max_nodes": nodes} | values
+        return {"max_nodes": PAPER_NODES.get(values.get("kind", ""), NODES)} | values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -271,7 +272,7 @@ class EngineConfig(Settings):
         "on one stage with the C++ kernels; 0: one token a step",
     )
     tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(
-        16,
+        NODES,
         description="most draft tokens of one request and step; 0: plain decoding. Where all "
         "drafters have profile: paper, the default is the largest of their trees",
     )
@@ -347,8 +348,8 @@ class EngineConfig(Settings):
         if not isinstance(drafters, list | tuple):
             return values
         kinds = [_paper_kind(drafter) for drafter in drafters]
-        nodes = [PAPER_NODES.get(kind, 0) for kind in kinds if kind is not None]
-        if not drafters or None in kinds or not any(nodes):
+        nodes = [PAPER_NODES.get(kind, NODES) for kind in kinds if kind is not None]
+        if not nodes or None in kinds:
             return values
         return {"tree_nodes": max(nodes), "node_budget": "ordered"} | values
 

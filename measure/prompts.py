@@ -132,7 +132,8 @@ def _messages(name: str, row: Row) -> BenchPrompt | None:
         raise ValueError("messages: expected texts")
     system = "\n\n".join(text for role, text in said if role in ("system", "developer") and text)
     turns = [text for role, text in said if role == "user" and text]
-    answers = [text for role, text in said if role == "assistant" and text]
+    # Of an answer that is a call there is no text.
+    answers = [text for role, text in said if role == "assistant" and isinstance(text, str)]
     if not turns:
         return None
     return BenchPrompt(

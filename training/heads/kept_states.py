@@ -81,8 +81,10 @@ class KeptStates:
         if key in self._kept or self._end + len(content) > self._max_bytes:
             return
         try:
-            os.pwrite(self._file, content, self._end)
+            written = os.pwrite(self._file, content, self._end)
         except OSError:
+            written = 0
+        if written < len(content):
             # A full disk: what there is stays, and no more is kept.
             self._max_bytes = self._end
             return

@@ -12,7 +12,6 @@ from pydantic import Field
 from ....cluster.config import EngineConfig
 from ....core.errors import ConfigError
 from ....models.heads.dspark import MarkovKind
-from ....models.load.checkpoint import answers_chats
 from ....training.heads.feature_passes import MaskForm
 from ....training.heads.student import Divergence
 from ..flags import FlagGroup
@@ -44,11 +43,6 @@ class DataJob:
     ] = "0.7"
     seed: Annotated[int, Field(ge=0, description="of the answers")] = 0
     max_num_seqs: Annotated[int, Field(ge=1, description="answers at once")] = 16
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether the target is asked in chats."""
-        return answers_chats(self.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,9 @@ from ....core.errors import ConfigError, DraftlineError
 from ....core.progress import Work
 from ....core.request.output import RequestOutput
 from ....core.request.sampling_params import SamplingParams
+from ....measure.clients.engine_endpoint import prompt_ids
 from ....measure.prompts import BenchPrompt, read_prompts
+from ....models.load.checkpoint import answers_chats
 from ....models.text.chat_template import ChatOptions, ChatTemplate
 from ....training.corpus import training_files
 from ....training.heads.distilled_texts import DistilledText, TextFolder
@@ -57,14 +59,15 @@ def make_texts(job: DataJob, settings: Mapping[str, Any], console: Console) -> N
 
     Raises `ConfigError`.
     """
-    temperatures = read_temperatures(job.temperature)
-    if not job.is_chat and (job.system_prompt or job.turns > 1):
+    temperatures, is_chat = read_temperatures(job.temperature), answers_chats(job.model)
+    if not is_chat and (job.system_prompt or job.turns > 1):
         name = "system_prompt" if job.system_prompt else "turns"
         raise ConfigError(name, f"needs a chat model; {job.model} has no chat template")
-    prompts = None if job.is_chat and job.prompts is None else _prompts(job)
+    prompts = None if is_chat and job.prompts is None else _prompts(job)
+    shown = "training files" if prompts else "of the target"
     manifest: dict[str, object] = {
         "model": job.model, "seed": job.seed, "temperature": job.temperature, "turns": job.turns,
-        "max_tokens": job.max_tokens, "prompts": _shown_prompts(job),
+        "max_tokens": job.max_tokens, "prompts": str(job.prompts or shown),
         "system_prompt": job.system_prompt,
     }  # fmt: skip
     folder = TextFolder(job.output, manifest)
@@ -76,7 +79,7 @@ def make_texts(job: DataJob, settings: Mapping[str, Any], console: Console) -> N
             model=job.model, drafters=drafters, max_num_seqs=job.max_num_seqs, **settings
         )
         quiet_libraries()
-        asyncio.run(_fill(folder, left, prompts, temperatures, job, config))
+        asyncio.run(_fill(folder, left, prompts, temperatures, job, config, is_chat=is_chat))
     console.print(f"{len(folder.done())} texts in {job.output}")
     if missing := job.num_texts - len(folder.done()):
         console.print(f"{missing} prompts with answers of {job.max_tokens} tokens do not fit")
@@ -108,15 +111,9 @@ def _prompts(job: DataJob) -> list[BenchPrompt]:
     return found
 
 
-def _shown_prompts(job: DataJob) -> str:
-    if job.prompts is not None:
-        return str(job.prompts)
-    return "of the target" if job.is_chat else "training files"
-
-
 async def _fill(
     folder: TextFolder, left: Sequence[int], prompts: Sequence[BenchPrompt] | None,
-    temperatures: Sequence[float], job: DataJob, config: EngineConfig,
+    temperatures: Sequence[float], job: DataJob, config: EngineConfig, *, is_chat: bool,
 ) -> None:  # fmt: skip
     """Texts of the prompts `left`, `max_num_seqs` at once."""
     with progress("starting", total=1, unit="engines"):
@@ -132,7 +129,11 @@ async def _fill(
             temperature = temperatures[(number + again) % len(temperatures)]
             texts = Texts(engine, job, number, temperature)
             prompt = prompts[number % len(prompts)] if prompts else None
-            folder.add(number, await texts.make(prompt))
+            if is_chat:
+                folder.add(number, await texts.chat(prompt))
+            else:
+                assert prompt is not None
+                folder.add(number, await texts.continued(prompt))
             rate.add(texts.num_tokens)
             work.advance(note=f"{rate.per_second():.0f} tokens/s")
 
@@ -172,19 +173,20 @@ class Texts:
     temperature: float
     num_tokens: int = 0
 
-    async def make(self, prompt: BenchPrompt | None) -> list[DistilledText]:
-        """A prompt's answer, or a chat's, each turn answered; None: the target invents the turns.
+    async def continued(self, prompt: BenchPrompt) -> list[DistilledText]:
+        """A prompt with what the target says behind it; nothing where that might have no room."""
+        answered = await self._answered(prompt_ids(self.engine.tokenizer, prompt.text))
+        return [] if answered is None else [answered[0]]
+
+    async def chat(self, prompt: BenchPrompt | None) -> list[DistilledText]:
+        """A chat of which each turn is answered; None: the target invents the turns.
 
         A chat is one text as long as the template renders earlier answers as they were generated.
         Else (templates that drop thoughts, say) another text begins. An answer that might not have
         room in the context is left out, and with it the rest of its chat. Raises `ConfigError`,
         `RequestError`.
         """
-        if not self.job.is_chat:
-            assert prompt is not None
-            given = self.engine.tokenizer(prompt.text)["input_ids"]
-            text = await self._answered(given)
-            return [] if text is None else [text[0]]
+        tokenizer = self.engine.tokenizer
         system = self.job.system_prompt or (prompt.system if prompt else "")
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         turns = _turns(prompt, self.job.turns)
@@ -199,7 +201,7 @@ class Texts:
                     f"{self.job.model} invents no turns of users; give a file of prompts",
                 )
             messages.append({"role": "user", "content": said})
-            answered = await self._answered(self._tokens(messages))
+            answered = await self._answered(prompt_ids(tokenizer, tuple(messages)))
             if answered is None:
                 break
             text, answer = answered
@@ -223,7 +225,7 @@ class Texts:
         """A user's next turn, as the target goes on behind the template's beginning of one (Magpie,
         arXiv 2406.08464); None: it says none that ends, or there is no room.
         """
-        given = self._tokens([*messages, {"role": "user", "content": TURN}], before=TURN)
+        given = self._opened(messages)
         max_tokens = min(MAX_TURN_TOKENS, self.engine.max_model_len - len(given))
         for attempt in range(TURN_TRIES if max_tokens > 0 else 0):
             answer = await self._say(given, 1.0, max_tokens, attempt)
@@ -231,18 +233,17 @@ class Texts:
                 return answer.text.strip()
         return None
 
-    def _tokens(self, messages: Sequence[Message], *, before: str = "") -> list[int]:
-        """A rendered chat that is open for an answer; or one up to the text `before`."""
+    def _opened(self, messages: Sequence[Message]) -> list[int]:
+        """A chat up to where the user's next turn begins."""
         tokenizer = self.engine.tokenizer
-        options = ChatOptions(open_answer=not before)
-        text = ChatTemplate(tokenizer).render(messages, options)
-        if before and text.count(before) != 1:
+        chat = [*messages, {"role": "user", "content": TURN}]
+        text = ChatTemplate(tokenizer).render(chat, ChatOptions(open_answer=False))
+        if text.count(TURN) != 1:
             raise ConfigError(
                 "prompts", f"the chat template of {self.job.model} changes what users say; give a "
                 "file of prompts",
             )  # fmt: skip
-        kept = text.partition(before)[0] if before else text
-        return tokenizer(kept, add_special_tokens=False)["input_ids"]
+        return tokenizer(text.partition(TURN)[0], add_special_tokens=False)["input_ids"]
 
     async def _say(
         self, given: Sequence[int], temperature: float, max_tokens: int, attempt: int = 0

@@ -103,6 +103,10 @@ def test_drafters_of_papers_have_their_trees() -> None:
     config = EngineConfig.model_validate({"model": "demo", "drafters": both})
     assert [drafter.max_nodes for drafter in config.drafters] == [60, 64]
     assert config.tree_nodes == 64
+    [chain] = EngineConfig.model_validate(
+        {"model": "demo", "drafters": [{"kind": "anpd", "profile": "paper"}]}
+    ).drafters
+    assert chain.max_nodes == 16, "longer than its chains"
     # What is given is followed, and ours beside it keep our tree.
     given = {"drafters": [paper | {"max_nodes": 8}], "tree_nodes": 12, "node_budget": "full"}
     config = EngineConfig.model_validate({"model": "demo"} | given)

@@ -18,7 +18,6 @@ from draftline.deploy.cli.train.job import DataJob
 from draftline.deploy.cli.train.texts import Texts, read_temperatures
 from draftline.deploy.engine.async_engine import AsyncEngine
 from draftline.measure.prompts import BenchPrompt
-from draftline.models.load import checkpoint as checkpoints
 from draftline.training.heads.distilled_texts import DistilledText, read_texts
 from support.fakes.fake_engine import CHAT_TEMPLATE, byte_tokenizer
 from typer.testing import CliRunner
@@ -62,12 +61,7 @@ def make(
     engine = ScriptedEngine(says, template, max_model_len)
     job = DataJob(output=Path("out"), model="chats", max_tokens=20, **fields)
     texts = Texts(cast("AsyncEngine", engine), job, 0, 0.7)
-    return asyncio.run(texts.make(prompt)), engine
-
-
-@pytest.fixture(autouse=True)
-def chats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftline.deploy.cli.train.job.answers_chats", lambda _: True)
+    return asyncio.run(texts.chat(prompt)), engine
 
 
 def shown(text: DistilledText, engine: ScriptedEngine) -> str:
@@ -146,10 +140,7 @@ def test_temperatures_that_are_none_are_refused(text: str) -> None:
     assert read_temperatures("0, 0.7") == (0.0, 0.7)
 
 
-def test_the_command_answers_chats_and_goes_on(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("draftline.deploy.cli.train.job.answers_chats", checkpoints.answers_chats)
+def test_the_command_answers_chats_and_goes_on(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
     template = "{% for message in messages %}{{ message.content }} {% endfor %}"
