@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from draftline.training.heads.feature_passes import (
     ContextReplacement,
     LossWeights,
     PassPlan,
+    begin_vocabulary,
     drafting_passes,
     head_loss,
     is_aligned,
@@ -197,6 +199,32 @@ def test_heads_learn_all_passes(kind: str, num_aligned: int) -> None:
     else:
         assert all(report.trained == 1.0 for report in reports[-1])
     assert embed.weight.grad is None
+
+
+def test_a_small_vocabulary_learns_as_if_the_target_had_no_other_tokens() -> None:
+    embed, lm_head, batch = target()
+    kept = torch.arange(0, 40, 3)
+    small_config = replace(
+        head("griffin").config, draft_vocab_size=len(kept), has_target_rows=True, has_token_map=True
+    )
+    small, whole = FeatureHead(small_config), head("griffin")
+    small.load_state_dict(whole.state_dict(), strict=False)
+    begin_vocabulary(small, kept, lm_head.weight)
+    plan = PassPlan(num_passes=3, num_aligned=10)
+    found = train_passes(small, embed, lm_head, batch, plan)
+
+    only = nn.Linear(16, 40)
+    only.weight.data, only.bias.data = lm_head.weight.data, torch.full((40,), -1e4)
+    only.bias.data[kept] = 0.0
+    answers = batch.answers & torch.isin(batch.tokens, kept)
+    assert 0 < answers.sum() < batch.answers.sum()
+    expected = train_passes(whole, embed, only, batch._replace(answers=answers), plan)
+    assert [one.loss for one in found] == pytest.approx([one.loss for one in expected], rel=1e-4)
+    assert [one.accuracy for one in found] == [one.accuracy for one in expected]
+    gradients = dict(whole.named_parameters())
+    for name, parameter in small.named_parameters():
+        if name != "lm_head.weight":
+            torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-5, rtol=1e-3)
 
 
 def test_noise_is_read_and_not_learned() -> None:

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_drafts_made_one_by_one(
             for index, predict in enumerate(drafts):
                 place = row + index
                 logits = lm_head(batch.states[text, place + 1])
-                if not batch.answers[text, place + 2] or logits.argmax() not in kept:
+                if not batch.answers[text, place + 2] or batch.tokens[text, place + 2] not in kept:
                     continue
                 target_probs = logits[kept].softmax(-1)
                 terms[index].append(-(target_probs * head.lm_head(predict).log_softmax(-1)).sum())

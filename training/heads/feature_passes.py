@@ -28,7 +28,7 @@ from torch.nn import functional
 from ...models.heads.feature_head import FeatureHead, HeadOutput
 from .distilled_texts import DistilledText
 from .processes import mean_count, share_of_rows
-from .target import TextBatch
+from .target import TextBatch, logits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,13 @@ def vocabulary_of(head: FeatureHead) -> Tensor:
     count = head.config.draft_vocab_size or head.config.vocab_size
     device = next(head.parameters()).device
     return head.target_tokens(torch.arange(count, device=device))
+
+
+def drafted_logits(head: FeatureHead, lm_head: nn.Module, states: Tensor) -> Tensor:
+    """[..., draft vocabulary]: the target's logits of the tokens that a head can draft."""
+    if not head.config.has_token_map:
+        return lm_head(states)
+    return logits_of(lm_head, states, vocabulary_of(head))
 
 
 def draft_logits(head: FeatureHead, lm_head: nn.Module, predict: Tensor) -> Tensor:
@@ -293,17 +300,21 @@ def train_passes(
     embed    token ids to embeddings, the target's own
     lm_head  features to logits, the target's own
     done     completed fraction of the run, 0 to 1
+
+    A row counts if the head can draft the text's token, and its losses on tokens are over those
+    that it can draft.
     """
     rows = text_rows(embed, batch)
+    tokens, is_known = _drafted_tokens(head, rows)
     with torch.no_grad():
-        target_logits = lm_head(rows.states)
+        target_logits = drafted_logits(head, lm_head, rows.states)
     aligned: list[Tensor] = []
     reports, weights = [], plan.weights_at(done)
     for said in drafting_passes(head, rows, plan.passes_at(done)):
-        logits = lm_head(said.predict)
-        mask = pass_mask(aligned, rows.answers, plan.mask_form)
+        logits = draft_logits(head, lm_head, said.predict)
+        mask = pass_mask(aligned, rows.answers & is_known, plan.mask_form)
         loss = head_loss(
-            said.regress, rows.states, logits, target_logits, tokens=rows.tokens, mask=mask,
+            said.regress, rows.states, logits, target_logits, tokens=tokens, mask=mask,
             weights=weights,
         )  # fmt: skip
         loss.backward()
@@ -311,8 +322,20 @@ def train_passes(
         trained = _share(mask, rows.answers)
         reports.append(PassReport(loss.item(), trained, _share(is_right, mask)))
         if plan.num_aligned:
-            aligned.append(is_aligned(logits, rows.tokens, plan.num_aligned))
+            aligned.append(is_aligned(logits, tokens, plan.num_aligned) & is_known)
     return reports
+
+
+def _drafted_tokens(head: FeatureHead, rows: TrainingRows) -> tuple[Tensor, Tensor]:
+    """Labels of rows as places among the tokens that a head can draft, and whether they have one;
+    both [texts, rows].
+    """
+    if not head.config.has_token_map:
+        return rows.tokens, torch.ones_like(rows.answers)
+    vocabulary = vocabulary_of(head)
+    places = torch.searchsorted(vocabulary, rows.tokens.contiguous())
+    places = places.clamp(max=len(vocabulary) - 1)
+    return places, vocabulary[places] == rows.tokens
 
 
 @torch.no_grad()
@@ -385,19 +408,16 @@ def train_as_tested(
 
     embed, lm_head  the target's, which stay frozen
 
-    A row counts if the head can draft the target's most probable token. The loss is the
-    cross-entropy with the target's distribution over those tokens, sum 1. Only one pass's logits
+    A row counts if the head can draft the text's token. The loss is the cross-entropy with the
+    target's distribution over the tokens that the head can draft, sum 1. Only one pass's logits
     are in memory.
     """
     rows = text_rows(embed, batch)
-    vocabulary = vocabulary_of(head)
+    is_known = rows.answers & torch.isin(rows.tokens, vocabulary_of(head))
     with torch.no_grad():
-        # Of rows that are trained on alone: with a large vocabulary logits are most of the memory.
-        said_logits = lm_head(rows.states[rows.answers])
-        wanted = rows.tokens.masked_scatter(rows.answers, said_logits.argmax(-1))
-        target_logits = said_logits[:, vocabulary]
-    places = rows.answers.flatten().cumsum(0).view_as(rows.tokens) - 1
-    is_known = rows.answers & torch.isin(wanted, vocabulary)
+        target_logits = drafted_logits(head, lm_head, rows.states[is_known])
+    best = target_logits.argmax(-1)
+    places = is_known.flatten().cumsum(0).view_as(rows.tokens) - 1
     every_row = torch.ones_like(rows.answers)
     said_states, gradients, reports = [], [], []
     for index, said in enumerate(drafting_passes(head, rows, num_passes, is_constant=False)):
@@ -409,7 +429,7 @@ def train_as_tested(
         (PASS_DECAY**index * loss).backward()
         said_states.append(said.predict)
         gradients.append(leaf.grad)
-        is_right = best_tokens(head, logits) == wanted[mask]
+        is_right = logits.argmax(-1) == best[places[mask]]
         trained = int(mask.sum()) / max(int(rows.answers.sum()), 1)
         accuracy = int(is_right.sum()) / max(len(is_right), 1)
         reports.append(PassReport(loss.item(), trained, accuracy))

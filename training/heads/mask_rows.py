@@ -22,6 +22,7 @@ from .feature_passes import (
     best_tokens,
     distribution_loss,
     draft_logits,
+    drafted_logits,
     text_rows,
     vocabulary_of,
 )
@@ -101,14 +102,12 @@ def train_masks(
     embed, lm_head  the target's, which stay frozen
 
     The loss is a mean over the texts' rows and all masks: the cross-entropy with the target's
-    distribution over the head's tokens, sum 1. Only rows whose most probable token is one of these
-    count.
+    distribution over the head's tokens, sum 1. Only rows whose token is one of these count.
     """
-    rows, vocabulary = _rows(head, embed, batch), vocabulary_of(head)
+    rows = _rows(head, embed, batch)
     with torch.no_grad():
-        target_logits = lm_head(rows.states)
-        is_drafted = torch.isin(target_logits.argmax(-1), vocabulary)
-        target_logits = target_logits[..., vocabulary]
+        target_logits = drafted_logits(head, lm_head, rows.states)
+    is_drafted = torch.isin(rows.tokens, vocabulary_of(head))
     depths = list(rollout_depths(rows, rollouts, head.config.draft_length))
     masks = [depth.is_known & is_drafted.gather(1, depth.places) for depth in depths]
     counts = [mean_count(int(mask.sum())) for mask in masks]

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...models.layers.model_slice import load_whole_model
 from .distilled_texts import DistilledText, text_batch
@@ -92,7 +93,19 @@ class CappedHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., vocabulary] of normed states [..., hidden_size]."""
-        return torch.tanh(self._head(states) / self._cap) * self._cap
+        return self.capped(self._head(states))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Logits below the bound."""
+        return torch.tanh(logits / self._cap) * self._cap
+
+
+def logits_of(lm_head: nn.Module, states: Tensor, tokens: Tensor) -> Tensor:
+    """[..., tokens]: an output head's logits of some tokens alone, of states [..., hidden_size]."""
+    bias = getattr(lm_head, "bias", None)
+    weight = lm_head.get_parameter("weight")[tokens]
+    logits = functional.linear(states, weight, None if bias is None else bias[tokens])
+    return lm_head.capped(logits) if isinstance(lm_head, CappedHead) else logits
 
 
 class Target:
