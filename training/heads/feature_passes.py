@@ -306,24 +306,40 @@ def train_passes(
     """
     rows = text_rows(embed, batch)
     tokens, is_known = _drafted_tokens(head, rows)
+    num_passes, weights = plan.passes_at(done), plan.weights_at(done)
+    # Of these alone logits are computed, which are most of a step's work.
+    needed = _with_rows_before(rows.answers, num_passes - 1)
+    states, tokens = rows.states[needed], tokens[needed]
     with torch.no_grad():
-        target_logits = drafted_logits(head, lm_head, rows.states)
+        target_logits = drafted_logits(head, lm_head, states)
     aligned: list[Tensor] = []
-    reports, weights = [], plan.weights_at(done)
-    for said in drafting_passes(head, rows, plan.passes_at(done)):
-        logits = draft_logits(head, lm_head, said.predict)
+    reports = []
+    for said in drafting_passes(head, rows, num_passes):
+        logits = draft_logits(head, lm_head, said.predict[needed])
         mask = pass_mask(aligned, rows.answers & is_known, plan.mask_form)
+        trained = mask[needed]
         loss = head_loss(
-            said.regress, rows.states, logits, target_logits, tokens=tokens, mask=mask,
+            said.regress[needed], states, logits, target_logits, tokens=tokens, mask=trained,
             weights=weights,
         )  # fmt: skip
         loss.backward()
         is_right = logits.argmax(-1) == target_logits.argmax(-1)
-        trained = _share(mask, rows.answers)
-        reports.append(PassReport(loss.item(), trained, _share(is_right, mask)))
+        reports.append(
+            PassReport(loss.item(), _share(mask, rows.answers), _share(is_right, trained))
+        )
         if plan.num_aligned:
-            aligned.append(is_aligned(logits, tokens, plan.num_aligned) & is_known)
+            fits = torch.zeros_like(needed)
+            fits[needed] = is_aligned(logits, tokens, plan.num_aligned)
+            aligned.append(fits & is_known)
     return reports
+
+
+def _with_rows_before(rows: Tensor, count: int) -> Tensor:
+    """bool [texts, rows]: those of `rows`, and `count` rows before each."""
+    found = rows.clone()
+    for distance in range(1, count + 1):
+        found[:, :-distance] |= rows[:, distance:]
+    return found
 
 
 def _drafted_tokens(head: FeatureHead, rows: TrainingRows) -> tuple[Tensor, Tensor]:
