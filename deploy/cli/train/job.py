@@ -128,6 +128,14 @@ class HeadJob:
             "default: as published, 1 of hass and 0.5 of griffin; 0: not at all",
         ),
     ] = None
+    feature_weight: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="how much the target's features count in the loss; default: 1, or the "
+            "recipe's; 0: not at all",
+        ),
+    ] = None
     mask_form: Annotated[
         MaskForm | None,
         Field(
@@ -245,6 +253,7 @@ OWN_FLAGS = {
     "num_aligned": FUSED,
     "num_best": ("griffin", "hass"),
     "best_weight": ("griffin", "hass"),
+    "feature_weight": FUSED,
     "mask_form": FUSED,
     "fusion": FUSED,
     "splits_output": FUSED,

@@ -124,6 +124,8 @@ def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
         weights = replace(weights, num_best=job.num_best)
     if job.best_weight is not None:
         weights = replace(weights, best_tokens=job.best_weight)
+    if job.feature_weight is not None:
+        weights = replace(weights, feature=job.feature_weight)
     return replace(recipe, weights=weights)
 
 

@@ -246,6 +246,7 @@ def test_a_recipe_is_followed_where_nothing_is_said() -> None:
     assert (plan("hass").weights.best_tokens, plan("hass").weights.num_best) == (1.0, 10)
     assert plan("hass", num_best=100).weights == LossWeights(best_tokens=1.0, num_best=100)
     assert plan("griffin", best_weight=0.0).weights == LossWeights(best_tokens=0.0)
+    assert plan("griffin", feature_weight=0.0).weights == LossWeights(feature=0.0)
     assert (plan("griffin", num_passes=2, num_aligned=0).num_passes) == 2
     assert (plan("griffin", num_passes=2, num_aligned=0).num_aligned) == 0
 
