@@ -14,7 +14,9 @@ from torch import Tensor
 
 def pack_weights(weights: Sequence[Tensor], panel: int) -> Tensor:
     """Weights [inputs, outputs] side by side -> [panels, inputs, panel]. The last panel is padded
-    with zeros; allocates only the result.
+    with zeros.
+
+    In bfloat16 if that has all their values, as of a checkpoint in bfloat16; else float32.
     """
     inputs = weights[0].shape[0]
     outputs = sum(weight.shape[1] for weight in weights)
@@ -27,7 +29,8 @@ def pack_weights(weights: Sequence[Tensor], panel: int) -> Tensor:
             columns = slice(begin - index * panel, end - index * panel)
             packed[index, :, columns] = weight[:, begin - first : end - first]
         first = last
-    return packed
+    half = packed.bfloat16()
+    return half if torch.equal(half.float(), packed) else packed
 
 
 def packed_linear(x: Tensor, weight: Tensor, outputs: int) -> Tensor:

@@ -28,8 +28,8 @@ struct Head {
   at::Tensor logits(const at::Tensor& hidden) const {
     const at::Tensor normed = rms_norm(hidden, norm, eps);
     at::Tensor out = at::empty({hidden.size(0), outputs}, hidden.options());
-    multiply({normed.const_data_ptr<float>(), weight.const_data_ptr<float>(), out.data_ptr<float>(),
-              hidden.size(0), hidden.size(1), outputs});
+    multiply({normed.const_data_ptr<float>(), Weight::of(weight, hidden.size(1), outputs),
+              out.data_ptr<float>(), hidden.size(0), hidden.size(1), outputs});
     // Added after the sums, as in a step of one token, for the same bits.
     if (bias) out.add_(*bias);
     return softcap ? soft_cap(out, *softcap) : out;
@@ -112,8 +112,6 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
   check(temperatures, at::kFloat, rows);
   check(seeds, at::kLong, rows), check(sampled, at::kLong, rows);
   check(table, at::kFloat, table.size(0) * hidden), check(norm, at::kFloat, hidden);
-  TORCH_CHECK(weight.is_contiguous() && weight.dim() == 3 && weight.size(1) == hidden &&
-              weight.size(0) == (outputs + weight.size(2) - 1) / weight.size(2));
   TORCH_CHECK(end_ids.dim() == 2 && end_ids.size(0) == rows);
   check(end_ids, at::kInt, end_ids.numel());
   if (bias) check(*bias, at::kFloat, outputs);

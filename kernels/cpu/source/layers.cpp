@@ -39,7 +39,7 @@ struct Layer {
   Numbers numbers;
   const float *input_norm, *query_norm, *key_norm, *attention_norm, *mlp_norm, *output_norm;
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
-  const float *qkv, *out, *gate_up, *down;
+  Weight qkv, out, gate_up, down;
 };
 
 // x / sqrt(mean(x^2) + eps) * weight of one row; `to` may be `x`.
@@ -181,13 +181,6 @@ const float* checked(const at::Tensor& tensor) {
   return tensor.const_data_ptr<float>();
 }
 
-// A packed weight of so many inputs and outputs.
-const float* packed(const at::Tensor& weight, int64_t inputs, int64_t outputs) {
-  TORCH_CHECK(weight.dim() == 3 && weight.size(0) == (outputs + PANEL - 1) / PANEL &&
-              weight.size(1) == inputs && weight.size(2) == PANEL);
-  return checked(weight);
-}
-
 Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& numbers,
                  const Pass& pass) {
   Layer layer{};
@@ -212,10 +205,10 @@ Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& n
   layer.gate_up_bias = take(flags & MLP_BIAS, 2 * shape.intermediate);
   layer.down_bias = take(flags & MLP_BIAS, hidden);
   TORCH_CHECK(next == end, "run_layers: vectors of another size");
-  layer.qkv = packed(tensors[1], hidden, heads);
-  layer.out = packed(tensors[2], shape.num_heads * pass.head_dim, hidden);
-  layer.gate_up = packed(tensors[3], hidden, 2 * shape.intermediate);
-  layer.down = packed(tensors[4], shape.intermediate, hidden);
+  layer.qkv = Weight::of(tensors[1], hidden, heads);
+  layer.out = Weight::of(tensors[2], shape.num_heads * pass.head_dim, hidden);
+  layer.gate_up = Weight::of(tensors[3], hidden, 2 * shape.intermediate);
+  layer.down = Weight::of(tensors[4], shape.intermediate, hidden);
   return layer;
 }
 

@@ -24,12 +24,18 @@ constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2), aligned(2)));
 
 // `value` in all lanes: a difference, since x - 0 is always x, while -0 + 0 is 0 and would be
 // computed.
 inline Vector all(float value) { return value - Vector{}; }
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+
+// bfloat16, which is the upper half of a float.
+inline Vector load_half(const uint16_t* from) {
+  return (Vector)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Ints) << 16);
+}
 
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
 

@@ -46,6 +46,21 @@ def test_a_row_is_the_same_bit_by_bit_in_any_company(inputs: int, outputs: int) 
             assert torch.equal(packed_linear(x[part], packed, outputs), together[part])
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 6, 13, 40])
+def test_weights_of_a_bfloat16_checkpoint_stay_small_and_give_the_same_bits(
+    inputs: int, outputs: int, rows: int
+) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, inputs), torch.randn(inputs, outputs).bfloat16().float()
+    packed = pack_weights([weight], vectors().panel)
+    assert packed.dtype == torch.bfloat16
+    found = packed_linear(x, packed, outputs)
+    assert torch.equal(found, packed_linear(x, packed.float(), outputs))
+    weight[-1, -1] += 2e-4
+    assert pack_weights([weight], vectors().panel).dtype == torch.float32
+
+
 @pytest.mark.parametrize("threads", [2, 4])
 def test_threads_change_no_bit(threads: int) -> None:
     torch.manual_seed(2)
