@@ -74,6 +74,15 @@ class KernelSampler:
         self._choose_tokens(logits, tables, scratch, out)
         return out
 
+    def choose_by(self, logits: Tensor, tables: SamplingTables) -> Tensor:
+        """As `choose`, by tables that the caller fills. It may be captured: its buffers are made
+        anew, and the host looks at nothing but what tables say of all their rows.
+        """
+        out = torch.empty(tables.num_rows, dtype=torch.int32, device=logits.device)
+        scratch = SamplingScratch(tables.num_rows, tables.vocab_size, logits.device)
+        self._choose_tokens(logits, tables, scratch, out)
+        return out
+
     def log_softmax(self, logits: Tensor) -> Tensor:
         """float32 log-probabilities [rows, vocabulary]; a row's do not depend on the others."""
         out = torch.empty_like(logits)

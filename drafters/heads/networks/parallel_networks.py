@@ -45,7 +45,7 @@ class PEagleNetwork(FeatureNetwork):
         counts = [tree.levels - 1 for tree in trees]
         masks = self._masks(trees, counts).split(counts)
         rows = [torch.cat(pair) for pair in zip((t.root for t in trees), masks, strict=True)]
-        return self._logits(torch.cat(rows)).split([tree.levels for tree in trees])
+        return self.logits(torch.cat(rows)).split([tree.levels for tree in trees])
 
     def _masks(self, trees: Sequence[HeadTree], counts: Sequence[int]) -> Tensor:
         """[masks, width]: what so many masks behind each text say."""
