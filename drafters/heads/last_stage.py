@@ -37,11 +37,11 @@ from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
 from ..model.draft_costs import PayingDepth
 from ..model.text_distribution import TextDistribution
-from .device_trees import DeviceTrees, TextEnd
+from .device_trees import DeviceTrees, TextEnd, device_trees
 from .drafter import feature_layers, network_of
-from .networks.head_network import FeatureNetwork, HeadNetwork
+from .networks.head_network import HeadNetwork
 from .networks.kept_keys import KeptKeys, PagedKeys
-from .options import DYNAMIC, HeadOptions
+from .options import HeadOptions
 from .reading_trial import ProbingHead, ReadingTrial
 from .tree_growth import TreeGrowth
 from .waiting_rows import WaitingRows
@@ -71,6 +71,8 @@ class LastStageHead:
         self._parts = parts
         self._kept: _Kept | None = self._new()
         self._kept.rows.load_loops()
+        if self._kept.trees is not None:
+            self._kept.trees.capture_first()
 
     @property
     def kv_bytes(self) -> int:
@@ -147,14 +149,12 @@ class LastStageHead:
         """What it keeps of texts, empty."""
         parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
         row = torch.zeros(1, width, dtype=parts.dtype, device=self._network.device)
-        kv = _paged_kv_of(self._network, parts.num_slots, self._network.project(row), parts.dtype)
-        trees = None
-        options = self._options.of_head(says_all_levels=self._network.says_all_levels)
-        is_feature_head = isinstance(self._network, FeatureNetwork) and options.tree == DYNAMIC
-        if is_feature_head and parts.capture is not None:
-            trees = DeviceTrees(
-                self.name, self._network, kv, self._vocab_size, options, parts.capture
-            )
+        kv, said = _paged_kv_of(
+            self._network, parts.num_slots, self._network.project(row), parts.dtype
+        )
+        trees = device_trees(
+            self.name, self._network, kv, said, self._vocab_size, self._options, parts.capture
+        )
         return _Kept(kv, WaitingRows(parts.num_slots, row), trees)
 
     def _own(self, features: Tensor) -> Tensor:
@@ -240,17 +240,19 @@ class LastStageHead:
 
 def _paged_kv_of(
     network: HeadNetwork, num_slots: int, projected: Tensor, dtype: torch.dtype
-) -> PagedKv:
-    """An empty cache for what a head keeps of texts. `projected`: of any row, [1, width]."""
+) -> tuple[PagedKv, Tensor]:
+    """An empty cache for what a head keeps of texts, and what the row said whose projection is
+    `projected`, [1, width]."""
     device = network.device
     tried = KeptKeys(network.num_layers)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():
-        network.read(projected, zero, zero, [tried], [1])
+        said = network.read(projected, zero, zero, [tried], [1])
     kept = tried.layer(0) if network.num_layers else None
     # Parallel heads keep nothing.
     shape = (0, 0) if kept is None else (kept.shape[2], kept.shape[3])
-    return PagedKv(network.num_layers, num_slots, *shape, dtype=dtype, device=str(device))
+    kv = PagedKv(network.num_layers, num_slots, *shape, dtype=dtype, device=str(device))
+    return kv, said
 
 
 class _Kept(NamedTuple):

@@ -222,10 +222,14 @@ class SpecFormerNetwork:
         """All levels are drafted with the first."""
         return level_of_all(trees, self._all_levels)
 
-    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
-        drafts = self._head.drafts(torch.cat([tree.root for tree in trees]))
+    def logits_of_levels(self, roots: Tensor) -> Tensor:
+        """float32 [texts, levels, vocabulary] by what the texts' last rows said, [texts, width]."""
+        drafts = self._head.drafts(roots)
         logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
-        return logits.split(drafts.shape[1])
+        return logits.unflatten(0, drafts.shape[:2])
+
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
+        return self.logits_of_levels(torch.cat([tree.root for tree in trees]))
 
 
 def level_of_all(

@@ -101,8 +101,11 @@ class MedusaNetwork:
         return level_of_all(trees, self._all_levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
-        """float32 [trees, levels, vocabulary]."""
-        drafts = self._heads.drafts(torch.cat([tree.root for tree in trees]))
+        return self.logits_of_levels(torch.cat([tree.root for tree in trees]))
+
+    def logits_of_levels(self, roots: Tensor) -> Tensor:
+        """float32 [texts, levels, vocabulary] of states [texts, width]."""
+        drafts = self._heads.drafts(roots)
         logits = [
             self._heads.logits(index, own, self._shared.logits).float()
             for index, own in enumerate(drafts.unbind(-2))

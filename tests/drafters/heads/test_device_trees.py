@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from draftline.core.proposals import LogitsParams, Proposal
-from draftline.drafters.heads.device_trees import MOST_CONTEXTS, MOST_ROWS, DeviceTrees, TextEnd
-from draftline.drafters.heads.networks.head_network import FeatureNetwork
-from draftline.drafters.heads.networks.kept_keys import PagedKeys
+from draftline.drafters.heads.device_trees import (
+    MOST_CONTEXTS,
+    MOST_ROWS,
+    DeviceTrees,
+    TextEnd,
+    device_trees,
+)
+from draftline.drafters.heads.drafter import network_of
+from draftline.drafters.heads.networks.head_network import FeatureNetwork, HeadNetwork
+from draftline.drafters.heads.networks.kept_keys import KeptKeys, PagedKeys
 from draftline.drafters.heads.options import HeadOptions
 from draftline.drafters.heads.tree_growth import TreeGrowth
 from draftline.drafters.model.text_distribution import TextDistribution
 from draftline.models.attention.step_attention import PagedKv
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.feature_head_config import FeatureHeadConfig
-from draftline.models.heads.load_head import SharedParts
+from draftline.models.heads.load_head import SharedParts, load_head, load_shared_parts
 from draftline.models.stage.gpu_path import Capture, CudaCapture, Work
 from support.fakes.recorded_graph import RecordedGraphs
+from support.inputs import head_checkpoints as published
+from support.inputs.head_pairs import TEXT, Pair, pair_of
 from torch import nn
 
 HIDDEN, VOCAB, NUM_SLOTS, MAX_NODES = 16, 64, 512, 20
-OPTIONS = HeadOptions(tree="dynamic", top_k=3, num_tokens=3)
+OPTIONS = HeadOptions(top_k=3, num_tokens=3)
 HEADS = {
     "eagle": {"fusion": "linear", "num_layers": 2},
     "griffin": {"fusion": "guided", "fusion_size": 24, "splits_output": True},
@@ -32,7 +42,8 @@ HEADS = {
         "fusion": "pair", "num_features": 3, "draft_vocab_size": 10, "has_token_map": True,
     },
 }  # fmt: skip
-NO_PARAMS = LogitsParams()
+PARALLEL = ["specformer", "medusa"]
+NO_PARAMS, NO_SLOTS = LogitsParams(), np.empty(0, dtype=np.int32)
 on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
 
 
@@ -79,30 +90,36 @@ class Texts:
         end = int(tokens[-1]), count - 1, said, kept, slots
         return TextEnd(*end, way(temperature, seed=count), MAX_NODES)
 
-    @torch.inference_mode()
-    def on_host(self, ends: Sequence[TextEnd]) -> list[Proposal]:
-        growth = TreeGrowth(self.network, VOCAB, "head", OPTIONS)
-        trees = [
-            growth.begin(
-                end.kept, end.token, end.said, end.position + 2, end.distribution, end.max_nodes
-            )
-            for end in ends
-        ]
-        growth.grow([tree for tree in trees if tree is not None])
-        return [growth.proposal(tree, end.max_nodes) for tree, end in zip(trees, ends, strict=True)]
-
     def on_device(self, capture: Capture) -> DeviceTrees:
-        return DeviceTrees("head", self.network, self.kv, VOCAB, OPTIONS, capture)
+        said = torch.zeros(1, 2 * HIDDEN, device=self.network.device)
+        trees = device_trees("head", self.network, self.kv, said, VOCAB, OPTIONS, capture)
+        assert trees is not None
+        return trees
+
+
+def on_host(network: HeadNetwork, ends: Sequence[TextEnd], vocab_size: int) -> list[Proposal]:
+    growth = TreeGrowth(network, vocab_size, "head", OPTIONS)
+    trees = [
+        growth.begin(
+            end.kept, end.token, end.said, end.position + 2, end.distribution, end.max_nodes
+        )
+        for end in ends
+    ]
+    growth.grow([tree for tree in trees if tree is not None])
+    return [growth.proposal(tree, end.max_nodes) for tree, end in zip(trees, ends, strict=True)]
 
 
 @torch.inference_mode()
-def assert_same(texts: Texts, trees: DeviceTrees, ends: Sequence[TextEnd]) -> None:
+def assert_same(
+    network: HeadNetwork, trees: DeviceTrees, ends: Sequence[TextEnd], vocab_size: int = VOCAB
+) -> None:
     grown = trees.grow(ends)
     assert grown is not None
     num_levels, proposals = grown
-    assert num_levels == min(OPTIONS.num_tokens, max(end.max_nodes for end in ends))
-    for found, expected in zip(proposals, texts.on_host(ends), strict=True):
-        found.check(VOCAB)
+    levels = min(OPTIONS.num_tokens, max(end.max_nodes for end in ends))
+    assert num_levels == (0 if network.says_all_levels else levels)
+    for found, expected in zip(proposals, on_host(network, ends, vocab_size), strict=True):
+        found.check(vocab_size)
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert found.parents.tolist() == expected.parents.tolist()
         np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=1e-3, atol=1e-4)
@@ -123,8 +140,37 @@ def test_a_device_grows_the_hosts_trees(
     trees = texts.on_device(graphs)
     # Padded to four requests; what a replay fills differs from what was captured.
     for lengths in ([9, 30, 1], [17, 2, 40, 5]):
-        assert_same(texts, trees, texts.read(lengths, temperature))
+        assert_same(texts.network, trees, texts.read(lengths, temperature))
     assert graphs.num_replays == [2]
+
+
+@torch.inference_mode()
+def compare_parallel(pair: Pair, temperature: float, capture: Capture, device: str) -> None:
+    """Of a head that says all levels by a text's last row: texts are beginnings of one."""
+    shared = load_shared_parts(pair.target, "float32", device)
+    network = network_of(load_head(pair.folder, device=device), shared)
+    features = network.project(torch.from_numpy(pair.features(TEXT)).to(device))
+    count, kept = len(features), KeptKeys(network.num_layers)
+    places = torch.arange(count, device=device)
+    said = network.read(features, places, places, [kept], [count]).split(1)
+    ends = [
+        TextEnd(0, place, said[place], kept, NO_SLOTS, way(temperature), 16) for place in (3, 6, 9)
+    ]
+    kv, vocab_size = PagedKv(0, 0, 0, 0, device=device), published.VOCAB
+    trees = device_trees("head", network, kv, said[0], vocab_size, OPTIONS, capture)
+    assert trees is not None
+    for some in (ends, ends[:1], ends[1:]):
+        assert_same(network, trees, some, vocab_size)
+
+
+@on_cpus
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", PARALLEL)
+def test_levels_that_are_said_at_once(
+    kind: str, temperature: float, graphs: RecordedGraphs, tmp_path: Path
+) -> None:
+    compare_parallel(pair_of(kind, tmp_path), temperature, graphs, "cpu")
+    assert graphs.num_replays == [3]
 
 
 @on_cpus
@@ -134,7 +180,7 @@ def test_each_request_has_its_own_size_temperature_and_filters(graphs: RecordedG
     few = LogitsParams(top_k=4, top_p=0.7, min_p=0.05)
     filtered, greedy = texts.read([12, 8])
     ends = [filtered._replace(distribution=way(0.9, few)), greedy._replace(max_nodes=2)]
-    assert_same(texts, trees, ends)
+    assert_same(texts.network, trees, ends)
 
 
 @on_cpus
@@ -147,7 +193,7 @@ def test_what_no_graph_holds_is_left_to_the_host(graphs: RecordedGraphs) -> None
     assert trees.grow([end] * (MOST_ROWS // OPTIONS.top_k + 1)) is None
     assert trees.grow([end._replace(slots=np.zeros(MOST_CONTEXTS + 1, dtype=np.int32))]) is None
     assert graphs.num_replays == []
-    assert_same(texts, trees, [end])
+    assert_same(texts.network, trees, [end])
 
 
 def test_after_a_capture_that_failed_the_host_grows_all_trees(
@@ -171,7 +217,15 @@ def test_a_cuda_graph_grows_the_hosts_trees(kind: str, temperature: float) -> No
     trees = texts.on_device(CudaCapture(torch.device("cuda")))
     for lengths in ([9, 30, 1], [17, 2, 40, 5], [300]):
         for _ in range(2):
-            assert_same(texts, trees, texts.read(lengths, temperature))
+            assert_same(texts.network, trees, texts.read(lengths, temperature))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", PARALLEL)
+def test_a_cuda_graph_says_all_levels(kind: str, temperature: float, tmp_path: Path) -> None:
+    capture = CudaCapture(torch.device("cuda"))
+    compare_parallel(pair_of(kind, tmp_path), temperature, capture, "cuda")
 
 
 @pytest.mark.gpu
@@ -180,4 +234,4 @@ def test_filters_are_part_of_a_cuda_graph() -> None:
     trees = texts.on_device(CudaCapture(torch.device("cuda")))
     filtered, greedy = texts.read([12, 40])
     few = LogitsParams(top_k=4, top_p=0.7, min_p=0.05)
-    assert_same(texts, trees, [filtered._replace(distribution=way(0.9, few)), greedy])
+    assert_same(texts.network, trees, [filtered._replace(distribution=way(0.9, few)), greedy])
