@@ -149,8 +149,8 @@ class DeviceTrees:
             samples=bool(params),
             filters=any(0 < one.top_k < self._vocab_size or one.top_p < 1 for one in params),
         )  # fmt: skip
-        rows = size.width if size.context else size.levels
-        if size.requests * max(rows, 1) > MOST_ROWS or size.requests * size.context > MOST_CONTEXTS:
+        rows = size.requests * (size.width if size.context else size.levels)
+        if rows > MOST_ROWS or size.requests * size.context > MOST_CONTEXTS:
             return None
         graph = self._graph(size)
         if graph is None:

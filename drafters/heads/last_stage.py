@@ -149,7 +149,7 @@ class LastStageHead:
         """What it keeps of texts, empty."""
         parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
         row = torch.zeros(1, width, dtype=parts.dtype, device=self._network.device)
-        kv, said = _paged_kv_of(
+        kv, said = paged_kv_of(
             self._network, parts.num_slots, self._network.project(row), parts.dtype
         )
         trees = device_trees(
@@ -238,7 +238,7 @@ class LastStageHead:
             self._measured.forget_all()
 
 
-def _paged_kv_of(
+def paged_kv_of(
     network: HeadNetwork, num_slots: int, projected: Tensor, dtype: torch.dtype
 ) -> tuple[PagedKv, Tensor]:
     """An empty cache for what a head keeps of texts, and what the row said whose projection is

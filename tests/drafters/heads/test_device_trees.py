@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,13 @@ def test_what_no_graph_holds_is_left_to_the_host(graphs: RecordedGraphs) -> None
     assert trees.grow([end._replace(slots=np.zeros(MOST_CONTEXTS + 1, dtype=np.int32))]) is None
     assert graphs.num_replays == []
     assert_same(texts.network, trees, [end])
+
+
+def test_other_trees_and_stages_without_graphs_have_none() -> None:
+    texts, said = Texts("eagle"), torch.zeros(1, 2 * HIDDEN)
+    parts = "head", texts.network, texts.kv, said, VOCAB
+    assert device_trees(*parts, replace(OPTIONS, tree="chain"), lambda work: work) is None
+    assert device_trees(*parts, OPTIONS, None) is None
 
 
 def test_after_a_capture_that_failed_the_host_grows_all_trees(
