@@ -29,7 +29,7 @@ from ...kernels.device_tables import ALIGNMENT, StagedBuffer, aligned
 from ...kernels.sampling.sampler import KernelSampler
 from ...kernels.sampling.tables import SamplingTables
 from ...models.attention.step_attention import PagedKv
-from ...models.stage.gpu_path import Capture
+from ...models.stage.gpu_path import Capture, Work
 from ..model.expansion import BestFirstExpansion
 from ..model.text_distribution import TextDistribution
 from ..model.tree_job import OVERSAMPLE
@@ -38,7 +38,7 @@ from .networks.kept_keys import KeptKeys
 from .networks.parallel_networks import MedusaNetwork
 from .options import BEST_FIRST, DYNAMIC, MOST_CHILDREN, HeadOptions
 
-# Of a pass: more keep a GPU busy for longer than their launches take.
+# In a pass. More keep a GPU busy for longer than their launches take.
 MOST_ROWS = 256
 # Texts are padded to a power of two of rows; of all requests, at most so many are copied.
 LEAST_CONTEXT, MOST_CONTEXTS = 256, 2**16
@@ -141,7 +141,7 @@ class DeviceTrees:
         that failed, after which no other is tried.
         """
         ways = [end.distribution for end in ends]
-        if self._has_failed or any(way.logits_params.typical_p != 1 for way in ways):
+        if any(way.logits_params.typical_p != 1 for way in ways):
             return None
         params = [way.logits_params for way in ways if way.temperature > 0]
         size = self._size(
@@ -169,15 +169,15 @@ class DeviceTrees:
             requests = max(requests, ALIGNMENT)
             width = min(power_of_two(max_nodes), MOST_CHILDREN, self._vocab_size)
             return GraphSize(requests, 0, self._num_levels, width, samples, filters)
-        context, levels = (
-            power_of_two(max(longest, LEAST_CONTEXT)),
-            min(self._num_levels, max_nodes),
-        )
+        context = power_of_two(max(longest, LEAST_CONTEXT))
+        levels = min(self._num_levels, max_nodes)
         return GraphSize(requests, context, levels, self._top_k, samples, filters)
 
     def _graph(self, size: GraphSize) -> HeadGraph | None:
         """The graph of this size; None where it cannot be captured."""
         graph = self._graphs.get(size)
+        if graph is None and self._has_failed:
+            return None
         if graph is None:
             try:
                 graph = self._captured(size)
@@ -233,7 +233,8 @@ class HeadGraph(ABC):
         self._inputs = StagedBuffer(sum(map(aligned, sizes.values())), said.device)
         self._sections = StagedBuffer.sections(sizes)
         self._said = said.new_zeros(size.requests, said.shape[1])
-        self.replay = self.grow
+        # Until it is captured.
+        self.replay: Work = self.grow
 
     @abstractmethod
     def grow(self) -> None:
