@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Int32
-from ...core.proposals import FeatureLayers, LogitsParams, Proposal
+from ...core.proposals import FeatureLayers, LogitsParams, Proposal, empty_proposal
 from ...core.steps import HeadDrafts, HeadTask, StepInput
 from ...models.attention.step_attention import PagedKv
 from ...models.device import to_device
@@ -37,8 +37,9 @@ from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
 from ..model.draft_costs import PayingDepth
 from ..model.text_distribution import TextDistribution
+from .device_trees import DeviceTrees, TextEnd, device_trees
 from .drafter import feature_layers, network_of
-from .networks.head_network import HeadNetwork, HeadTree
+from .networks.head_network import HeadNetwork
 from .networks.kept_keys import KeptKeys, PagedKeys
 from .options import HeadOptions
 from .reading_trial import ProbingHead, ReadingTrial
@@ -61,6 +62,7 @@ class LastStageHead:
         self._max_nodes = spec.max_nodes
         self._network = network
         self._max_tokens = spec.options.max_tokens
+        self._vocab_size, self._options = spec.target.vocab_size, spec.options
         self._growth = TreeGrowth(network, spec.target.vocab_size, spec.name, spec.options)
         self._measured = self._growth.measured
         given, width = spec.given.layers, spec.given.width
@@ -69,6 +71,8 @@ class LastStageHead:
         self._parts = parts
         self._kept: _Kept | None = self._new()
         self._kept.rows.load_loops()
+        if self._kept.trees is not None:
+            self._kept.trees.capture_first()
 
     @property
     def kv_bytes(self) -> int:
@@ -128,12 +132,15 @@ class LastStageHead:
         self._kept.rows.add(texts, own, is_wanted)
         if not has_rows.any():
             return HeadDrafts(self.name, 0.0, ())
-        trees = self._trees(step, self._read(step, texts, own, places[has_rows], self._kept), task)
-        num_levels = self._growth.grow(list(trees.values()), depth=PayingDepth(task.level_tokens))
-        proposals = tuple(
-            self._growth.proposal(trees.get(place), min(size, self._max_nodes))
-            for place, size in zip(task.requests, task.max_nodes, strict=True)
-        )
+        read = self._read(step, texts, own, places[has_rows], self._kept)
+        ends = self._ends(step, read, task)
+        grown = None
+        if self._kept.trees is not None and ends:
+            grown = self._kept.trees.grow(list(ends.values()))
+        num_levels, drafts = grown or self._grown(list(ends.values()), task)
+        found = dict(zip(ends, drafts, strict=True))
+        nothing = empty_proposal(self.name)
+        proposals = tuple(found.get(place, nothing) for place in task.requests)
         self._note_drafts(texts, task, proposals)
         seconds = time.perf_counter() - start
         return HeadDrafts(self.name, seconds, proposals, num_levels=num_levels)
@@ -142,8 +149,13 @@ class LastStageHead:
         """What it keeps of texts, empty."""
         parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
         row = torch.zeros(1, width, dtype=parts.dtype, device=self._network.device)
-        kv = _paged_kv_of(self._network, parts.num_slots, self._network.project(row), parts.dtype)
-        return _Kept(kv, WaitingRows(parts.num_slots, row))
+        kv, said = paged_kv_of(
+            self._network, parts.num_slots, self._network.project(row), parts.dtype
+        )
+        trees = device_trees(
+            self.name, self._network, kv, said, self._vocab_size, self._options, parts.capture
+        )
+        return _Kept(kv, WaitingRows(parts.num_slots, row), trees)
 
     def _own(self, features: Tensor) -> Tensor:
         """The columns that it reads, [n, width]."""
@@ -170,29 +182,40 @@ class LastStageHead:
         ends = laid.counts.cumsum() - 1
         last = (
             places.tolist(), laid.following[ends].tolist(), laid.positions[ends].tolist(),
-            said[ends].split(1), keys,
+            said[ends].split(1), keys, np.split(laid.slots, laid.starts[1:-1]),
         )  # fmt: skip
         return [_Text(*own) for own in zip(*last, strict=True)]
 
-    def _trees(
-        self, step: StepInput, texts: Sequence[_Text], task: HeadTask
-    ) -> dict[int, HeadTree]:
-        """The trees of texts that are drafted for, by place."""
+    def _ends(self, step: StepInput, texts: Sequence[_Text], task: HeadTask) -> dict[int, TextEnd]:
+        """The ends of texts that are drafted for, by place."""
         wanted = dict(zip(task.requests, task.max_nodes, strict=True))
         drafted = [text for text in texts if wanted[text.place]]
         # A step may hold nothing but parts of prompts that go on.
         if not drafted:
             return {}
-        trees = {}
         ways = _distributions(step, [text.place for text in drafted])
-        for text, distribution in zip(drafted, ways, strict=True):
+        ends = {}
+        for text, way in zip(drafted, ways, strict=True):
             max_nodes = min(wanted[text.place], self._max_nodes)
-            tree = self._growth.begin(
-                text.kept, text.token, text.said, text.position + 2, distribution, max_nodes
+            ends[text.place] = TextEnd(
+                text.token, text.position, text.said, text.kept, text.slots, way, max_nodes
             )
-            if tree is not None:
-                trees[text.place] = tree
-        return trees
+        return ends
+
+    def _grown(self, ends: Sequence[TextEnd], task: HeadTask) -> tuple[int, list[Proposal]]:
+        """As `DeviceTrees.grow`, level by level on the host."""
+        trees = [
+            self._growth.begin(
+                end.kept, end.token, end.said, end.position + 2, end.distribution, end.max_nodes
+            )
+            for end in ends
+        ]
+        growing = [tree for tree in trees if tree is not None]
+        num_levels = self._growth.grow(growing, depth=PayingDepth(task.level_tokens))
+        return num_levels, [
+            self._growth.proposal(tree, end.max_nodes)
+            for tree, end in zip(trees, ends, strict=True)
+        ]
 
     def _note_texts(self, texts: TextRows) -> None:
         """A step tells what followed the drafts before it."""
@@ -215,26 +238,30 @@ class LastStageHead:
             self._measured.forget_all()
 
 
-def _paged_kv_of(
+def paged_kv_of(
     network: HeadNetwork, num_slots: int, projected: Tensor, dtype: torch.dtype
-) -> PagedKv:
-    """An empty cache for what a head keeps of texts. `projected`: of any row, [1, width]."""
+) -> tuple[PagedKv, Tensor]:
+    """An empty cache for what a head keeps of texts, and what the row said whose projection is
+    `projected`, [1, width]."""
     device = network.device
     tried = KeptKeys(network.num_layers)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():
-        network.read(projected, zero, zero, [tried], [1])
+        said = network.read(projected, zero, zero, [tried], [1])
     kept = tried.layer(0) if network.num_layers else None
     # Parallel heads keep nothing.
     shape = (0, 0) if kept is None else (kept.shape[2], kept.shape[3])
-    return PagedKv(network.num_layers, num_slots, *shape, dtype=dtype, device=str(device))
+    kv = PagedKv(network.num_layers, num_slots, *shape, dtype=dtype, device=str(device))
+    return kv, said
 
 
 class _Kept(NamedTuple):
-    """Keys and values of rows that were read, and what is known of each slot."""
+    """Keys and values of rows that were read, what is known of each slot, and graphs that read
+    them, if there are any."""
 
     kv: PagedKv
     rows: WaitingRows
+    trees: DeviceTrees | None
 
 
 class _Text(NamedTuple):
@@ -245,6 +272,7 @@ class _Text(NamedTuple):
     position: int
     said: Tensor
     kept: PagedKeys
+    slots: Int32
 
 
 def _distributions(step: StepInput, places: Sequence[int]) -> Iterator[TextDistribution]:

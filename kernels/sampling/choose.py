@@ -31,7 +31,7 @@ from torch import Tensor
 
 from .filter_kernels import BINS, add_up, find_doubt, gather
 from .noise_kernels import EXACT
-from .sampling_kernels import find_bests, find_winners, pick_tokens
+from .sampling_kernels import find_bests, find_winners, pick_tokens, token_noise
 from .tables import SamplingScratch, SamplingTables
 from .threshold_kernels import find_thresholds
 
@@ -78,6 +78,14 @@ def choose_tokens(
         scratch.bests, scratch.best_ids, scratch.winners, scratch.winner_ids, tables.temperatures,
         out, num_chunks, **chunks, num_warps=1, **EXACT,
     )  # fmt: skip
+
+
+def store_noise(token_ids: Tensor, tables: SamplingTables, out: Tensor) -> None:
+    """Store the noise of some tokens of each row, of which `token_ids`, int64 [rows, n], has the
+    ids, in `out`, float32 [rows, n]."""
+    num_rows, count = token_ids.shape
+    length = triton.next_power_of_2(count)
+    token_noise[num_rows,](tables.keys, token_ids, out, count, LEN=length, **EXACT)
 
 
 def _find_thresholds(logits: Tensor, tables: SamplingTables, scratch: SamplingScratch) -> None:

@@ -40,10 +40,11 @@ class KernelSampler:
 
     def __init__(self) -> None:
         # Triton is imported only where it is used.
-        from .choose import choose_tokens  # noqa: PLC0415
+        from .choose import choose_tokens, store_noise  # noqa: PLC0415
         from .edit_kernels import edit_logits  # noqa: PLC0415
 
         self._choose_tokens, self._edit_logits = choose_tokens, edit_logits
+        self._store_noise = store_noise
         self._log_softmax = load_elementwise("triton").log_softmax
         self._tables: RecentTables[tuple[int, int], SamplingTables] = RecentTables()
         self._edits: RecentTables[tuple[EditCapacity, int], EditTables] = RecentTables()
@@ -72,6 +73,21 @@ class KernelSampler:
         out = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
         scratch = self._scratch_of(*key, logits.device)
         self._choose_tokens(logits, tables, scratch, out)
+        return out
+
+    def choose_by(self, logits: Tensor, tables: SamplingTables) -> Tensor:
+        """As `choose`, by tables that the caller fills. It may be captured: its buffers are made
+        anew, and the host looks at nothing but what tables say of all their rows.
+        """
+        out = torch.empty(tables.num_rows, dtype=torch.int32, device=logits.device)
+        scratch = SamplingScratch(tables.num_rows, tables.vocab_size, logits.device)
+        self._choose_tokens(logits, tables, scratch, out)
+        return out
+
+    def noise(self, token_ids: Tensor, tables: SamplingTables) -> Tensor:
+        """float32 [rows, n]: that of some tokens of each row, int64 [rows, n]."""
+        out = torch.empty(token_ids.shape, dtype=torch.float32, device=token_ids.device)
+        self._store_noise(token_ids.contiguous(), tables, out)
         return out
 
     def log_softmax(self, logits: Tensor) -> Tensor:

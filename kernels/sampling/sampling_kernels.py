@@ -126,6 +126,17 @@ def find_winners(
 
 
 @triton.jit
+def token_noise(keys, token_ids, noise, num_tokens, LEN: tl.constexpr):
+    """The noise of some tokens of each row: int64 and float32 [rows, num_tokens]."""
+    row = tl.program_id(0)
+    place = tl.arange(0, LEN)
+    mask = place < num_tokens
+    at = row * num_tokens + place
+    tokens = tl.load(token_ids + at, mask=mask, other=0)
+    tl.store(noise + at, exact_noise(noise_bits(tl.load(keys + row), tokens)), mask=mask)
+
+
+@triton.jit
 def pick_tokens(
     bests, best_ids, winners, winner_ids, temperatures, out, num_chunks, CHUNKS: tl.constexpr
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from math import inf
 
 import numpy as np
@@ -44,6 +45,16 @@ class SamplingTables:
     def num_bytes(self) -> int:
         """Bytes on the device."""
         return self._buffer.num_bytes
+
+    def part(self, first: int, count: int) -> SamplingTables:
+        """`count` rows from `first` on, a multiple of `ALIGNMENT`. A `refill` of the whole fills
+        them; whether they sample and are filtered stays as it is now.
+        """
+        part = copy(self)
+        part.num_rows = part.capacity = count
+        for name in ("keys", "temperatures", "top_p", "floors", "top_k"):
+            setattr(part, name, getattr(self, name)[first : first + count])
+        return part
 
     def refill(self, sampling: SamplingRows) -> None:
         """Fill the tables with these rows, which must fit; none may have a typical_p below 1."""

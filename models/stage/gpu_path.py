@@ -108,7 +108,7 @@ class GraphPath(PlainPath):
     """Replays a captured graph for each step that fits one; other steps run eagerly.
 
     `capture_all` comes after the kernels were compiled. Steps are launched without waiting for the
-    device.
+    device. `capture` may serve other work of the stage's thread, which then shares the memory.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class GraphPath(PlainPath):
         super().__init__(part, kv, block_size, backend, taps)
         taps = self.taps
         self._backend = backend
-        self._options, self._capture = options, capture
+        self._options, self.capture = options, capture
         self.rows = rows_of_graphs(options.max_rows)
         self._rotary.reserve(options.max_positions)
         # Graphs read exactly these tensors, which the table would replace if it grew.
@@ -222,7 +222,7 @@ class GraphPath(PlainPath):
                 )
             )
 
-        return _StepGraph(layout, self._capture(work))
+        return _StepGraph(layout, self.capture(work))
 
     def _capacity(self, rows: int) -> LayoutCapacity:
         requests = min(rows, self._options.max_requests)

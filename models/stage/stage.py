@@ -31,6 +31,7 @@ from ..attention.step_attention import PagedKv
 from ..device import HostCopy, to_device
 from .acceptance_rules import verification_results, with_verification_results
 from .cpu_path import CpuPath, following_rows
+from .gpu_path import GraphPath
 from .options import OutputVocabulary
 from .plain_path import ComputePath
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
@@ -67,6 +68,7 @@ class Stage:
         parts = LastStageParts(
             part.embed, path.normed, path.projected, part.softcap, part.dtype, part.device,
             path.kv.num_slots, path.block_size,
+            path.capture if isinstance(path, GraphPath) else None,
         )  # fmt: skip
         return StageHeads(make_heads(parts))
 

@@ -18,6 +18,7 @@ from ...core.errors import place_of
 from ...core.pipelined.walk import ChunkWalk, PipelinedWalks
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
 from ...core.verify.walk import CommittedRows, committed_rows, load_walk
+from .gpu_path import Capture
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class LastStageParts:
     norm        states [rows, hidden_size] as the output head reads them
     project     [rows, vocabulary] of normed states
     num_slots   of the stage's KV cache, in blocks of `block_size`
+    capture     makes graphs in the memory of the stage's own; None: it has none
     """
 
     embed: nn.Module | None
@@ -45,6 +47,7 @@ class LastStageParts:
     device: torch.device
     num_slots: int
     block_size: int
+    capture: Capture | None = None
 
 
 class TextRows(NamedTuple):

@@ -1,7 +1,8 @@
 """Trees of trained heads in the shapes of the target, of random weights: what a draft takes.
 
-Simulations count what a head's passes read. What comes on top of that, the
-launches of a pass and the look at its candidates on the host, is the difference to the floor here.
+Simulations count what a head's passes read. What comes on top of that is the difference to the
+floor here: launches, and looks at candidates on the host. Trees are grown level by level on the
+host and, on a GPU, by a captured graph.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ....core.proposals import LogitsParams
+from ....core.proposals import LogitsParams, Proposal
+from ....drafters.heads.device_trees import TextEnd, device_trees
 from ....drafters.heads.drafter import network_of
+from ....drafters.heads.last_stage import paged_kv_of
 from ....drafters.heads.networks.head_network import HeadNetwork
-from ....drafters.heads.networks.kept_keys import KeptKeys
+from ....drafters.heads.networks.kept_keys import PagedKeys
 from ....drafters.heads.options import HeadOptions
 from ....drafters.heads.tree_growth import TreeGrowth
 from ....drafters.model.text_distribution import TextDistribution
@@ -27,7 +31,7 @@ from ....models.heads.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import SharedParts
 from ....models.heads.spec_former import SpecFormer, SpecFormerConfig
 from ....models.load.partition import LayerSpan
-from ....models.stage.gpu_path import uses_fused_modules
+from ....models.stage.gpu_path import CudaCapture, uses_fused_modules
 from ..findings import Findings
 from ..floors import StepTraffic
 from ..instruments.stages import SPREAD, random_slice
@@ -79,40 +83,54 @@ def _measure(
 ) -> None:
     case, vocab_size = make(), plan.options["vocab_size"]
     network, hidden = case.network, plan.options["hidden_size"]
-    context = setting.plan.one_token.context_len
+    context, device = setting.plan.one_token.context_len, setting.device
+    width = hidden * case.num_features
     growth = TreeGrowth(network, vocab_size, case.name, case.options)
-    text = KeptKeys(network.num_layers)
-    tokens = torch.randint(vocab_size, (context,), device=setting.device)
+    tokens = torch.randint(vocab_size, (context,), device=device)
+    slots = torch.arange(context, device=device)
+    with torch.inference_mode():
+        projected = network.project(torch.zeros(1, width, dtype=DTYPE, device=device))
+        kv, said = paged_kv_of(network, context, projected, DTYPE)
 
-    @torch.inference_mode()
-    def read(first: int, end: int) -> Tensor:
-        """What the last of these rows says; they are kept behind the first."""
-        text.keep_first(first)
-        width = hidden * case.num_features
-        features = torch.randn(end - first, width, dtype=DTYPE, device=setting.device)
-        positions = torch.arange(first, end, device=setting.device)
-        projected = network.project(features)
-        return network.read(projected, tokens[first:end], positions, [text], [end - first])[-1:]
+    def read(first: int) -> TextEnd:
+        """Read the rows from `first` on; those before them are in the cache."""
+        kept = PagedKeys(kv, slots, first)
+        features = torch.randn(context - first, width, dtype=DTYPE, device=device)
+        projected, count = network.project(features), context - first
+        said = network.read(projected, tokens[first:], slots[first:], [kept], [count])[-1:]
+        own = np.arange(context, dtype=np.int32)
+        return TextEnd(int(tokens[-1]), context - 1, said, kept, own, GREEDY, MAX_NODES)
 
-    num_nodes = 0
-
-    @torch.inference_mode()
-    def draft() -> None:
-        nonlocal num_nodes
-        said = read(context - NEW_ROWS, context)
-        tree = growth.begin(text, int(tokens[-1]), said, context + 1, GREEDY, MAX_NODES)
+    def on_host() -> Proposal:
+        end = read(context - NEW_ROWS)
+        tree = growth.begin(end.kept, end.token, end.said, context + 1, GREEDY, MAX_NODES)
         assert tree is not None
         growth.grow([tree])
-        num_nodes = len(growth.proposal(tree, MAX_NODES).tokens)
+        return growth.proposal(tree, MAX_NODES)
 
-    read(0, context)
-    times = setting.clock.waited(draft)
-    what = f"{case.name}, {case.passes} passes, context {context}"
+    capture = CudaCapture(device) if device.type == "cuda" else None
+    trees = device_trees(case.name, network, kv, said, vocab_size, case.options, capture)
+
+    def in_a_graph() -> Proposal:
+        assert trees is not None
+        grown = trees.grow([read(context - NEW_ROWS)])
+        if grown is None:
+            raise RuntimeError("its graph was not captured")
+        return grown[1][0]
+
     work = StepTraffic(
         case.passes * case.weight_bytes, 2 * case.num_rows * case.weight_bytes // DTYPE.itemsize
     )
-    a_pass = 1e3 * statistics.median(times) / case.passes
-    findings.add(GROUP, what, times, work, note=f"{num_nodes} nodes, {a_pass:.2f} ms a pass")
+    with torch.inference_mode():
+        read(0)
+        ways = {"": on_host} if trees is None else {"": on_host, ", captured": in_a_graph}
+        for how, draft in ways.items():
+            num_nodes, times = len(draft().tokens), setting.clock.waited(draft)
+            a_pass = 1e3 * statistics.median(times) / case.passes
+            what = f"{case.name}, {case.passes} passes, context {context}{how}"
+            findings.add(
+                GROUP, what, times, work, note=f"{num_nodes} nodes, {a_pass:.2f} ms a pass"
+            )
 
 
 def _shared_parts(plan: GpuModelPlan, setting: GpuSetting) -> SharedParts:

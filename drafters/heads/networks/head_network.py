@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ....core.arrays import ROOT
 from ....models.heads.feature_head import FeatureHead
+from ....models.heads.head_layer import Attend
 from ....models.heads.load_head import SharedParts
 from ....models.heads.spec_former import SpecFormer
 from ...model.tree_job import TreeJob
@@ -122,7 +123,7 @@ class FeatureNetwork:
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """The root's row is read with the text; nodes are read here."""
         if trees[0].job.expansion.frontier == [ROOT]:
-            return self._logits(torch.cat([tree.root for tree in trees]))
+            return self.logits(torch.cat([tree.root for tree in trees]))
         segments, before, tokens, positions = [], [], [], []
         first = 0
         for tree in trees:
@@ -150,20 +151,34 @@ class FeatureNetwork:
             rows = said[segment.rows].split(1)
             tree.said.update(zip(tree.job.expansion.frontier, rows, strict=True))
             tree.job.feed_frontier()
-        return self._logits(said)
+        return self.logits(said)
+
+    def behind(self, said: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """What rows say, [rows, width], that go on from what others `said`, [rows, width].
+
+        tokens, positions  int64 [rows]
+        """
+        return self._outputs(self.regress(said), self._embeddings(tokens), positions, attend)
 
     def _said(
         self, features: Tensor, embeddings: Tensor, positions: Tensor, attention: SegmentAttention
     ) -> Tensor:
-        said = self._head(embeddings, features, positions, attention)
+        said = self._outputs(features, embeddings, positions, attention)
         attention.keep()
+        return said
+
+    def _outputs(
+        self, features: Tensor, embeddings: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
+        said = self._head(embeddings, features, positions, attend)
         return torch.cat([said.predict, said.regress], dim=-1)
 
     def _embeddings(self, tokens: Tensor) -> Tensor:
         has_own = self._head.config.has_embedding
         return self._head.embed_tokens(tokens) if has_own else self._shared.embeddings(tokens)
 
-    def _logits(self, said: Tensor) -> Tensor:
+    def logits(self, said: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of target ids, by what rows said."""
         head = self._head
         predict = said[:, : head.config.hidden_size]
         if not head.config.draft_vocab_size:
@@ -207,10 +222,14 @@ class SpecFormerNetwork:
         """All levels are drafted with the first."""
         return level_of_all(trees, self._all_levels)
 
-    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
-        drafts = self._head.drafts(torch.cat([tree.root for tree in trees]))
+    def logits_of_levels(self, roots: Tensor) -> Tensor:
+        """float32 [texts, levels, vocabulary] by what the texts' last rows said, [texts, width]."""
+        drafts = self._head.drafts(roots)
         logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
-        return logits.split(drafts.shape[1])
+        return logits.unflatten(0, drafts.shape[:2])
+
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
+        return self.logits_of_levels(torch.cat([tree.root for tree in trees]))
 
 
 def level_of_all(

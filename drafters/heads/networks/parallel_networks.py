@@ -45,7 +45,7 @@ class PEagleNetwork(FeatureNetwork):
         counts = [tree.levels - 1 for tree in trees]
         masks = self._masks(trees, counts).split(counts)
         rows = [torch.cat(pair) for pair in zip((t.root for t in trees), masks, strict=True)]
-        return self._logits(torch.cat(rows)).split([tree.levels for tree in trees])
+        return self.logits(torch.cat(rows)).split([tree.levels for tree in trees])
 
     def _masks(self, trees: Sequence[HeadTree], counts: Sequence[int]) -> Tensor:
         """[masks, width]: what so many masks behind each text say."""
@@ -101,8 +101,11 @@ class MedusaNetwork:
         return level_of_all(trees, self._all_levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
-        """float32 [trees, levels, vocabulary]."""
-        drafts = self._heads.drafts(torch.cat([tree.root for tree in trees]))
+        return self.logits_of_levels(torch.cat([tree.root for tree in trees]))
+
+    def logits_of_levels(self, roots: Tensor) -> Tensor:
+        """float32 [texts, levels, vocabulary] of states [texts, width]."""
+        drafts = self._heads.drafts(roots)
         logits = [
             self._heads.logits(index, own, self._shared.logits).float()
             for index, own in enumerate(drafts.unbind(-2))

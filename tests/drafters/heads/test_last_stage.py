@@ -10,6 +10,7 @@ import torch
 from draftline.core.arrays import Int32
 from draftline.core.steps import EVERY_LENGTH_BUCKET, HeadDrafts, HeadTask, StepInput, StepOutput
 from draftline.models.stage import stage_heads as stage_heads_module
+from draftline.models.stage.gpu_path import Work
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
 from support.inputs.stage_head_steps import HIDDEN_SIZE, stage_heads, steps_of
 from torch import Tensor
@@ -60,6 +61,34 @@ def test_rows_that_waited_are_read_as_if_they_had_been_read_at_once() -> None:
     assert_same(run(late, 6), run(at_once, 6))
     # Without them it says something else.
     assert said(run(stage_heads(NUM_SLOTS), 6)) != said(run(late, 6))
+
+
+def test_trees_are_grown_by_graphs_where_the_stage_has_graphs() -> None:
+    runs: list[int] = []
+
+    def capture(work: Work) -> Work:
+        def replay() -> None:
+            runs.append(1)
+            work()
+
+        return replay
+
+    captured = stage_heads(NUM_SLOTS, "dynamic", capture)
+    expected = stage_heads(NUM_SLOTS, "dynamic")
+    places = tuple(range(NUM_REQUESTS))
+    task = HeadTask("head", places, (7, 0, 12), (EVERY_LENGTH_BUCKET,) * NUM_REQUESTS)
+    # Caches of a head that is left out are others afterwards.
+    for number, tasks in enumerate([(task,), (task,), (), (task,)]):
+        step = with_tasks(number, tasks)
+        found, wanted = run(captured, number, step), run(expected, number, step)
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert mine.num_levels == theirs.num_levels
+            assert [len(one.tokens) for one in mine.proposals] == [7, 0, 12]
+            for one, other in zip(mine.proposals, theirs.proposals, strict=True):
+                assert one.tokens.tolist() == other.tokens.tolist()
+                assert one.parents.tolist() == other.parents.tolist()
+                assert one.log_probs == pytest.approx(other.log_probs, rel=1e-3)
+    assert len(runs) == 3
 
 
 def chains(level_tokens: float) -> HeadDrafts:

@@ -10,7 +10,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[2]
 PROGRAM = TESTS / "support" / "tools" / "compile_sampling_kernels.py"
 KERNELS = {
-    "find_bests", "find_winners", "pick_tokens", "add_up", "find_doubt", "gather",
+    "find_bests", "find_winners", "token_noise", "pick_tokens", "add_up", "find_doubt", "gather",
     "find_thresholds", "copy_allowed", "change_tokens", "normalise", "turn_heads",
     "turn_and_store", "gate",
 }  # fmt: skip

@@ -220,6 +220,15 @@ def test_states_between_layers_are_noted_in_a_cuda_graph(tmp_path: Path) -> None
 
 
 @on_cpus
+def test_heads_of_a_stage_have_its_capture(tmp_path: Path, graphs: RecordedGraphs) -> None:
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    stage, given = load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton"), []
+    for path in (stage.path, use_graphs(stage, OPTIONS, graphs)):
+        Stage(path, lambda parts: given.append(parts.capture) or [])
+    assert given == [None, graphs]
+
+
+@on_cpus
 def test_steps_that_fit_no_graph_run_eagerly(tmp_path: Path, graphs: RecordedGraphs) -> None:
     folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (

@@ -26,6 +26,7 @@ from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import SharedParts
 from draftline.models.load.model_info import ModelInfo
+from draftline.models.stage.gpu_path import Capture
 from draftline.models.stage.stage_heads import LastStageParts, StageHeads
 from torch import nn
 
@@ -35,7 +36,7 @@ CONTEXT_LEN, BLOCK_SIZE, NUM_STEPS = 128, 16, 60
 NUM_ROWS = 1 + NUM_NODES
 
 
-def stage_heads(num_slots: int) -> StageHeads:
+def stage_heads(num_slots: int, tree: str = "chain", capture: Capture | None = None) -> StageHeads:
     """One tiny head."""
     torch.manual_seed(0)
     config = FeatureHeadConfig(
@@ -48,10 +49,10 @@ def stage_heads(num_slots: int) -> StageHeads:
     head = FeatureHead(config).eval().requires_grad_(requires_grad=False)
     info = ModelInfo(Path(), "none", VOCAB_SIZE, HIDDEN_SIZE, 1, 1, HIDDEN_SIZE, 4096, (), None)
     given = FeatureLayers((0,), HIDDEN_SIZE)
-    spec = LastStageHeadSpec("head", Path(), info, given, HeadOptions(tree="chain"), 16)
+    spec = LastStageHeadSpec("head", Path(), info, given, HeadOptions(tree=tree), 16)
     parts = LastStageParts(
         embed, nn.Identity(), lm_head, None, torch.float32, torch.device("cpu"), num_slots,
-        BLOCK_SIZE,
+        BLOCK_SIZE, capture,
     )  # fmt: skip
     shared = SharedParts(embed, nn.Identity(), lm_head, None)
     return StageHeads([LastStageHead(spec, network_of(head, shared), (0,), parts)])

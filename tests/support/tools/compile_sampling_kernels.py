@@ -71,6 +71,8 @@ def main() -> None:
         assert not re.search(r"fma\.rn\.f(32|64)", winners.asm["ptx"])
         assert "div.rn.f32" in winners.asm["ptx"]
         assert "div.rn.f64" in winners.asm["ptx"]
+    noise = compiled(sampling.token_noise, EXACT, token_ids="*i64", noise="*fp32", LEN=64)
+    assert not re.search(r"fma\.rn\.f64", noise.asm["ptx"])
     compiled(sampling.pick_tokens, EXACT | {"num_warps": 1}, out="*i32")
     for kernel in (filters.add_up, filters.gather):
         assert "div.rn.f32" in compiled(kernel, LAUNCH, scale="fp32").asm["ptx"]

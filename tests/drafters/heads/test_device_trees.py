@@ -1,0 +1,245 @@
+"""Trees that grow on the device are those that the host grows level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.proposals import LogitsParams, Proposal
+from draftline.drafters.heads.device_trees import (
+    MOST_CONTEXTS,
+    MOST_ROWS,
+    DeviceTrees,
+    TextEnd,
+    device_trees,
+)
+from draftline.drafters.heads.drafter import network_of
+from draftline.drafters.heads.networks.head_network import FeatureNetwork, HeadNetwork
+from draftline.drafters.heads.networks.kept_keys import KeptKeys, PagedKeys
+from draftline.drafters.heads.options import HeadOptions
+from draftline.drafters.heads.tree_growth import TreeGrowth
+from draftline.drafters.model.text_distribution import TextDistribution
+from draftline.models.attention.step_attention import PagedKv
+from draftline.models.heads.feature_head import FeatureHead
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.load_head import SharedParts, load_head, load_shared_parts
+from draftline.models.stage.gpu_path import Capture, CudaCapture, Work
+from support.fakes.recorded_graph import RecordedGraphs
+from support.inputs import head_checkpoints as published
+from support.inputs.head_pairs import TEXT, Pair, pair_of
+from torch import nn
+
+HIDDEN, VOCAB, NUM_SLOTS, MAX_NODES = 16, 64, 512, 20
+OPTIONS = HeadOptions(top_k=3, num_tokens=3)
+HEADS = {
+    "eagle": {"fusion": "linear", "num_layers": 2},
+    "griffin": {"fusion": "guided", "fusion_size": 24, "splits_output": True},
+    # Fewer tokens of its own than are looked at with a temperature.
+    "eagle3": {
+        "fusion": "pair", "num_features": 3, "draft_vocab_size": 10, "has_token_map": True,
+    },
+}  # fmt: skip
+PARALLEL = ["specformer", "medusa"]
+NO_PARAMS, NO_SLOTS = LogitsParams(), np.empty(0, dtype=np.int32)
+on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
+
+
+def way(temperature: float, params: LogitsParams = NO_PARAMS, seed: int = 7) -> TextDistribution:
+    return TextDistribution(temperature, seed, params, None, None, 0)
+
+
+class Texts:
+    """Texts that a random head has read, in one paged cache."""
+
+    def __init__(self, kind: str, device: str = "cpu") -> None:
+        torch.manual_seed(1)
+        config = FeatureHeadConfig(
+            **{"feature_size": HIDDEN, "hidden_size": HIDDEN, "intermediate_size": 24,
+               "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "vocab_size": VOCAB, **HEADS[kind]}
+        )  # fmt: skip
+        head, embed = FeatureHead(config), nn.Embedding(VOCAB, HIDDEN)
+        output = nn.Linear(HIDDEN, VOCAB, bias=False)
+        if config.has_token_map:
+            head.d2t.copy_(torch.arange(config.draft_vocab_size) * 5)
+        for part in (head, embed, output):
+            part.to(device).eval().requires_grad_(requires_grad=False)
+            for parameter in part.parameters():
+                parameter.copy_(torch.randn(parameter.shape) * 0.3)
+        self.network = FeatureNetwork(head, SharedParts(embed, nn.Identity(), output, None))
+        self.kv = PagedKv(config.num_layers, NUM_SLOTS, 2, 8, device=device)
+        self._width = config.num_features * HIDDEN
+        self._rng = np.random.default_rng(5)
+
+    @torch.inference_mode()
+    def read(self, lengths: Sequence[int], temperature: float = 0.0) -> list[TextEnd]:
+        """Texts of so many rows, each in slots of its own, over those that were read before."""
+        slots = np.split(self._rng.permutation(NUM_SLOTS)[: sum(lengths)], np.cumsum(lengths)[:-1])
+        return [self._end(own.astype(np.int32), temperature) for own in slots]
+
+    def _end(self, slots: np.ndarray, temperature: float) -> TextEnd:
+        count, device = len(slots), self.network.device
+        kept = PagedKeys(self.kv, torch.from_numpy(slots).long().to(device), 0)
+        tokens = torch.from_numpy(self._rng.integers(VOCAB, size=count))
+        features = torch.randn(count, self._width).to(device)
+        positions = torch.arange(count, device=device)
+        projected = self.network.project(features)
+        said = self.network.read(projected, tokens.to(device), positions, [kept], [count])[-1:]
+        end = int(tokens[-1]), count - 1, said, kept, slots
+        return TextEnd(*end, way(temperature, seed=count), MAX_NODES)
+
+    def on_device(self, capture: Capture) -> DeviceTrees:
+        said = torch.zeros(1, 2 * HIDDEN, device=self.network.device)
+        trees = device_trees("head", self.network, self.kv, said, VOCAB, OPTIONS, capture)
+        assert trees is not None
+        return trees
+
+
+def on_host(network: HeadNetwork, ends: Sequence[TextEnd], vocab_size: int) -> list[Proposal]:
+    growth = TreeGrowth(network, vocab_size, "head", OPTIONS)
+    trees = [
+        growth.begin(
+            end.kept, end.token, end.said, end.position + 2, end.distribution, end.max_nodes
+        )
+        for end in ends
+    ]
+    growth.grow([tree for tree in trees if tree is not None])
+    return [growth.proposal(tree, end.max_nodes) for tree, end in zip(trees, ends, strict=True)]
+
+
+@torch.inference_mode()
+def assert_same(
+    network: HeadNetwork, trees: DeviceTrees, ends: Sequence[TextEnd], vocab_size: int = VOCAB
+) -> None:
+    grown = trees.grow(ends)
+    assert grown is not None
+    num_levels, proposals = grown
+    levels = min(OPTIONS.num_tokens, max(end.max_nodes for end in ends))
+    assert num_levels == (0 if network.says_all_levels else levels)
+    for found, expected in zip(proposals, on_host(network, ends, vocab_size), strict=True):
+        found.check(vocab_size)
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        assert found.parents.tolist() == expected.parents.tolist()
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
+    return RecordedGraphs(monkeypatch)
+
+
+@on_cpus
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_device_grows_the_hosts_trees(
+    kind: str, temperature: float, graphs: RecordedGraphs
+) -> None:
+    texts = Texts(kind)
+    trees = texts.on_device(graphs)
+    # Padded to four requests; what a replay fills differs from what was captured.
+    for lengths in ([9, 30, 1], [17, 2, 40, 5]):
+        assert_same(texts.network, trees, texts.read(lengths, temperature))
+    assert graphs.num_replays == [2]
+
+
+@torch.inference_mode()
+def compare_parallel(pair: Pair, temperature: float, capture: Capture, device: str) -> None:
+    """Of a head that says all levels by a text's last row: texts are beginnings of one."""
+    shared = load_shared_parts(pair.target, "float32", device)
+    network = network_of(load_head(pair.folder, device=device), shared)
+    features = network.project(torch.from_numpy(pair.features(TEXT)).to(device))
+    count, kept = len(features), KeptKeys(network.num_layers)
+    places = torch.arange(count, device=device)
+    said = network.read(features, places, places, [kept], [count]).split(1)
+    ends = [
+        TextEnd(0, place, said[place], kept, NO_SLOTS, way(temperature), 16) for place in (3, 6, 9)
+    ]
+    kv, vocab_size = PagedKv(0, 0, 0, 0, device=device), published.VOCAB
+    trees = device_trees("head", network, kv, said[0], vocab_size, OPTIONS, capture)
+    assert trees is not None
+    for some in (ends, ends[:1], ends[1:]):
+        assert_same(network, trees, some, vocab_size)
+
+
+@on_cpus
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", PARALLEL)
+def test_levels_that_are_said_at_once(
+    kind: str, temperature: float, graphs: RecordedGraphs, tmp_path: Path
+) -> None:
+    compare_parallel(pair_of(kind, tmp_path), temperature, graphs, "cpu")
+    assert graphs.num_replays == [3]
+
+
+@on_cpus
+def test_each_request_has_its_own_size_temperature_and_filters(graphs: RecordedGraphs) -> None:
+    texts = Texts("griffin")
+    trees = texts.on_device(graphs)
+    few = LogitsParams(top_k=4, top_p=0.7, min_p=0.05)
+    filtered, greedy = texts.read([12, 8])
+    ends = [filtered._replace(distribution=way(0.9, few)), greedy._replace(max_nodes=2)]
+    assert_same(texts.network, trees, ends)
+
+
+@on_cpus
+def test_what_no_graph_holds_is_left_to_the_host(graphs: RecordedGraphs) -> None:
+    texts = Texts("eagle")
+    trees = texts.on_device(graphs)
+    [end] = texts.read([5])
+    typical = way(1.0, LogitsParams(typical_p=0.5))
+    assert trees.grow([end._replace(distribution=typical)]) is None
+    assert trees.grow([end] * (MOST_ROWS // OPTIONS.top_k + 1)) is None
+    assert trees.grow([end._replace(slots=np.zeros(MOST_CONTEXTS + 1, dtype=np.int32))]) is None
+    assert graphs.num_replays == []
+    assert_same(texts.network, trees, [end])
+
+
+def test_other_trees_and_stages_without_graphs_have_none() -> None:
+    texts, said = Texts("eagle"), torch.zeros(1, 2 * HIDDEN)
+    parts = "head", texts.network, texts.kv, said, VOCAB
+    assert device_trees(*parts, replace(OPTIONS, tree="chain"), lambda work: work) is None
+    assert device_trees(*parts, OPTIONS, None) is None
+
+
+def test_after_a_capture_that_failed_the_host_grows_all_trees(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(work: Work) -> Work:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    texts = Texts("eagle")
+    trees = texts.on_device(fail)
+    trees.capture_first()
+    assert trees.grow(texts.read([5])) is None
+    assert [record.message.split()[0] for record in caplog.records] == ["event=head_graph_failed"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_cuda_graph_grows_the_hosts_trees(kind: str, temperature: float) -> None:
+    texts = Texts(kind, "cuda")
+    trees = texts.on_device(CudaCapture(torch.device("cuda")))
+    for lengths in ([9, 30, 1], [17, 2, 40, 5], [300]):
+        for _ in range(2):
+            assert_same(texts.network, trees, texts.read(lengths, temperature))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", PARALLEL)
+def test_a_cuda_graph_says_all_levels(kind: str, temperature: float, tmp_path: Path) -> None:
+    capture = CudaCapture(torch.device("cuda"))
+    compare_parallel(pair_of(kind, tmp_path), temperature, capture, "cuda")
+
+
+@pytest.mark.gpu
+def test_filters_are_part_of_a_cuda_graph() -> None:
+    texts = Texts("eagle3", "cuda")
+    trees = texts.on_device(CudaCapture(torch.device("cuda")))
+    filtered, greedy = texts.read([12, 40])
+    few = LogitsParams(top_k=4, top_p=0.7, min_p=0.05)
+    assert_same(texts.network, trees, [filtered._replace(distribution=way(0.9, few)), greedy])
