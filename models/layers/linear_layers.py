@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import ConfigError
 from ...kernels.cpu.build import are_loaded, vectors
-from ...kernels.cpu.packed_linear import pack_weights, packed_linear
+from ...kernels.cpu.packed_linear import PackedWeight, pack_weights, packed_linear
 from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
@@ -89,7 +89,7 @@ def pack_linears(module: nn.Module) -> None:
         if layer.weight.device.type != "cpu":
             continue
         packed = pack_weights([layer.weight.detach().t()], panel)
-        layer.weight = nn.Parameter(packed, requires_grad=False)
+        layer.weight = nn.Parameter(packed.codes, requires_grad=False)
         product = partial(_packed_product, layer)
         layer.forward = product  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -97,7 +97,7 @@ def pack_linears(module: nn.Module) -> None:
 def _packed_product(layer: nn.Linear, x: Tensor) -> Tensor:
     """`x` [..., inputs] -> [..., outputs] of a layer whose weight is packed."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = packed_linear(rows, layer.weight, layer.out_features)
+    out = packed_linear(rows, PackedWeight(layer.weight), layer.out_features)
     if layer.bias is not None:
         out += layer.bias
     return out.view(*x.shape[:-1], layer.out_features)
