@@ -80,8 +80,8 @@ struct Panel {
   // Of weights that are widened.
   explicit Panel(const float* widened) : codes(reinterpret_cast<const uint8_t*>(widened)) {}
 
-  // Those of input k from there on, in float32.
-  void widen(int64_t k, Vector* wide) {
+  // Those of input k from there on, in float32. Always inline, so that a group stays in registers.
+  [[gnu::always_inline]] void widen(int64_t k, Vector* wide) {
     const uint8_t* row = codes + k * row_bytes(K);
     for (int64_t i = 0; i < row_bytes(K); i += CACHE_LINE)
       __builtin_prefetch(row + AHEAD * row_bytes(K) + i);
