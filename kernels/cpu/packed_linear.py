@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 
 # The largest code of 4 bits.
 LARGEST_SMALL = 15
-# The kernel reads e4m3 codes as numbers that are 2 ** 8 times larger.
-E4M3_SHIFT = 2.0**-8
-# Least scale of which that many times less is exact in float32.
-LEAST_E4M3_SCALE = 2.0**-118
+# Makes up for the exponent's bias of an e4m3 code whose bits are read as those of a float32.
+E4M3_SHIFT = 2.0**120
+# Largest scale with which that is finite.
+LARGEST_E4M3_SCALE = 2.0**7
 NOTHING = torch.empty(0)
 
 
@@ -74,7 +74,7 @@ def pack_quantized(
     scales, and zero points that are not integers in the codes' range.
     """
     if codes.dtype == torch.float8_e4m3fn:
-        if zeros is not None or ((scales != 0) & (scales.abs() < LEAST_E4M3_SCALE)).any():
+        if zeros is not None or scales.abs().max() > LARGEST_E4M3_SCALE:
             return None
         packed = _panels(codes.view(torch.uint8), panel).view(codes.dtype)
         scales = scales * E4M3_SHIFT

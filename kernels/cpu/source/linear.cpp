@@ -25,8 +25,6 @@ constexpr int64_t ROWS = 6;
 constexpr int64_t DEPTH = 512;
 // Prefetch distance in a panel, in inputs.
 constexpr int64_t AHEAD = 16;
-// Rows from which on a part of a quantised panel is widened once, for all of them.
-constexpr int64_t MANY_ROWS = 13;
 // Least number of multiplications for a thread.
 constexpr int64_t GRAIN = 1 << 16;
 
@@ -44,16 +42,6 @@ constexpr int64_t row_bytes(Kind kind) {
     case Kind::UINT4: return PANEL / 2;
     default: return PANEL;
   }
-}
-
-// The numbers of e4m3 codes times 256 scales. 2 ** 8 times the number is in float32 what the code's
-// exponent and fraction are behind a leading 1, so no step of it is subnormal; those without exponent
-// then are y = 2 (1 + fraction) instead of 4 fraction = 2 y - 4, the lesser of both.
-inline Vector e4m3_times(Ints codes, Vector scale) {
-  const Vector y = (Vector)((codes & 0x7f) << 20 | 0x40000000);
-  const Vector other = fma(y, 2.0f, all(-4.0f));
-  const Vector size = y < other ? y : other;
-  return size * (Vector)((Ints)scale ^ (codes & 0x80) << 24);
 }
 
 // The weights of a panel from an input on.
@@ -77,9 +65,6 @@ struct Panel {
     if constexpr (has_zeros(K)) zeros = weight.zeros + panel * weight.num_groups * PANEL;
   }
 
-  // Of weights that are widened.
-  explicit Panel(const float* widened) : codes(reinterpret_cast<const uint8_t*>(widened)) {}
-
   // Those of input k from there on, in float32. Always inline, so that a group stays in registers.
   [[gnu::always_inline]] void widen(int64_t k, Vector* wide) {
     const uint8_t* row = codes + k * row_bytes(K);
@@ -95,7 +80,9 @@ struct Panel {
       } else if constexpr (K == Kind::BFLOAT16) {
         wide[v] = load_half(part);
       } else if constexpr (K == Kind::E4M3) {
-        wide[v] = e4m3_times(load_bytes(part), scale[v]);
+        // Sign, exponent and fraction in their places; the scale makes up for the exponent's bias.
+        const Ints bits = load_signed_bytes(part) << 20 & int32_t(0x87f00000);
+        wide[v] = (Vector)bits * scale[v];
       } else {
         wide[v] = __builtin_convertvector(steps(row, v), Vector) * scale[v];
       }
@@ -179,15 +166,7 @@ template <Kind K>
 void add_panel(const Product& p, int64_t panel) {
   for (int64_t first = 0; first < p.inputs; first += DEPTH) {
     const int64_t last = std::min(p.inputs, first + DEPTH);
-    Panel<K> weights(p.weight, p.inputs, panel, first);
-    if (is_quantized(K) && p.rows >= MANY_ROWS) {
-      alignas(CACHE_LINE) static thread_local Vector widened[DEPTH * VECTORS];
-      for (int64_t k = 0; k < last - first; ++k) weights.widen(k, widened + k * VECTORS);
-      add_part(p, panel, first, last,
-               Panel<Kind::FLOAT32>(reinterpret_cast<const float*>(widened)));
-    } else {
-      add_part(p, panel, first, last, weights);
-    }
+    add_part(p, panel, first, last, Panel<K>(p.weight, p.inputs, panel, first));
   }
 }
 
