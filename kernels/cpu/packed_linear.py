@@ -39,6 +39,13 @@ class PackedWeight(NamedTuple):
     zeros: Tensor = NOTHING
     groups: Tensor = NOTHING
 
+    @property
+    def kind(self) -> str:
+        """Of the numbers, for display."""
+        if self.codes.shape[-1] * 2 == self.scales.shape[-1]:
+            return "uint4"
+        return str(self.codes.dtype).removeprefix("torch.")
+
 
 def pack_weights(weights: Sequence[Tensor], panel: int) -> PackedWeight:
     """Weights [inputs, outputs] side by side -> [panels, inputs, panel]. The last panel is padded
