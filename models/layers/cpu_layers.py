@@ -290,4 +290,5 @@ def _take_norm(norm: Any) -> tuple[Tensor, float] | None:
 def _take_head(head: Any) -> tuple[PackedWeight, int, Tensor | None] | None:
     if head is None:
         return None
-    return _take(head), head.num_outputs, head.bias
+    outputs = head.num_outputs
+    return _take(head), outputs, head.bias
