@@ -17,6 +17,8 @@ from torch import Tensor
 # Values that are computed in float32 at once: 16 MiB, however large the matrix.
 CHUNK_VALUES = 1 << 22
 WORD_BITS = 32
+# Of either sign.
+E4M3_NAN = 0x7F
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,7 @@ class QuantizedWeight:
     zeros     float32 [outputs, groups]; None: 0
     group_of  int64 [inputs], the group of each input
 
-    Raises `ValueError` where the shapes do not belong together, or scales are not finite.
+    Raises `ValueError` where the shapes do not belong together, or numbers are not finite.
     """
 
     codes: Tensor
@@ -51,6 +53,10 @@ class QuantizedWeight:
             raise ValueError(f"an input's group is none of the {num_groups} that have scales")
         if not self.scales.isfinite().all():
             raise ValueError("a scale is not finite")
+        if self.codes.dtype == torch.float8_e4m3fn:
+            # torch's isnan does not know the type.
+            if (self.codes.view(torch.uint8) & E4M3_NAN == E4M3_NAN).any():
+                raise ValueError("a code is not a number")
 
     @property
     def shape(self) -> torch.Size:

@@ -137,11 +137,15 @@ def test_quantization_int8_runs_by_the_kernels(
     assert torch.equal(found, logits(stage_of(source)))
 
 
-def test_an_infinite_scale_is_refused(tmp_path: Path) -> None:
-    pair = save_pair("llama", FORMATS["gptq 4"], tmp_path)
+@pytest.mark.parametrize(
+    ("form", "part", "reason"),
+    [("gptq 4", "scales", "a scale is not finite"), ("fp8 blocks", "weight", "a code is not a num")],
+)
+def test_what_is_not_finite_is_refused(form: str, part: str, reason: str, tmp_path: Path) -> None:
+    pair = save_pair("llama", FORMATS[form], tmp_path)
     path = pair.quantized / "model.safetensors"
     stored = load_file(path)
-    stored["model.layers.2.mlp.up_proj.scales"][0, 0] = torch.inf
+    stored[f"model.layers.2.mlp.up_proj.{part}"][0, 0] = torch.nan
     save_file(stored, path)
-    with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.up_proj .*a scale is not finite"):
+    with pytest.raises(CheckpointError, match=rf"layers\.2\.mlp\.up_proj .*{reason}"):
         stage_of(pair.quantized)
