@@ -70,16 +70,19 @@ POST_NORM_LAYERS: tuple[type[nn.Module], ...] = (
 
 
 def cpu_obstacle(config: PretrainedConfig, dtype: str, device: torch.device) -> str | None:
-    """Why the CPU kernels cannot run the layers of such a model; None if they can. Reads no weight."""
+    """Why the CPU kernels cannot run a model's layers; None if they can. No weight is read."""
     if device.type != "cpu":
         return f"they are of CPUs, and the stage is on {device}"
     if dtype != "float32":
         return f"they compute in float32, not in {dtype}"
-    kind = config.model_type
     if not runs_by_layers(config):
-        return f"they do not know the layers of {kind}"
+        return f"they do not know the layers of {config.model_type}"
     # All layers of these kinds are alike.
     [layer] = base_and_layers(empty_model(config_of_layers(config, [0])))[1]
+    return _layer_obstacle(layer, config.model_type)
+
+
+def _layer_obstacle(layer: Any, kind: str) -> str | None:
     if type(layer) not in (*PRE_NORM_LAYERS, *POST_NORM_LAYERS):
         return f"they do not know the layers of {kind}"
     if type(layer.self_attn) not in ATTENTIONS:

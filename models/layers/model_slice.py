@@ -28,7 +28,6 @@ from ..load.converted_files import converted
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
 from ..load.quantized_files import QuantizedFiles, open_weights, read_kv_scales
-from ..load.quantized_layouts import QuantizedWeight
 from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
 from .base_forward import BaseForward
 from .fast_modules import (
@@ -70,7 +69,7 @@ def load_tensors(
     Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
     that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
     holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
-    layers become `Int8Linear`. With `keep` both become `QuantizedLinear`, which only CPU kernels run.
+    layers become `Int8Linear`. With `keep` both become `QuantizedLinear`, for CPU kernels alone.
 
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
@@ -352,7 +351,9 @@ def _forward_slice(
     )
 
 
-def _head(linear: nn.Linear | QuantizedLinear, fused_ops: FusedOps | None, *, fast: bool) -> Projection:
+def _head(
+    linear: nn.Linear | QuantizedLinear, fused_ops: FusedOps | None, *, fast: bool
+) -> Projection:
     if fused_ops is not None:
         assert isinstance(linear, nn.Linear)
         return GpuHead(fused_ops.few_rows, linear)

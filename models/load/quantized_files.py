@@ -64,13 +64,16 @@ class QuantizedFiles:
         self._dtype = dtype
         self._device = device
         self._extra_biases = quantization.extra_biases
-        self._modules = _stored_modules(files.names, quantization)
+        self._modules = stored_modules(files.names, quantization)
         self.quantized = frozenset(self._modules)
         hidden = {name for module in self._modules.values() for name in module.parts.values()}
         self.folder = files.folder
-        self.names = frozenset(
-            name for name in files.names - hidden if _suffix(name) not in quantization.ignored
-        ) | self.quantized
+        self.names = (
+            frozenset(
+                name for name in files.names - hidden if _suffix(name) not in quantization.ignored
+            )
+            | self.quantized
+        )
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored.
@@ -131,7 +134,7 @@ class QuantizedFiles:
             ) from error
 
 
-def _stored_modules(names: frozenset[str], quantization: Quantization) -> dict[str, StoredModule]:
+def stored_modules(names: frozenset[str], quantization: Quantization) -> dict[str, StoredModule]:
     """By the plain name of their weight."""
     parts: dict[str, dict[str, str]] = {}
     for name in names:

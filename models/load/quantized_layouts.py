@@ -53,10 +53,9 @@ class QuantizedWeight:
             raise ValueError(f"an input's group is none of the {num_groups} that have scales")
         if not self.scales.isfinite().all():
             raise ValueError("a scale is not finite")
-        if self.codes.dtype == torch.float8_e4m3fn:
-            # torch's isnan does not know the type.
-            if (self.codes.view(torch.uint8) & E4M3_NAN == E4M3_NAN).any():
-                raise ValueError("a code is not a number")
+        is_e4m3 = self.codes.dtype == torch.float8_e4m3fn
+        if is_e4m3 and (self.codes.view(torch.uint8) & E4M3_NAN == E4M3_NAN).any():
+            raise ValueError("a code is not a number")
 
     @property
     def shape(self) -> torch.Size:

@@ -139,7 +139,10 @@ def test_quantization_int8_runs_by_the_kernels(
 
 @pytest.mark.parametrize(
     ("form", "part", "reason"),
-    [("gptq 4", "scales", "a scale is not finite"), ("fp8 blocks", "weight", "a code is not a num")],
+    [
+        ("gptq 4", "scales", "a scale is not finite"),
+        ("fp8 blocks", "weight", "a code is not a num"),
+    ],
 )
 def test_what_is_not_finite_is_refused(form: str, part: str, reason: str, tmp_path: Path) -> None:
     pair = save_pair("llama", FORMATS[form], tmp_path)
