@@ -113,9 +113,10 @@ def _kept_by_kernels(
 def _quantized_bytes(shape: torch.Size, module: StoredModule, headers: Headers) -> int:
     """Of codes, scales and zero points of a weight [outputs, inputs]."""
     outputs, inputs = shape
-    parts = {part: headers[name] for part, name in module.parts.items() if name in headers}
-    kind, codes = next(parts[part] for part in CODES if part in parts)
-    _, scales = next(parts[part] for part in SCALES if part in parts)
+    parts = {part: headers[name] for part, name in module.parts.items()}
+    # A part that is missing is an error when the weight loads.
+    kind, codes = next((parts[part] for part in CODES if part in parts), ("", ()))
+    _, scales = next((parts[part] for part in SCALES if part in parts), ("", ()))
     if outputs in scales:
         num_groups = prod(scales) // outputs
     else:
