@@ -14,10 +14,11 @@ enum class Kind { FLOAT32, BFLOAT16, INT8, E4M3, UINT8, UINT4 };
 struct Weight {
   Kind kind;
   const uint8_t* codes;  // [panels, inputs, PANEL] of the kind
-  const float* scales;   // [panels, groups, PANEL]
-  const uint8_t* zeros;  // the same, of UINT8 and UINT4
-  const int32_t* groups;  // [inputs]
-  int64_t num_groups;
+  // Of quantised weights: [panels, groups, PANEL], zeros of UINT8 and UINT4 alone.
+  const float* scales = nullptr;
+  const uint8_t* zeros = nullptr;
+  const int32_t* groups = nullptr;  // [inputs]
+  int64_t num_groups = 0;
 
   // Of its tensors, for so many inputs and outputs.
   static Weight of(at::TensorList parts, int64_t inputs, int64_t outputs);

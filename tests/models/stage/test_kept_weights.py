@@ -10,6 +10,7 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.layers.linear_layers import Int8Linear
+from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.load_stage import load_stage
@@ -118,6 +119,21 @@ def test_a_tied_head_and_plain_layers_beside_quantised_ones_are_float32(
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
     assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:14"]
     assert torch.equal(logits(small), logits(wide))
+
+
+def test_before_the_kernels_take_them_torch_multiplies_by_the_values(tmp_path: Path) -> None:
+    pair = save_pair("qwen2", FORMATS["awq"], tmp_path, with_head=True)
+    small = load_slice(pair.quantized, WHOLE, keep=True)
+    wide = load_slice(pair.plain, WHOLE)
+    x = torch.randn(5, wide.config.hidden_size)
+    for found, expected in (
+        (small.head, wide.head),
+        *(
+            (a.self_attn.project, b.self_attn.project)
+            for a, b in zip(small.layers, wide.layers, strict=True)
+        ),
+    ):
+        torch.testing.assert_close(found(x), expected(x))
 
 
 def test_quantization_int8_runs_by_the_kernels(
