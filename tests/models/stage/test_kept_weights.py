@@ -122,7 +122,7 @@ def test_a_tied_head_and_plain_layers_beside_quantised_ones_are_float32(
 
 
 def test_before_the_kernels_take_them_torch_multiplies_by_the_values(tmp_path: Path) -> None:
-    pair = save_pair("qwen2", FORMATS["awq"], tmp_path, with_head=True)
+    pair = save_pair("qwen2", FORMATS["gptq 4"], tmp_path, with_head=True)
     small = load_slice(pair.quantized, WHOLE, keep=True)
     wide = load_slice(pair.plain, WHOLE)
     x = torch.randn(5, wide.config.hidden_size)
