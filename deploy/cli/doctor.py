@@ -216,10 +216,15 @@ def _weights(model: str) -> Iterator[Finding]:
     except CheckpointError as error:
         yield Finding(subject, str(error), ok=False)
         return
-    dtype = choose_dtype("auto", choose_device("auto"), info.dtype)
+    device = choose_device("auto")
+    dtype = choose_dtype("auto", device, info.dtype)
     stored_as = f"plain {info.dtype}" if memory.stored_as == "plain" else memory.stored_as
-    sizes = (memory.stored_bytes, memory.num_bytes(dtype), memory.num_bytes(dtype, "int8"))
-    stored, loaded, rounded = map(_size, sizes)
+    kept = memory.kept_bytes if device == "cpu" else None
+    none, int8 = (
+        memory.num_bytes(dtype, quantization) if kept is None else kept[quantization]
+        for quantization in ("none", "int8")
+    )  # fmt: skip
+    stored, loaded, rounded = map(_size, (memory.stored_bytes, none, int8))
     yield Finding(
         subject,
         f"stored as {stored_as}, {stored}; loaded they take {loaded} in {dtype} over all stages, "

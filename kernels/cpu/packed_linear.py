@@ -7,12 +7,47 @@ than one row. A row's result is bitwise independent of the other rows and of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+# The largest code of 4 bits.
+LARGEST_SMALL = 15
+# Makes up for the exponent's bias of an e4m3 code whose bits are read as those of a float32.
+E4M3_SHIFT = 2.0**120
+# Largest scale with which that is finite.
+LARGEST_E4M3_SCALE = 2.0**7
+NOTHING = torch.empty(0)
 
 
-def pack_weights(weights: Sequence[Tensor], panel: int) -> Tensor:
+class PackedWeight(NamedTuple):
+    """The tensors of a weight in panels of columns, as the operators take it.
+
+    codes   [panels, inputs, panel]  the numbers: float32 or bfloat16. Of a quantised weight int8,
+            e4m3 or uint8, of which value = (code - zero) * scale. uint8 [panels, inputs, panel / 2]
+            has 4 bits a column: the low ones are of the panel's first half, the high ones of its
+            second
+    scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 times `E4M3_SHIFT`
+    zeros   uint8 [panels, groups, panel]  of uint8
+    groups  int32 [inputs]  the group of each input
+    """
+
+    codes: Tensor
+    scales: Tensor = NOTHING
+    zeros: Tensor = NOTHING
+    groups: Tensor = NOTHING
+
+    @property
+    def kind(self) -> str:
+        """Of the numbers, for display."""
+        if self.codes.shape[-1] * 2 == self.scales.shape[-1]:
+            return "uint4"
+        return str(self.codes.dtype).removeprefix("torch.")
+
+
+def pack_weights(weights: Sequence[Tensor], panel: int) -> PackedWeight:
     """Weights [inputs, outputs] side by side -> [panels, inputs, panel]. The last panel is padded
     with zeros.
 
@@ -30,10 +65,55 @@ def pack_weights(weights: Sequence[Tensor], panel: int) -> Tensor:
             packed[index, :, columns] = weight[:, begin - first : end - first]
         first = last
     half = packed.bfloat16()
-    return half if torch.equal(half.float(), packed) else packed
+    return PackedWeight(half if torch.equal(half.float(), packed) else packed)
 
 
-def packed_linear(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
+def pack_quantized(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, panel: int
+) -> PackedWeight | None:
+    """A quantised weight whose products have the bits of its float32 values, (code - zero) * scale.
+
+    codes     int8, uint8 or FP8 [outputs, inputs]
+    scales    float32 [outputs, groups], and zeros too; None: 0
+    group_of  integers [inputs], the group of each input
+
+    None if the kernels do not know these numbers: FP8 other than e4m3 or with zero points or large
+    scales, and zero points that are not integers in the codes' range.
+    """
+    if codes.dtype == torch.float8_e4m3fn:
+        if zeros is not None or scales.abs().max() > LARGEST_E4M3_SCALE:
+            return None
+        packed = _panels(codes.view(torch.uint8), panel).view(codes.dtype)
+        scales = scales * E4M3_SHIFT
+    elif codes.dtype == torch.int8 and zeros is None:
+        packed = _panels(codes, panel)
+    elif codes.dtype in (torch.int8, torch.uint8):
+        zeros = torch.zeros_like(scales) if zeros is None else zeros
+        if codes.dtype == torch.int8:
+            # Both 128 more, which is exact, and so is their difference.
+            codes, zeros = codes.view(torch.uint8) ^ 128, zeros + 128
+        if not torch.equal(zeros.byte().float(), zeros):
+            return None
+        packed = _panels(codes, panel)
+        if codes.max() <= LARGEST_SMALL:
+            low, high = packed.chunk(2, dim=2)
+            packed = low | high << 4
+    else:
+        return None
+    packed_zeros = NOTHING
+    if packed.dtype == torch.uint8:
+        assert zeros is not None
+        packed_zeros = _panels(zeros.byte(), panel)
+    return PackedWeight(packed, _panels(scales, panel), packed_zeros, group_of.int())
+
+
+def _panels(rows: Tensor, panel: int) -> Tensor:
+    """[outputs, n] -> [panels, n, panel], the last one padded with zeros."""
+    padded = pad(rows, (0, 0, 0, -len(rows) % panel))
+    return padded.view(-1, panel, rows.shape[1]).transpose(1, 2).contiguous()
+
+
+def packed_linear(x: Tensor, weight: PackedWeight, outputs: int) -> Tensor:
     """`x` [rows, inputs] times a packed weight -> [rows, outputs], float32.
 
     Needs `kernels.cpu.build.load_cpu_ops` first.

@@ -7,12 +7,14 @@ order of positions; everything else is row-wise.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers.activations import GELUTanh, SiLUActivation
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
@@ -25,8 +27,28 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 from ...core.arrays import Int32
 from ...core.steps import SamplingRows
 from ...kernels.cpu.build import vectors
-from ...kernels.cpu.packed_linear import pack_weights, packed_linear
-from .fast_modules import FastAttention, FastGatedMlp, FastLinear, FastRmsNorm, Rotation
+from ...kernels.cpu.packed_linear import (
+    PackedWeight,
+    pack_quantized,
+    pack_weights,
+    packed_linear,
+)
+from ..load.chosen_layers import config_of_layers
+from ..load.quantized_layouts import QuantizedWeight, side_by_side
+from ..load.supported import base_and_layers, empty_model, runs_by_layers
+from .fast_modules import (
+    ATTENTIONS,
+    GATED_MLPS,
+    NORMS,
+    FastAttention,
+    FastGatedMlp,
+    FastLinear,
+    FastRmsNorm,
+    KeptLinear,
+    Rotation,
+    dequantized,
+    eps_of,
+)
 from .model_slice import ModelSlice
 
 # The numbering of `kernels/cpu/source/layers.cpp`.
@@ -47,36 +69,45 @@ POST_NORM_LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 
-def cpu_obstacle(part: ModelSlice) -> str | None:
-    """Why the CPU kernels cannot run the slice's layers; None if they can."""
-    if part.device.type != "cpu":
-        return f"they are of CPUs, and the stage is on {part.device}"
-    if part.dtype != torch.float32:
-        return f"they compute in float32, not in {str(part.dtype).removeprefix('torch.')}"
-    if not part.fast:
-        return f"they do not know the weights or the attention of this {part.config.model_type}"
-    obstacles = (_layer_obstacle(layer, part.config.model_type) for layer in part.layers)
-    return next((obstacle for obstacle in obstacles if obstacle is not None), None)
+def cpu_obstacle(config: PretrainedConfig, dtype: str, device: torch.device) -> str | None:
+    """Why the CPU kernels cannot run a model's layers; None if they can. No weight is read."""
+    if device.type != "cpu":
+        return f"they are of CPUs, and the stage is on {device}"
+    if dtype != "float32":
+        return f"they compute in float32, not in {dtype}"
+    if not runs_by_layers(config):
+        return f"they do not know the layers of {config.model_type}"
+    # All layers of these kinds are alike.
+    [layer] = base_and_layers(empty_model(config_of_layers(config, [0])))[1]
+    return _layer_obstacle(layer, config.model_type)
 
 
 def _layer_obstacle(layer: Any, kind: str) -> str | None:
     if type(layer) not in (*PRE_NORM_LAYERS, *POST_NORM_LAYERS):
         return f"they do not know the layers of {kind}"
-    if not isinstance(layer.mlp, FastGatedMlp) or type(layer.mlp.activation) not in ACTIVATIONS:
+    if type(layer.self_attn) not in ATTENTIONS:
+        return f"they do not know the attention of this {kind}"
+    if type(layer.mlp) not in GATED_MLPS or type(layer.mlp.act_fn) not in ACTIVATIONS:
         return f"they do not know the feed-forward block of this {kind}"
     if layer.self_attn.head_dim % 2:
         return "heads of odd size cannot be halved"
-    norms = (child for child in layer.modules() if isinstance(child, FastRmsNorm))
-    return "the norms of a layer differ in epsilon" if len({n.eps for n in norms}) > 1 else None
+    norms = {eps_of(child) for child in layer.modules() if type(child) in NORMS}
+    return "the norms of a layer differ in epsilon" if len(norms) > 1 else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     """The arguments of `run_layers` for one layer."""
 
-    tensors: tuple[Tensor, ...]
+    vectors: Tensor
+    weights: tuple[PackedWeight, ...]
     shape: tuple[int, ...]
     numbers: tuple[float, ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """In their order."""
+        return [self.vectors, *(tensor for weight in self.weights for tensor in weight)]
 
 
 class CpuLayers:
@@ -87,7 +118,7 @@ class CpuLayers:
     """
 
     def __init__(self, part: ModelSlice) -> None:
-        assert cpu_obstacle(part) is None
+        assert part.fast
         kinds = sorted({kind or "" for kind in part.layer_types})
         self._kinds = [kind or None for kind in kinds]
         layers = [
@@ -99,6 +130,11 @@ class CpuLayers:
         self._shapes = [value for layer in layers for value in layer.shape]
         self._numbers = [value for layer in layers for value in layer.numbers]
         self._norm, self._head = _take_norm(part.norm), _take_head(part.head)
+        weights = [weight for layer in layers for weight in layer.weights]
+        if self._head is not None:
+            weights.append(self._head[0])
+        # By kind, as the log says it.
+        self.num_weights = Counter(weight.kind for weight in weights)
 
     def __call__(
         self, states: Tensor, tables: Mapping[str | None, Rotation], span: slice = slice(None)
@@ -204,16 +240,14 @@ def _take_layer(layer: Any, rotation: int) -> _Layer:
     vectors_of = [_weight_of(norm) for norm in norms]
     vectors_of += [bias for bias in biases.values() if bias is not None]
     shape = (
-        attention.layer, attention.num_heads, mlp.gate.weight.shape[1],
+        attention.layer, attention.num_heads, mlp.gate.num_outputs,
         ACTIVATIONS[type(mlp.activation)], attention.window or 0, rotation, flags,
     )  # fmt: skip
     numbers = (attention.scaling, attention.softcap or 0.0, layer.input_layernorm.eps)
-    tensors = (
-        torch.cat(vectors_of),
-        *(_take(*part) for part in ((attention.project,), (attention.out,))),
-        *(_take(*part) for part in ((mlp.gate, mlp.up), (mlp.down,))),
-    )
-    return _Layer(tensors, shape, numbers)
+    weights = (
+        _take(attention.project), _take(attention.out), _take(mlp.gate, mlp.up), _take(mlp.down),
+    )  # fmt: skip
+    return _Layer(torch.cat(vectors_of), weights, shape, numbers)
 
 
 def _joined(*biases: Tensor | None) -> Tensor | None:
@@ -225,20 +259,39 @@ def _weight_of(norm: FastRmsNorm) -> Tensor:
     return norm.scale / len(norm.scale) ** 0.5
 
 
-def _take(*linears: FastLinear) -> Tensor:
+def _take(*linears: FastLinear | KeptLinear) -> PackedWeight:
     """The packed weight of layers with the same input; it is removed from the layers."""
-    packed = pack_weights([linear.weight for linear in linears], vectors().panel)
+    weights: list[Tensor | QuantizedWeight] = []
     for linear in linears:
-        linear.weight = linear.weight.new_empty(0)
-    return packed
+        if isinstance(linear, KeptLinear):
+            weights += linear.weights
+            linear.weights = []
+        else:
+            weights.append(linear.weight.t())
+            linear.weight = linear.weight.new_empty(0)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    packed = _packed(quantized) if len(quantized) == len(weights) else None
+    if packed is not None:
+        return packed
+    return pack_weights([dequantized(weight).t() for weight in weights], vectors().panel)
+
+
+def _packed(weights: Sequence[QuantizedWeight]) -> PackedWeight | None:
+    """Quantised weights side by side; None where the kernels know no such weight."""
+    joined = side_by_side(weights)
+    if joined is None:
+        return None
+    return pack_quantized(
+        joined.codes, joined.scales, joined.zeros, joined.group_of, vectors().panel
+    )
 
 
 def _take_norm(norm: Any) -> tuple[Tensor, float] | None:
     return None if norm is None else (_weight_of(norm), norm.eps)
 
 
-def _take_head(head: Any) -> tuple[Tensor, int, Tensor | None] | None:
+def _take_head(head: Any) -> tuple[PackedWeight, int, Tensor | None] | None:
     if head is None:
         return None
-    outputs = head.weight.shape[1]
+    outputs = head.num_outputs
     return _take(head), outputs, head.bias

@@ -24,6 +24,8 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
+from ..load.quantized_layouts import QuantizedWeight
+from .linear_layers import QuantizedLinear
 
 Rotation = tuple[Tensor, Tensor]
 # RMSNorm classes by what their weight is added to before it scales.
@@ -172,7 +174,8 @@ def _flattened(cos: Tensor, sin: Tensor) -> Rotation:
 
 def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `make_fast` applies to a decoder layer."""
-    known = type(layer.self_attn) in ATTENTIONS and isinstance(layer.self_attn.q_proj, nn.Linear)
+    kinds = nn.Linear | QuantizedLinear
+    known = type(layer.self_attn) in ATTENTIONS and isinstance(layer.self_attn.q_proj, kinds)
     return known and dtype == torch.float32 and device.type == "cpu"
 
 
@@ -209,11 +212,61 @@ class FastLinear:
         if linears[0].bias is not None:
             self.bias = torch.cat([linear.bias.detach() for linear in linears])
 
+    @property
+    def num_outputs(self) -> int:
+        """Of all together."""
+        return self.weight.shape[1]
+
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
         if self.bias is None:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
+
+
+class KeptLinear:
+    """The same of layers with quantised weights, until the CPU kernels take them over.
+
+    weights  of each layer, [outputs, inputs]
+    """
+
+    __slots__ = ("bias", "num_outputs", "weights")
+
+    def __init__(self, *linears: nn.Linear | QuantizedLinear) -> None:
+        self.weights = [linear.weight for linear in linears]
+        self.num_outputs = sum(weight.shape[0] for weight in self.weights)
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self.bias: Tensor | None = torch.cat(biases) if biases else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> [rows, outputs], slowly."""
+        out = torch.cat([x @ dequantized(weight).t() for weight in self.weights], dim=1)
+        return out if self.bias is None else out + self.bias
+
+    def of_rows(self, rows: Tensor) -> KeptLinear:
+        """These outputs of a single layer alone, int64 [n], in their order."""
+        [weight] = self.weights
+        assert isinstance(weight, QuantizedWeight)
+        pruned = QuantizedLinear(weight.of_rows(rows))
+        if self.bias is not None:
+            pruned.bias = nn.Parameter(self.bias[rows], requires_grad=False)
+        return KeptLinear(pruned)
+
+
+def dequantized(weight: QuantizedWeight | Tensor) -> Tensor:
+    """float32 [outputs, inputs] of a weight, quantised or not."""
+    return weight.dequantized(torch.float32) if isinstance(weight, QuantizedWeight) else weight
+
+
+def fast_linear(*linears: nn.Linear | QuantizedLinear) -> FastLinear | KeptLinear:
+    """One layer of several of the same input, their outputs side by side."""
+    plain = [linear for linear in linears if isinstance(linear, nn.Linear)]
+    return FastLinear(*plain) if len(plain) == len(linears) else KeptLinear(*linears)
+
+
+def eps_of(norm: Any) -> float:
+    """The epsilon of a module of `NORMS`."""
+    return getattr(norm, "variance_epsilon", None) or norm.eps
 
 
 class FastRmsNorm(nn.Module):
@@ -222,8 +275,8 @@ class FastRmsNorm(nn.Module):
     def __init__(self, norm: Any) -> None:
         super().__init__()
         weight = norm.weight.detach()
-        eps = getattr(norm, "variance_epsilon", None) or norm.eps
-        self.eps: float = eps
+        eps = eps_of(norm)
+        self.eps = eps
         self.scale = (weight + NORMS[type(norm)]) * len(weight) ** 0.5
         self.floor = torch.tensor([(len(weight) * eps) ** 0.5])
 
@@ -240,9 +293,9 @@ class FastGatedMlp(nn.Module):
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
-        self.gate = FastLinear(mlp.gate_proj)
-        self.up = FastLinear(mlp.up_proj)
-        self.down = FastLinear(mlp.down_proj)
+        self.gate = fast_linear(mlp.gate_proj)
+        self.up = fast_linear(mlp.up_proj)
+        self.down = fast_linear(mlp.down_proj)
         self.activation: nn.Module = mlp.act_fn
         self.act = mlp.act_fn.forward
 
@@ -256,7 +309,7 @@ class FastGatedMlp(nn.Module):
 class FastAttention(nn.Module):
     """Projections in one product, rotation in place, keys and values stored by one copy."""
 
-    def __init__(self, attention: Any, linear: Callable[..., Any] = FastLinear) -> None:
+    def __init__(self, attention: Any, linear: Callable[..., Any] = fast_linear) -> None:
         """`linear` makes one layer of several of the same input."""
         super().__init__()
         self.layer: int = attention.draftline_layer
@@ -264,8 +317,11 @@ class FastAttention(nn.Module):
         self.scaling, self.window, self.softcap = options_of(attention)
         self.project = linear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = linear(attention.o_proj)
-        self.num_heads: int = len(attention.q_proj.weight) // self.head_dim
-        self.num_rotated: int = self.num_heads + len(attention.k_proj.weight) // self.head_dim
+        num_queries, num_keys = (
+            one.weight.shape[0] // self.head_dim for one in (attention.q_proj, attention.k_proj)
+        )
+        self.num_heads: int = num_queries
+        self.num_rotated: int = num_queries + num_keys
         self.q_norm = _fast_norm(attention, "q_norm")
         self.k_norm = _fast_norm(attention, "k_norm")
 

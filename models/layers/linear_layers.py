@@ -17,10 +17,11 @@ from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import ConfigError
 from ...kernels.cpu.build import are_loaded, vectors
-from ...kernels.cpu.packed_linear import pack_weights, packed_linear
+from ...kernels.cpu.packed_linear import PackedWeight, pack_weights, packed_linear
 from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
+from ..load.quantized_layouts import QuantizedWeight
 
 NONE = "none"
 QUANTIZATIONS = (NONE, "int8")
@@ -33,9 +34,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor) -> None:
         """`weight` of a linear layer without a bias, which may be set later."""
         super().__init__()
-        scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
-        scales /= LARGEST
-        rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
+        rounded, scales = _rounded(weight)
         self.weight = nn.Parameter(rounded, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         implementation = "triton" if runs_triton(Machine.of(weight.device)) else "reference"
@@ -47,6 +46,24 @@ class Int8Linear(nn.Module):
         """`x` [..., inputs] -> [..., outputs]."""
         rows = x.reshape(-1, x.shape[-1])
         return self.product(rows, self.weight, self.scales, self.bias).view(*x.shape[:-1], -1)
+
+
+def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [outputs, inputs] and float32 scales [outputs]."""
+    scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
+    scales /= LARGEST
+    return (weight.float() / scales[:, None]).round().to(torch.int8), scales
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer of a quantised weight, for stages of which the CPU kernels take it over."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        """A bias may be set later."""
+        super().__init__()
+        self.weight = weight
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", None)
 
 
 def check_quantization(quantization: str) -> None:
@@ -64,13 +81,31 @@ def is_quantized(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(module), nn.Linear | Conv1D)
 
 
-def put_quantized(model: nn.Module, name: str, weight: Tensor) -> None:
-    """Replace the layer of which `name` is the weight."""
+def put_quantized(model: nn.Module, name: str, weight: Tensor, *, keep: bool = False) -> None:
+    """Replace the layer of which `name` is the weight, by one of 8 bits. `keep`: see
+    `put_kept`."""
     parent, _, child = name.removesuffix(".weight").rpartition(".")
     owner = model.get_submodule(parent)
     # GPT-2 has it [inputs, outputs].
     is_turned = isinstance(getattr(owner, child), Conv1D)
-    setattr(owner, child, Int8Linear(weight.t().contiguous() if is_turned else weight))
+    own = weight.t().contiguous() if is_turned else weight
+    if not keep:
+        setattr(owner, child, Int8Linear(own))
+        return
+    codes, scales = _rounded(own)
+    one_group = torch.zeros(codes.shape[1], dtype=torch.int64)
+    put_kept(model, name, QuantizedWeight(codes, scales[:, None], None, one_group))
+
+
+def can_keep(model: nn.Module, name: str) -> bool:
+    """Whether `put_kept` applies: `name` is the weight of a linear layer or of an untied head."""
+    module, _, attribute = name.rpartition(".")
+    return attribute == "weight" and type(model.get_submodule(module)) is nn.Linear
+
+
+def put_kept(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
+    """Replace the layer of which `name` is the weight, by one that the CPU kernels take over."""
+    model.set_submodule(name.removesuffix(".weight"), QuantizedLinear(weight))
 
 
 def pack_linears(module: nn.Module) -> None:
@@ -89,7 +124,7 @@ def pack_linears(module: nn.Module) -> None:
         if layer.weight.device.type != "cpu":
             continue
         packed = pack_weights([layer.weight.detach().t()], panel)
-        layer.weight = nn.Parameter(packed, requires_grad=False)
+        layer.weight = nn.Parameter(packed.codes, requires_grad=False)
         product = partial(_packed_product, layer)
         layer.forward = product  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -97,7 +132,7 @@ def pack_linears(module: nn.Module) -> None:
 def _packed_product(layer: nn.Linear, x: Tensor) -> Tensor:
     """`x` [..., inputs] -> [..., outputs] of a layer whose weight is packed."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = packed_linear(rows, layer.weight, layer.out_features)
+    out = packed_linear(rows, PackedWeight(layer.weight), layer.out_features)
     if layer.bias is not None:
         out += layer.bias
     return out.view(*x.shape[:-1], layer.out_features)

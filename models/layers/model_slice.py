@@ -27,16 +27,26 @@ from ..load.chosen_layers import ChosenLayers, config_of_layers
 from ..load.converted_files import converted
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
-from ..load.quantized_files import open_weights, read_kv_scales
+from ..load.quantized_files import QuantizedFiles, open_weights, read_kv_scales
 from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
 from .base_forward import BaseForward
-from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
+from .fast_modules import (
+    FastLinear,
+    KeptLinear,
+    Rotation,
+    can_be_fast,
+    fast_linear,
+    make_fast,
+)
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
 from .linear_layers import (
     NONE,
     GpuHead,
+    QuantizedLinear,
+    can_keep,
     check_quantization,
     is_quantized,
+    put_kept,
     put_quantized,
     sum_exactly,
 )
@@ -50,7 +60,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_tensors(
     model: PreTrainedModel, span: LayerSpan | None, files: WeightFiles,
-    dtype: torch.dtype, device: torch.device, *, quantization: str = NONE,
+    dtype: torch.dtype, device: torch.device, *, quantization: str = NONE, keep: bool = False,
     progress: Progress = unseen,
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device. None: all but the
@@ -59,7 +69,8 @@ def load_tensors(
     Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
     that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
     holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
-    layers become `Int8Linear`.
+    layers become `Int8Linear`. With `keep` both become `QuantizedLinear`, for CPU kernels alone.
+
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
     """
@@ -76,14 +87,22 @@ def load_tensors(
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
     loaded: dict[str, Tensor] = {}
     sources = sorted(set(source_of.values()))
-    tensors = files.read(sources)
+    kept = _kept(model, sources, files, quantization) if keep else []
+    tensors = files.read([name for name in sources if name not in kept])
     size = sum(parameters[name].numel() for name in sources)
     with progress("loading weights", total=size / MILLION, unit="million") as work:
+        for name in kept:
+            assert isinstance(files, QuantizedFiles)
+            weight = files.read_quantized(name)
+            _check_shape(name, weight.shape, parameters[name], files)
+            put_kept(model, name, weight)
+            work.advance(weight.codes.numel() / MILLION)
         for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
-            _check_tensor(name, tensor, parameters[name], files)
+            _check_shape(name, tensor.shape, parameters[name], files)
+            _check_type(name, tensor, files)
             placed = tensor.to(device, dtype)
             if quantization != NONE and is_quantized(model, name):
-                put_quantized(model, name, placed)
+                put_quantized(model, name, placed, keep=keep)
             else:
                 is_parameter = isinstance(parameters[name], nn.Parameter)
                 loaded[name] = nn.Parameter(placed, requires_grad=False) if is_parameter else placed
@@ -95,6 +114,23 @@ def load_tensors(
             continue
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, loaded[source])
+
+
+def _kept(
+    model: PreTrainedModel, names: Sequence[str], files: WeightFiles, quantization: str
+) -> list[str]:
+    """The weights that stay as they are stored."""
+    if not isinstance(files, QuantizedFiles):
+        return []
+    head = _parts(model)[2]
+    return [
+        name
+        for name in names
+        if name in files.quantized and can_keep(model, name)
+        # A tied head may be compared with the embedding.
+        if not (name.startswith(head) and model.config.tie_word_embeddings)
+        if quantization == NONE or not is_quantized(model, name)
+    ]
 
 
 def _belongs(
@@ -163,12 +199,15 @@ def _check_unexpected(model: PreTrainedModel, known: Iterable[str], files: Weigh
         )
 
 
-def _check_tensor(name: str, tensor: Tensor, wanted: Tensor, files: WeightFiles) -> None:
-    if tensor.shape != wanted.shape:
+def _check_shape(name: str, shape: torch.Size, wanted: Tensor, files: WeightFiles) -> None:
+    if shape != wanted.shape:
         raise CheckpointError(
-            f"{files.folder}: tensor {name} has shape {tuple(tensor.shape)}, the config says "
+            f"{files.folder}: tensor {name} has shape {tuple(shape)}, the config says "
             f"{tuple(wanted.shape)}; config and weights do not belong together"
         )
+
+
+def _check_type(name: str, tensor: Tensor, files: WeightFiles) -> None:
     if not tensor.is_floating_point():
         raise CheckpointError(
             f"{files.folder}: tensor {name} is {tensor.dtype}, and config.json has no "
@@ -216,12 +255,14 @@ class ModelSlice:
 
 def load_slice(
     model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
-    quantization: str = "none", *, fused: bool = False, progress: Progress = unseen,
+    quantization: str = "none", *, fused: bool = False, keep: bool = False,
+    progress: Progress = unseen,
 ) -> ModelSlice:  # fmt: skip
     """Load a stage's modules; with `fused`, those of `fused_modules.py` where supported.
 
     The weights of a quantised checkpoint are taken back to `dtype`, whatever `quantization` (the
-    stage's own rounding) then makes of them. Activations are not quantised.
+    stage's own rounding) then makes of them. Activations are not quantised. With `keep`, for stages
+    that `CpuLayers` runs, linear layers keep quantised weights, those of `quantization` too.
 
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
@@ -240,7 +281,7 @@ def load_slice(
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
     load_tensors(
         whole, span, files, DTYPES[dtype], torch.device(device),
-        quantization=quantization, progress=progress,
+        quantization=quantization, keep=keep, progress=progress,
     )  # fmt: skip
     scales = read_kv_scales(
         files, whole.base_model_prefix, span.first, span.last, num_kv_heads(config)
@@ -310,10 +351,13 @@ def _forward_slice(
     )
 
 
-def _head(linear: nn.Linear, fused_ops: FusedOps | None, *, fast: bool) -> Projection:
+def _head(
+    linear: nn.Linear | QuantizedLinear, fused_ops: FusedOps | None, *, fast: bool
+) -> Projection:
     if fused_ops is not None:
+        assert isinstance(linear, nn.Linear)
         return GpuHead(fused_ops.few_rows, linear)
-    return FastLinear(linear) if fast else linear
+    return fast_linear(linear) if fast else linear
 
 
 def with_pruned_head(part: ModelSlice, rows: Int64) -> ModelSlice:
@@ -329,6 +373,8 @@ def with_pruned_head(part: ModelSlice, rows: Int64) -> ModelSlice:
 def _pruned_head(head: Projection, rows: Int64) -> Projection:
     if isinstance(head, GpuHead):
         return head.of_rows(torch.from_numpy(rows).to(head.weight.device))
+    if isinstance(head, KeptLinear):
+        return head.of_rows(torch.from_numpy(rows))
     assert isinstance(head, FastLinear | nn.Linear)
     is_fast = isinstance(head, FastLinear)
     weight = head.weight.t() if is_fast else head.weight

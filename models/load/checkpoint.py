@@ -268,11 +268,19 @@ class TensorFiles:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors, by name, without reading them."""
-        found: dict[str, tuple[int, ...]] = {}
+        return {name: shape for name, (_, shape) in self.headers().items()}
+
+    def headers(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type, as safetensors names it, and shape of all tensors, without reading them."""
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for file in self._files:
+            own = [
+                (name, stored) for name, (holder, stored) in self._stored.items() if holder == file
+            ]
             with _opened(self.folder / file) as tensors:
-                names = list(tensors.keys())
-                found.update((name, tuple(tensors.get_slice(name).get_shape())) for name in names)
+                for name, stored in own:
+                    header = tensors.get_slice(stored)
+                    found[name] = header.get_dtype(), tuple(header.get_shape())
         return found
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from ...core.errors import CheckpointError
 from .checkpoint import KV_SCALES, TensorFiles, WeightFiles, composite_type, listed
 from .quantization_config import Quantization, read_quantization
-from .quantized_layouts import WEIGHT, Layout, is_one_byte
+from .quantized_layouts import WEIGHT, Layout, QuantizedWeight, is_one_byte
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def open_weights(
         files.take_text_part()
     if quantization is None:
         return files
-    logger.info("event=dequantizing stored_as=%r dtype=%s", quantization.description, dtype)
+    logger.info("event=quantized_weights stored_as=%r", quantization.description)
     if not quantization.layouts:
         return Mxfp4Files(files, dtype, device)
     return QuantizedFiles(files, quantization, dtype, device)
@@ -52,6 +52,8 @@ class QuantizedFiles:
 
     A weight's parts are read and dequantised on `device` on request, one weight at a time. Modules
     that the quantiser left out have plain weights, which are read as they are.
+
+    quantized  the plain names of quantised weights
     """
 
     def __init__(
@@ -62,12 +64,16 @@ class QuantizedFiles:
         self._dtype = dtype
         self._device = device
         self._extra_biases = quantization.extra_biases
-        self._modules = _stored_modules(files.names, quantization)
+        self._modules = stored_modules(files.names, quantization)
+        self.quantized = frozenset(self._modules)
         hidden = {name for module in self._modules.values() for name in module.parts.values()}
         self.folder = files.folder
-        self.names = frozenset(
-            name for name in files.names - hidden if _suffix(name) not in quantization.ignored
-        ) | frozenset(self._modules)
+        self.names = (
+            frozenset(
+                name for name in files.names - hidden if _suffix(name) not in quantization.ignored
+            )
+            | self.quantized
+        )
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored.
@@ -97,7 +103,12 @@ class QuantizedFiles:
                 )
             yield name, tensor
         for name in quantized:
-            yield name, self._dequantized(name)
+            yield name, self._quantized(name).dequantized(self._dtype)
+
+    def read_quantized(self, name: str) -> QuantizedWeight:
+        """A weight of `quantized`, not dequantised. Raises `CheckpointError` as `read`."""
+        self._check_parts([name])
+        return self._quantized(name)
 
     def _check_parts(self, names: Iterable[str]) -> None:
         missing = [
@@ -109,13 +120,13 @@ class QuantizedFiles:
         if missing:
             raise CheckpointError(f"{self.folder}: {listed(missing)} missing; fetch it again")
 
-    def _dequantized(self, name: str) -> Tensor:
+    def _quantized(self, name: str) -> QuantizedWeight:
         module = self._modules[name]
         last_part = {stored: part for part, stored in module.parts.items()}
         stored = self._files.read(module.parts.values())
         parts = {last_part[one]: tensor.to(self._device) for one, tensor in stored}
         try:
-            return module.layout.weight(parts).dequantized(self._dtype)
+            return module.layout.weight(parts)
         except ValueError as error:
             raise CheckpointError(
                 f"{self.folder}: tensors of {name.removesuffix('.weight')} do not fit each other: "
@@ -123,7 +134,7 @@ class QuantizedFiles:
             ) from error
 
 
-def _stored_modules(names: frozenset[str], quantization: Quantization) -> dict[str, StoredModule]:
+def stored_modules(names: frozenset[str], quantization: Quantization) -> dict[str, StoredModule]:
     """By the plain name of their weight."""
     parts: dict[str, dict[str, str]] = {}
     for name in names:

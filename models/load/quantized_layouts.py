@@ -17,6 +17,8 @@ from torch import Tensor
 # Values that are computed in float32 at once: 16 MiB, however large the matrix.
 CHUNK_VALUES = 1 << 22
 WORD_BITS = 32
+# Of either sign.
+E4M3_NAN = 0x7F
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,7 @@ class QuantizedWeight:
     zeros     float32 [outputs, groups]; None: 0
     group_of  int64 [inputs], the group of each input
 
-    Raises `ValueError` where the shapes do not belong together.
+    Raises `ValueError` where the shapes do not belong together, or numbers are not finite.
     """
 
     codes: Tensor
@@ -49,6 +51,23 @@ class QuantizedWeight:
             raise ValueError(f"groups of {self.group_of.numel()} inputs, the weight has {inputs}")
         if not 0 <= int(self.group_of.min()) <= int(self.group_of.max()) < num_groups:
             raise ValueError(f"an input's group is none of the {num_groups} that have scales")
+        if not self.scales.isfinite().all():
+            raise ValueError("a scale is not finite")
+        is_e4m3 = self.codes.dtype == torch.float8_e4m3fn
+        if is_e4m3 and (self.codes.view(torch.uint8) & E4M3_NAN == E4M3_NAN).any():
+            raise ValueError("a code is not a number")
+
+    @property
+    def shape(self) -> torch.Size:
+        """[outputs, inputs]"""
+        return self.codes.shape
+
+    def of_rows(self, rows: Tensor) -> QuantizedWeight:
+        """These outputs alone, int64 [n], in their order."""
+        zeros = None if self.zeros is None else self.zeros[rows]
+        # Bytes, since torch does not index all formats of FP8.
+        codes = self.codes.view(torch.uint8)[rows].view(self.codes.dtype)
+        return QuantizedWeight(codes, self.scales[rows], zeros, self.group_of)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The values [outputs, inputs], computed in float32 and rounded to `dtype` once."""
@@ -78,6 +97,27 @@ class QuantizedWeight:
     def _of_inputs(self, by_group: Tensor, shape: tuple[int, ...]) -> Tensor:
         """[outputs, groups] so that it broadcasts over [outputs, *shape]."""
         return by_group[:, self.group_of] if len(shape) == 1 else by_group[..., None]
+
+
+def side_by_side(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """One weight with the outputs of all; None if their codes or groups differ in kind."""
+    first = weights[0]
+    if any(
+        one.codes.dtype != first.codes.dtype
+        or (one.zeros is None) != (first.zeros is None)
+        or one.scales.shape[1] != first.scales.shape[1]
+        or not torch.equal(one.group_of, first.group_of)
+        for one in weights
+    ):
+        return None
+    zeros = [one.zeros for one in weights if one.zeros is not None]
+    codes = torch.cat([one.codes.view(torch.uint8) for one in weights])
+    return QuantizedWeight(
+        codes.view(first.codes.dtype),
+        torch.cat([one.scales for one in weights]),
+        torch.cat(zeros) if zeros else None,
+        first.group_of,
+    )
 
 
 def unpacked(packed: Tensor, bits: int, count: int, order: Sequence[int] | None = None) -> Tensor:

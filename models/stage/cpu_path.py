@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from ...core.arrays import Bool, Int32, UInt8
 from ...core.errors import ConfigError
@@ -38,16 +39,19 @@ from .plain_path import HiddenStateTaps, layer_input, no_taps, rotary_table
 logger = logging.getLogger(__name__)
 
 
-def load_kernels_for(part: ModelSlice, options: StageOptions, progress: Progress = unseen) -> bool:
-    """Load the CPU kernels if the stage is to run by them; the first call compiles them.
+def load_kernels_for(
+    config: PretrainedConfig, dtype: str, device: torch.device, options: StageOptions,
+    progress: Progress = unseen,
+) -> bool:  # fmt: skip
+    """Load the CPU kernels if a stage of the model is to run by them; the first call compiles them.
 
     Where they cannot be used, the log says why. Raises `ConfigError` (`batch_invariant`) if that
     setting requires them.
     """
     is_required = options.batch_invariant == "on"
-    if part.device.type != "cpu" or (options.compile == "off" and not is_required):
+    if device.type != "cpu" or (options.compile == "off" and not is_required):
         return False
-    obstacle = cpu_obstacle(part)
+    obstacle = cpu_obstacle(config, dtype, device)
     if options.attention != "auto":
         obstacle = f"attention is {options.attention}"
     level = logging.INFO
@@ -98,7 +102,8 @@ class CpuPath:
         self._rotary = rotary_table(part)
         self._layers = CpuLayers(part)
         self._embed = part.embed
-        logger.info("event=cpu_kernels_used layers=%d", len(part.layers))
+        kept = " ".join(f"{kind}:{count}" for kind, count in self._layers.num_weights.items())
+        logger.info("event=cpu_kernels_used layers=%d weights=%r", len(part.layers), kept)
 
     def move(self, moves: Int32) -> None:
         """Copy slots of the cache, int32 [m, 2] (from, to). All are read first."""

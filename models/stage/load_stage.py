@@ -59,9 +59,11 @@ def load_stage(
     if is_invariant:
         options = invariant_options(options, Machine.of(device))
     fused = uses_fused_modules(device, options.attention)
+    by_cpu_kernels = load_kernels_for(config, dtype, torch.device(device), options, progress)
     part = load_slice(
-        model_path, span, dtype, device, options.quantization, fused=fused, progress=progress
-    )
+        model_path, span, dtype, device, options.quantization, fused=fused, keep=by_cpu_kernels,
+        progress=progress,
+    )  # fmt: skip
     if options.output is not None:
         part = with_pruned_head(part, options.output.rows)
     if is_invariant:
@@ -85,7 +87,7 @@ def load_stage(
             lambda count: stage_of(plain_path(count)), block_size, options, CudaMemory(part.device)
         )
     path = plain_path(num_blocks)
-    if load_kernels_for(part, options, progress):
+    if by_cpu_kernels:
         return stage_of(CpuPath(part, path.kv, block_size, taps))
     is_plain = part.forward is not None or part.device.type != "cuda"
     if is_plain or not isinstance(path.attention, KernelBackend):

@@ -19,7 +19,8 @@ namespace {
 
 // The modules after the layers.
 struct Head {
-  const at::Tensor &norm, &weight;
+  const at::Tensor& norm;
+  at::TensorList weight;
   double eps;
   int64_t outputs;
   const std::optional<at::Tensor>& bias;
@@ -101,7 +102,7 @@ struct Ends {
 // they are wanted.
 at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Tensor& positions,
                   const at::Tensor& table, const at::Tensor& norm, double eps,
-                  const at::Tensor& weight, int64_t outputs, const std::optional<at::Tensor>& bias,
+                  at::TensorList weight, int64_t outputs, const std::optional<at::Tensor>& bias,
                   std::optional<double> softcap, const at::Tensor& temperatures,
                   const at::Tensor& seeds, const at::Tensor& sampled, const at::Tensor& end_ids,
                   at::TensorList tensors, at::IntArrayRef shapes, at::ArrayRef<double> numbers,
@@ -147,7 +148,7 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
   library.def(
       "decode(Tensor first, Tensor slots, Tensor positions, Tensor table, Tensor norm, float eps, "
-      "Tensor weight, int outputs, Tensor? bias, float? softcap, Tensor temperatures, Tensor "
+      "Tensor[] weight, int outputs, Tensor? bias, float? softcap, Tensor temperatures, Tensor "
       "seeds, Tensor sampled, Tensor end_ids, Tensor[] tensors, int[] shapes, float[] numbers, "
       "Tensor[] rotations, Tensor(a!)? said=None) -> Tensor");
 }

@@ -29,8 +29,8 @@ struct Numbers {
   double scaling, softcap, eps;
 };
 constexpr int64_t FLOATS = 3;
-// Tensors of a layer: its vectors one behind the other, then its four packed weights.
-constexpr int64_t TENSORS = 5;
+// Tensors of a layer: its vectors one behind the other, then those of its four packed weights.
+constexpr int64_t TENSORS = 1 + 4 * PARTS;
 enum Flags : int64_t { HEAD_NORMS = 1, POST_NORMS = 2, QKV_BIAS = 4, OUT_BIAS = 8, MLP_BIAS = 16 };
 enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
 
@@ -205,10 +205,13 @@ Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& n
   layer.gate_up_bias = take(flags & MLP_BIAS, 2 * shape.intermediate);
   layer.down_bias = take(flags & MLP_BIAS, hidden);
   TORCH_CHECK(next == end, "run_layers: vectors of another size");
-  layer.qkv = Weight::of(tensors[1], hidden, heads);
-  layer.out = Weight::of(tensors[2], shape.num_heads * pass.head_dim, hidden);
-  layer.gate_up = Weight::of(tensors[3], hidden, 2 * shape.intermediate);
-  layer.down = Weight::of(tensors[4], shape.intermediate, hidden);
+  const auto weight = [&](int64_t index, int64_t inputs, int64_t outputs) {
+    return Weight::of({tensors + 1 + index * PARTS, PARTS}, inputs, outputs);
+  };
+  layer.qkv = weight(0, hidden, heads);
+  layer.out = weight(1, shape.num_heads * pass.head_dim, hidden);
+  layer.gate_up = weight(2, hidden, 2 * shape.intermediate);
+  layer.down = weight(3, shape.intermediate, hidden);
   return layer;
 }
 

@@ -1,6 +1,6 @@
 // A product with a matrix that lies in panels of PANEL columns, [panels, inputs, PANEL], the last
-// one padded with zeros. Weights of 16 bits are widened in registers, so that their sums are those of
-// the same weights in 32 bits, at half the bytes to read.
+// one padded with zeros. Weights of 4, 8 and 16 bits are widened in registers, so that their sums are
+// those of the same weights in 32 bits, with fewer bytes to read.
 //
 // A row's sums run over the inputs in order, with one rounding each, for any number of rows and
 // threads. So a row's result is bitwise independent of the other rows. Few rows are bound by
@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "team.h"
 #include "vectors.h"
@@ -29,15 +30,89 @@ constexpr int64_t GRAIN = 1 << 16;
 
 constexpr int64_t CACHE_LINE = 64;
 
-inline Vector widened(const float* from) { return load(from); }
+constexpr bool has_zeros(Kind kind) { return kind == Kind::UINT8 || kind == Kind::UINT4; }
 
-inline Vector widened(const uint16_t* from) { return load_half(from); }
+constexpr bool is_quantized(Kind kind) { return kind > Kind::BFLOAT16; }
 
-// Adds the products with the inputs from `first` to before `last`, whose weights begin at `weight`.
-template <int R, typename W>
+// Bytes of PANEL numbers.
+constexpr int64_t row_bytes(Kind kind) {
+  switch (kind) {
+    case Kind::FLOAT32: return PANEL * 4;
+    case Kind::BFLOAT16: return PANEL * 2;
+    case Kind::UINT4: return PANEL / 2;
+    default: return PANEL;
+  }
+}
+
+// The weights of a panel from an input on.
+template <Kind K>
+struct Panel {
+  const uint8_t* codes;
+  const float* scales = nullptr;
+  const uint8_t* zeros = nullptr;
+  const int32_t* groups = nullptr;
+  // Those of the last input.
+  int32_t group = -1;
+  Vector scale[VECTORS];
+  Ints zero[VECTORS];
+
+  Panel(const Weight& weight, int64_t inputs, int64_t panel, int64_t first)
+      : codes(weight.codes + (panel * inputs + first) * row_bytes(K)) {
+    if constexpr (is_quantized(K)) {
+      scales = weight.scales + panel * weight.num_groups * PANEL;
+      groups = weight.groups + first;
+    }
+    if constexpr (has_zeros(K)) zeros = weight.zeros + panel * weight.num_groups * PANEL;
+  }
+
+  // Those of input k from there on, in float32. Always inline, so that a group stays in registers.
+  [[gnu::always_inline]] void widen(int64_t k, Vector* wide) {
+    const uint8_t* row = codes + k * row_bytes(K);
+    for (int64_t i = 0; i < row_bytes(K); i += CACHE_LINE)
+      __builtin_prefetch(row + AHEAD * row_bytes(K) + i);
+    if constexpr (is_quantized(K)) {
+      if (groups[k] != group) take_group(groups[k]);
+    }
+    for (int v = 0; v < VECTORS; ++v) {
+      const uint8_t* part = row + v * row_bytes(K) / VECTORS;
+      if constexpr (K == Kind::FLOAT32) {
+        wide[v] = load(reinterpret_cast<const float*>(part));
+      } else if constexpr (K == Kind::BFLOAT16) {
+        wide[v] = load_half(part);
+      } else if constexpr (K == Kind::E4M3) {
+        // Sign, exponent and fraction in their places; the scale makes up for the exponent's bias.
+        const Ints bits = load_signed_bytes(part) << 20 & int32_t(0x87f00000);
+        wide[v] = (Vector)bits * scale[v];
+      } else {
+        wide[v] = __builtin_convertvector(steps(row, v), Vector) * scale[v];
+      }
+    }
+  }
+
+  // Of the integer kinds: codes less their zero points. A difference of bytes is exact in float32.
+  Ints steps(const uint8_t* row, int v) const {
+    if constexpr (K == Kind::INT8) return load_signed_bytes(row + v * LANES);
+    if constexpr (K == Kind::UINT8) return load_bytes(row + v * LANES) - zero[v];
+    constexpr int HALF = VECTORS / 2;
+    const Ints both = load_bytes(row + v % HALF * LANES);
+    return (v < HALF ? both & 15 : both >> 4) - zero[v];
+  }
+
+  void take_group(int32_t next) {
+    group = next;
+    for (int v = 0; v < VECTORS; ++v) {
+      scale[v] = load(scales + next * PANEL + v * LANES);
+      if constexpr (has_zeros(K)) zero[v] = load_bytes(zeros + next * PANEL + v * LANES);
+    }
+  }
+};
+
+// Adds the products with the inputs from `first` to before `last`, whose weights `weights` begins
+// with.
+template <int R, Kind K>
 void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64_t last,
-              const W* weight) {
-  const float* x = p.x + row * p.inputs;
+              Panel<K> weights) {
+  const float* x = p.x + row * p.inputs + first;
   float* out = p.out + row * p.outputs + panel * PANEL;
   const int64_t width = std::min(PANEL, p.outputs - panel * PANEL);
   Vector sums[R][VECTORS] = {};
@@ -48,11 +123,9 @@ void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64
     for (int r = 0; r < R; ++r)
       __builtin_memcpy(&sums[r][0], p.bias + panel * PANEL, width * sizeof(float));
   }
-  for (int64_t k = first; k < last; ++k, weight += PANEL) {
-    for (int64_t i = 0; i < PANEL; i += CACHE_LINE / sizeof(W))
-      __builtin_prefetch(weight + AHEAD * PANEL + i);
+  for (int64_t k = 0; k < last - first; ++k) {
     Vector wide[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) wide[v] = widened(weight + v * LANES);
+    weights.widen(k, wide);
     for (int r = 0; r < R; ++r) {
       const float value = x[r * p.inputs + k];
       for (int v = 0; v < VECTORS; ++v) sums[r][v] = fma(wide[v], value, sums[r][v]);
@@ -74,28 +147,53 @@ void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64
   }
 }
 
-template <typename W>
-void add_part(const Product& p, int64_t panel, int64_t first, int64_t last, const W* weight) {
+template <Kind K>
+void add_part(const Product& p, int64_t panel, int64_t first, int64_t last,
+              const Panel<K>& weights) {
   int64_t row = 0;
-  for (; row + ROWS <= p.rows; row += ROWS) add_rows<ROWS>(p, row, panel, first, last, weight);
+  for (; row + ROWS <= p.rows; row += ROWS) add_rows<ROWS>(p, row, panel, first, last, weights);
   switch (p.rows - row) {
-    case 5: add_rows<5>(p, row, panel, first, last, weight); break;
-    case 4: add_rows<4>(p, row, panel, first, last, weight); break;
-    case 3: add_rows<3>(p, row, panel, first, last, weight); break;
-    case 2: add_rows<2>(p, row, panel, first, last, weight); break;
-    case 1: add_rows<1>(p, row, panel, first, last, weight); break;
+    case 5: add_rows<5>(p, row, panel, first, last, weights); break;
+    case 4: add_rows<4>(p, row, panel, first, last, weights); break;
+    case 3: add_rows<3>(p, row, panel, first, last, weights); break;
+    case 2: add_rows<2>(p, row, panel, first, last, weights); break;
+    case 1: add_rows<1>(p, row, panel, first, last, weights); break;
     default: break;
   }
 }
 
-template <typename W>
+template <Kind K>
 void add_panel(const Product& p, int64_t panel) {
-  const W* weight = static_cast<const W*>(p.weight.data) + panel * p.inputs * PANEL;
-  for (int64_t first = 0; first < p.inputs; first += DEPTH, weight += DEPTH * PANEL)
-    add_part(p, panel, first, std::min(p.inputs, first + DEPTH), weight);
+  for (int64_t first = 0; first < p.inputs; first += DEPTH) {
+    const int64_t last = std::min(p.inputs, first + DEPTH);
+    add_part(p, panel, first, last, Panel<K>(p.weight, p.inputs, panel, first));
+  }
 }
 
-at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weight, int64_t outputs) {
+// `add_panel` of the weight's kind.
+void add_panel_of(const Product& p, int64_t panel) {
+  switch (p.weight.kind) {
+    case Kind::FLOAT32: return add_panel<Kind::FLOAT32>(p, panel);
+    case Kind::BFLOAT16: return add_panel<Kind::BFLOAT16>(p, panel);
+    case Kind::INT8: return add_panel<Kind::INT8>(p, panel);
+    case Kind::E4M3: return add_panel<Kind::E4M3>(p, panel);
+    case Kind::UINT8: return add_panel<Kind::UINT8>(p, panel);
+    case Kind::UINT4: return add_panel<Kind::UINT4>(p, panel);
+  }
+}
+
+Kind kind_of(const at::Tensor& codes) {
+  switch (codes.scalar_type()) {
+    case at::kFloat: return Kind::FLOAT32;
+    case at::kBFloat16: return Kind::BFLOAT16;
+    case at::kChar: return Kind::INT8;
+    case at::kFloat8_e4m3fn: return Kind::E4M3;
+    case at::kByte: return codes.size(2) == PANEL ? Kind::UINT8 : Kind::UINT4;
+    default: TORCH_CHECK(false, "a packed weight of another type");
+  }
+}
+
+at::Tensor packed_linear(const at::Tensor& x, at::TensorList weight, int64_t outputs) {
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kFloat);
   at::Tensor out = at::empty({x.size(0), outputs}, x.options());
   multiply({x.const_data_ptr<float>(), Weight::of(weight, x.size(1), outputs),
@@ -105,28 +203,40 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weight, int64_t 
 
 }  // namespace
 
-Weight Weight::of(const at::Tensor& packed, int64_t inputs, int64_t outputs) {
-  TORCH_CHECK(packed.dim() == 3 && packed.is_contiguous() && packed.size(1) == inputs &&
-              packed.size(2) == PANEL && packed.size(0) == (outputs + PANEL - 1) / PANEL);
-  const at::ScalarType type = packed.scalar_type();
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16);
-  return {packed.const_data_ptr(), type == at::kBFloat16};
+Weight Weight::of(at::TensorList parts, int64_t inputs, int64_t outputs) {
+  TORCH_CHECK(parts.size() == PARTS);
+  const auto& [codes, scales, zeros, groups] = std::tie(parts[0], parts[1], parts[2], parts[3]);
+  TORCH_CHECK(codes.dim() == 3 && codes.is_contiguous());
+  const Kind kind = kind_of(codes);
+  const int64_t panels = (outputs + PANEL - 1) / PANEL;
+  TORCH_CHECK(codes.size(0) == panels && codes.size(1) == inputs &&
+              codes.size(2) * codes.element_size() == row_bytes(kind));
+  Weight weight{kind, static_cast<const uint8_t*>(codes.const_data_ptr())};
+  if (!draftline::is_quantized(kind)) return weight;
+  TORCH_CHECK(scales.dim() == 3 && scales.is_contiguous() && scales.size(0) == panels &&
+              scales.size(2) == PANEL && groups.is_contiguous() && groups.numel() == inputs);
+  weight.scales = scales.const_data_ptr<float>();
+  weight.groups = groups.const_data_ptr<int32_t>();
+  weight.num_groups = scales.size(1);
+  if (has_zeros(kind)) {
+    TORCH_CHECK(zeros.is_contiguous() && zeros.sizes() == scales.sizes());
+    weight.zeros = zeros.const_data_ptr<uint8_t>();
+  }
+  return weight;
 }
 
 void multiply(const Product& product) {
   const int64_t panels = (product.outputs + PANEL - 1) / PANEL;
   const int64_t work = PANEL * product.inputs * std::max<int64_t>(product.rows, 1);
   parallel(panels, (GRAIN + work - 1) / work, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel)
-      product.weight.is_half ? add_panel<uint16_t>(product, panel)
-                             : add_panel<float>(product, panel);
+    for (int64_t panel = begin; panel < end; ++panel) add_panel_of(product, panel);
   });
 }
 
 }  // namespace draftline
 
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
-  library.def("packed_linear(Tensor x, Tensor weight, int outputs) -> Tensor");
+  library.def("packed_linear(Tensor x, Tensor[] weight, int outputs) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {

@@ -7,14 +7,25 @@
 
 namespace draftline {
 
-// A packed weight: float32, or bfloat16 where that holds the same values.
-struct Weight {
-  const void* data;
-  bool is_half;
+// How the numbers of a packed weight are kept. Those after BFLOAT16 are codes of a quantised weight.
+enum class Kind { FLOAT32, BFLOAT16, INT8, E4M3, UINT8, UINT4 };
 
-  // Of a contiguous tensor [panels, inputs, PANEL] for so many inputs and outputs.
-  static Weight of(const at::Tensor& packed, int64_t inputs, int64_t outputs);
+// A packed weight, as `kernels/cpu/packed_linear.py` describes it.
+struct Weight {
+  Kind kind;
+  const uint8_t* codes;  // [panels, inputs, PANEL] of the kind
+  // Of quantised weights: [panels, groups, PANEL], zeros of UINT8 and UINT4 alone.
+  const float* scales = nullptr;
+  const uint8_t* zeros = nullptr;
+  const int32_t* groups = nullptr;  // [inputs]
+  int64_t num_groups = 0;
+
+  // Of its tensors, for so many inputs and outputs.
+  static Weight of(at::TensorList parts, int64_t inputs, int64_t outputs);
 };
+
+// Tensors of a packed weight.
+constexpr int64_t PARTS = 4;
 
 // out = x @ weight + bias, and then + residual; [rows, outputs], rows one behind the other.
 struct Product {

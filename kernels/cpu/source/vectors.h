@@ -25,6 +25,7 @@ constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2), aligned(2)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
 
 // `value` in all lanes: a difference, since x - 0 is always x, while -0 + 0 is 0 and would be
 // computed.
@@ -33,8 +34,34 @@ inline Vector all(float value) { return value - Vector{}; }
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 
 // bfloat16, which is the upper half of a float.
-inline Vector load_half(const uint16_t* from) {
-  return (Vector)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Ints) << 16);
+inline Vector load_half(const void* from) {
+  return (Vector)(__builtin_convertvector(*static_cast<const Halves*>(from), Ints) << 16);
+}
+
+// LANES bytes, in 32 bits each. GCC converts vectors of bytes one by one.
+inline Ints load_bytes(const uint8_t* from) {
+#if DRAFTLINE_LANES == 16 && defined(__AVX512F__)
+  return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif DRAFTLINE_LANES == 8 && defined(__AVX2__)
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#elif DRAFTLINE_LANES == 4 && defined(__ARM_NEON)
+  uint32_t four;
+  std::memcpy(&four, from, sizeof(four));
+  return (Ints)vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)))));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
+#endif
+}
+
+// The same of signed ones.
+inline Ints load_signed_bytes(const uint8_t* from) {
+#if DRAFTLINE_LANES == 16 && defined(__AVX512F__)
+  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif DRAFTLINE_LANES == 8 && defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+  return (load_bytes(from) << 24) >> 24;
+#endif
 }
 
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }

@@ -158,9 +158,9 @@ def test_doctor_says_how_weights_are_stored_and_what_they_take(
         lines = capture.get().splitlines()
         return next(one for one in lines if f"weights of {model}" in one)
 
-    assert "stored as plain bfloat16, 10.3 MiB; loaded they take 20.6 MiB" in line(demo_path())
+    assert "stored as plain bfloat16, 10.3 MiB; loaded they take 14.3 MiB" in line(demo_path())
     assert "stored as AWQ, 4 bits, groups of 16, " in line(pair.quantized)
-    assert "loaded they take 20.6 MiB in float32 over all stages, 8.2" in line(pair.quantized)
+    assert "loaded they take 9.4 MiB in float32 over all stages, 10.2" in line(pair.quantized)
     config = json.loads((pair.quantized / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "hqq"}
     (pair.quantized / "config.json").write_text(json.dumps(config))

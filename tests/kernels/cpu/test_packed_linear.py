@@ -7,7 +7,7 @@ import torch
 from draftline.core.errors import ConfigError
 from draftline.kernels.cpu import build as cpu_build
 from draftline.kernels.cpu.build import vectors
-from draftline.kernels.cpu.packed_linear import pack_weights, packed_linear
+from draftline.kernels.cpu.packed_linear import PackedWeight, pack_weights, packed_linear
 from support.tools.cpu_kernels import load_cpu_kernels
 
 pytestmark = pytest.mark.compiler
@@ -29,8 +29,8 @@ def test_equals_the_reference(inputs: int, outputs: int, rows: int) -> None:
     packed = pack_weights([weight], vectors().panel)
     ours = packed_linear(x, packed, outputs)
     torch.testing.assert_close(ours, x @ weight, rtol=0, atol=1e-3)
-    panels, _, panel = packed.shape
-    unpacked = packed.transpose(0, 1).reshape(inputs, panels * panel)[:, :outputs]
+    panels, _, panel = packed.codes.shape
+    unpacked = packed.codes.transpose(0, 1).reshape(inputs, panels * panel)[:, :outputs]
     assert torch.equal(unpacked, weight)
 
 
@@ -54,11 +54,11 @@ def test_weights_of_a_bfloat16_checkpoint_stay_small_and_give_the_same_bits(
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, inputs), torch.randn(inputs, outputs).bfloat16().float()
     packed = pack_weights([weight], vectors().panel)
-    assert packed.dtype == torch.bfloat16
+    assert packed.codes.dtype == torch.bfloat16
     found = packed_linear(x, packed, outputs)
-    assert torch.equal(found, packed_linear(x, packed.float(), outputs))
+    assert torch.equal(found, packed_linear(x, PackedWeight(packed.codes.float()), outputs))
     weight[-1, -1] += 2e-4
-    assert pack_weights([weight], vectors().panel).dtype == torch.float32
+    assert pack_weights([weight], vectors().panel).codes.dtype == torch.float32
 
 
 @pytest.mark.parametrize("threads", [2, 4])
@@ -78,7 +78,7 @@ def test_weights_side_by_side_are_packed_as_one() -> None:
     parts = [torch.randn(9, width) for width in (70, 3, 200)]
     panel = vectors().panel
     joined = pack_weights([torch.cat(parts, dim=1)], panel)
-    assert torch.equal(pack_weights(parts, panel), joined)
+    assert torch.equal(pack_weights(parts, panel).codes, joined.codes)
 
 
 def test_a_wrong_shape_is_refused() -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from draftline.core.errors import ConfigError
 from draftline.kernels.cpu import build as cpu_build
 from draftline.models.layers.fast_modules import FastLinear
+from draftline.models.load.checkpoint import read_config
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage import cpu_path
 from draftline.models.stage.cpu_path import CpuPath, load_kernels_for
@@ -137,10 +137,10 @@ def test_what_they_do_not_know_stays_with_torch_and_invariance_is_refused(
 
 def test_they_are_of_cpus(tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
-    part = replace(stage_of(tmp_path, "llama", "off").path.part, device=torch.device("cuda"))
+    config, device = read_config(tmp_path), torch.device("cuda")
     for batch_invariant in ("auto", "on"):
         options = StageOptions(compile="auto", batch_invariant=batch_invariant)
-        assert not load_kernels_for(part, options)
+        assert not load_kernels_for(config, "float32", device, options)
 
 
 def test_without_a_compiler_and_a_build_one_warning_says_so(

@@ -287,8 +287,9 @@ def save_pair(kind: str, form: Format, folder: Path, **options: Any) -> Pair:
 
 
 def quantize(
-    source: Path, form: Format, folder: Path, *, num_shards: int = 1, keep: tuple[str, ...] = ()
-) -> Pair:
+    source: Path, form: Format, folder: Path, *, num_shards: int = 1, keep: tuple[str, ...] = (),
+    with_head: bool = False,
+) -> Pair:  # fmt: skip
     """Write a model's checkpoint both ways; modules in `keep` are left unquantised."""
     plain, quantized = (
         Path(shutil.copytree(source, folder / name)) for name in ("plain", "quantized")
@@ -297,7 +298,8 @@ def quantize(
     rng = np.random.default_rng(0)
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
-        if not module.endswith("_proj") or module in keep:
+        is_linear = module.endswith("_proj") or (with_head and module == "lm_head")
+        if not is_linear or module in keep:
             stored[name] = weight
             continue
         parts, values = form.write(weight.float().numpy(), rng)

@@ -1,0 +1,133 @@
+"""Products with quantised weights have, bit by bit, the sums of their float32 values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draftline.kernels.cpu.build import vectors
+from draftline.kernels.cpu.packed_linear import (
+    PackedWeight,
+    pack_quantized,
+    pack_weights,
+    packed_linear,
+)
+from draftline.models.load.quantized_layouts import QuantizedWeight, groups_in_order
+from support.tools.cpu_kernels import load_cpu_kernels
+from torch import Tensor
+
+pytestmark = pytest.mark.compiler
+
+# The last has more inputs than one pass over a panel takes.
+SIZES = [(8, 5), (160, 64), (200, 130), (1100, 70)]
+KEPT = {
+    "int8": torch.int8, "int8 with zero points": torch.uint8, "uint8": torch.uint8,
+    "4 bits": torch.uint8, "e4m3": torch.float8_e4m3fn,
+}  # fmt: skip
+GROUPS = ["32", "128", "one", "scattered"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    load_cpu_kernels()
+
+
+def codes_of(kind: str, outputs: int, inputs: int) -> Tensor:
+    if kind == "e4m3":
+        every = torch.arange(256, dtype=torch.uint8)
+        finite = every[every.view(torch.float8_e4m3fn).float().isfinite()]
+        chosen = torch.randint(len(finite), (outputs, inputs))
+        return finite[chosen].view(torch.float8_e4m3fn)
+    if kind.startswith("int8"):
+        return torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+    return torch.randint(16 if kind == "4 bits" else 256, (outputs, inputs), dtype=torch.uint8)
+
+
+def quantized(kind: str, groups: str, inputs: int, outputs: int) -> QuantizedWeight:
+    codes = codes_of(kind, outputs, inputs)
+    size = {"one": inputs, "scattered": 16}.get(groups) or int(groups)
+    group_of = groups_in_order(inputs, size, codes)
+    num_groups = int(group_of.max()) + 1
+    if groups == "scattered":
+        group_of = group_of[torch.randperm(inputs)]
+    zeros = torch.randint(16, (outputs, num_groups)).float()
+    scales = torch.randn(outputs, num_groups) / 100
+    return QuantizedWeight(codes, scales, None if kind in ("int8", "e4m3") else zeros, group_of)
+
+
+def packed(weight: QuantizedWeight) -> PackedWeight:
+    found = pack_quantized(
+        weight.codes, weight.scales, weight.zeros, weight.group_of, vectors().panel
+    )
+    assert found is not None
+    return found
+
+
+def widened(weight: QuantizedWeight) -> PackedWeight:
+    return pack_weights([weight.dequantized(torch.float32).t()], vectors().panel)
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("kind", KEPT)
+def test_sums_are_those_of_the_values_bit_by_bit(kind: str, groups: str) -> None:
+    torch.manual_seed(0)
+    for inputs, outputs in SIZES:
+        weight = quantized(kind, groups, inputs, outputs)
+        small, wide = packed(weight), widened(weight)
+        assert small.codes.dtype == KEPT[kind]
+        for rows in (0, 1, 2, 3, 4, 5, 6, 13, 40):
+            x = torch.randn(rows, inputs)
+            assert torch.equal(packed_linear(x, small, outputs), packed_linear(x, wide, outputs))
+
+
+def test_4_bits_take_half_a_byte() -> None:
+    panel = vectors().panel
+    small = packed(quantized("4 bits", "one", 300, 2 * panel))
+    assert small.codes.nbytes == 300 * panel
+    assert small.kind == "uint4"
+    assert packed(quantized("uint8", "one", 300, panel)).codes.nbytes == 300 * panel
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_neither_company_nor_threads_change_a_row(kind: str) -> None:
+    torch.manual_seed(1)
+    weight, x = packed(quantized(kind, "32", 600, 1000)), torch.randn(13, 600)
+    together = packed_linear(x, weight, 1000)
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            assert torch.equal(packed_linear(x, weight, 1000), together)
+            for rows in (1, 4, 6):
+                parts = [packed_linear(part, weight, 1000) for part in x.split(rows)]
+                assert torch.equal(torch.cat(parts), together)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("codes", "scale", "zero"),
+    [
+        (torch.ones(4, 8).to(torch.float8_e5m2), 1.0, None),
+        (torch.ones(4, 8).to(torch.float8_e4m3fn), 1.0, 1.0),
+        (torch.ones(4, 8).to(torch.float8_e4m3fn), 129.0, None),
+        (torch.ones(4, 8, dtype=torch.uint8), 1.0, 0.5),
+        (torch.ones(4, 8, dtype=torch.uint8), 1.0, 300.0),
+        (torch.ones(4, 8, dtype=torch.int8), 1.0, 200.0),
+    ],
+)
+def test_numbers_that_the_kernels_do_not_know_are_not_packed(
+    codes: Tensor, scale: float, zero: float | None
+) -> None:
+    zeros = None if zero is None else torch.full((4, 1), zero)
+    groups = torch.zeros(8, dtype=torch.int64)
+    assert pack_quantized(codes, torch.full((4, 1), scale), zeros, groups, 64) is None
+
+
+def test_tensors_that_do_not_belong_together_are_refused() -> None:
+    weight = packed(quantized("4 bits", "32", 64, 70))
+    for wrong in (
+        weight._replace(scales=weight.scales[:1]),
+        weight._replace(zeros=weight.zeros[:, :1]),
+        weight._replace(groups=weight.groups[:9]),
+    ):
+        with pytest.raises(RuntimeError):
+            packed_linear(torch.randn(2, 64), wrong, 70)

@@ -1,0 +1,170 @@
+"""CPU stages keep quantised weights small, with the logits of their float32 values bit by bit."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.errors import CheckpointError
+from draftline.models.layers.linear_layers import Int8Linear
+from draftline.models.layers.model_slice import load_slice
+from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.cpu_path import CpuPath
+from draftline.models.stage.load_stage import load_stage
+from draftline.models.stage.options import OutputVocabulary, StageOptions
+from draftline.models.stage.stage import Stage
+from safetensors.torch import load_file, save_file
+from support.inputs.quantized_checkpoints import FORMATS, save_pair
+from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
+from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
+from support.tools.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.compiler
+
+WHOLE = LayerSpan(0, 4, 4)
+ALL = "16"  # of a model of 4 layers
+FULL = pytest.mark.full
+# How the weights of the layers are kept; those beside a differing one are float32.
+KEPT = [
+    ("gptq 4", f"uint4:{ALL}"),
+    pytest.param("gptq 8", f"uint8:{ALL}", marks=FULL),
+    ("gptq 2, v2", f"uint4:{ALL}"),
+    # Here each weight has an order of its own.
+    ("gptq 4, act order", "float32:8 uint4:8"),
+    pytest.param("gptq 4, v2, one group", f"uint4:{ALL}", marks=FULL),
+    ("awq", f"uint4:{ALL}"),
+    ("fp8 blocks", f"float8_e4m3fn:{ALL}"),
+    ("fp8 static", f"float8_e4m3fn:{ALL}"),
+    pytest.param("compressed fp8 tensor", f"float8_e4m3fn:{ALL}", marks=FULL),
+    pytest.param("compressed fp8 channel", f"float8_e4m3fn:{ALL}", marks=FULL),
+    ("compressed int8", f"int8:{ALL}"),
+    ("compressed int8 asymmetric", f"uint8:{ALL}"),
+    pytest.param("packed 4", f"uint4:{ALL}", marks=FULL),
+    ("packed 8, one group", f"uint8:{ALL}"),
+    pytest.param("packed 4, asymmetric", f"uint4:{ALL}", marks=FULL),
+    ("packed 4, old zero points", f"uint4:{ALL}"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    load_cpu_kernels()
+
+
+def stage_of(
+    folder: Path, quantization: str = "none", output: OutputVocabulary | None = None
+) -> Stage:
+    options = StageOptions(
+        compile="auto", compile_cache=str(FOLDER), quantization=quantization, output=output
+    )
+    stage = load_stage(folder, WHOLE, 8, BLOCK_SIZE, options=options)
+    assert isinstance(stage.path, CpuPath)
+    return stage
+
+
+def logits(stage: Stage, first: int = 0, count: int = 20) -> torch.Tensor:
+    step = make_step([PagedRequest(range(8)).chunk(list(range(2, 2 + count)), first)])
+    return stage.logits(step, None, np.arange(count, dtype=np.int32))
+
+
+def kept(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the stages loaded so far keep their weights as."""
+    return [
+        record.getMessage().partition("weights=")[2].strip("'")
+        for record in caplog.records
+        if "cpu_kernels_used" in record.getMessage()
+    ]
+
+
+@pytest.mark.parametrize(("form", "kinds"), KEPT)
+def test_weights_stay_small_and_logits_are_those_of_the_values(
+    form: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = save_pair("qwen2", FORMATS[form], tmp_path)
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(pair.quantized), stage_of(pair.plain)
+    found = dict(kind.split(":") for kind in kept(caplog)[0].split())
+    found["float32"] = str(int(found["float32"]) - 1)  # the head
+    expected = dict(kind.split(":") for kind in kinds.split())
+    assert found == {"float32": "0"} | expected
+    assert kept(caplog)[1] == "float32:17"
+    assert torch.equal(logits(small), logits(wide))
+    assert torch.equal(logits(small, 20, 1), logits(wide, 20, 1))
+
+
+def test_a_quantised_head_stays_small_also_of_another_vocabulary(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = save_pair("qwen2", FORMATS["gptq 4"], tmp_path, with_head=True)
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(pair.quantized), stage_of(pair.plain)
+    assert kept(caplog)[0] == "uint4:17"
+    whole = logits(small)
+    assert torch.equal(whole, logits(wide))
+    rows = np.array([7, 3, 11])
+    output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
+    pruned = logits(stage_of(pair.quantized, output=output))
+    assert torch.equal(pruned[:, :3], whole[:, rows])
+
+
+def test_a_tied_head_and_plain_layers_beside_quantised_ones_are_float32(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+    pair = save_pair("llama", FORMATS["awq"], tmp_path, keep=keep)
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(pair.quantized), stage_of(pair.plain)
+    assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:14"]
+    assert torch.equal(logits(small), logits(wide))
+
+
+def test_before_the_kernels_take_them_torch_multiplies_by_the_values(tmp_path: Path) -> None:
+    pair = save_pair("qwen2", FORMATS["gptq 4"], tmp_path, with_head=True)
+    small = load_slice(pair.quantized, WHOLE, keep=True)
+    wide = load_slice(pair.plain, WHOLE)
+    x = torch.randn(5, wide.config.hidden_size)
+    for found, expected in (
+        (small.head, wide.head),
+        *(
+            (a.self_attn.project, b.self_attn.project)
+            for a, b in zip(small.layers, wide.layers, strict=True)
+        ),
+    ):
+        torch.testing.assert_close(found(x), expected(x))
+
+
+def test_quantization_int8_runs_by_the_kernels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = save_tiny_model("qwen2", tmp_path)
+    with caplog.at_level(logging.INFO):
+        small = stage_of(source, "int8")
+    assert kept(caplog) == ["int8:16 float32:1"]
+    found = logits(small)
+    weights = load_file(source / "model.safetensors")
+    for name in weights:
+        if name.endswith("_proj.weight"):
+            rounded = Int8Linear(weights[name].float())
+            weights[name] = rounded.weight.float() * rounded.scales[:, None]
+    save_file(weights, source / "model.safetensors")
+    assert torch.equal(found, logits(stage_of(source)))
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "reason"),
+    [
+        ("gptq 4", "scales", "a scale is not finite"),
+        ("fp8 blocks", "weight", "a code is not a num"),
+    ],
+)
+def test_what_is_not_finite_is_refused(form: str, part: str, reason: str, tmp_path: Path) -> None:
+    pair = save_pair("llama", FORMATS[form], tmp_path)
+    path = pair.quantized / "model.safetensors"
+    stored = load_file(path)
+    stored[f"model.layers.2.mlp.up_proj.{part}"][0, 0] = torch.nan
+    save_file(stored, path)
+    with pytest.raises(CheckpointError, match=rf"layers\.2\.mlp\.up_proj .*{reason}"):
+        stage_of(pair.quantized)
