@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from tokenizers import Regex, normalizers, pre_tokenizers
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -31,7 +33,9 @@ from transformers import modeling_gguf_pytorch_utils as gguf_utils
 from transformers.utils import logging
 
 from ...core.errors import CheckpointError
+from .gguf_blocks import quantized as quantized_of
 from .public_models import CACHE, made_whole
+from .quantized_layouts import KEPT_FILE, stored_parts
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -113,8 +117,31 @@ def unpack(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     try:
         save_torch_state_dict(model.state_dict(), folder, shared_tensors_to_discard=_tied(model))
+        save_file(_kept(reader, model, architecture), folder / KEPT_FILE)
     except SafetensorError as error:
         raise CheckpointError(f"{folder.parent} cannot be written: {error}") from error
+
+
+def _kept(reader: GGUFReader, model: PreTrainedModel, architecture: str) -> dict[str, Tensor]:
+    """The parts of the matrices whose blocks have the very values that were unpacked."""
+    processor = gguf_utils.TENSOR_PROCESSORS.get(architecture, gguf_utils.TensorProcessor)(
+        config=model.config.to_dict()
+    )
+    names, values = gguf_utils.get_gguf_hf_weights_map(model, processor), model.state_dict()
+    kept: dict[str, Tensor] = {}
+    for tensor in reader.tensors:
+        weight = values.get(names.get(tensor.name, ""))
+        if weight is None or weight.ndim != 2:
+            continue
+        quantized = quantized_of(tensor.data, tensor.tensor_type.name)
+        if quantized is None:
+            continue
+        # Llama's files have the rows of queries and keys in another order.
+        rows = np.arange(len(weight), dtype=np.int64)[:, None]
+        order = torch.from_numpy(processor.process(rows, tensor.name).weights[:, 0].copy())
+        if torch.equal(quantized.dequantized(torch.float32)[order], weight):
+            kept |= stored_parts(names[tensor.name], quantized, order)
+    return kept
 
 
 class _Split(NamedTuple):

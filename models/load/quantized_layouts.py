@@ -23,12 +23,13 @@ E4M3_NAN = 0x7F
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """The weight of a linear layer: value = (code - zero) * scale, with a scale for each group.
+    """The weight of a linear layer: (code - zero) * scale + minimum, with a scale for each group.
 
     codes     [outputs, inputs], a byte each: int8, uint8 or a format of FP8
     scales    float32 [outputs, groups]
     zeros     float32 [outputs, groups]; None: 0
     group_of  int64 [inputs], the group of each input
+    minima    float32 [outputs, groups], of GGUF's blocks; None: 0
 
     Raises `ValueError` where the shapes do not belong together, or numbers are not finite.
     """
@@ -37,6 +38,7 @@ class QuantizedWeight:
     scales: Tensor
     zeros: Tensor | None
     group_of: Tensor
+    minima: Tensor | None = None
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
@@ -82,6 +84,8 @@ class QuantizedWeight:
             if self.zeros is not None:
                 chunk -= self._of_inputs(self.zeros[rows], shape)
             chunk *= self._of_inputs(self.scales[rows], shape)
+            if self.minima is not None:
+                chunk += self._of_inputs(self.minima[rows], shape)
             values[rows] = chunk.view(-1, inputs)
         return values
 
@@ -105,19 +109,50 @@ def side_by_side(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     if any(
         one.codes.dtype != first.codes.dtype
         or (one.zeros is None) != (first.zeros is None)
+        or (one.minima is None) != (first.minima is None)
         or one.scales.shape[1] != first.scales.shape[1]
         or not torch.equal(one.group_of, first.group_of)
         for one in weights
     ):
         return None
     zeros = [one.zeros for one in weights if one.zeros is not None]
+    minima = [one.minima for one in weights if one.minima is not None]
     codes = torch.cat([one.codes.view(torch.uint8) for one in weights])
     return QuantizedWeight(
         codes.view(first.codes.dtype),
         torch.cat([one.scales for one in weights]),
         torch.cat(zeros) if zeros else None,
         first.group_of,
+        torch.cat(minima) if minima else None,
     )
+
+
+# Beside float32 weights: the codes and scales that have the same values. The name does not end as
+# those of weights, which other programs read.
+KEPT_FILE = "kept_weights.bin"
+
+
+def stored_parts(name: str, weight: QuantizedWeight, rows: Tensor) -> dict[str, Tensor]:
+    """The tensors of `KEPT_FILE` for a weight, whose groups are in order, with rows in an order."""
+    parts = {
+        "codes": weight.codes, "scales": weight.scales, "zeros": weight.zeros,
+        "minima": weight.minima,
+    }  # fmt: skip
+    return {
+        f"{name}.{part}": tensor[rows].contiguous()
+        for part, tensor in parts.items()
+        if tensor is not None
+    }
+
+
+def kept_weight(name: str, stored: Mapping[str, Tensor]) -> QuantizedWeight:
+    """The weight of `stored_parts`. Raises `ValueError` if parts are missing or do not fit."""
+    own = {part: stored.get(f"{name}.{part}") for part in ("codes", "scales", "zeros", "minima")}
+    codes, scales = own["codes"], own["scales"]
+    if codes is None or scales is None:
+        raise ValueError("codes or scales are missing")
+    groups = group_of_inputs(codes, scales, None)
+    return QuantizedWeight(codes, scales, own["zeros"], groups, own["minima"])
 
 
 def unpacked(packed: Tensor, bits: int, count: int, order: Sequence[int] | None = None) -> Tensor:

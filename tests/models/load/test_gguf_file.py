@@ -14,7 +14,9 @@ from draftline.core.errors import CheckpointError
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.checkpoint import resolve_model_path
 from draftline.models.load.gguf_file import LLAMA3_LEN, unpacked
+from draftline.models.load.quantized_layouts import KEPT_FILE, kept_weight
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -165,6 +167,22 @@ def llama3_factors(factor: float) -> np.ndarray:
             smooth = (LLAMA3_LEN / wavelength - 1) / 3
             found.append(1 / ((1 - smooth) / factor + smooth))
     return np.array(found, dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("config", CONFIGS[:4], ids=lambda config: config.model_type)
+def test_codes_of_all_matrices_are_kept(
+    config: PretrainedConfig, kind: str, tmp_path: Path
+) -> None:
+    """Also of queries and keys, whose rows stand in another order in Llama's files."""
+    checkpoint = saved(config, tmp_path / "checkpoint")
+    write_checkpoint(checkpoint, tmp_path / "small.gguf", GGMLQuantizationType[kind])
+    folder = unpacked(tmp_path / "small.gguf", tmp_path / "cache")
+    kept, weights = load_file(folder / KEPT_FILE), load_file(folder / "model.safetensors")
+    matrices = {name: weight for name, weight in weights.items() if weight.ndim == 2}
+    assert len(matrices) > 14
+    for name, weight in matrices.items():
+        assert torch.equal(kept_weight(name, kept).dequantized(torch.float32), weight), name
 
 
 def test_llama_3s_rotary_factors_become_its_scaling(llama: Path, tmp_path: Path) -> None:
