@@ -32,12 +32,15 @@ class PackedWeight(NamedTuple):
     scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 times `E4M3_SHIFT`
     zeros   uint8 [panels, groups, panel]  of uint8
     groups  int32 [inputs]  the group of each input
+    minima  float32 [panels, groups, panel]  in place of zeros: value = code * scale + minimum; of
+            codes of 4 bits
     """
 
     codes: Tensor
     scales: Tensor = NOTHING
     zeros: Tensor = NOTHING
     groups: Tensor = NOTHING
+    minima: Tensor = NOTHING
 
     @property
     def kind(self) -> str:
@@ -69,17 +72,22 @@ def pack_weights(weights: Sequence[Tensor], panel: int) -> PackedWeight:
 
 
 def pack_quantized(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, panel: int
-) -> PackedWeight | None:
-    """A quantised weight whose products have the bits of its float32 values, (code - zero) * scale.
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, minima: Tensor | None, group_of: Tensor,
+    panel: int,
+) -> PackedWeight | None:  # fmt: skip
+    """A quantised weight whose products have the bits of its float32 values, (code - zero) * scale
+    or code * scale + minimum.
 
     codes     int8, uint8 or FP8 [outputs, inputs]
-    scales    float32 [outputs, groups], and zeros too; None: 0
+    scales    float32 [outputs, groups], and zeros and minima too; None: 0
     group_of  integers [inputs], the group of each input
 
     None if the kernels do not know these numbers: FP8 other than e4m3 or with zero points or large
-    scales, and zero points that are not integers in the codes' range.
+    scales, zero points that are not integers in the codes' range, and minima of other codes than those
+    of 4 bits.
     """
+    if minima is not None:
+        return _with_minima(codes, scales, zeros, minima, group_of, panel)
     if codes.dtype == torch.float8_e4m3fn:
         if zeros is not None or scales.abs().max() > LARGEST_E4M3_SCALE:
             return None
@@ -96,8 +104,7 @@ def pack_quantized(
             return None
         packed = _panels(codes, panel)
         if codes.max() <= LARGEST_SMALL:
-            low, high = packed.chunk(2, dim=2)
-            packed = low | high << 4
+            packed = _in_halves(packed)
     else:
         return None
     packed_zeros = NOTHING
@@ -105,6 +112,24 @@ def pack_quantized(
         assert zeros is not None
         packed_zeros = _panels(zeros.byte(), panel)
     return PackedWeight(packed, _panels(scales, panel), packed_zeros, group_of.int())
+
+
+def _with_minima(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, minima: Tensor, group_of: Tensor,
+    panel: int,
+) -> PackedWeight | None:  # fmt: skip
+    if zeros is not None or codes.dtype != torch.uint8 or codes.max() > LARGEST_SMALL:
+        return None
+    return PackedWeight(
+        _in_halves(_panels(codes, panel)), _panels(scales, panel), groups=group_of.int(),
+        minima=_panels(minima, panel),
+    )  # fmt: skip
+
+
+def _in_halves(codes: Tensor) -> Tensor:
+    """Codes of 4 bits [..., panel] -> [..., panel / 2]."""
+    low, high = codes.chunk(2, dim=-1)
+    return low | high << 4
 
 
 def _panels(rows: Tensor, panel: int) -> Tensor:

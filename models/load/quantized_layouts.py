@@ -53,6 +53,10 @@ class QuantizedWeight:
             raise ValueError(f"groups of {self.group_of.numel()} inputs, the weight has {inputs}")
         if not 0 <= int(self.group_of.min()) <= int(self.group_of.max()) < num_groups:
             raise ValueError(f"an input's group is none of the {num_groups} that have scales")
+        if self.minima is not None and self.minima.shape != self.scales.shape:
+            raise ValueError(
+                f"minima {tuple(self.minima.shape)} beside scales {tuple(self.scales.shape)}"
+            )
         if not self.scales.isfinite().all():
             raise ValueError("a scale is not finite")
         is_e4m3 = self.codes.dtype == torch.float8_e4m3fn

@@ -32,6 +32,8 @@ constexpr int64_t CACHE_LINE = 64;
 
 constexpr bool has_zeros(Kind kind) { return kind == Kind::UINT8 || kind == Kind::UINT4; }
 
+constexpr bool has_minima(Kind kind) { return kind == Kind::UINT4_MINIMA; }
+
 constexpr bool is_quantized(Kind kind) { return kind > Kind::BFLOAT16; }
 
 // Bytes of PANEL numbers.
@@ -39,7 +41,8 @@ constexpr int64_t row_bytes(Kind kind) {
   switch (kind) {
     case Kind::FLOAT32: return PANEL * 4;
     case Kind::BFLOAT16: return PANEL * 2;
-    case Kind::UINT4: return PANEL / 2;
+    case Kind::UINT4:
+    case Kind::UINT4_MINIMA: return PANEL / 2;
     default: return PANEL;
   }
 }
@@ -50,10 +53,11 @@ struct Panel {
   const uint8_t* codes;
   const float* scales = nullptr;
   const uint8_t* zeros = nullptr;
+  const float* minima = nullptr;
   const int32_t* groups = nullptr;
   // Those of the last input.
   int32_t group = -1;
-  Vector scale[VECTORS];
+  Vector scale[VECTORS], minimum[VECTORS];
   Ints zero[VECTORS];
 
   Panel(const Weight& weight, int64_t inputs, int64_t panel, int64_t first)
@@ -63,6 +67,7 @@ struct Panel {
       groups = weight.groups + first;
     }
     if constexpr (has_zeros(K)) zeros = weight.zeros + panel * weight.num_groups * PANEL;
+    if constexpr (has_minima(K)) minima = weight.minima + panel * weight.num_groups * PANEL;
   }
 
   // Those of input k from there on, in float32. Always inline, so that a group stays in registers.
@@ -85,6 +90,8 @@ struct Panel {
         wide[v] = (Vector)bits * scale[v];
       } else {
         wide[v] = __builtin_convertvector(steps(row, v), Vector) * scale[v];
+        // Two roundings, as where such a weight is unpacked.
+        if constexpr (has_minima(K)) wide[v] += minimum[v];
       }
     }
   }
@@ -95,7 +102,9 @@ struct Panel {
     if constexpr (K == Kind::UINT8) return load_bytes(row + v * LANES) - zero[v];
     constexpr int HALF = VECTORS / 2;
     const Ints both = load_bytes(row + v % HALF * LANES);
-    return (v < HALF ? both & 15 : both >> 4) - zero[v];
+    const Ints own = v < HALF ? both & 15 : both >> 4;
+    if constexpr (has_minima(K)) return own;
+    return own - zero[v];
   }
 
   void take_group(int32_t next) {
@@ -103,6 +112,7 @@ struct Panel {
     for (int v = 0; v < VECTORS; ++v) {
       scale[v] = load(scales + next * PANEL + v * LANES);
       if constexpr (has_zeros(K)) zero[v] = load_bytes(zeros + next * PANEL + v * LANES);
+      if constexpr (has_minima(K)) minimum[v] = load(minima + next * PANEL + v * LANES);
     }
   }
 };
@@ -179,16 +189,19 @@ void add_panel_of(const Product& p, int64_t panel) {
     case Kind::E4M3: return add_panel<Kind::E4M3>(p, panel);
     case Kind::UINT8: return add_panel<Kind::UINT8>(p, panel);
     case Kind::UINT4: return add_panel<Kind::UINT4>(p, panel);
+    case Kind::UINT4_MINIMA: return add_panel<Kind::UINT4_MINIMA>(p, panel);
   }
 }
 
-Kind kind_of(const at::Tensor& codes) {
+Kind kind_of(const at::Tensor& codes, const at::Tensor& minima) {
   switch (codes.scalar_type()) {
     case at::kFloat: return Kind::FLOAT32;
     case at::kBFloat16: return Kind::BFLOAT16;
     case at::kChar: return Kind::INT8;
     case at::kFloat8_e4m3fn: return Kind::E4M3;
-    case at::kByte: return codes.size(2) == PANEL ? Kind::UINT8 : Kind::UINT4;
+    case at::kByte:
+      if (codes.size(2) == PANEL) return Kind::UINT8;
+      return minima.numel() ? Kind::UINT4_MINIMA : Kind::UINT4;
     default: TORCH_CHECK(false, "a packed weight of another type");
   }
 }
@@ -205,9 +218,10 @@ at::Tensor packed_linear(const at::Tensor& x, at::TensorList weight, int64_t out
 
 Weight Weight::of(at::TensorList parts, int64_t inputs, int64_t outputs) {
   TORCH_CHECK(parts.size() == PARTS);
-  const auto& [codes, scales, zeros, groups] = std::tie(parts[0], parts[1], parts[2], parts[3]);
+  const auto& [codes, scales, zeros, groups, minima] =
+      std::tie(parts[0], parts[1], parts[2], parts[3], parts[4]);
   TORCH_CHECK(codes.dim() == 3 && codes.is_contiguous());
-  const Kind kind = kind_of(codes);
+  const Kind kind = kind_of(codes, minima);
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
   TORCH_CHECK(codes.size(0) == panels && codes.size(1) == inputs &&
               codes.size(2) * codes.element_size() == row_bytes(kind));
@@ -221,6 +235,10 @@ Weight Weight::of(at::TensorList parts, int64_t inputs, int64_t outputs) {
   if (has_zeros(kind)) {
     TORCH_CHECK(zeros.is_contiguous() && zeros.sizes() == scales.sizes());
     weight.zeros = zeros.const_data_ptr<uint8_t>();
+  }
+  if (has_minima(kind)) {
+    TORCH_CHECK(minima.is_contiguous() && minima.sizes() == scales.sizes());
+    weight.minima = minima.const_data_ptr<float>();
   }
   return weight;
 }

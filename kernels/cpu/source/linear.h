@@ -8,15 +8,17 @@
 namespace draftline {
 
 // How the numbers of a packed weight are kept. Those after BFLOAT16 are codes of a quantised weight.
-enum class Kind { FLOAT32, BFLOAT16, INT8, E4M3, UINT8, UINT4 };
+enum class Kind { FLOAT32, BFLOAT16, INT8, E4M3, UINT8, UINT4, UINT4_MINIMA };
 
 // A packed weight, as `kernels/cpu/packed_linear.py` describes it.
 struct Weight {
   Kind kind;
   const uint8_t* codes;  // [panels, inputs, PANEL] of the kind
-  // Of quantised weights: [panels, groups, PANEL], zeros of UINT8 and UINT4 alone.
+  // Of quantised weights: [panels, groups, PANEL], zeros of UINT8 and UINT4 alone, minima of
+  // UINT4_MINIMA.
   const float* scales = nullptr;
   const uint8_t* zeros = nullptr;
+  const float* minima = nullptr;
   const int32_t* groups = nullptr;  // [inputs]
   int64_t num_groups = 0;
 
@@ -25,7 +27,7 @@ struct Weight {
 };
 
 // Tensors of a packed weight.
-constexpr int64_t PARTS = 4;
+constexpr int64_t PARTS = 5;
 
 // out = x @ weight + bias, and then + residual; [rows, outputs], rows one behind the other.
 struct Product {
