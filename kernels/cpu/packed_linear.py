@@ -72,8 +72,8 @@ def pack_weights(weights: Sequence[Tensor], panel: int) -> PackedWeight:
 
 
 def pack_quantized(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, minima: Tensor | None, group_of: Tensor,
-    panel: int,
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, panel: int,
+    minima: Tensor | None = None,
 ) -> PackedWeight | None:  # fmt: skip
     """A quantised weight whose products have the bits of its float32 values, (code - zero) * scale
     or code * scale + minimum.
@@ -83,11 +83,17 @@ def pack_quantized(
     group_of  integers [inputs], the group of each input
 
     None if the kernels do not know these numbers: FP8 other than e4m3 or with zero points or large
-    scales, zero points that are not integers in the codes' range, and minima of other codes than those
-    of 4 bits.
+    scales, zero points that are not integers in the codes' range, minima of codes of more than 4
+    bits.
     """
     if minima is not None:
-        return _with_minima(codes, scales, zeros, minima, group_of, panel)
+        is_small = codes.dtype == torch.uint8 and codes.max() <= LARGEST_SMALL
+        if zeros is not None or not is_small:
+            return None
+        return PackedWeight(
+            _in_halves(_panels(codes, panel)), _panels(scales, panel), groups=group_of.int(),
+            minima=_panels(minima, panel),
+        )  # fmt: skip
     if codes.dtype == torch.float8_e4m3fn:
         if zeros is not None or scales.abs().max() > LARGEST_E4M3_SCALE:
             return None
@@ -112,18 +118,6 @@ def pack_quantized(
         assert zeros is not None
         packed_zeros = _panels(zeros.byte(), panel)
     return PackedWeight(packed, _panels(scales, panel), packed_zeros, group_of.int())
-
-
-def _with_minima(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, minima: Tensor, group_of: Tensor,
-    panel: int,
-) -> PackedWeight | None:  # fmt: skip
-    if zeros is not None or codes.dtype != torch.uint8 or codes.max() > LARGEST_SMALL:
-        return None
-    return PackedWeight(
-        _in_halves(_panels(codes, panel)), _panels(scales, panel), groups=group_of.int(),
-        minima=_panels(minima, panel),
-    )  # fmt: skip
 
 
 def _in_halves(codes: Tensor) -> Tensor:

@@ -282,7 +282,7 @@ def _packed(weights: Sequence[QuantizedWeight]) -> PackedWeight | None:
     if joined is None:
         return None
     return pack_quantized(
-        joined.codes, joined.scales, joined.zeros, joined.group_of, vectors().panel
+        joined.codes, joined.scales, joined.zeros, joined.group_of, vectors().panel, joined.minima
     )
 
 

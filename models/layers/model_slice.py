@@ -7,7 +7,7 @@ model, for uses outside the engine's steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -27,7 +27,7 @@ from ..load.chosen_layers import ChosenLayers, config_of_layers
 from ..load.converted_files import converted
 from ..load.model_info import num_kv_heads
 from ..load.partition import LayerSpan
-from ..load.quantized_files import QuantizedFiles, open_weights, read_kv_scales
+from ..load.quantized_files import KeptFiles, QuantizedFiles, open_weights, read_kv_scales
 from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
 from .base_forward import BaseForward
 from .fast_modules import (
@@ -86,14 +86,14 @@ def load_tensors(
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
     loaded: dict[str, Tensor] = {}
-    sources = sorted(set(source_of.values()))
-    kept = _kept(model, sources, files, quantization) if keep else []
-    tensors = files.read([name for name in sources if name not in kept])
-    size = sum(parameters[name].numel() for name in sources)
+    kept = _kept(model, source_of, files, quantization) if keep else {}
+    sources = sorted({source for name, source in source_of.items() if name not in kept})
+    tensors = files.read(sources)
+    size = sum(parameters[name].numel() for name in [*sources, *kept])
     with progress("loading weights", total=size / MILLION, unit="million") as work:
-        for name in kept:
-            assert isinstance(files, QuantizedFiles)
-            weight = files.read_quantized(name)
+        for name, source in kept.items():
+            assert isinstance(files, QuantizedFiles | KeptFiles)
+            weight = files.read_quantized(source)
             _check_shape(name, weight.shape, parameters[name], files)
             put_kept(model, name, weight)
             work.advance(weight.codes.numel() / MILLION)
@@ -110,27 +110,27 @@ def load_tensors(
     if model.config.tie_word_embeddings:
         _tie_equal(loaded, model, files.folder)
     for name, source in source_of.items():
-        if source not in loaded:
+        if name in kept or source not in loaded:
             continue
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, loaded[source])
 
 
 def _kept(
-    model: PreTrainedModel, names: Sequence[str], files: WeightFiles, quantization: str
-) -> list[str]:
-    """The weights that stay as they are stored."""
-    if not isinstance(files, QuantizedFiles):
-        return []
+    model: PreTrainedModel, source_of: Mapping[str, str], files: WeightFiles, quantization: str
+) -> dict[str, str]:
+    """The weights that stay as they are stored, with the checkpoint's names of them."""
+    if not isinstance(files, QuantizedFiles | KeptFiles):
+        return {}
     head = _parts(model)[2]
-    return [
-        name
-        for name in names
-        if name in files.quantized and can_keep(model, name)
-        # A tied head may be compared with the embedding.
-        if not (name.startswith(head) and model.config.tie_word_embeddings)
+    return {
+        name: source
+        for name, source in source_of.items()
+        if source in files.quantized and can_keep(model, name)
+        # A head that is stored beside its embedding is compared with that.
+        if not (name.startswith(head) and name == source and model.config.tie_word_embeddings)
         if quantization == NONE or not is_quantized(model, name)
-    ]
+    }
 
 
 def _belongs(

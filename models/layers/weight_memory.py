@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from ..load.checkpoint import TensorFiles, composite_type, read_config, resolve_model_path
 from ..load.quantization_config import Quantization, read_quantization
 from ..load.quantized_files import StoredModule, stored_modules
-from ..load.quantized_layouts import ZERO_POINT
+from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
 from .cpu_layers import cpu_obstacle
 from .linear_layers import NONE, is_quantized
 from .model_slice import DTYPES
@@ -73,7 +73,8 @@ def read_weight_memory(model: str | Path) -> WeightMemory:
         whole: Any = AutoModelForCausalLM.from_config(config)
     parameters = dict(whole.named_parameters(remove_duplicate=False))
     knows = cpu_obstacle(config, "float32", torch.device("cpu")) is None
-    kept = _kept_by_kernels(whole, files, quantization) if knows else None
+    beside = TensorFiles(folder, KEPT_FILE).headers() if (folder / KEPT_FILE).is_file() else {}
+    kept = _kept_by_kernels(whole, files, quantization, beside) if knows else None
     if config.tie_word_embeddings and not files.has_head:
         parameters.pop("lm_head.weight", None)
     linear = [weight for name, weight in parameters.items() if is_quantized(whole, name)]
@@ -88,9 +89,9 @@ def read_weight_memory(model: str | Path) -> WeightMemory:
 
 
 def _kept_by_kernels(
-    whole: nn.Module, files: TensorFiles, quantization: Quantization | None
+    whole: nn.Module, files: TensorFiles, quantization: Quantization | None, beside: Headers
 ) -> dict[str, int]:
-    """`WeightMemory.kept_bytes`, without what fills up a last panel."""
+    """`WeightMemory.kept_bytes`, without what fills up a last panel. `beside`: of `KEPT_FILE`."""
     headers = files.headers()
     modules = {} if quantization is None else stored_modules(files.names, quantization)
     sizes: dict[str, int] = {NONE: 0, "int8": 0}
@@ -100,6 +101,8 @@ def _kept_by_kernels(
         if weight.ndim == 2 and isinstance(owner, nn.Linear):
             if name in modules:
                 size = _quantized_bytes(weight.shape, modules[name], headers)
+            elif (stored := name if name in headers else EMBEDDING) + ".codes" in beside:
+                size = _bytes_beside(stored, beside)
             # A tied head that is not stored is the embedding.
             elif headers.get(name, headers.get(EMBEDDING, ("", ())))[0] == "BF16":
                 size = weight.numel() * 2
@@ -108,6 +111,15 @@ def _kept_by_kernels(
         outputs = len(weight)
         sizes["int8"] += weight.numel() + outputs * SCALE_BYTES if is_rounded else size
     return sizes
+
+
+def _bytes_beside(name: str, beside: Headers) -> int:
+    """Of a GGUF file's weight, whose uint8 codes have 4 bits."""
+    kind, shape = beside[f"{name}.codes"]
+    size = prod(shape) // 2 if kind == "U8" else prod(shape)
+    for part, number_bytes in (("scales", SCALE_BYTES), ("minima", 4), ("zeros", ZERO_BYTES)):
+        size += prod(beside.get(f"{name}.{part}", ("", (0,)))[1]) * number_bytes
+    return size
 
 
 def _quantized_bytes(shape: torch.Size, module: StoredModule, headers: Headers) -> int:

@@ -15,7 +15,14 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from ...core.errors import CheckpointError
 from .checkpoint import KV_SCALES, TensorFiles, WeightFiles, composite_type, listed
 from .quantization_config import Quantization, read_quantization
-from .quantized_layouts import WEIGHT, Layout, QuantizedWeight, is_one_byte
+from .quantized_layouts import (
+    KEPT_FILE,
+    WEIGHT,
+    Layout,
+    QuantizedWeight,
+    is_one_byte,
+    kept_weight,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +47,44 @@ def open_weights(
     if composite_type(folder, config) is not None:
         files.take_text_part()
     if quantization is None:
-        return files
+        return KeptFiles(files) if (folder / KEPT_FILE).is_file() else files
     logger.info("event=quantized_weights stored_as=%r", quantization.description)
     if not quantization.layouts:
         return Mxfp4Files(files, dtype, device)
     return QuantizedFiles(files, quantization, dtype, device)
+
+
+class KeptFiles:
+    """A plain checkpoint that has codes and scales of its matrices beside (`KEPT_FILE`).
+
+    quantized  the names of these matrices
+    """
+
+    def __init__(self, files: TensorFiles) -> None:
+        """Raises `CheckpointError`."""
+        self._files, self._kept = files, TensorFiles(files.folder, KEPT_FILE)
+        self.folder, self.names = files.folder, files.names
+        owners = {name.rpartition(".")[0] for name in self._kept.names}
+        self.quantized = frozenset(owners & self.names)
+
+    def is_incidental(self, name: str) -> bool:
+        """Whether a tensor without a place in the model can be ignored."""
+        return self._files.is_incidental(name)
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors in floating point. Raises `CheckpointError`."""
+        return self._files.read(names)
+
+    def read_quantized(self, name: str) -> QuantizedWeight:
+        """A weight of `quantized`. Raises `CheckpointError`."""
+        parts = [stored for stored in self._kept.names if stored.rpartition(".")[0] == name]
+        try:
+            return kept_weight(name, dict(self._kept.read(parts)))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.folder / KEPT_FILE}: {name}: {error}; remove the folder, so that the model "
+                "is unpacked again"
+            ) from error
 
 
 class QuantizedFiles:

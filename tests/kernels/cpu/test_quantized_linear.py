@@ -21,7 +21,7 @@ pytestmark = pytest.mark.compiler
 SIZES = [(8, 5), (160, 64), (200, 130), (1100, 70)]
 KEPT = {
     "int8": torch.int8, "int8 with zero points": torch.uint8, "uint8": torch.uint8,
-    "4 bits": torch.uint8, "e4m3": torch.float8_e4m3fn,
+    "4 bits": torch.uint8, "4 bits with minima": torch.uint8, "e4m3": torch.float8_e4m3fn,
 }  # fmt: skip
 GROUPS = ["32", "128", "one", "scattered"]
 
@@ -39,7 +39,8 @@ def codes_of(kind: str, outputs: int, inputs: int) -> Tensor:
         return finite[chosen].view(torch.float8_e4m3fn)
     if kind.startswith("int8"):
         return torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
-    return torch.randint(16 if kind == "4 bits" else 256, (outputs, inputs), dtype=torch.uint8)
+    most = 16 if kind.startswith("4 bits") else 256
+    return torch.randint(most, (outputs, inputs), dtype=torch.uint8)
 
 
 def quantized(kind: str, groups: str, inputs: int, outputs: int) -> QuantizedWeight:
@@ -51,12 +52,15 @@ def quantized(kind: str, groups: str, inputs: int, outputs: int) -> QuantizedWei
         group_of = group_of[torch.randperm(inputs)]
     zeros = torch.randint(16, (outputs, num_groups)).float()
     scales = torch.randn(outputs, num_groups) / 100
+    if kind == "4 bits with minima":
+        minima = torch.randn(outputs, num_groups) / 10
+        return QuantizedWeight(codes, scales, None, group_of, minima)
     return QuantizedWeight(codes, scales, None if kind in ("int8", "e4m3") else zeros, group_of)
 
 
 def packed(weight: QuantizedWeight) -> PackedWeight:
     found = pack_quantized(
-        weight.codes, weight.scales, weight.zeros, weight.group_of, vectors().panel
+        weight.codes, weight.scales, weight.zeros, weight.group_of, vectors().panel, weight.minima
     )
     assert found is not None
     return found

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
 from draftline.models.layers.linear_layers import Int8Linear
 from draftline.models.layers.model_slice import load_slice
+from draftline.models.layers.weight_memory import read_weight_memory
+from draftline.models.load.bundled import demo_path
+from draftline.models.load.gguf_file import unpacked
 from draftline.models.load.partition import LayerSpan
+from draftline.models.load.quantized_layouts import KEPT_FILE
 from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import OutputVocabulary, StageOptions
 from draftline.models.stage.stage import Stage
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from support.inputs.quantized_checkpoints import FORMATS, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import save_tiny_model
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 pytestmark = pytest.mark.compiler
 
 WHOLE = LayerSpan(0, 4, 4)
 ALL = "16"  # of a model of 4 layers
 FULL = pytest.mark.full
+GROUPS_OF_32: dict[str, Any] = {
+    "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
 # How the weights of the layers are kept; those beside a differing one are float32.
 KEPT = [
     ("gptq 4", f"uint4:{ALL}"),
@@ -108,6 +121,36 @@ def test_a_quantised_head_stays_small_also_of_another_vocabulary(
     output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
     pruned = logits(stage_of(pair.quantized, output=output))
     assert torch.equal(pruned[:, :3], whole[:, rows])
+
+
+@pytest.mark.parametrize(("kind", "kinds"), [("Q4_1", "uint4:17"), ("Q8_0", "int8:17")])
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
+    *, tied: bool, kind: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "source"
+    AutoModelForCausalLM.from_config(
+        LlamaConfig(**GROUPS_OF_32, tie_word_embeddings=tied)
+    ).float().save_pretrained(source)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_path("demo") / name, source / name)
+    write_checkpoint(source, tmp_path / "model.gguf", GGMLQuantizationType[kind])
+    folder = unpacked(tmp_path / "model.gguf", tmp_path / "cache")
+    plain = shutil.copytree(folder, tmp_path / "plain")
+    (plain / KEPT_FILE).unlink()
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(folder), stage_of(plain)
+    assert kept(caplog) == [kinds, "float32:17"]
+    assert torch.equal(logits(small), logits(wide))
+    memory = read_weight_memory(folder).kept_bytes
+    wide_memory = read_weight_memory(plain).kept_bytes
+    assert memory is not None
+    assert wide_memory is not None
+    assert memory["none"] < 0.7 * wide_memory["none"]
+    damaged = load_file(folder / KEPT_FILE)
+    save_file({n: t for n, t in damaged.items() if not n.endswith("scales")}, folder / KEPT_FILE)
+    with pytest.raises(CheckpointError, match="codes or scales are missing; remove the folder"):
+        stage_of(folder)
 
 
 def test_a_tied_head_and_plain_layers_beside_quantised_ones_are_float32(
