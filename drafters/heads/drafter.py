@@ -88,7 +88,6 @@ def load_head_drafter(
     shared = load_shared_parts(target, dtype, device)
     for _, head in heads:
         take_target_rows(head, shared.head)
-        pack_linears(head)
     drafters = {
         reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
         for reading, head in heads
@@ -101,7 +100,16 @@ def load_head_drafter(
 
 
 def network_of(head: Head, shared: SharedParts) -> HeadNetwork:
-    """How a head reads and grows trees, with what it shares with its target."""
+    """How a head reads and grows trees, with what it shares with its target; on CPUs its linear
+    layers are packed.
+    """
+    network = _network_of(head, shared)
+    # Afterwards, since a network takes the dtype of its states from the weights.
+    pack_linears(head)
+    return network
+
+
+def _network_of(head: Head, shared: SharedParts) -> HeadNetwork:
     if isinstance(head, PEagle):
         return PEagleNetwork(head, shared)
     if isinstance(head, FeatureHead):

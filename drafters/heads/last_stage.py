@@ -32,7 +32,6 @@ from ...models.heads.load_head import (
     load_readings,
     take_target_rows,
 )
-from ...models.layers.linear_layers import pack_linears
 from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
 from ..model.draft_costs import PayingDepth
@@ -322,7 +321,6 @@ class LastStageHeadSpec:
         readings = load_readings(self.folder, parts.dtype, device)
         for _, head in readings:
             take_target_rows(head, parts.project)
-            pack_linears(head)
         heads = {
             reading_text(reading): LastStageHead(self, network_of(head, shared), layers, parts)
             for reading, head in readings

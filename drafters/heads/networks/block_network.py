@@ -35,13 +35,14 @@ class DFlashNetwork:
         self._shared = shared
         self.num_layers = config.num_layers
         self.most_levels = config.draft_length
+        self._dtype = next(head.parameters()).dtype
         self.device = next(head.parameters()).device
         # Rows of the target's embedding as they stand: a target that scales them does so itself.
         self._embedding = head.embed_tokens.weight if config.has_embedding else _table(shared)
 
     def project(self, features: Tensor) -> Tensor:
         """What all layers read, once it is normed."""
-        return self._head.project(features.to(self._head.fc.weight.dtype))
+        return self._head.project(features.to(self._dtype))
 
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],

@@ -102,11 +102,12 @@ class FeatureNetwork:
         self._head = head
         self._shared = shared
         self.num_layers = head.config.num_layers
+        self._dtype = next(head.parameters()).dtype
         self.device = next(head.parameters()).device
 
     def project(self, features: Tensor) -> Tensor:
         """What the first layer reads beside the tokens."""
-        return self._head.project(features.to(next(self._head.parameters()).dtype))
+        return self._head.project(features.to(self._dtype))
 
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
@@ -201,11 +202,12 @@ class SpecFormerNetwork:
         self._head = head
         self._shared = shared
         self.most_levels = head.config.draft_length
+        self._dtype = next(head.parameters()).dtype
         self.device = next(head.parameters()).device
 
     def project(self, features: Tensor) -> Tensor:
         """What enters the context's attention."""
-        return self._head.project(features.to(self._head.down_samp.weight.dtype))
+        return self._head.project(features.to(self._dtype))
 
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
