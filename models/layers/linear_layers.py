@@ -98,7 +98,7 @@ def put_quantized(model: nn.Module, name: str, weight: Tensor, *, keep: bool = F
 
 
 def can_keep(model: nn.Module, name: str) -> bool:
-    """Whether `put_kept` applies: `name` is the weight of a linear layer or of an untied head."""
+    """Whether `put_kept` applies: `name` is the weight of a linear layer, or of a head."""
     module, _, attribute = name.rpartition(".")
     return attribute == "weight" and type(model.get_submodule(module)) is nn.Linear
 

@@ -71,9 +71,10 @@ class QuantizedWeight:
     def of_rows(self, rows: Tensor) -> QuantizedWeight:
         """These outputs alone, int64 [n], in their order."""
         zeros = None if self.zeros is None else self.zeros[rows]
+        minima = None if self.minima is None else self.minima[rows]
         # Bytes, since torch does not index all formats of FP8.
         codes = self.codes.view(torch.uint8)[rows].view(self.codes.dtype)
-        return QuantizedWeight(codes, self.scales[rows], zeros, self.group_of)
+        return QuantizedWeight(codes, self.scales[rows], zeros, self.group_of, minima)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The values [outputs, inputs], computed in float32 and rounded to `dtype` once."""

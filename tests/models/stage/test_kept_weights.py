@@ -142,6 +142,10 @@ def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
         small, wide = stage_of(folder), stage_of(plain)
     assert kept(caplog) == [kinds, "float32:17"]
     assert torch.equal(logits(small), logits(wide))
+    rows = np.array([7, 3, 11])
+    output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
+    pruned = logits(stage_of(folder, output=output))
+    assert torch.equal(pruned[:, :3], logits(wide)[:, rows])
     memory = read_weight_memory(folder).kept_bytes
     wide_memory = read_weight_memory(plain).kept_bytes
     assert memory is not None
