@@ -90,7 +90,7 @@ def _halves(two_bytes: Blocks) -> NDArray[np.float32]:
 
 def _nibbles(packed: Blocks) -> Blocks:
     """Low halves of the last axis' bytes, and then the high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
 
 
 def _flat(parts: NDArray) -> NDArray:
