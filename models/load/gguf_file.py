@@ -117,13 +117,18 @@ def unpack(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     try:
         save_torch_state_dict(model.state_dict(), folder, shared_tensors_to_discard=_tied(model))
-        save_file(_kept(reader, model, architecture), folder / KEPT_FILE)
+        save_file(_kept(file, reader, model, architecture), folder / KEPT_FILE)
     except SafetensorError as error:
         raise CheckpointError(f"{folder.parent} cannot be written: {error}") from error
 
 
-def _kept(reader: GGUFReader, model: PreTrainedModel, architecture: str) -> dict[str, Tensor]:
-    """The parts of the matrices whose blocks have the very values that were unpacked."""
+def _kept(
+    file: Path, reader: GGUFReader, model: PreTrainedModel, architecture: str
+) -> dict[str, Tensor]:
+    """The parts of the matrices whose blocks have the very values that were unpacked.
+
+    Raises `CheckpointError` for a scale that is not finite.
+    """
     processor = gguf_utils.TENSOR_PROCESSORS.get(architecture, gguf_utils.TensorProcessor)(
         config=model.config.to_dict()
     )
@@ -133,7 +138,12 @@ def _kept(reader: GGUFReader, model: PreTrainedModel, architecture: str) -> dict
         weight = values.get(names.get(tensor.name, ""))
         if weight is None or weight.ndim != 2:
             continue
-        quantized = quantized_of(tensor.data, tensor.tensor_type.name)
+        try:
+            quantized = quantized_of(tensor.data, tensor.tensor_type.name)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{file}: tensor {tensor.name}: {error}; fetch it again"
+            ) from error
         if quantized is None:
             continue
         # Llama's files have the rows of queries and keys in another order.

@@ -185,6 +185,17 @@ def test_codes_of_all_matrices_are_kept(
         assert torch.equal(kept_weight(name, kept).dequantized(torch.float32), weight), name
 
 
+def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint, path = saved(LlamaConfig(**SMALL), tmp_path / "checkpoint"), tmp_path / "small.gguf"
+    write_checkpoint(checkpoint, path, GGMLQuantizationType.Q8_0)
+    reader = GGUFReader(path, "r+")
+    [tensor] = [one for one in reader.tensors if one.name == "blk.1.ffn_up.weight"]
+    tensor.data[0, :2] = np.array([np.nan], dtype=np.float16).view(np.uint8)
+    reader.data.flush()
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up\.weight: a scale is not finite"):
+        unpacked(path, tmp_path / "cache")
+
+
 def test_llama_3s_rotary_factors_become_its_scaling(llama: Path, tmp_path: Path) -> None:
     path = rewritten(llama, {}, {"rope_freqs.weight": llama3_factors(8.0)})
     model = AutoModelForCausalLM.from_pretrained(unpacked(path, tmp_path / "cache"))
