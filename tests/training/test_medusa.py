@@ -11,8 +11,9 @@ from draftline.models.heads.load_head import build_head, load_head
 from draftline.models.heads.medusa import Medusa, MedusaConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
+from draftline.training.heads.anchored_blocks import BlockPlan
 from draftline.training.heads.distilled_texts import DistilledText
-from draftline.training.heads.draft_positions import head_acceptance, train_heads
+from draftline.training.heads.draft_positions import counted_rows, head_acceptance, train_heads
 from draftline.training.heads.export import export_head
 from draftline.training.heads.learning_rate import LearningRate
 from draftline.training.heads.objectives import MedusaObjective
@@ -59,7 +60,9 @@ def test_head_k_learns_the_token_k_plus_two_ahead(
     heads: Medusa, lm_head: nn.Linear, batch: TextBatch
 ) -> None:
     weights = [0.5, 1.0, 2.0, 0.25]
-    losses = train_heads(heads, lm_head, batch, weights)
+    losses = train_heads(
+        heads, lm_head, batch, weights, counted_rows(batch, heads.config.draft_length)
+    )
     found = {name: parameter.grad.clone() for name, parameter in heads.named_parameters()}
     heads.zero_grad()
     expected = []
@@ -105,7 +108,7 @@ def test_drafts_count_behind_accepted_ones(
 
 
 def test_weights_fall_as_the_paper_has_them(heads: Medusa) -> None:
-    found = MedusaObjective(heads)._weights
+    found = MedusaObjective(heads, BlockPlan())._weights
     assert found == pytest.approx([0.8, 0.8**2, 0.8**3, 0.8**4])
 
 

@@ -22,16 +22,19 @@ from .target import TextBatch
 
 # Loss weights fall by exp(-1 / g) from draft to draft, with g = 7 for blocks of 16 rows.
 DECAY_ROWS = 7 / 16
+# Blocks of each text in a step.
+BLOCKS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
     """How a step trains.
 
-    num_anchors  blocks of each text in a step
+    num_anchors  places of each text where a step drafts; None: `BLOCKS` of block drafters, and all
+                 of SpecFormer and Medusa
     """
 
-    num_anchors: int = 32
+    num_anchors: int | None = None
 
 
 class Blocks(NamedTuple):

@@ -28,26 +28,41 @@ PositionLogits = Callable[[int, Tensor], Tensor]
 PositionLoss = Callable[[Tensor], Tensor]
 
 
+def counted_rows(batch: TextBatch, draft_length: int) -> Tensor:
+    """bool [texts, rows]: the rows of which at least one draft is a token that the target
+    generated. Row t reads the states of token t; its draft i is token t + 2 + i."""
+    masks = [_wanted(batch, index)[1] for index in range(draft_length)]
+    return torch.stack(masks).any(dim=0)
+
+
+def random_rows(rows: Tensor, count: int, uniform: Tensor) -> Tensor:
+    """At most `count` of the `rows` of each text, bool [texts, rows].
+
+    uniform  float32 [texts, length]  random numbers from 0 to 1; the largest are taken
+    """
+    order = uniform[:, : rows.shape[1]].masked_fill(~rows, -1.0)
+    best = order.topk(min(count, order.shape[1]), dim=-1).indices
+    return rows & torch.zeros_like(rows).scatter(1, best, value=True)
+
+
 def train_positions(
-    drafter: SpecFormer, norm: nn.Module, lm_head: nn.Module, batch: TextBatch
+    drafter: SpecFormer, norm: nn.Module, lm_head: nn.Module, batch: TextBatch, rows: Tensor
 ) -> list[float]:
     """Add gradients to the drafter's parameters; the mean loss of each position, nats a token.
 
     norm, lm_head  the target's last norm and output head, which stay frozen
-
-    Row t reads the states of token t; its draft i is token t + 2 + i. Only rows whose token the
-    target generated count.
+    rows           bool [texts, rows]  of `counted_rows`, those that draft
     """
-    states = _states(drafter, batch)
+    states = _states(drafter, batch, rows)
     count = states.shape[-2]
-    wanted = [_wanted(batch, index) for index in range(count)]
+    wanted = _wanted_of(batch, rows, count)
     # A mean over all positions.
     losses = token_losses(lambda _, state: lm_head(norm(state)), wanted)
     return backpropagate(states, losses, [1 / count] * count)
 
 
 def train_heads(
-    heads: Medusa, lm_head: nn.Module, batch: TextBatch, weights: Sequence[float]
+    heads: Medusa, lm_head: nn.Module, batch: TextBatch, weights: Sequence[float], rows: Tensor
 ) -> list[float]:
     """Add gradients to the heads' parameters; the mean loss of each head, nats a token.
 
@@ -56,8 +71,8 @@ def train_heads(
 
     Rows and drafts as in `train_positions`: head k of row t is trained on token t + 2 + k.
     """
-    states = heads.drafts(batch.features[:, :-1])
-    wanted = [_wanted(batch, index) for index in range(states.shape[-2])]
+    states = heads.drafts(batch.features[:, :-1][rows])
+    wanted = _wanted_of(batch, rows, states.shape[-2])
     losses = token_losses(lambda place, own: heads.logits(place, own, lm_head), wanted)
     return backpropagate(states, losses, weights)
 
@@ -104,16 +119,18 @@ def position_acceptance(
 
     Texts are assumed to be greedy: a draft is accepted if it is the text's next token.
     """
-    states = _states(drafter, batch)
-    wanted = (_wanted(batch, index) for index in range(states.shape[-2]))
+    rows = counted_rows(batch, drafter.config.draft_length)
+    states = _states(drafter, batch, rows)
+    wanted = _wanted_of(batch, rows, states.shape[-2])
     return count_accepted(states, lambda _, state: lm_head(norm(state)), wanted)
 
 
 @torch.no_grad()
 def head_acceptance(heads: Medusa, lm_head: nn.Module, batch: TextBatch) -> list[tuple[int, int]]:
     """As `position_acceptance`."""
-    states = heads.drafts(batch.features[:, :-1])
-    wanted = (_wanted(batch, index) for index in range(states.shape[-2]))
+    rows = counted_rows(batch, heads.config.draft_length)
+    states = heads.drafts(batch.features[:, :-1][rows])
+    wanted = _wanted_of(batch, rows, states.shape[-2])
     return count_accepted(states, lambda place, own: heads.logits(place, own, lm_head), wanted)
 
 
@@ -132,11 +149,18 @@ def count_accepted(
     return counts
 
 
-def _states(drafter: SpecFormer, batch: TextBatch) -> Tensor:
-    """[texts, rows, draft_length, hidden_size]; without the last row, whose drafts are unknown."""
+def _states(drafter: SpecFormer, batch: TextBatch, rows: Tensor) -> Tensor:
+    """[n, draft_length, hidden_size] of the n `rows`."""
     features = batch.features[:, :-1]
     positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
-    return drafter.drafts(drafter.context(drafter.project(features), positions, _causal))
+    return drafter.drafts(drafter.context(drafter.project(features), positions, _causal)[rows])
+
+
+def _wanted_of(batch: TextBatch, rows: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
+    """int64 and bool [n] for each of `count` drafts: the tokens of the n `rows`, and whether they
+    count."""
+    wanted = (_wanted(batch, index) for index in range(count))
+    return [(tokens[rows], mask[rows]) for tokens, mask in wanted]
 
 
 def _wanted(batch: TextBatch, index: int) -> tuple[Tensor, Tensor]:

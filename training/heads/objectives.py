@@ -14,11 +14,13 @@ from ...models.heads.load_head import Head, HeadConfig
 from ...models.heads.medusa import Medusa
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.spec_former import SpecFormer
-from .anchored_blocks import BlockPlan, block_acceptance, random_blocks, train_blocks
+from .anchored_blocks import BLOCKS, BlockPlan, block_acceptance, random_blocks, train_blocks
 from .draft_positions import (
     HEAD_DECAY,
+    counted_rows,
     head_acceptance,
     position_acceptance,
+    random_rows,
     train_heads,
     train_positions,
 )
@@ -114,12 +116,13 @@ class MaskObjective:
 class PositionObjective:
     """All drafts of a SpecFormer at once (`draft_positions.py`)."""
 
-    def __init__(self, drafter: SpecFormer) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: SpecFormer, plan: BlockPlan) -> None:
+        self._drafter, self._plan = drafter, plan
 
-    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        losses = train_positions(self._drafter, target.norm, target.lm_head, batch)
+        rows = _rows(self._drafter.config.draft_length, self._plan, batch, draw)
+        losses = train_positions(self._drafter, target.norm, target.lm_head, batch, rows)
         return sum(losses) / len(losses)
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
@@ -133,13 +136,14 @@ class MedusaObjective:
     Losses have weights 0.8^k for head k from 1.
     """
 
-    def __init__(self, heads: Medusa) -> None:
-        self._heads = heads
+    def __init__(self, heads: Medusa, plan: BlockPlan) -> None:
+        self._heads, self._plan = heads, plan
         self._weights = [HEAD_DECAY ** (place + 1) for place in range(heads.config.draft_length)]
 
-    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        losses = train_heads(self._heads, target.lm_head, batch, self._weights)
+        rows = _rows(self._heads.config.draft_length, self._plan, batch, draw)
+        losses = train_heads(self._heads, target.lm_head, batch, self._weights, rows)
         return sum(losses) / len(losses)
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
@@ -155,7 +159,7 @@ class BlockObjective:
 
     def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        blocks = random_blocks(batch, self._plan.num_anchors, draw.uniform)
+        blocks = random_blocks(batch, self._plan.num_anchors or BLOCKS, draw.uniform)
         losses = train_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
         return sum(losses) / len(losses)
 
@@ -172,7 +176,7 @@ class MarkovObjective:
 
     def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        blocks = random_blocks(batch, self._plan.num_anchors, draw.uniform)
+        blocks = random_blocks(batch, self._plan.num_anchors or BLOCKS, draw.uniform)
         losses = train_markov_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
         return sum(losses) / len(losses)
 
@@ -197,11 +201,19 @@ class StudentObjective:
         return chain_acceptance(self._student, batch, DEPTH)
 
 
+def _rows(draft_length: int, plan: BlockPlan, batch: TextBatch, draw: Draw) -> Tensor:
+    """bool [texts, rows]: the rows that draft in a step."""
+    rows = counted_rows(batch, draft_length)
+    if plan.num_anchors is None:
+        return rows
+    return random_rows(rows, plan.num_anchors, draw.uniform)
+
+
 def objective_of(
     network: Network, passes: PassPlan, blocks: BlockPlan, masks: MaskPlan, divergence: Divergence
 ) -> Objective:
-    """The objective of a network; `passes` is for feature heads, `blocks` for DFlash and DSpark,
-    `masks` for P-EAGLE, `divergence` for students.
+    """The objective of a network; `passes` is for feature heads, `blocks` for those that draft
+    all at once, `masks` for P-EAGLE, `divergence` for students.
     """
     if isinstance(network, Student):
         return StudentObjective(network, divergence)
@@ -212,8 +224,8 @@ def objective_of(
     if isinstance(network, DFlash):
         return BlockObjective(network, blocks)
     if isinstance(network, SpecFormer):
-        return PositionObjective(network)
-    return MedusaObjective(network)
+        return PositionObjective(network, blocks)
+    return MedusaObjective(network, blocks)
 
 
 def _feature_objective(head: FeatureHead, passes: PassPlan, masks: MaskPlan) -> Objective:

@@ -171,8 +171,13 @@ class HeadJob:
     ] = None
     num_layers: Annotated[int | None, Field(ge=1, description="its layers; by the kind")] = None
     num_anchors: Annotated[
-        int, Field(ge=1, description="places in a text where it drafts, of a step")
-    ] = 32
+        int | None,
+        Field(
+            ge=1,
+            description="random places in a text where it drafts, of a step; default: 32 of "
+            "dflash and dspark, all of specformer and medusa",
+        ),
+    ] = None
     keep_rate: Annotated[
         float,
         Field(
@@ -261,7 +266,7 @@ OWN_FLAGS = {
     "bidirectional": ("specformer",),
     "recipe": ("griffin", "specformer"),
     "num_layers": (*BLOCKS, "p_eagle"),
-    "num_anchors": BLOCKS,
+    "num_anchors": ("specformer", "medusa", *BLOCKS),
     "keep_rate": ("p_eagle",),
     "markov_kind": ("dspark",),
     "markov_rank": ("dspark",),

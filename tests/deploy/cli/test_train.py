@@ -201,8 +201,7 @@ def test_a_low_a_middle_and_a_high_layer() -> None:
         ("dflash", "draft_vocab_size", "--draft-vocab-size=10"),
         ("dflash", "num_passes", "--num-passes=3"),
         ("eagle2", "draft_length", "--draft-length=3"),
-        # The default of the kinds that have it.
-        ("medusa", "num_anchors", "--num-anchors=32"),
+        ("p_eagle", "num_anchors", "--num-anchors=32"),
         ("hass", "num_layers", "--num-layers=2"),
         ("eagle3", "markov_kind", "--markov-kind=rnn"),
         ("dspark", "keep_rate", "--keep-rate=0.5"),
