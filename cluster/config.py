@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ..core.errors import ConfigError
 from ..core.request.sampling_params import PipeliningMode
@@ -15,7 +15,7 @@ from .removed_settings import REMOVED_OPTIONS
 # The profile of a drafter that has its paper's options, and the trees of the papers, draft tokens:
 # EAGLE-2's of every head, SPECTRA's and REST's; Lookahead's 15 guesses of 4.
 PAPER = "paper"
-PAPER_NODES = {"head": 60, "spectra": 60, "retrieval": 64, "lookahead": 60}
+PAPER_NODES = {"head": 60, "mtp": 60, "spectra": 60, "retrieval": 64, "lookahead": 60}
 # Those of other drafters.
 NODES = 16
 
@@ -25,8 +25,8 @@ NodeBudgetKind = Literal["adaptive", "full", "ordered"]
 DrafterTransport = Literal["inproc", "grpc"]
 TransportName = Literal["auto", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
-# A kind of drafter that reads states of the target.
-HEAD = "head"
+# A kind of drafter that reads states of the target, and the head that its own checkpoint holds.
+HEAD, MTP = "head", "mtp"
 # Tokens that such a drafter and models draw among where they must declare their distribution.
 DISTRIBUTION_SIZE = 64
 
@@ -42,7 +42,7 @@ class DrafterConfig(Settings):
 
     kind: str = Field(
         description="prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval, "
-        "model or head"
+        "model, head or mtp (a head: the layer for multi-token prediction of the model itself)"
     )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
     transport: DrafterTransport = Field(
@@ -336,10 +336,11 @@ class EngineConfig(Settings):
 
     @field_validator("drafters", mode="before")
     @classmethod
-    def _build_drafters(cls, value: Any) -> Any:
+    def _build_drafters(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError("must be a list of drafters")
-        return tuple(_drafter(index, item) for index, item in enumerate(value))
+        model = info.data.get("model", "")
+        return tuple(_drafter(index, item, model) for index, item in enumerate(value))
 
     @model_validator(mode="before")
     @classmethod
@@ -408,12 +409,17 @@ def _folder_name(model: str) -> str:
     return path.resolve().name if path.name in {"", ".."} else path.name
 
 
-def _drafter(index: int, item: Any) -> DrafterConfig:
-    if isinstance(item, DrafterConfig):
-        return item
-    if not isinstance(item, dict):
+def _drafter(index: int, item: Any, model: str) -> DrafterConfig:
+    """A drafter's settings; `kind: mtp` is a head in the folder of the served model."""
+    if not isinstance(item, DrafterConfig | dict):
         raise ConfigError(f"drafters[{index}]", "must be a mapping with a kind")
     try:
-        return DrafterConfig(**item)
+        drafter = item if isinstance(item, DrafterConfig) else DrafterConfig(**item)
+        if drafter.kind != MTP:
+            return drafter
+        if "model" in drafter.options:
+            raise ConfigError("model", "of kind mtp is the served model; leave it out")
+        own = {"kind": HEAD, "name": drafter.source, "model": model}
+        return DrafterConfig(**drafter.model_dump(exclude_unset=True) | own)
     except ConfigError as error:
         raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error

@@ -39,6 +39,7 @@ from ...models.heads.load_head import (
     read_head_checkpoint,
     take_target_rows,
 )
+from ...models.heads.mtp import MtpHead
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.spec_former import SpecFormer
 from ...models.layers.linear_layers import pack_linears
@@ -62,8 +63,11 @@ NODES_BEHIND_PATHS = 128
 def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
     """Layers of the target whose outputs the head of a folder reads; the last one is normed.
 
-    Raises `CheckpointError`; `ConfigError` (`model`) where it does not fit the target.
+    The target's own folder stands for its MTP layer. Raises `CheckpointError`; `ConfigError`
+    (`model`) where it does not fit the target.
     """
+    if is_own_layer(folder, target):
+        return (target.num_layers - 1,)
     checkpoint = read_head_checkpoint(folder)
     if checkpoint.config is None:
         raise ConfigError("model", f"{folder} holds a {checkpoint.kind}, which cannot draft here")
@@ -73,6 +77,11 @@ def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
     return checkpoint.config.layers_of(target.num_layers) or (target.num_layers - 1,)
 
 
+def is_own_layer(folder: Path, target: ModelInfo) -> bool:
+    """Whether a head's folder is the target's own, whose MTP layer drafts."""
+    return folder.resolve() == target.path.resolve()
+
+
 def load_head_drafter(
     folder: Path, target: ModelInfo, name: str = "head", options: HeadOptions | None = None
 ) -> HeadDrafter | ProbingDrafter:
@@ -80,6 +89,8 @@ def load_head_drafter(
 
     Where its config leaves open how it is read, the first drafts tell.
     """
+    if is_own_layer(folder, target):
+        raise ConfigError("placement", "of kind mtp is last_stage; leave it and transport out")
     options = options or HeadOptions()
     layers = feature_layers(folder, target)
     device = choose_device(options.device)
@@ -99,7 +110,7 @@ def load_head_drafter(
     return drafter
 
 
-def network_of(head: Head, shared: SharedParts) -> HeadNetwork:
+def network_of(head: Head | MtpHead, shared: SharedParts) -> HeadNetwork:
     """How a head reads and grows trees, with what it shares with its target; on CPUs its linear
     layers are packed.
     """
@@ -109,10 +120,10 @@ def network_of(head: Head, shared: SharedParts) -> HeadNetwork:
     return network
 
 
-def _network_of(head: Head, shared: SharedParts) -> HeadNetwork:
+def _network_of(head: Head | MtpHead, shared: SharedParts) -> HeadNetwork:
     if isinstance(head, PEagle):
         return PEagleNetwork(head, shared)
-    if isinstance(head, FeatureHead):
+    if isinstance(head, FeatureHead | MtpHead):
         return FeatureNetwork(head, shared)
     if isinstance(head, SpecFormer):
         return SpecFormerNetwork(head, shared)

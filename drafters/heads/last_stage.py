@@ -32,12 +32,13 @@ from ...models.heads.load_head import (
     load_readings,
     take_target_rows,
 )
+from ...models.heads.mtp import load_mtp_head
 from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
 from ..model.draft_costs import PayingDepth
 from ..model.text_distribution import TextDistribution
 from .device_trees import DeviceTrees, TextEnd, device_trees
-from .drafter import feature_layers, network_of
+from .drafter import feature_layers, is_own_layer, network_of
 from .networks.head_network import HeadNetwork
 from .networks.kept_keys import KeptKeys, PagedKeys
 from .options import HeadOptions
@@ -295,7 +296,7 @@ def _distributions(step: StepInput, places: Sequence[int]) -> Iterator[TextDistr
 class LastStageHeadSpec:
     """A head that the last stage loads.
 
-    folder   of its checkpoint
+    folder   of its checkpoint; the target's own: its MTP layer
     given    layers whose states the stage has for heads
     max_nodes  of a tree, at most
     """
@@ -318,6 +319,9 @@ class LastStageHeadSpec:
         if embed is None:
             embed = load_embedding(self.target, str(parts.dtype).removeprefix("torch."), device)
         shared = SharedParts(embed, parts.norm, parts.project, parts.softcap)
+        if is_own_layer(self.folder, self.target):
+            mtp = load_mtp_head(self.target, parts.dtype, device)
+            return LastStageHead(self, network_of(mtp, shared), layers, parts)
         readings = load_readings(self.folder, parts.dtype, device)
         for _, head in readings:
             take_target_rows(head, parts.project)

@@ -26,6 +26,7 @@ from ..load.checkpoint import WeightFiles, listed, one_ahead, read_config, resol
 from ..load.chosen_layers import ChosenLayers, config_of_layers
 from ..load.converted_files import converted
 from ..load.model_info import num_kv_heads
+from ..load.mtp_tensors import is_of_mtp
 from ..load.partition import LayerSpan
 from ..load.quantized_files import KeptFiles, QuantizedFiles, open_weights, read_kv_scales
 from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
@@ -191,7 +192,11 @@ def _tie_equal(loaded: dict[str, Tensor], model: PreTrainedModel, folder: Path) 
 
 def _check_unexpected(model: PreTrainedModel, known: Iterable[str], files: WeightFiles) -> None:
     extra = sorted(files.names.difference(known))
-    unexpected = [name for name in extra if not files.is_incidental(name)]
+    unexpected = [
+        name
+        for name in extra
+        if not files.is_incidental(name) and not is_of_mtp(name, model.config)
+    ]
     if unexpected:
         raise CheckpointError(
             f"{files.folder}: {listed(unexpected)} unexpected in a "

@@ -58,6 +58,9 @@ def resolve_model_path(model: str | Path) -> Path:
 
 def resolve_head_path(model: str | Path) -> Path:
     """The same for a head, whose tensors are often in PyTorch's own files."""
+    # That a model itself holds.
+    if str(model) in (*PUBLIC_MODELS, *BUNDLED_NAMES) or str(model).endswith(".gguf"):
+        return resolve_model_path(model)
     return _folder(model, BUNDLED_HEADS, ("*.safetensors", "*.json", "*.bin", "*.pt"))
 
 

@@ -6,7 +6,7 @@ a layer become one tensor. Its own tables say how (`transformers.conversion_mapp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
+    WeightTransform,
     dot_natural_key,
     rename_source_key,
 )
@@ -23,9 +24,15 @@ from transformers.core_model_loading import (
 from .checkpoint import WeightFiles
 
 
-def converted(files: WeightFiles, whole: Any) -> WeightFiles:
-    """`files` with the names and tensors of the model `whole`; the same where nothing differs."""
-    conversions = get_model_conversion_mapping(whole, add_legacy=False)
+def converted(
+    files: WeightFiles, whole: Any, conversions: Sequence[WeightTransform] | None = None
+) -> WeightFiles:
+    """`files` with the names and tensors of the model `whole`; the same where nothing differs.
+
+    conversions  None: those of transformers for the model
+    """
+    if conversions is None:
+        conversions = get_model_conversion_mapping(whole, add_legacy=False)
     renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     own = whole.state_dict()

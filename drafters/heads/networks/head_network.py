@@ -16,6 +16,7 @@ from ....core.arrays import ROOT
 from ....models.heads.feature_head import FeatureHead
 from ....models.heads.head_layer import Attend
 from ....models.heads.load_head import SharedParts
+from ....models.heads.mtp import MtpHead
 from ....models.heads.spec_former import SpecFormer
 from ...model.tree_job import TreeJob
 from .kept_keys import KeptKeys, KeySegment, SegmentAttention, causal_mask
@@ -98,7 +99,7 @@ class FeatureNetwork:
     most_levels: int | None = None
     says_all_levels = False
 
-    def __init__(self, head: FeatureHead, shared: SharedParts) -> None:
+    def __init__(self, head: FeatureHead | MtpHead, shared: SharedParts) -> None:
         self._head = head
         self._shared = shared
         self.num_layers = head.config.num_layers
@@ -175,14 +176,16 @@ class FeatureNetwork:
         return torch.cat([said.predict, said.regress], dim=-1)
 
     def _embeddings(self, tokens: Tensor) -> Tensor:
-        has_own = self._head.config.has_embedding
-        return self._head.embed_tokens(tokens) if has_own else self._shared.embeddings(tokens)
+        head = self._head
+        if isinstance(head, FeatureHead) and head.config.has_embedding:
+            return head.embed_tokens(tokens)
+        return self._shared.embeddings(tokens)
 
     def logits(self, said: Tensor) -> Tensor:
         """float32 [rows, vocabulary] of target ids, by what rows said."""
         head = self._head
         predict = said[:, : head.config.hidden_size]
-        if not head.config.draft_vocab_size:
+        if isinstance(head, MtpHead) or not head.config.draft_vocab_size:
             return self._shared.logits(predict)
         own = head.lm_head(predict).float()
         if not head.config.has_token_map:

@@ -1,0 +1,61 @@
+"""A model's own layer for multi-token prediction drafts in trees beside others, and changes
+nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from draftline import Engine, EngineConfig, SamplingParams
+from draftline.core.errors import ConfigError
+from support.fakes.fake_engine import byte_tokenizer
+from support.inputs.mtp_checkpoint import VOCAB, write_mtp_checkpoint
+
+TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = write_mtp_checkpoint(tmp_path_factory.mktemp("glm"), "glm4_moe")
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def answers(model: str, drafters: list[dict[str, str]], temperature: float, stages: int) -> tuple:
+    prompts = [np.random.default_rng(seed).integers(3, VOCAB, 16).tolist() for seed in range(4)]
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=TOKENS)
+    config = EngineConfig(
+        model=model, drafters=drafters, pipeline_parallel_size=stages, node_budget="full"
+    )
+    with Engine(config) as engine:
+        said = engine.generate(prompts, params)
+        proposals = {one.name: one.proposals for one in engine.stats().drafters}
+    return [list(one.token_ids) for one in said], proposals
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_its_drafts_change_nothing(model: str, temperature: float) -> None:
+    plain, _ = answers(model, [], temperature, 1)
+    for stages in (1, 2):
+        mixed = [{"kind": "mtp"}, {"kind": "suffix"}]
+        said, proposals = answers(model, mixed, temperature, stages)
+        assert said == plain
+        assert proposals["mtp"] > TOKENS
+
+
+@pytest.mark.parametrize(
+    ("own", "field"),
+    [
+        ({"model": "demo-griffin"}, "model"),
+        ({"placement": "actor"}, "placement"),
+        ({"tree": "bush"}, "tree"),
+    ],
+)
+def test_what_it_does_not_take_is_named(model: str, own: dict[str, str], field: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Engine(EngineConfig(model=model, drafters=[{"kind": "mtp", **own}])).close()
+    assert field in raised.value.field
+
+
+def test_a_model_without_the_layer_is_named() -> None:
+    with pytest.raises(ConfigError, match="has none"):
+        Engine(EngineConfig(model="demo", drafters=[{"kind": "mtp"}])).close()

@@ -1,0 +1,91 @@
+"""A checkpoint's own layer for multi-token prediction computes what transformers computes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftline.core.errors import CheckpointError, ConfigError
+from draftline.models.heads.mtp import load_mtp_head
+from draftline.models.layers.model_slice import load_slice
+from draftline.models.load.bundled import demo_path
+from draftline.models.load.model_info import read_model_info
+from draftline.models.load.partition import LayerSpan
+from safetensors.torch import load_file, save_file
+from support.inputs.mtp_checkpoint import HIDDEN, NUM_LAYERS, VOCAB, write_mtp_checkpoint
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+ROWS = 11
+
+
+def causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    queries, keys, values = (part.transpose(0, 1)[None] for part in (queries, keys, values))
+    return scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)[
+        0
+    ].transpose(0, 1)
+
+
+def peer_of(folder: Path, kind: str) -> tuple[Any, MtpModel]:
+    """transformers' own target and layer."""
+    target: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    if kind == "qwen3_next":
+        target.config.num_mtp_layers = 1
+        target.config.mtp_layer_types = ["full_attention"]
+    # It knows the numbers of published checkpoints alone.
+    target._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{NUM_LAYERS}\.", r"^mtp\."]
+    return target, MtpModel.from_pretrained(target)
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "qwen3_next"])
+@torch.inference_mode()
+def test_it_says_what_transformers_layer_says(tmp_path: Path, kind: str) -> None:
+    folder = write_mtp_checkpoint(tmp_path / kind, kind)
+    head = load_mtp_head(read_model_info(folder), torch.float32, "cpu")
+    target, peer = peer_of(folder, kind)
+    tokens = torch.randint(0, VOCAB, (1, ROWS + 1))
+    features = torch.randn(1, ROWS, HIDDEN)
+    places = torch.arange(ROWS)
+    expected = peer.forward_layer(
+        0, features, places[None], MtpCache(config=target.config.get_mtp_config()),
+        input_ids=tokens[:, 1:],
+    )[0]  # fmt: skip
+    embeddings = target.get_input_embeddings()(tokens[0, 1:])
+    said = head(embeddings, features[0], places, causal)
+    torch.testing.assert_close(said.predict, expected)
+    assert said.regress is said.predict
+
+
+def test_the_target_loads_without_the_layer(tmp_path: Path) -> None:
+    folder = write_mtp_checkpoint(tmp_path / "glm", "glm4_moe")
+    part = load_slice(folder, LayerSpan(0, NUM_LAYERS, NUM_LAYERS))
+    assert len(part.layers) == NUM_LAYERS
+
+
+def test_layers_that_the_config_does_not_tell_of_are_an_error(tmp_path: Path) -> None:
+    folder = write_mtp_checkpoint(tmp_path / "glm", "glm4_moe")
+    config = folder / "config.json"
+    config.write_text(
+        config.read_text().replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0')
+    )
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3"):
+        load_slice(folder, LayerSpan(0, NUM_LAYERS, NUM_LAYERS))
+
+
+def test_a_target_without_the_layer_is_named() -> None:
+    with pytest.raises(ConfigError, match="mtp needs a model with MTP layers"):
+        load_mtp_head(read_model_info(demo_path("demo")), torch.float32, "cpu")
+
+
+def test_what_the_layer_lacks_is_named(tmp_path: Path) -> None:
+    folder = write_mtp_checkpoint(tmp_path / "glm", "glm4_moe")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"model.layers.{NUM_LAYERS}.eh_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="eh_proj"):
+        load_mtp_head(read_model_info(folder), torch.float32, "cpu")
