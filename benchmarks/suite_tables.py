@@ -3,22 +3,21 @@
     python -m draftline.benchmarks.suite_tables spectra | heads | model-drafters
 
 Reads the files of a suite in `benchmarks/results/`, as many as are there: those of each set of
-prompts and temperature, `NAME-PROMPTS-TEMPERATURE.json`, of cost profiles, `...-PROFILE.json`, of
-several rounds, `NAME-rounds-PROMPTS-TEMPERATURE-PROFILE.json`, and of numbers of streams,
-`NAME-streams-N-PROMPTS-TEMPERATURE-PROFILE.json`.
+prompts and temperature, `NAME-PROMPTS-TEMPERATURE.json`, and of numbers of streams by a cost
+profile, `NAME-streams-N-PROMPTS-TEMPERATURE-PROFILE.json`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..deploy.cli.bench.suites import DRAFTLINE, MERGED, PAPER, UNTRAINED
+from ..deploy.cli.bench.suites import DRAFTLINE, PAPER
 from ..measure.clients.endpoint import TARGET_ONLY
 from ..measure.simulate.cost_profile import bundled_profiles, read_cost_profile
 from .pages import markdown_table
@@ -55,22 +54,15 @@ FILES = {Suite.SPECTRA: "suite", Suite.HEADS: "heads", Suite.MODEL_DRAFTERS: "mo
 
 
 def tables(folder: Path, suite: Suite) -> str:
-    """tau of all rows, then simulated speeds by cost profile, in Markdown."""
+    """tau of all rows, then the speeds of numbers of streams, in Markdown."""
     taus = _read_columns(folder, FILES[suite])
     parts: list[str] = []
     for start, title in (TITLES if suite is Suite.SPECTRA else {"": "tau"}).items():
-        parts += _table(title, taus, _tau, start)
-    rounds: dict[str, Columns] = {}
-    streams: list[str] = []
+        parts += _table(title, taus, start)
     for profile in bundled_profiles():
-        name = read_cost_profile(profile).name
-        columns = _read_columns(folder, FILES[suite], profile)
-        parts += _table(f"simulated speed: {name}", columns, _speed)
-        rounds[name] = _read_columns(folder, f"{FILES[suite]}-rounds", profile)
         by_streams = _read_streams(folder, f"{FILES[suite]}-streams", profile)
-        streams += _streams_table(name, by_streams)
-    parts += _rounds_table({name: columns for name, columns in rounds.items() if columns})
-    return "\n\n".join([*parts, *streams])
+        parts += _streams_table(read_cost_profile(profile).name, by_streams)
+    return "\n\n".join(parts)
 
 
 def _read_columns(folder: Path, name: str, profile: str = "") -> Columns:
@@ -92,9 +84,7 @@ def _read_streams(folder: Path, name: str, profile: str) -> dict[int, Columns]:
     return {count: _read_columns(folder, f"{name}-{count}", profile) for count in sorted(counts)}
 
 
-def _table(
-    title: str, columns: Columns, cell: Callable[[Mapping[str, Any], str], str], start: str = ""
-) -> Iterator[str]:
+def _table(title: str, columns: Columns, start: str) -> Iterator[str]:
     """A row for each setting whose name begins with `start`, which it is shown without."""
     every = (row["name"] for content in columns.values() for row in content["taus"])
     names = [
@@ -102,7 +92,7 @@ def _table(
     ]
     if names:
         lines = [
-            [name.removeprefix(start), *(cell(content, name) for content in columns.values())]
+            [name.removeprefix(start), *(_tau(content, name) for content in columns.values())]
             for name in names
         ]
         yield markdown_table([title, *columns], lines)
@@ -114,24 +104,6 @@ def _tau(content: Mapping[str, Any], name: str) -> str:
     if name not in taus:
         return "-"
     return "{value:.2f} ({low:.2f}-{high:.2f})".format(**taus[name])
-
-
-def _speed(content: Mapping[str, Any], name: str) -> str:
-    """Speed over plain decoding."""
-    setting = content["settings"].get(name)
-    return "-" if setting is None else f"{setting['speedup']:.2f}x"
-
-
-def _rounds_table(by_profile: Mapping[str, Columns]) -> Iterator[str]:
-    """Rows without training and with everything: the mean of their rounds, and their range."""
-    heads = list(dict.fromkeys(head for columns in by_profile.values() for head in columns))
-    lines = []
-    for profile, columns in by_profile.items():
-        for name in (UNTRAINED, MERGED):
-            cells = [_rounds(columns[head], name) if head in columns else "-" for head in heads]
-            lines.append([f"{profile}; {name}", *cells])
-    if lines:
-        yield markdown_table(["simulated speed over several rounds", *heads], lines)
 
 
 def _streams_table(name: str, by_streams: Mapping[int, Columns]) -> Iterator[str]:
@@ -146,12 +118,6 @@ def _streams_table(name: str, by_streams: Mapping[int, Columns]) -> Iterator[str
     ]
     if lines:
         yield markdown_table([f"{name}; streams", "tau", "kappa", "theta", "speed-up"], lines)
-
-
-def _rounds(content: Mapping[str, Any], name: str) -> str:
-    speedups = content["settings"][name]["speedups"]
-    mean = sum(speedups) / len(speedups)
-    return f"{mean:.2f}x ({min(speedups):.2f}-{max(speedups):.2f})"
 
 
 def main(

@@ -5,9 +5,8 @@
 Under tensor parallelism all GPUs read their share of the weights at once, and wait for two
 all-reduces a layer. Pipeline stages read all weights, one stage after the other. This prints, by
 the cost profiles of a 70B, the time of an all-reduce of one row at which both take as long for one
-stream, tensor parallelism without drafts. Speed-ups by drafts are those of
-`heads-rounds-PROMPTS-TEMPERATURE-PROFILE.json` in `benchmarks/results/`, as by default, and of
-`heads-whole-...`, `pipelined_trees: off`: 24 of the 66 prompts and one round.
+stream, tensor parallelism without drafts. Speed-ups by drafts are those of SmolLM2's answers,
+`simulated-smollm2-TEMPERATURE-PROFILE.json` in `benchmarks/results/`.
 
 `nccl-tests` measures all-reduces of your machines: `all_reduce_perf -b 16K -e 1M -f 2 -g GPUS`.
 """
@@ -15,6 +14,7 @@ stream, tensor parallelism without drafts. Speed-ups by drafts are those of
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -27,9 +27,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 PROFILES = ("70b-2-h200", "70b-4-h200", "70b-8-h200")
 NUM_LAYERS = 80
 REDUCES_A_LAYER = 2
-ROWS = {"training-free": "without trained heads", "everything merged": "all drafters"}
-# Trees are pipelined by default through so many stages.
-LEAST_PIPELINED = 4
+ALL = "all"
 TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
 
 
@@ -40,7 +38,7 @@ def main() -> None:
     for name in PROFILES:
         profile = read_cost_profile(name)
         plain_s = profile.num_stages * profile.stage_s(1, 0)
-        for label, speedup in [("none", 1.0), *_speedups(name, profile.num_stages)]:
+        for label, speedup in [("none", 1.0), *_speedups(name)]:
             token_s = plain_s / speedup
             equal_s = reduce_s(profile, token_s)
             table.add_row(
@@ -57,21 +55,12 @@ def reduce_s(profile: CostProfile, step_s: float) -> float:
     return (step_s - read_s - profile.target.pass_s) / (NUM_LAYERS * REDUCES_A_LAYER)
 
 
-def _speedups(profile: str, num_stages: int) -> list[tuple[str, float]]:
-    found = []
-    by_default = "pipelined trees" if num_stages >= LEAST_PIPELINED else "whole trees"
+def _speedups(profile: str) -> Iterator[tuple[str, float]]:
     for temperature, when in TEMPERATURES.items():
-        for kind, trees in (("rounds", by_default), ("whole", "whole trees")):
-            path = RESULTS / f"heads-{kind}-bundled-{temperature}-{profile}.json"
-            if not path.exists():
-                continue
+        path = RESULTS / f"simulated-smollm2-{temperature}-{profile}.json"
+        if path.exists():
             settings = json.loads(path.read_text("utf-8"))["settings"]
-            found += [
-                (f"{what}, {trees}, {when}", settings[row]["speedup"])
-                for row, what in ROWS.items()
-                if row in settings
-            ]
-    return found
+            yield f"all drafters, {when}", settings[ALL]["speedup"]
 
 
 if __name__ == "__main__":

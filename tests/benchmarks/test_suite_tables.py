@@ -19,31 +19,23 @@ SECTIONS = {
 }
 
 
-def content(taus: dict[str, float], speedups: tuple[float, ...] = ()) -> str:
+def content(taus: dict[str, float]) -> str:
     rows: list[dict[str, Any]] = [
         {"name": name, "tau": {"value": tau, "low": tau - 1, "high": tau + 1}}
         for name, tau in {"target": 1.0, **taus}.items()
     ]
-    settings = {
-        row["name"]: {"speedup": row["tau"]["value"] / 2, "speedups": speedups} for row in rows
-    }
-    return json.dumps({"taus": rows, "settings": settings})
+    return json.dumps({"taus": rows, "settings": {}})
 
 
-def test_taus_and_speeds_have_a_column_for_each_file(tmp_path: Path) -> None:
+def test_taus_have_a_column_for_each_file(tmp_path: Path) -> None:
     (tmp_path / "heads-bundled-t0.json").write_text(content({"chain": 2.0, "tree": 3.0}))
     (tmp_path / "heads-humaneval-t1.json").write_text(content({"tree": 1.5, "other": 1.25}))
-    (tmp_path / "heads-bundled-t0-8b-h100.json").write_text(content({"tree": 3.0}))
     assert tables(tmp_path, Suite.HEADS).splitlines() == [
         "| tau | bundled, greedy | HumanEval, T = 1 |",
         "| --- | --- | --- |",
         "| chain | 2.00 (1.00-3.00) | - |",
         "| tree | 3.00 (2.00-4.00) | 1.50 (0.50-2.50) |",
         "| other | - | 1.25 (0.25-2.25) |",
-        "",
-        "| simulated speed: 8B on one H100 | bundled, greedy |",
-        "| --- | --- |",
-        "| tree | 1.50x |",
     ]
 
 
@@ -55,18 +47,6 @@ def test_rows_as_published_and_as_by_default_are_tables_of_their_own(tmp_path: P
     assert lines[2] == "| CORE | 1.75 (0.75-2.75) |"
     assert lines[4] == "| draftline's defaults | Spec-Bench, greedy |"
     assert lines[6:] == ["| CORE | 1.88 (0.88-2.88) |"]
-
-
-def test_rounds_have_a_mean_and_a_range(tmp_path: Path) -> None:
-    taus = {"training-free": 2.0, "everything merged": 3.0}
-    name = "heads-rounds-bundled-t1-70b-2-h200.json"
-    (tmp_path / name).write_text(content(taus, (1.5, 2.0)))
-    assert tables(tmp_path, Suite.HEADS).splitlines() == [
-        "| simulated speed over several rounds | bundled, T = 1 |",
-        "| --- | --- |",
-        "| 70B over 2 H200; training-free | 1.75x (1.50-2.00) |",
-        "| 70B over 2 H200; everything merged | 1.75x (1.50-2.00) |",
-    ]
 
 
 def test_numbers_of_streams_are_rows(tmp_path: Path) -> None:
