@@ -147,7 +147,6 @@ def test_every_product_is_replaced_and_no_weight_copied(kind: str, tmp_path: Pat
     [
         ({"attention": "sdpa"}, GPU, "attention is sdpa: use attention: triton or auto, or"),
         ({"attention": "flash_attn"}, GPU, "attention is flash_attn"),
-        ({"quantization": "int8"}, GPU, "weights in int8: use quantization: none, or"),
         ({}, replace(GPU, has_triton=False), "triton is not installed; pip install .* or use"),
         ({}, replace(GPU, capability=(7, 5)), "capability is below 8.0; or use batch_invariant"),
     ],
