@@ -171,8 +171,8 @@ def widen_quantized(
         tl.store(at_out, values.to(out.dtype.element_ty), mask=is_in)
 
 
-# Codes of a line that are multiplied at once, by the bytes of a number. Their values are in registers,
-# and of float32 the other factors too.
+# Codes of a line that are multiplied at once, by the bytes of a number: values are in registers, of
+# float32 the other factors too.
 MOST_INPUTS = {2: 64, 4: 16}
 # Of a program: more where two sums of 128 rows would not fit the registers.
 WARPS, MOST_WARPS = 4, 8
