@@ -194,7 +194,7 @@ class GpuLinear:
 class GpuPackedLinear:
     """The same of weights that are kept quantised; also a head."""
 
-    __slots__ = ("_out_dtype", "_product", "_row_tile", "bias", "weight")
+    __slots__ = ("_out_dtype", "_product", "bias", "row_tile", "weight")
 
     def __init__(
         self, weight: KeptWeight, bias: Tensor | None, product: QuantizedProduct,
@@ -202,20 +202,20 @@ class GpuPackedLinear:
     ) -> None:  # fmt: skip
         """`out_dtype`, `row_tile`: as of `quantized_linear`."""
         self.weight, self.bias = weight, bias
-        self._product, self._out_dtype, self._row_tile = product, out_dtype, row_tile
+        self._product, self._out_dtype, self.row_tile = product, out_dtype, row_tile
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
         return self._product(
-            x, self.weight, self.bias, out_dtype=self._out_dtype, row_tile=self._row_tile
+            x, self.weight, self.bias, out_dtype=self._out_dtype, row_tile=self.row_tile
         )
 
     def gated(self, x: Tensor, activation: str) -> Tensor | None:
         """The first half of the outputs, activated, times the second; None: rows are too many."""
-        if self._row_tile is None and len(x) > MOST_QUANTIZED_ROWS:
+        if self.row_tile is None and len(x) > MOST_QUANTIZED_ROWS:
             return None
         return self._product(
-            x, self.weight, self.bias, activation=activation, row_tile=self._row_tile
+            x, self.weight, self.bias, activation=activation, row_tile=self.row_tile
         )
 
     def invariant(self, row_tile: int) -> GpuPackedLinear:
