@@ -188,11 +188,19 @@ def _by_group(per_output: Tensor, more: int) -> Tensor:
     return pad(per_output, (0, more)).t().contiguous()
 
 
-def joined(weights: Sequence[KeptWeight]) -> KeptWeight | None:
-    """One weight with the outputs of all; None if their codes or groups differ in kind."""
+def are_alike(one: KeptWeight, other: KeptWeight) -> bool:
+    """Whether their codes and groups are of one kind, so that they can be `joined`."""
+    return (
+        (one.kind, one.num_inputs, one.tile, one.group_size, one.are_minima)
+        == (other.kind, other.num_inputs, other.tile, other.group_size, other.are_minima)
+        and (one.order is None) == (other.order is None)
+        and (one.order is None or other.order is None or torch.equal(one.order, other.order))
+    )
+
+
+def joined(weights: Sequence[KeptWeight]) -> KeptWeight:
+    """One weight with the outputs of all, which are alike."""
     first = weights[0]
-    if not all(_are_alike(one, first) for one in weights):
-        return None
     zero, offsets = first.zero, None
     if any(one.offsets is not None or one.zero != zero for one in weights):
         zero = 0
@@ -205,12 +213,3 @@ def joined(weights: Sequence[KeptWeight]) -> KeptWeight | None:
         first, codes=torch.cat([one.codes for one in weights]),
         scales=torch.cat([one.scales for one in weights], dim=1), offsets=offsets, zero=zero,
     )  # fmt: skip
-
-
-def _are_alike(one: KeptWeight, other: KeptWeight) -> bool:
-    return (
-        (one.kind, one.num_inputs, one.tile, one.group_size, one.are_minima)
-        == (other.kind, other.num_inputs, other.tile, other.group_size, other.are_minima)
-        and (one.order is None) == (other.order is None)
-        and (one.order is None or other.order is None or torch.equal(one.order, other.order))
-    )

@@ -7,8 +7,9 @@ stage's dtype wherever they are multiplied, so that the arithmetic stays the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from ...kernels.cpu.build import are_loaded, vectors
 from ...kernels.cpu.packed_linear import PackedWeight, pack_weights, packed_linear
 from ...kernels.dispatch import Machine, load_quantized_linear, runs_triton
 from ...kernels.linear.reference import MOST_FEW_ROWS, library_linear
-from ...kernels.quantized.kept_weight import KeptWeight, joined, keep_weight
+from ...kernels.quantized.kept_weight import KeptWeight, are_alike, joined, keep_weight
 from ...kernels.quantized.reference import MOST_QUANTIZED_ROWS
 from ..load.quantized_layouts import QuantizedWeight
 
@@ -29,20 +30,22 @@ QUANTIZATIONS = (NONE, "int8")
 LARGEST = 127
 
 
-def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [outputs, inputs] and float32 scales [outputs]."""
+def rounded(weight: Tensor) -> QuantizedWeight:
+    """A weight [outputs, inputs] in 8 bits, with a scale for each output."""
     scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
     scales /= LARGEST
-    return (weight.float() / scales[:, None]).round().to(torch.int8), scales
+    codes = (weight.float() / scales[:, None]).round().to(torch.int8)
+    one_group = torch.zeros(codes.shape[1], dtype=torch.int64, device=codes.device)
+    return QuantizedWeight(codes, scales[:, None], None, one_group)
 
 
 class PackedLinear(nn.Module):
     """A linear layer of a weight that is kept quantised, for any stage but those of CPU kernels."""
 
-    def __init__(self, weight: KeptWeight, dtype: torch.dtype) -> None:
-        """`dtype`: that of the stage. A bias may be set later."""
+    def __init__(self, weight: KeptWeight) -> None:
+        """A bias may be set later."""
         super().__init__()
-        self.weight, self.dtype = weight, dtype
+        self.weight = weight
         implementation = "triton" if runs_triton(Machine.of(weight.codes.device)) else "reference"
         self.product = load_quantized_linear(implementation)
         self.bias: nn.Parameter | None
@@ -84,13 +87,11 @@ def is_quantized(model: nn.Module, name: str) -> bool:
 Put = Callable[[nn.Module, str, QuantizedWeight], None]
 
 
-def rounded(model: nn.Module, name: str, weight: Tensor) -> QuantizedWeight:
-    """The weight of a layer in 8 bits, with a scale for each output."""
+def by_output(model: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """The weight of a layer, stored under this name, as [outputs, inputs]."""
     # GPT-2 has it [inputs, outputs].
     is_turned = isinstance(model.get_submodule(name.removesuffix(".weight")), Conv1D)
-    codes, scales = _rounded(weight.t().contiguous() if is_turned else weight)
-    one_group = torch.zeros(codes.shape[1], dtype=torch.int64, device=codes.device)
-    return QuantizedWeight(codes, scales[:, None], None, one_group)
+    return weight.t().contiguous() if is_turned else weight
 
 
 def can_keep(model: nn.Module, name: str) -> bool:
@@ -105,26 +106,22 @@ def put_for_cpu_kernels(model: nn.Module, name: str, weight: QuantizedWeight) ->
 
 
 def put_packed(dtype: torch.dtype) -> Put:
-    """Replaces layers by `PackedLinear`, of a stage that computes in `dtype`; of a weight that the
-    kernels do not know, by a plain one."""
+    """Replaces layers by `PackedLinear`; of a weight that the kernels do not know, by a plain one
+    in the stage's `dtype`."""
 
     def put(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
         kept = keep_weight(
             weight.codes, weight.scales, weight.zeros, weight.group_of, weight.minima
         )
-        layer = _plain(weight.dequantized(dtype)) if kept is None else PackedLinear(kept, dtype)
+        if kept is not None:
+            layer = PackedLinear(kept)
+        else:
+            outputs, inputs = weight.shape
+            layer = nn.Linear(inputs, outputs, bias=False, device="meta")
+            layer.weight = nn.Parameter(weight.dequantized(dtype), requires_grad=False)
         model.set_submodule(name.removesuffix(".weight"), layer)
 
     return put
-
-
-def _plain(weight: Tensor, bias: nn.Parameter | None = None) -> nn.Linear:
-    outputs, inputs = weight.shape
-    layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        layer.bias = bias
-    return layer
 
 
 def pack_linears(module: nn.Module) -> None:
@@ -230,6 +227,29 @@ class GpuPackedLinear:
         return GpuPackedLinear(self.weight.of_rows(rows), bias, self._product, self._out_dtype)
 
 
+Part = TypeVar("Part", bound=Callable[[Tensor], Tensor])
+
+
+class GpuLinears(Generic[Part]):
+    """Several layers of the same input, which differ in how their weights are kept."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> [rows, outputs], side by side."""
+        return torch.cat([part(x) for part in self.parts], dim=1)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:  # noqa: ARG002 - as `GpuLinear`
+        """None: a gate's halves are in different parts."""
+        return None
+
+
+GpuProduct = GpuLinear | GpuPackedLinear | GpuLinears[GpuLinear | GpuPackedLinear]
+
+
 class GpuHead:
     """The output head; its logits stay in float32, the dtype of the sums.
 
@@ -258,27 +278,33 @@ class GpuHead:
         return GpuHead(self._few_rows, pruned)
 
 
-def gpu_linear(
-    few_rows: FewRows, *linears: nn.Linear | PackedLinear
-) -> GpuLinear | GpuPackedLinear:
-    """One layer of several of the same input.
+def gpu_linear(few_rows: FewRows, *linears: nn.Linear | PackedLinear) -> GpuProduct:
+    """One layer of several of the same input."""
+    runs: list[list[nn.Linear | PackedLinear]] = []
+    for one in linears:
+        if runs and _are_joined(runs[-1][0], one):
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    parts = [_gpu_part(few_rows, run) for run in runs]
+    return parts[0] if len(parts) == 1 else GpuLinears(parts)
 
-    Quantised ones that differ in kind, or lie beside plain ones, are dequantised.
-    """
+
+def _are_joined(one: nn.Linear | PackedLinear, other: nn.Linear | PackedLinear) -> bool:
+    if isinstance(one, PackedLinear) and isinstance(other, PackedLinear):
+        return are_alike(one.weight, other.weight) and (one.bias is None) == (other.bias is None)
+    return isinstance(one, nn.Linear) and isinstance(other, nn.Linear)
+
+
+def _gpu_part(
+    few_rows: FewRows, linears: Sequence[nn.Linear | PackedLinear]
+) -> GpuLinear | GpuPackedLinear:
     packed = [one for one in linears if isinstance(one, PackedLinear)]
-    weight = joined([one.weight for one in packed]) if len(packed) == len(linears) else None
-    if weight is not None:
-        biases = [one.bias.detach() for one in packed if one.bias is not None]
-        return GpuPackedLinear(weight, _stacked(biases) if biases else None, packed[0].product)
-    return GpuLinear(
-        few_rows,
-        *(
-            _plain(one.weight.dequantized(one.dtype), one.bias)
-            if isinstance(one, PackedLinear)
-            else one
-            for one in linears
-        ),
-    )
+    if not packed:
+        return GpuLinear(few_rows, *(one for one in linears if isinstance(one, nn.Linear)))
+    biases = [one.bias.detach() for one in packed if one.bias is not None]
+    weight = packed[0].weight if len(packed) == 1 else joined([one.weight for one in packed])
+    return GpuPackedLinear(weight, _stacked(biases) if biases else None, packed[0].product)
 
 
 def gpu_head(few_rows: FewRows, head: nn.Linear | PackedLinear) -> GpuHead | GpuPackedLinear:

@@ -46,10 +46,12 @@ from .linear_layers import (
     NONE,
     GpuHead,
     GpuLinear,
+    GpuLinears,
     GpuPackedLinear,
     PackedLinear,
     Put,
     QuantizedLinear,
+    by_output,
     can_keep,
     check_quantization,
     gpu_head,
@@ -115,7 +117,7 @@ def load_tensors(
             _check_type(name, tensor, files)
             placed = tensor.to(device, dtype)
             if quantization != NONE and is_quantized(model, name):
-                put(model, name, rounded(model, name, placed))
+                put(model, name, rounded(by_output(model, name, placed)))
             else:
                 is_parameter = isinstance(parameters[name], nn.Parameter)
                 loaded[name] = nn.Parameter(placed, requires_grad=False) if is_parameter else placed
@@ -322,6 +324,8 @@ def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHea
             for value in vars(module).values():
                 if isinstance(value, GpuLinear | GpuPackedLinear):
                     yield value
+                elif isinstance(value, GpuLinears):
+                    yield from value.parts
     if isinstance(part.head, GpuHead | GpuPackedLinear):
         yield part.head
 

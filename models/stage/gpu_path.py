@@ -23,7 +23,13 @@ from ...kernels.attention.step_layout import LayoutCapacity, StepLayout
 from ...kernels.dispatch import Machine, load_invariant_linear, runs_triton, triton_obstacle
 from ..attention.kernel_attention import KernelBackend
 from ..attention.step_attention import PagedKv
-from ..layers.linear_layers import GpuHead, GpuLinear, GpuPackedLinear, PackedLinear
+from ..layers.linear_layers import (
+    GpuHead,
+    GpuLinear,
+    GpuLinears,
+    GpuPackedLinear,
+    PackedLinear,
+)
 from ..layers.model_slice import ModelSlice, run_layers
 from .options import GraphOptions, StageOptions
 from .plain_path import HiddenStateTaps, PlainPath
@@ -322,15 +328,21 @@ def invariant_slice(part: ModelSlice, implementation: str = "triton") -> ModelSl
 
 def _replace_products(module: nn.Module, product: Callable[..., Tensor]) -> None:
     for name, child in [*vars(module).items(), *module.named_children()]:
-        if isinstance(child, GpuLinear):
-            setattr(module, name, InvariantLinear(child.weight.t(), child.bias, product))
-        elif isinstance(child, GpuPackedLinear):
-            setattr(module, name, child.invariant(ROW_TILE))
+        if isinstance(child, GpuLinears):
+            setattr(module, name, GpuLinears([_invariant(part, product) for part in child.parts]))
+        elif isinstance(child, GpuLinear | GpuPackedLinear):
+            setattr(module, name, _invariant(child, product))
         elif isinstance(child, nn.Linear | PackedLinear):
             # A module attribute only accepts modules.
             delattr(module, name)
-            if isinstance(child, PackedLinear):
-                own = GpuPackedLinear(child.weight, child.bias, child.product, row_tile=ROW_TILE)
-            else:
-                own = InvariantLinear(child.weight.t(), child.bias, product)
-            setattr(module, name, own)
+            setattr(module, name, _invariant(child, product))
+
+
+def _invariant(
+    child: GpuLinear | GpuPackedLinear | nn.Linear | PackedLinear, product: Callable[..., Tensor]
+) -> InvariantLinear | GpuPackedLinear:
+    if isinstance(child, GpuPackedLinear):
+        return child.invariant(ROW_TILE)
+    if isinstance(child, PackedLinear):
+        return GpuPackedLinear(child.weight, child.bias, child.product, row_tile=ROW_TILE)
+    return InvariantLinear(child.weight.t(), child.bias, product)

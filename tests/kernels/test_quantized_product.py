@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftline.kernels.dispatch import load_quantized_linear
 from draftline.kernels.quantized import quantized_kernels
-from draftline.kernels.quantized.kept_weight import KeptWeight, joined, keep_weight
+from draftline.kernels.quantized.kept_weight import KeptWeight, are_alike, joined, keep_weight
 from draftline.kernels.quantized.reference import MOST_QUANTIZED_ROWS
 from draftline.models.load.quantized_layouts import QuantizedWeight, groups_in_order
 from support.fakes.products_in_order import use_products_in_order
@@ -165,8 +165,9 @@ def test_rows_of_fixed_tiles_are_alike_in_any_company(
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_side_by_side_and_rows_of_them(kind: str) -> None:
     weights = [quantized(kind, "32", outputs, 100) for outputs in (20, 7)]
-    both = joined([kept(one) for one in weights])
-    assert both is not None
+    parts = [kept(one) for one in weights]
+    assert are_alike(*parts)
+    both = joined(parts)
     values = torch.cat([one.dequantized(torch.float32) for one in weights]).to(DEVICE)
     assert torch.equal(both.dequantized(torch.float32), values)
     rows = torch.tensor([21, 3, 3, 26], device=DEVICE)
@@ -177,17 +178,16 @@ def test_zero_points_of_one_weight_may_be_alike() -> None:
     parts = [kept(quantized(kind, "32", 6, 64)) for kind in ("4 bits", "4 bits, symmetric")]
     assert [part.offsets is None for part in parts] == [False, True]
     both = joined(parts)
-    assert both is not None
     values = torch.cat([part.dequantized(torch.float32) for part in parts])
     assert torch.equal(both.dequantized(torch.float32), values)
 
 
-def test_weights_that_differ_in_kind_are_not_joined() -> None:
+def test_weights_that_differ_in_kind_are_not_alike() -> None:
     first = kept(quantized("4 bits", "32", 6, 64))
     for kind, groups in (
         ("int8", "32"), ("4 bits", "16"), ("4 bits", "scattered"), ("4 bits with minima", "32"),
     ):  # fmt: skip
-        assert joined([first, kept(quantized(kind, groups, 6, 64))]) is None
+        assert not are_alike(first, kept(quantized(kind, groups, 6, 64)))
 
 
 def test_bytes_are_those_of_the_codes_and_steps() -> None:

@@ -28,7 +28,7 @@ def test_int8_rounds_to_127_steps_of_each_output() -> None:
     torch.manual_seed(0)
     weight = torch.randn(6, 40) * torch.tensor([1e-3, 0.1, 1, 1, 10, 0])[:, None]
     model, x = nn.ModuleDict({"own": nn.Linear(40, 6, bias=False)}), torch.eye(40)
-    put_packed(torch.float32)(model, "own.weight", rounded(model, "own.weight", weight))
+    put_packed(torch.float32)(model, "own.weight", rounded(weight))
     layer = model["own"]
     assert isinstance(layer, PackedLinear)
     steps = weight.abs().amax(dim=1) / 127

@@ -171,8 +171,7 @@ def test_quantised_products_get_a_fixed_tile_of_rows(tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     part = load_slice(tmp_path, WHOLE, quantization="int8", fused=True)
     block, x = Block(), torch.randn(3, 32)
-    weight = rounded(block, "own.weight", block.own.weight.detach())
-    put_packed(torch.float32)(block, "own.weight", weight)
+    put_packed(torch.float32)(block, "own.weight", rounded(block.own.weight.detach()))
     part.layers[1].mlp, expected = block, block(x)
     ours = invariant_slice(part, "reference")
     for layer in ours.layers:

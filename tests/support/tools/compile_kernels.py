@@ -282,11 +282,11 @@ def main(which: str) -> None:
     for name, facts in attention_cases():
         print(name, facts)
     few = [(1, torch.bfloat16, False), (64, torch.bfloat16, True), (64, torch.float32, True)]
-    more = [*few, (65, torch.bfloat16, True), (65, torch.float32, False)]
-    for (kind, group), (num_rows, dtype, is_gated), capability in itertools.product(
-        [("uint8", 0), ("e4m3", 128), ("uint4", 32), ("uint4", 128), ("minima", 32)], more,
-        MOST_SHARED,
-    ):  # fmt: skip
+    largest = (65, torch.bfloat16, True)
+    forms = [("uint4", 128, case) for case in [*few, largest, (65, torch.float32, False)]]
+    forms += [(*form, largest) for form in (("uint8", 0), ("e4m3", 128), ("minima", 32))]
+    for (kind, group, case), capability in itertools.product(forms, MOST_SHARED):
+        num_rows, dtype, is_gated = case
         facts = multiplying(kind, group, num_rows, dtype, capability, is_gated=is_gated)
         name = f"{kind} {group} {NAMES[dtype]} {num_rows}"
         print(f"multiply_quantized {name} sm_{capability}", facts)
