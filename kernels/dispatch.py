@@ -139,13 +139,13 @@ def runs_triton(machine: Machine) -> bool:
     return machine.capability is not None and triton_obstacle(machine) is None
 
 
-def load_int8_linear(name: str) -> Callable[..., Tensor]:
-    """The `int8_linear` of `triton` or `reference`, described in `kernels/int8/reference.py`."""
+def load_quantized_linear(name: str) -> Callable[..., Tensor]:
+    """The `quantized_linear` of `triton` or `reference`, in `kernels/quantized/reference.py`."""
     if name == "reference":
-        from .int8 import reference as product  # noqa: PLC0415
+        from .quantized import reference as product  # noqa: PLC0415
     else:
-        from .int8 import int8_kernels as product  # noqa: PLC0415
-    return product.int8_linear
+        from .quantized import quantized_kernels as product  # noqa: PLC0415
+    return product.quantized_linear
 
 
 def load_invariant_linear(name: str) -> Callable[..., Tensor]:

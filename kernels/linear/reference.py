@@ -49,3 +49,19 @@ def normed_linear(x: Tensor, weight: Tensor, num_norms: int, eps: float) -> Tens
     """
     slices = x.unflatten(-1, (num_norms, -1))
     return linear(rms_norm(slices, slices.shape[-1:], eps=eps).flatten(-2), weight)
+
+
+def library_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`x` [rows, inputs] times `weight` [outputs, inputs] of the same dtype, by torch's library.
+
+    Sums are of float32, rounded once, to `out_dtype`, by default that of `x`.
+    """
+    if out_dtype is None or out_dtype == x.dtype:
+        return linear(x, weight, bias)
+    if x.is_cuda:
+        out = torch.mm(x, weight.t(), out_dtype=out_dtype)
+    else:
+        out = linear(x.float(), weight.float()).to(out_dtype)
+    return out if bias is None else out.add_(bias)

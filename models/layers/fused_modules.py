@@ -23,7 +23,7 @@ from ...kernels.elementwise.reference import HeadNorms
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from .fast_modules import ATTENTIONS, GATED_MLPS, NORMS, FastAttention, Rotation
-from .linear_layers import FewRows, GpuInt8Linear, GpuLinear, Int8Linear, gpu_linear
+from .linear_layers import FewRows, GpuProduct, PackedLinear, gpu_linear
 
 # transformers' names of activations -> those of `ElementwiseOps.gated`.
 ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -51,7 +51,7 @@ class FusedOps:
         """Those of `triton` or `reference`."""
         return cls(load_elementwise(name), load_few_rows_linear(name))
 
-    def linear(self, *linears: nn.Linear | Int8Linear) -> GpuLinear | GpuInt8Linear:
+    def linear(self, *linears: nn.Linear | PackedLinear) -> GpuProduct:
         """One layer of several of the same input."""
         return gpu_linear(self.few_rows, *linears)
 
@@ -62,7 +62,7 @@ def can_be_fused(layer: Any) -> bool:
     if type(attention) not in ATTENTIONS:
         return False
     products = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    return any(all(isinstance(one, kind) for one in products) for kind in (nn.Linear, Int8Linear))
+    return all(isinstance(one, nn.Linear | PackedLinear) for one in products)
 
 
 def make_fused(module: Any, ops: FusedOps) -> Any:

@@ -1,14 +1,15 @@
-"""Linear layers that are not torch's: of weights in 8 bits, of heads on CPUs, of stages on GPUs.
+"""Linear layers that are not torch's: of quantised weights, of heads on CPUs, of stages on GPUs.
 
 On GPUs few rows use draftline's kernel, more rows the library's. Weights lie output by output, as
-checkpoints have them and as both products read them best. Of weights in 8 bits only the weights are
-rounded, to 127 steps with one scale for each output; the arithmetic stays the same.
+checkpoints have them and as both products read them best. Quantised weights are widened to the
+stage's dtype wherever they are multiplied, so that the arithmetic stays the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from transformers.pytorch_utils import Conv1D
 from ...core.errors import ConfigError
 from ...kernels.cpu.build import are_loaded, vectors
 from ...kernels.cpu.packed_linear import PackedWeight, pack_weights, packed_linear
-from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
-from ...kernels.int8.reference import MOST_INT8_ROWS
-from ...kernels.linear.reference import MOST_FEW_ROWS
+from ...kernels.dispatch import Machine, load_quantized_linear, runs_triton
+from ...kernels.linear.reference import MOST_FEW_ROWS, library_linear
+from ...kernels.quantized.kept_weight import KeptWeight, are_alike, joined, keep_weight
+from ...kernels.quantized.reference import MOST_QUANTIZED_ROWS
 from ..load.quantized_layouts import QuantizedWeight
 
 NONE = "none"
@@ -28,31 +30,31 @@ QUANTIZATIONS = (NONE, "int8")
 LARGEST = 127
 
 
-class Int8Linear(nn.Module):
-    """weight int8 [outputs, inputs], scales float32 [outputs], bias as of the layer it replaces."""
+def rounded(weight: Tensor) -> QuantizedWeight:
+    """A weight [outputs, inputs] in 8 bits, with a scale for each output."""
+    scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
+    scales /= LARGEST
+    codes = (weight.float() / scales[:, None]).round().to(torch.int8)
+    one_group = torch.zeros(codes.shape[1], dtype=torch.int64, device=codes.device)
+    return QuantizedWeight(codes, scales[:, None], None, one_group)
 
-    def __init__(self, weight: Tensor) -> None:
-        """`weight` of a linear layer without a bias, which may be set later."""
+
+class PackedLinear(nn.Module):
+    """A linear layer of a weight that is kept quantised, for any stage but those of CPU kernels."""
+
+    def __init__(self, weight: KeptWeight) -> None:
+        """A bias may be set later."""
         super().__init__()
-        rounded, scales = _rounded(weight)
-        self.weight = nn.Parameter(rounded, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
-        implementation = "triton" if runs_triton(Machine.of(weight.device)) else "reference"
-        self.product = load_int8_linear(implementation)
+        self.weight = weight
+        implementation = "triton" if runs_triton(Machine.of(weight.codes.device)) else "reference"
+        self.product = load_quantized_linear(implementation)
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., inputs] -> [..., outputs]."""
         rows = x.reshape(-1, x.shape[-1])
-        return self.product(rows, self.weight, self.scales, self.bias).view(*x.shape[:-1], -1)
-
-
-def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [outputs, inputs] and float32 scales [outputs]."""
-    scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
-    scales /= LARGEST
-    return (weight.float() / scales[:, None]).round().to(torch.int8), scales
+        return self.product(rows, self.weight, self.bias).view(*x.shape[:-1], -1)
 
 
 class QuantizedLinear(nn.Module):
@@ -81,31 +83,45 @@ def is_quantized(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(module), nn.Linear | Conv1D)
 
 
-def put_quantized(model: nn.Module, name: str, weight: Tensor, *, keep: bool = False) -> None:
-    """Replace the layer of which `name` is the weight, by one of 8 bits. `keep`: see
-    `put_kept`."""
-    parent, _, child = name.removesuffix(".weight").rpartition(".")
-    owner = model.get_submodule(parent)
+# Replaces the layer of which a parameter of this name is the weight.
+Put = Callable[[nn.Module, str, QuantizedWeight], None]
+
+
+def by_output(model: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """The weight of a layer, stored under this name, as [outputs, inputs]."""
     # GPT-2 has it [inputs, outputs].
-    is_turned = isinstance(getattr(owner, child), Conv1D)
-    own = weight.t().contiguous() if is_turned else weight
-    if not keep:
-        setattr(owner, child, Int8Linear(own))
-        return
-    codes, scales = _rounded(own)
-    one_group = torch.zeros(codes.shape[1], dtype=torch.int64)
-    put_kept(model, name, QuantizedWeight(codes, scales[:, None], None, one_group))
+    is_turned = isinstance(model.get_submodule(name.removesuffix(".weight")), Conv1D)
+    return weight.t().contiguous() if is_turned else weight
 
 
 def can_keep(model: nn.Module, name: str) -> bool:
-    """Whether `put_kept` applies: `name` is the weight of a linear layer, or of a head."""
+    """Whether `Put` applies: `name` is the weight of a linear layer, or of a head."""
     module, _, attribute = name.rpartition(".")
     return attribute == "weight" and type(model.get_submodule(module)) is nn.Linear
 
 
-def put_kept(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
+def put_for_cpu_kernels(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
     """Replace the layer of which `name` is the weight, by one that the CPU kernels take over."""
     model.set_submodule(name.removesuffix(".weight"), QuantizedLinear(weight))
+
+
+def put_packed(dtype: torch.dtype) -> Put:
+    """Replaces layers by `PackedLinear`; of a weight that the kernels do not know, by a plain one
+    in the stage's `dtype`."""
+
+    def put(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
+        kept = keep_weight(
+            weight.codes, weight.scales, weight.zeros, weight.group_of, weight.minima
+        )
+        if kept is not None:
+            layer = PackedLinear(kept)
+        else:
+            outputs, inputs = weight.shape
+            layer = nn.Linear(inputs, outputs, bias=False, device="meta")
+            layer.weight = nn.Parameter(weight.dequantized(dtype), requires_grad=False)
+        model.set_submodule(name.removesuffix(".weight"), layer)
+
+    return put
 
 
 def pack_linears(module: nn.Module) -> None:
@@ -138,8 +154,9 @@ def _packed_product(layer: nn.Linear, x: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], layer.out_features)
 
 
-# `few_rows_linear` of `kernels/linear/`.
+# `few_rows_linear` of `kernels/linear/`, `quantized_linear` of `kernels/quantized/`.
 FewRows = Callable[..., Tensor]
+QuantizedProduct = Callable[..., Tensor]
 # Largest number of rows for layers without a gate: beyond it, the library's split-k is faster for
 # few outputs. Gates and heads use the kernel up to `MOST_FEW_ROWS`, as the library needs another
 # launch.
@@ -171,28 +188,66 @@ class GpuLinear:
         return self._few_rows(x, self.weight, self.bias, activation=activation)
 
 
-class GpuInt8Linear:
-    """The same of weights that are kept in 8 bits."""
+class GpuPackedLinear:
+    """The same of weights that are kept quantised; also a head."""
 
-    __slots__ = ("_product", "bias", "scales", "weight")
+    __slots__ = ("_out_dtype", "_product", "bias", "row_tile", "weight")
 
-    def __init__(self, *linears: Int8Linear) -> None:
-        """Several layers of the same input become one, their outputs side by side."""
-        self._product = linears[0].product
-        self.weight = _stacked([one.weight.detach() for one in linears])
-        self.scales = _stacked([one.scales.detach() for one in linears])
-        biases = [one.bias.detach() for one in linears if one.bias is not None]
-        self.bias: Tensor | None = _stacked(biases) if biases else None
+    def __init__(
+        self, weight: KeptWeight, bias: Tensor | None, product: QuantizedProduct,
+        out_dtype: torch.dtype | None = None, *, row_tile: int | None = None,
+    ) -> None:  # fmt: skip
+        """`out_dtype`, `row_tile`: as of `quantized_linear`."""
+        self.weight, self.bias = weight, bias
+        self._product, self._out_dtype, self.row_tile = product, out_dtype, row_tile
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
-        return self._product(x, self.weight, self.scales, self.bias)
+        return self._product(
+            x, self.weight, self.bias, out_dtype=self._out_dtype, row_tile=self.row_tile
+        )
 
     def gated(self, x: Tensor, activation: str) -> Tensor | None:
         """The first half of the outputs, activated, times the second; None: rows are too many."""
-        if len(x) > MOST_INT8_ROWS:
+        if self.row_tile is None and len(x) > MOST_QUANTIZED_ROWS:
             return None
-        return self._product(x, self.weight, self.scales, self.bias, activation=activation)
+        return self._product(
+            x, self.weight, self.bias, activation=activation, row_tile=self.row_tile
+        )
+
+    def invariant(self, row_tile: int) -> GpuPackedLinear:
+        """The layer of which a row's result depends on no other row."""
+        return GpuPackedLinear(
+            self.weight, self.bias, self._product, self._out_dtype, row_tile=row_tile
+        )
+
+    def of_rows(self, rows: Tensor) -> GpuPackedLinear:
+        """These outputs alone, int64 [n], in their order."""
+        bias = None if self.bias is None else self.bias[rows].contiguous()
+        return GpuPackedLinear(self.weight.of_rows(rows), bias, self._product, self._out_dtype)
+
+
+Part = TypeVar("Part", bound=Callable[[Tensor], Tensor])
+
+
+class GpuLinears(Generic[Part]):
+    """Several layers of the same input, which differ in how their weights are kept."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> [rows, outputs], side by side."""
+        return torch.cat([part(x) for part in self.parts], dim=1)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:  # noqa: ARG002 - as `GpuLinear`
+        """None: a gate's halves are in different parts."""
+        return None
+
+
+GpuProduct = GpuLinear | GpuPackedLinear | GpuLinears[GpuLinear | GpuPackedLinear]
 
 
 class GpuHead:
@@ -211,11 +266,7 @@ class GpuHead:
         """`x` [rows, inputs] -> float32 [rows, vocabulary]."""
         if len(x) <= MOST_FEW_ROWS:
             return self._few_rows(x, self.weight, self.bias, out_dtype=torch.float32)
-        if x.is_cuda and x.dtype != torch.float32:
-            logits = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
-        else:
-            logits = linear(x.float(), self.weight.float())
-        return logits if self.bias is None else logits.add_(self.bias)
+        return library_linear(x, self.weight, self.bias, out_dtype=torch.float32)
 
     def of_rows(self, rows: Tensor) -> GpuHead:
         """The head of these rows of the weight, int64 [n], in their order."""
@@ -227,11 +278,40 @@ class GpuHead:
         return GpuHead(self._few_rows, pruned)
 
 
-def gpu_linear(few_rows: FewRows, *linears: nn.Linear | Int8Linear) -> GpuLinear | GpuInt8Linear:
-    """One layer of several of the same input, all of one kind."""
-    if isinstance(linears[0], Int8Linear):
-        return GpuInt8Linear(*linears)  # pyright: ignore[reportArgumentType] - of one kind
-    return GpuLinear(few_rows, *linears)  # pyright: ignore[reportArgumentType] - of one kind
+def gpu_linear(few_rows: FewRows, *linears: nn.Linear | PackedLinear) -> GpuProduct:
+    """One layer of several of the same input."""
+    runs: list[list[nn.Linear | PackedLinear]] = []
+    for one in linears:
+        if runs and _are_joined(runs[-1][0], one):
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    parts = [_gpu_part(few_rows, run) for run in runs]
+    return parts[0] if len(parts) == 1 else GpuLinears(parts)
+
+
+def _are_joined(one: nn.Linear | PackedLinear, other: nn.Linear | PackedLinear) -> bool:
+    if isinstance(one, PackedLinear) and isinstance(other, PackedLinear):
+        return are_alike(one.weight, other.weight) and (one.bias is None) == (other.bias is None)
+    return isinstance(one, nn.Linear) and isinstance(other, nn.Linear)
+
+
+def _gpu_part(
+    few_rows: FewRows, linears: Sequence[nn.Linear | PackedLinear]
+) -> GpuLinear | GpuPackedLinear:
+    packed = [one for one in linears if isinstance(one, PackedLinear)]
+    if not packed:
+        return GpuLinear(few_rows, *(one for one in linears if isinstance(one, nn.Linear)))
+    biases = [one.bias.detach() for one in packed if one.bias is not None]
+    weight = packed[0].weight if len(packed) == 1 else joined([one.weight for one in packed])
+    return GpuPackedLinear(weight, _stacked(biases) if biases else None, packed[0].product)
+
+
+def gpu_head(few_rows: FewRows, head: nn.Linear | PackedLinear) -> GpuHead | GpuPackedLinear:
+    """The output head, quantised or not."""
+    if isinstance(head, PackedLinear):
+        return GpuPackedLinear(head.weight, head.bias, head.product, torch.float32)
+    return GpuHead(few_rows, head)
 
 
 def sum_exactly() -> None:

@@ -7,7 +7,8 @@ model, for uses outside the engine's steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from ...core.arrays import Int64
 from ...core.errors import CheckpointError, ConfigError
 from ...core.progress import Progress, unseen
+from ...kernels.quantized.kept_weight import KeptWeight
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from ..load.checkpoint import WeightFiles, listed, one_ahead, read_config, resolve_model_path
@@ -43,12 +45,20 @@ from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
 from .linear_layers import (
     NONE,
     GpuHead,
+    GpuLinear,
+    GpuLinears,
+    GpuPackedLinear,
+    PackedLinear,
+    Put,
     QuantizedLinear,
+    by_output,
     can_keep,
     check_quantization,
+    gpu_head,
     is_quantized,
-    put_kept,
-    put_quantized,
+    put_for_cpu_kernels,
+    put_packed,
+    rounded,
     sum_exactly,
 )
 
@@ -56,12 +66,14 @@ logger = logging.getLogger(__name__)
 
 MILLION = 1e6
 Projection = Callable[[Tensor], Tensor]
+# Files that can be read as they are stored.
+Quantized = QuantizedFiles | KeptFiles
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_tensors(
     model: PreTrainedModel, span: LayerSpan | None, files: WeightFiles,
-    dtype: torch.dtype, device: torch.device, *, quantization: str = NONE, keep: bool = False,
+    dtype: torch.dtype, device: torch.device, *, quantization: str = NONE, keep: Put | None = None,
     progress: Progress = unseen,
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device. None: all but the
@@ -69,8 +81,9 @@ def load_tensors(
 
     Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
     that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
-    holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
-    layers become `Int8Linear`. With `keep` both become `QuantizedLinear`, for CPU kernels alone.
+    holds the parts of one weight beside. `keep` takes the weights that are stored quantised, and of
+    a `quantization` those of linear layers within the decoder layers; None: stored ones are
+    dequantised.
 
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
@@ -87,23 +100,24 @@ def load_tensors(
     if missing:
         raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
     loaded: dict[str, Tensor] = {}
-    kept = _kept(model, source_of, files, quantization) if keep else {}
+    kept = {} if keep is None else _kept(model, source_of, files, quantization)
+    put = keep or put_packed(dtype)
     sources = sorted({source for name, source in source_of.items() if name not in kept})
     tensors = files.read(sources)
     size = sum(parameters[name].numel() for name in [*sources, *kept])
     with progress("loading weights", total=size / MILLION, unit="million") as work:
         for name, source in kept.items():
-            assert isinstance(files, QuantizedFiles | KeptFiles)
-            weight = files.read_quantized(source)
+            assert isinstance(files, Quantized)
+            weight = files.read_quantized(source).to(device)
             _check_shape(name, weight.shape, parameters[name], files)
-            put_kept(model, name, weight)
+            put(model, name, weight)
             work.advance(weight.codes.numel() / MILLION)
         for name, tensor in one_ahead(tensors) if device.type == "cuda" else tensors:
             _check_shape(name, tensor.shape, parameters[name], files)
             _check_type(name, tensor, files)
             placed = tensor.to(device, dtype)
             if quantization != NONE and is_quantized(model, name):
-                put_quantized(model, name, placed, keep=keep)
+                put(model, name, rounded(by_output(model, name, placed)))
             else:
                 is_parameter = isinstance(parameters[name], nn.Parameter)
                 loaded[name] = nn.Parameter(placed, requires_grad=False) if is_parameter else placed
@@ -121,7 +135,7 @@ def _kept(
     model: PreTrainedModel, source_of: Mapping[str, str], files: WeightFiles, quantization: str
 ) -> dict[str, str]:
     """The weights that stay as they are stored, with the checkpoint's names of them."""
-    if not isinstance(files, QuantizedFiles | KeptFiles):
+    if not isinstance(files, Quantized):
         return {}
     head = _parts(model)[2]
     return {
@@ -265,9 +279,10 @@ def load_slice(
 ) -> ModelSlice:  # fmt: skip
     """Load a stage's modules; with `fused`, those of `fused_modules.py` where supported.
 
-    The weights of a quantised checkpoint are taken back to `dtype`, whatever `quantization` (the
-    stage's own rounding) then makes of them. Activations are not quantised. With `keep`, for stages
-    that `CpuLayers` runs, linear layers keep quantised weights, those of `quantization` too.
+    Linear layers keep quantised weights in fused modules, and with `keep`, for stages that
+    `CpuLayers` runs. In others the weights of a quantised checkpoint are taken back to `dtype`.
+    `quantization`, the stage's own rounding, rounds what is taken back. Activations are not
+    quantised.
 
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
@@ -284,15 +299,40 @@ def load_slice(
     with naming(folder, config):
         whole = empty_model(config)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
+    put = put_for_cpu_kernels if keep else None
+    if fused and runs_by_layers(config) and can_be_fused(base_and_layers(whole)[1][span.first]):
+        put = put_packed(DTYPES[dtype])
     load_tensors(
         whole, span, files, DTYPES[dtype], torch.device(device),
-        quantization=quantization, keep=keep, progress=progress,
+        quantization=quantization, keep=put, progress=progress,
     )  # fmt: skip
     scales = read_kv_scales(
         files, whole.base_model_prefix, span.first, span.last, num_kv_heads(config)
     )
     part = cut_slice(whole, span, DTYPES[dtype], torch.device(device), fused=fused)
+    if put is not None and not keep and (quantization != NONE or isinstance(files, Quantized)):
+        kinds = Counter(map(_kind, _products(part)))
+        kept = " ".join(f"{kind}:{count}" for kind, count in kinds.items())
+        logger.info("event=quantized_weights_kept layers=%d weights=%r", len(part.layers), kept)
     return replace(part, kv_scales=None if scales is None else scales.to(device))
+
+
+def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHead]:
+    """Of the fused modules."""
+    for layer in part.layers:
+        for module in layer.modules():
+            for value in vars(module).values():
+                if isinstance(value, GpuLinear | GpuPackedLinear):
+                    yield value
+                elif isinstance(value, GpuLinears):
+                    yield from value.parts
+    if isinstance(part.head, GpuHead | GpuPackedLinear):
+        yield part.head
+
+
+def _kind(product: GpuLinear | GpuPackedLinear | GpuHead) -> str:
+    weight = product.weight
+    return weight.kind if isinstance(weight, KeptWeight) else f"{weight.dtype}".partition(".")[2]
 
 
 def cut_slice(
@@ -357,11 +397,12 @@ def _forward_slice(
 
 
 def _head(
-    linear: nn.Linear | QuantizedLinear, fused_ops: FusedOps | None, *, fast: bool
+    linear: nn.Linear | QuantizedLinear | PackedLinear, fused_ops: FusedOps | None, *, fast: bool
 ) -> Projection:
     if fused_ops is not None:
-        assert isinstance(linear, nn.Linear)
-        return GpuHead(fused_ops.few_rows, linear)
+        assert not isinstance(linear, QuantizedLinear)
+        return gpu_head(fused_ops.few_rows, linear)
+    assert not isinstance(linear, PackedLinear)
     return fast_linear(linear) if fast else linear
 
 
@@ -378,6 +419,8 @@ def with_pruned_head(part: ModelSlice, rows: Int64) -> ModelSlice:
 def _pruned_head(head: Projection, rows: Int64) -> Projection:
     if isinstance(head, GpuHead):
         return head.of_rows(torch.from_numpy(rows).to(head.weight.device))
+    if isinstance(head, GpuPackedLinear):
+        return head.of_rows(torch.from_numpy(rows).to(head.weight.codes.device))
     if isinstance(head, KeptLinear):
         return head.of_rows(torch.from_numpy(rows))
     assert isinstance(head, FastLinear | nn.Linear)

@@ -68,6 +68,17 @@ class QuantizedWeight:
         """[outputs, inputs]"""
         return self.codes.shape
 
+    def to(self, device: torch.device) -> QuantizedWeight:
+        """The same on a device."""
+        if self.codes.device == device:
+            return self
+        zeros, minima = (
+            None if one is None else one.to(device) for one in (self.zeros, self.minima)
+        )
+        return QuantizedWeight(
+            self.codes.to(device), self.scales.to(device), zeros, self.group_of.to(device), minima
+        )
+
     def of_rows(self, rows: Tensor) -> QuantizedWeight:
         """These outputs alone, int64 [n], in their order."""
         zeros = None if self.zeros is None else self.zeros[rows]

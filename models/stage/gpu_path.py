@@ -23,13 +23,22 @@ from ...kernels.attention.step_layout import LayoutCapacity, StepLayout
 from ...kernels.dispatch import Machine, load_invariant_linear, runs_triton, triton_obstacle
 from ..attention.kernel_attention import KernelBackend
 from ..attention.step_attention import PagedKv
-from ..layers.linear_layers import GpuHead, GpuLinear
+from ..layers.linear_layers import (
+    GpuHead,
+    GpuLinear,
+    GpuLinears,
+    GpuPackedLinear,
+    PackedLinear,
+)
 from ..layers.model_slice import ModelSlice, run_layers
 from .options import GraphOptions, StageOptions
 from .plain_path import HiddenStateTaps, PlainPath
 
 Work = Callable[[], None]
 FIELD = "batch_invariant"
+# Rows of a program of batch-invariant products with quantised weights: more would be padding of
+# steps of few rows, fewer would read the weights of a prompt too often.
+ROW_TILE = 64
 # Larger steps keep a GPU busy for longer than their launches take.
 MOST_ROWS = 512
 # Spacing is small around 65 rows, a tree of 64 nodes and its root.
@@ -246,11 +255,6 @@ def invariant_options(options: StageOptions, machine: Machine) -> StageOptions:
             FIELD, f"on needs draftline's own attention on a GPU, and attention is "
             f"{options.attention}: use attention: triton or auto, or batch_invariant: auto",
         )  # fmt: skip
-    if options.quantization != "none":
-        raise ConfigError(
-            FIELD, f"on has no products of weights in {options.quantization}: use "
-            "quantization: none, or batch_invariant: auto",
-        )  # fmt: skip
     obstacle = triton_obstacle(machine)
     if obstacle is not None:
         raise ConfigError(
@@ -317,14 +321,28 @@ def invariant_slice(part: ModelSlice, implementation: str = "triton") -> ModelSl
     if isinstance(head, GpuHead):
         # Logits stay in the dtype of the sums.
         head = InvariantLinear(head.weight.t(), head.bias, product, torch.float32)
+    elif isinstance(head, GpuPackedLinear):
+        head = head.invariant(ROW_TILE)
     return replace(part, head=head)
 
 
 def _replace_products(module: nn.Module, product: Callable[..., Tensor]) -> None:
     for name, child in [*vars(module).items(), *module.named_children()]:
-        if isinstance(child, GpuLinear):
-            setattr(module, name, InvariantLinear(child.weight.t(), child.bias, product))
-        elif isinstance(child, nn.Linear):
+        if isinstance(child, GpuLinears):
+            setattr(module, name, GpuLinears([_invariant(part, product) for part in child.parts]))
+        elif isinstance(child, GpuLinear | GpuPackedLinear):
+            setattr(module, name, _invariant(child, product))
+        elif isinstance(child, nn.Linear | PackedLinear):
             # A module attribute only accepts modules.
             delattr(module, name)
-            setattr(module, name, InvariantLinear(child.weight.t(), child.bias, product))
+            setattr(module, name, _invariant(child, product))
+
+
+def _invariant(
+    child: GpuLinear | GpuPackedLinear | nn.Linear | PackedLinear, product: Callable[..., Tensor]
+) -> InvariantLinear | GpuPackedLinear:
+    if isinstance(child, GpuPackedLinear):
+        return child.invariant(ROW_TILE)
+    if isinstance(child, PackedLinear):
+        return GpuPackedLinear(child.weight, child.bias, child.product, row_tile=ROW_TILE)
+    return InvariantLinear(child.weight.t(), child.bias, product)

@@ -30,8 +30,8 @@ from ...core.steps import (
 from ...core.tree.tree import pack
 from ...kernels.attention.tile_plan import LEAST_SPLIT_OF_ONE_TILE, TILE_LINES
 from ...kernels.device_tables import MOST_TABLE_BYTES, NUM_KINDS
-from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
+from ...kernels.quantized.reference import MOST_QUANTIZED_ROWS
 from .gpu_path import GraphPath, GraphReport
 from .options import StageOptions
 from .stage import Stage
@@ -142,7 +142,7 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
 
 
 # Numbers of rows: one for each tile size of products, and one for the library's products.
-ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1, MOST_INT8_ROWS + 1)
+ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1, MOST_QUANTIZED_ROWS + 1)
 
 
 def warm_kernels(stage: Stage, share: int, vocab_size: int) -> None:

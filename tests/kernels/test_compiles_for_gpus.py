@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    "attend_tiles", "multiply_int8", "multiply_rows", "multiply_few_rows", "multiply_normed_rows",
-    "store_rows", "copy_rows", "take_log_softmax",
+    "attend_tiles", "multiply_quantized", "widen_quantized", "multiply_rows", "multiply_few_rows",
+    "multiply_normed_rows", "store_rows", "copy_rows", "take_log_softmax",
 }  # fmt: skip
 TESTS = Path(__file__).parents[1]
 PROGRAM = TESTS / "support" / "tools" / "compile_kernels.py"

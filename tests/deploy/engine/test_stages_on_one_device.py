@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
+from support.inputs.quantized_checkpoints import FORMATS, save_pair
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6] * 4, [2, 7, 1, 8] * 6]
 PLAIN = RequestOptions(speculative=False)
@@ -40,6 +41,14 @@ def answers(checkpoint: Path, device: str, num_stages: int) -> list[tuple[int, .
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_two_stages_answer_as_one(checkpoint: Path, device: str) -> None:
     assert answers(checkpoint, device, 2) == answers(checkpoint, device, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "form", ["gptq 4, act order", "awq", "packed 4", "fp8 blocks", "compressed int8"]
+)
+def test_drafts_change_no_text_of_quantised_weights(form: str, tmp_path: Path) -> None:
+    answers(save_pair("qwen2", FORMATS[form], tmp_path).quantized, "cuda", 1)
 
 
 @pytest.mark.gpu

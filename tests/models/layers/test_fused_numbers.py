@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftline.models.attention.backend import choose_backend
 from draftline.models.layers import linear_layers
-from draftline.models.layers.linear_layers import GpuHead, GpuInt8Linear, sum_exactly
+from draftline.models.layers.linear_layers import GpuHead, GpuPackedLinear, sum_exactly
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.plain_path import PlainPath, make_kv
@@ -39,7 +39,7 @@ def test_fused_8_bit_layers_answer_as_those_that_are_not(
     with monkeypatch.context() as patch:
         patch.setattr(linear_layers, "runs_triton", lambda _: runs_triton)
         ours = fused_stage(folder, 2, quantization="int8")
-    assert isinstance(ours.path.part.layers[0].self_attn.project, GpuInt8Linear)
+    assert isinstance(ours.path.part.layers[0].self_attn.project, GpuPackedLinear)
     part = load_slice(folder, LayerSpan(0, 2, 2), quantization="int8")
     theirs = Stage(PlainPath(part, make_kv(part, 12, BLOCK_SIZE), BLOCK_SIZE))
     step = make_step([PagedRequest(range(6)).chunk(list(range(2, 11)), 0)])

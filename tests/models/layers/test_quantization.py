@@ -11,7 +11,7 @@ from draftline.core.errors import ConfigError
 from draftline.kernels.dispatch import Machine, choose_for_fp8
 from draftline.kernels.kv import kv_cache_kernels as paged_kv_ops
 from draftline.kernels.kv import reference as kv_reference
-from draftline.models.layers.linear_layers import Int8Linear
+from draftline.models.layers.linear_layers import PackedLinear, put_packed, rounded
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.load_stage import load_stage
@@ -27,7 +27,10 @@ INT8 = StageOptions(quantization="int8")
 def test_int8_rounds_to_127_steps_of_each_output() -> None:
     torch.manual_seed(0)
     weight = torch.randn(6, 40) * torch.tensor([1e-3, 0.1, 1, 1, 10, 0])[:, None]
-    layer, x = Int8Linear(weight), torch.eye(40)
+    model, x = nn.ModuleDict({"own": nn.Linear(40, 6, bias=False)}), torch.eye(40)
+    put_packed(torch.float32)(model, "own.weight", rounded(weight))
+    layer = model["own"]
+    assert isinstance(layer, PackedLinear)
     steps = weight.abs().amax(dim=1) / 127
     assert ((layer(x).T - weight).abs() <= 0.501 * steps[:, None]).all()
     layer.bias = nn.Parameter(torch.arange(6.0))
@@ -41,12 +44,13 @@ def test_linear_layers_of_decoder_layers_alone_are_rounded(kind: str, tmp_path: 
     exact, rounded = (load_slice(folder, WHOLE, "bfloat16", "cpu", q) for q in ("none", "int8"))
     for plain, layer in zip(exact.layers, rounded.layers, strict=True):
         assert not [one for one in layer.modules() if isinstance(one, nn.Linear)]
-        quantized = [one for one in layer.modules() if isinstance(one, Int8Linear)]
+        quantized = [one for one in layer.modules() if isinstance(one, PackedLinear)]
         assert len(quantized) == 7
         assert {tensor.device.type for tensor in layer.parameters()} == {"cpu"}
-        bytes_of = [sum(t.nbytes for t in one.parameters()) for one in (layer, plain)]
-        # Scales and biases weigh more here than in a model of any use.
-        assert bytes_of[0] < 0.65 * bytes_of[1]
+        weights = [one.weight for one in plain.modules() if isinstance(one, nn.Linear)]
+        kept_bytes = sum(one.weight.num_bytes for one in quantized)
+        # Scales weigh more here than in a model of any use.
+        assert kept_bytes < 0.65 * sum(weight.nbytes for weight in weights)
     assert isinstance(rounded.head, nn.Linear)
 
 

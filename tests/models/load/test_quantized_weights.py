@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.models.layers.linear_layers import PackedLinear
 from draftline.models.layers.model_slice import ModelSlice, load_slice, load_whole_model
 from draftline.models.load import checkpoint, quantized_layouts
 from draftline.models.load.partition import LayerSpan
@@ -28,6 +29,11 @@ HALVES = (LayerSpan(0, 2, 4), LayerSpan(2, 4, 4))
 def assert_same_weights(found: ModelSlice, expected: ModelSlice) -> None:
     for layer, same in zip(found.layers, expected.layers, strict=True):
         torch.testing.assert_close(layer.state_dict(), same.state_dict(), rtol=0, atol=0)
+        for module, other in zip(layer.modules(), same.modules(), strict=True):
+            assert type(module) is type(other)
+            if isinstance(module, PackedLinear):
+                values = (one.weight.dequantized(torch.float32) for one in (module, other))
+                torch.testing.assert_close(*values, rtol=0, atol=0)
     for name in ("embed", "norm"):
         module, same = getattr(found, name), getattr(expected, name)
         assert (module is None) == (same is None)

@@ -16,10 +16,19 @@ from draftline.core.steps import StepInput
 from draftline.kernels.dispatch import Machine
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import TileOptions
-from draftline.models.layers.linear_layers import GpuHead, GpuLinear
+from draftline.models.layers import linear_layers
+from draftline.models.layers.linear_layers import (
+    GpuHead,
+    GpuLinear,
+    GpuPackedLinear,
+    PackedLinear,
+    put_packed,
+    rounded,
+)
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.gpu_path import (
+    ROW_TILE,
     CudaCapture,
     GraphOptions,
     InvariantLinear,
@@ -46,9 +55,10 @@ GPU = Machine((9, 0), has_triton=True, has_flash_attn=True)
 on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
 
 
-def interpreted(folder: Path, dtype: str) -> Stage:
+def interpreted(folder: Path, dtype: str, quantization: str = "none") -> Stage:
     """What `load_stage` makes on a GPU."""
-    part = invariant_slice(load_slice(folder, WHOLE, dtype, fused=True))
+    part = load_slice(folder, WHOLE, dtype, quantization=quantization, fused=True)
+    part = invariant_slice(part)
     kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
     tiles = TileOptions(max_requests=3, fixed_lines=True)
     backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton", tiles=tiles)
@@ -96,14 +106,18 @@ def assert_alike(alone: Stage, among: Stage) -> None:
 
 @on_cpus
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "dtype"), [("qwen2", "bfloat16"), ("gemma3", "float32")])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "quantization"),
+    [("qwen2", "bfloat16", "none"), ("gemma3", "float32", "none"), ("llama", "float32", "int8")],
+)
 def test_rows_are_alike_in_any_company(
-    kind: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, dtype: str, quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps in company by graphs, where there is one of their size."""
     use_products_in_order(monkeypatch)
+    monkeypatch.setattr(linear_layers, "runs_triton", lambda _: True)
     save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
-    alone, among = (interpreted(tmp_path, dtype) for _ in range(2))
+    alone, among = (interpreted(tmp_path, dtype, quantization) for _ in range(2))
     graphs = RecordedGraphs(monkeypatch)
     use_graphs(among, GRAPHS, graphs).capture_all(iter([0.0, 0.0, 61.0, 61.0]).__next__)
     assert_alike(alone, among)
@@ -142,12 +156,39 @@ def test_every_product_is_replaced_and_no_weight_copied(kind: str, tmp_path: Pat
     assert ours.layers[1].mlp(x).shape == (3, 32)
 
 
+class Block(nn.Module):
+    """One that no kernel knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(x).tanh()
+
+
+def test_quantised_products_get_a_fixed_tile_of_rows(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    part = load_slice(tmp_path, WHOLE, quantization="int8", fused=True)
+    block, x = Block(), torch.randn(3, 32)
+    put_packed(torch.float32)(block, "own.weight", rounded(block.own.weight.detach()))
+    part.layers[1].mlp, expected = block, block(x)
+    ours = invariant_slice(part, "reference")
+    for layer in ours.layers:
+        modules = list(layer.modules())
+        assert not [module for module in modules if isinstance(module, PackedLinear)]
+        values = [value for module in modules for value in vars(module).values()]
+        packed = [value for value in values if isinstance(value, GpuPackedLinear)]
+        assert len(packed) >= 3
+        assert {one.row_tile for one in packed} == {ROW_TILE}
+    torch.testing.assert_close(block(x), expected)
+
+
 @pytest.mark.parametrize(
     ("options", "machine", "reason"),
     [
         ({"attention": "sdpa"}, GPU, "attention is sdpa: use attention: triton or auto, or"),
         ({"attention": "flash_attn"}, GPU, "attention is flash_attn"),
-        ({"quantization": "int8"}, GPU, "weights in int8: use quantization: none, or"),
         ({}, replace(GPU, has_triton=False), "triton is not installed; pip install .* or use"),
         ({}, replace(GPU, capability=(7, 5)), "capability is below 8.0; or use batch_invariant"),
     ],
@@ -174,8 +215,8 @@ def test_unknown_layers_are_refused(tmp_path: Path) -> None:
         invariant_slice(part)
 
 
-def graph_stage(folder: Path, *, captured: bool) -> Stage:
-    options = StageOptions(batch_invariant="on", max_requests=3)
+def graph_stage(folder: Path, quantization: str, *, captured: bool) -> Stage:
+    options = StageOptions(batch_invariant="on", quantization=quantization, max_requests=3)
     stage = load_stage(
         folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, "bfloat16", device="cuda", options=options
     )
@@ -186,9 +227,15 @@ def graph_stage(folder: Path, *, captured: bool) -> Stage:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_rows_are_alike_in_any_company_on_a_gpu(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "quantization"), [("llama", "none"), ("gemma3", "none"), ("llama", "int8")]
+)
+def test_rows_are_alike_in_any_company_on_a_gpu(
+    kind: str, quantization: str, tmp_path: Path
+) -> None:
     save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
-    alone, among, beside = (graph_stage(tmp_path, captured=each) for each in (False, True, True))
+    alone, among, beside = (
+        graph_stage(tmp_path, quantization, captured=each) for each in (False, True, True)
+    )
     assert_alike(alone, among)
     assert_alike(among, beside)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
-from draftline.models.layers.linear_layers import Int8Linear
+from draftline.models.layers.linear_layers import rounded
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.bundled import demo_path
@@ -194,8 +194,7 @@ def test_quantization_int8_runs_by_the_kernels(
     weights = load_file(source / "model.safetensors")
     for name in weights:
         if name.endswith("_proj.weight"):
-            rounded = Int8Linear(weights[name].float())
-            weights[name] = rounded.weight.float() * rounded.scales[:, None]
+            weights[name] = rounded(weights[name].float()).dequantized(torch.float32)
     save_file(weights, source / "model.safetensors")
     assert torch.equal(found, logits(stage_of(source)))
 

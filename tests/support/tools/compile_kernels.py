@@ -21,10 +21,11 @@ from draftline.kernels.attention.spec import AttentionShape
 from draftline.kernels.attention.tile_plan import TILE_LINES, SplitRule
 from draftline.kernels.elementwise import elementwise_kernels
 from draftline.kernels.elementwise.ops import LOGITS_CHUNK
-from draftline.kernels.int8 import int8_kernels
 from draftline.kernels.kv import kv_cache_kernels as kv_kernels
 from draftline.kernels.linear import few_rows, linear_kernels
 from draftline.kernels.linear import product as linear_product
+from draftline.kernels.quantized import quantized_kernels
+from draftline.kernels.quantized.kept_weight import keep_weight
 from draftline.kernels.shared_kernels import dot_type, triton_type
 from support.tools.machine_code import Resources, publishes, resources, waits_first
 from triton.backends.compiler import GPUTarget
@@ -141,22 +142,51 @@ def storing(stored: str, *, by_row: bool = False) -> Resources:
     return compiled(kv_kernels.store_rows, types, constants)
 
 
-def multiplying(num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool) -> Resources:
+def weight_form(kind: str, group: int) -> dict[str, int]:
+    """Constants of a weight; `group`: inputs of a group, 0: all."""
+    codes = torch.full((2, 1024), 200 if kind == "uint8" else 9, dtype=torch.uint8)
+    num_groups = 1024 // group if group else 1
+    scales = torch.ones(2, num_groups)
+    zeros = scales.cumsum(1) if kind == "uint4" else None
+    group_of = torch.arange(1024) // (group or 1024)
+    if kind == "e4m3":
+        codes = codes.view(torch.float8_e4m3fn)
+    found = keep_weight(codes, scales, zeros, group_of, scales if kind == "minima" else None)
+    assert found is not None
+    return quantized_kernels.form(found)
+
+
+def multiplying(
+    kind: str, group: int, num_rows: int, dtype: torch.dtype, capability: int, *, is_gated: bool
+) -> Resources:  # fmt: skip
     """Raises where no weights are under way while others are multiplied, or registers spill."""
-    sizes = int8_kernels.tile_sizes(num_rows, 4096, dtype, is_gated=is_gated)
+    form = weight_form(kind, group)
+    sizes = quantized_kernels.tile_sizes(num_rows, form["TILE"], dtype)
+    tile_bytes = quantized_kernels.tile_bytes(sizes, form["BITS"], dtype, is_gated=is_gated)
+    wanted = shared_kernels.STAGES_OF_GATED if is_gated else shared_kernels.STAGES_ALONE
+    facts = MOST_SHARED[capability], divmod(capability, 10)
     types = dict.fromkeys(("x", "bias", "out"), f"*{NAMES[dtype]}")
-    types |= {"weight": "*i8", "scales": "*fp32"}
-    options = {name: int8_kernels.LAUNCH[name] for name in OPTIONS}
+    types |= {"codes": "*u8", "scales": "*fp32", "offsets": "*fp32"}
+    options = {
+        "num_warps": quantized_kernels.num_warps(sizes["ROWS"], is_gated=is_gated),
+        "num_stages": shared_kernels.stages_within(wanted, tile_bytes, *facts),
+    }
     depends = capability >= 90
     constants = {
-        **sizes, "IS_WHOLE": True, "HAS_BIAS": is_gated, "IS_GATED": is_gated, "IS_GELU": False,
-        "DOT": dot_type(dtype), "DEPENDS": depends,
+        **form, **sizes, "IS_WHOLE": True, "HAS_BIAS": is_gated, "IS_GATED": is_gated,
+        "IS_GELU": False, "DOT": dot_type(dtype), "DEPENDS": depends,
     }  # fmt: skip
-    kernel = int8_kernels.multiply_int8
+    kernel = quantized_kernels.multiply_quantized
     taken = compiled(kernel, types, constants, capability, launch_pdl=depends, **options)
     assert taken.waits[0] > 0, taken
     assert taken.stack <= MOST_STACK, taken
     return taken
+
+
+def widening(kind: str, group: int) -> Resources:
+    types = {"codes": "*u8", "scales": "*fp32", "offsets": "*fp32", "out": "*bf16"}
+    constants = weight_form(kind, group) | {"LINES": quantized_kernels.LINES}
+    return compiled(quantized_kernels.widen_quantized, types, constants)
 
 
 def multiplying_alike(
@@ -234,7 +264,8 @@ def compile_few() -> None:
     """Every kernel in the form that a GPU of compute capability 9.0 takes for bfloat16."""
     bf16 = torch.bfloat16
     print("attend_tiles bf16 128 64", attention(bf16, 128, "bf16", 64, plain=True))
-    print("multiply_int8 bf16 64", multiplying(64, bf16, 90, is_gated=True))
+    print("multiply_quantized bf16 64", multiplying("uint4", 128, 64, bf16, 90, is_gated=True))
+    print("widen_quantized", widening("uint4", 128))
     print("multiply_rows bf16 8192", multiplying_alike(bf16, 90, 8192, by_outputs=True))
     print("multiply_few_rows bf16 1", multiplying_few(1, bf16, 90, is_gated=False))
     print("multiply_normed_rows bf16 1", multiplying_normed(1, bf16, 90))
@@ -251,11 +282,15 @@ def main(which: str) -> None:
     for name, facts in attention_cases():
         print(name, facts)
     few = [(1, torch.bfloat16, False), (64, torch.bfloat16, True), (64, torch.float32, True)]
-    for (num_rows, dtype, is_gated), capability in itertools.product(
-        [*few, (65, torch.bfloat16, True), (65, torch.float32, False)], MOST_SHARED
-    ):
-        facts = multiplying(num_rows, dtype, capability, is_gated=is_gated)
-        print(f"multiply_int8 {NAMES[dtype]} {num_rows} sm_{capability}", facts)
+    largest = (65, torch.bfloat16, True)
+    forms = [("uint4", 128, case) for case in [*few, largest, (65, torch.float32, False)]]
+    forms += [(*form, largest) for form in (("uint8", 0), ("e4m3", 128), ("minima", 32))]
+    for (kind, group, case), capability in itertools.product(forms, MOST_SHARED):
+        num_rows, dtype, is_gated = case
+        facts = multiplying(kind, group, num_rows, dtype, capability, is_gated=is_gated)
+        name = f"{kind} {group} {NAMES[dtype]} {num_rows}"
+        print(f"multiply_quantized {name} sm_{capability}", facts)
+    print("widen_quantized", widening("e4m3", 128))
     cases = [
         (torch.bfloat16, 8192, True),
         (torch.bfloat16, 1024, False),

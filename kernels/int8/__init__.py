@@ -1,4 +1,0 @@
-"""Products with weights of 8 bits.
-
-Start with `int8_kernels.py`.
-"""
