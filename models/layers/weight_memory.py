@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ..load.checkpoint import TensorFiles, composite_type, read_config, resolve_model_path
@@ -20,6 +20,8 @@ from .cpu_layers import cpu_obstacle
 from .linear_layers import NONE, is_quantized
 from .model_slice import DTYPES
 
+# The name of draftline's package.
+PACKAGE = __name__.partition(".models.")[0]
 SCALE_BYTES = 4
 ZERO_BYTES = 1
 # Of safetensors' types.
@@ -59,6 +61,28 @@ class WeightMemory:
             return self.num_weights * size
         kept = (self.num_weights - self.num_linear) * size
         return kept + self.num_linear + self.num_scales * SCALE_BYTES
+
+
+def held_bytes(*holders: object) -> int:
+    """Bytes of the tensors that modules and layers hold, each once; none of meta tensors."""
+    found, seen, rest = dict[int, int](), set[int](), [*holders]
+    while rest:
+        one = rest.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            if not one.is_meta:
+                found[one.data_ptr()] = one.nbytes
+        elif isinstance(one, list | tuple):
+            rest += one
+        elif isinstance(one, dict):
+            rest += one.values()
+        elif isinstance(one, nn.Module) or type(one).__module__.startswith(PACKAGE):
+            slots = getattr(type(one), "__slots__", ())
+            rest += [getattr(one, slot) for slot in slots if hasattr(one, slot)]
+            rest.append(getattr(one, "__dict__", None))
+    return sum(found.values())
 
 
 def read_weight_memory(model: str | Path) -> WeightMemory:
