@@ -22,9 +22,12 @@ from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
 from ...kernels.int8.reference import MOST_INT8_ROWS
 from ...kernels.linear.reference import MOST_FEW_ROWS
 from ..load.quantized_layouts import QuantizedWeight
+from ..load.rounding import rounded
 
 NONE = "none"
-QUANTIZATIONS = (NONE, "int8")
+QUANTIZATIONS = (NONE, "int8", "int4", "fp8")
+# Those that only the CPU kernels multiply by.
+OF_CPU_KERNELS = ("int4", "fp8")
 LARGEST = 127
 
 
@@ -34,8 +37,8 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor) -> None:
         """`weight` of a linear layer without a bias, which may be set later."""
         super().__init__()
-        rounded, scales = _rounded(weight)
-        self.weight = nn.Parameter(rounded, requires_grad=False)
+        codes, scales = _rounded_rows(weight)
+        self.weight = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         implementation = "triton" if runs_triton(Machine.of(weight.device)) else "reference"
         self.product = load_int8_linear(implementation)
@@ -48,7 +51,7 @@ class Int8Linear(nn.Module):
         return self.product(rows, self.weight, self.scales, self.bias).view(*x.shape[:-1], -1)
 
 
-def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """int8 [outputs, inputs] and float32 scales [outputs]."""
     scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
     scales /= LARGEST
@@ -66,11 +69,16 @@ class QuantizedLinear(nn.Module):
         self.register_parameter("bias", None)
 
 
-def check_quantization(quantization: str) -> None:
-    """Raise `ConfigError` for one that is unknown."""
+def check_quantization(quantization: str, *, keep: bool) -> None:
+    """Raise `ConfigError` for one that is unknown, or is of the CPU kernels where they do not take
+    the weights over (`keep`)."""
     if quantization not in QUANTIZATIONS:
         known = " or ".join(QUANTIZATIONS)
         raise ConfigError("quantization", f"must be {known}, not {quantization!r}")
+    if quantization in OF_CPU_KERNELS and not keep:
+        raise ConfigError(
+            "quantization", f"{quantization} is of float32 stages on CPUs; use int8 or none here"
+        )
 
 
 def is_quantized(model: nn.Module, name: str) -> bool:
@@ -81,20 +89,23 @@ def is_quantized(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(module), nn.Linear | Conv1D)
 
 
-def put_quantized(model: nn.Module, name: str, weight: Tensor, *, keep: bool = False) -> None:
-    """Replace the layer of which `name` is the weight, by one of 8 bits. `keep`: see
-    `put_kept`."""
+def put_quantized(
+    model: nn.Module, name: str, weight: Tensor, quantization: str, *, keep: bool = False
+) -> None:
+    """Replace the layer of which `name` is the weight, by one of rounded weights. `keep`: see
+    `put_kept`.
+
+    Raises `ValueError` for a weight that is not finite.
+    """
     parent, _, child = name.removesuffix(".weight").rpartition(".")
     owner = model.get_submodule(parent)
     # GPT-2 has it [inputs, outputs].
     is_turned = isinstance(getattr(owner, child), Conv1D)
     own = weight.t().contiguous() if is_turned else weight
-    if not keep:
+    if keep:
+        put_kept(model, name, rounded(own, quantization))
+    else:
         setattr(owner, child, Int8Linear(own))
-        return
-    codes, scales = _rounded(own)
-    one_group = torch.zeros(codes.shape[1], dtype=torch.int64)
-    put_kept(model, name, QuantizedWeight(codes, scales[:, None], None, one_group))
 
 
 def can_keep(model: nn.Module, name: str) -> bool:

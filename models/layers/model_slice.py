@@ -69,8 +69,9 @@ def load_tensors(
 
     Tensor by tensor: the host never holds more than one beside what `device` holds, or two where
     that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
-    holds the parts of one weight beside. With a `quantization` the linear layers within the decoder
-    layers become `Int8Linear`. With `keep` both become `QuantizedLinear`, for CPU kernels alone.
+    holds the parts of one weight beside. With `quantization: int8` the linear layers within the
+    decoder layers become `Int8Linear`. With `keep`, those of any quantization and of a quantised
+    checkpoint become `QuantizedLinear`, for CPU kernels alone.
 
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
@@ -103,7 +104,10 @@ def load_tensors(
             _check_type(name, tensor, files)
             placed = tensor.to(device, dtype)
             if quantization != NONE and is_quantized(model, name):
-                put_quantized(model, name, placed, keep=keep)
+                try:
+                    put_quantized(model, name, placed, quantization, keep=keep)
+                except ValueError as error:
+                    raise CheckpointError(f"{files.folder}: tensor {name}: {error}") from error
             else:
                 is_parameter = isinstance(parameters[name], nn.Parameter)
                 loaded[name] = nn.Parameter(placed, requires_grad=False) if is_parameter else placed
@@ -271,7 +275,7 @@ def load_slice(
 
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
-    check_quantization(quantization)
+    check_quantization(quantization, keep=keep)
     if dtype not in DTYPES:
         raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = resolve_model_path(model)

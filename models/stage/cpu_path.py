@@ -32,12 +32,16 @@ from ..attention.step_attention import PagedKv
 from ..device import to_device
 from ..layers.cpu_layers import CpuLayers, cpu_obstacle
 from ..layers.fast_modules import Rotation
+from ..layers.linear_layers import OF_CPU_KERNELS
 from ..layers.model_slice import ModelSlice, embedded, is_table
 from ..layers.weight_memory import held_bytes
 from .options import StageOptions
 from .plain_path import HiddenStateTaps, layer_input, no_taps, rotary_table
 
 logger = logging.getLogger(__name__)
+
+# Values of settings that need the CPU kernels on a CPU.
+REQUIRING = {"batch_invariant": ("on",), "quantization": OF_CPU_KERNELS}
 
 
 def load_kernels_for(
@@ -46,11 +50,11 @@ def load_kernels_for(
 ) -> bool:  # fmt: skip
     """Load the CPU kernels if a stage of the model is to run by them; the first call compiles them.
 
-    Where they cannot be used, the log says why. Raises `ConfigError` (`batch_invariant`) if that
-    setting requires them.
+    Where they cannot be used, the log says why. Raises `ConfigError` if a setting requires them
+    (`batch_invariant`, `quantization`).
     """
-    is_required = options.batch_invariant == "on"
-    if device.type != "cpu" or (options.compile == "off" and not is_required):
+    required_by = [name for name, values in REQUIRING.items() if getattr(options, name) in values]
+    if device.type != "cpu" or (options.compile == "off" and not required_by):
         return False
     obstacle = cpu_obstacle(config, dtype, device)
     if options.attention != "auto":
@@ -63,8 +67,10 @@ def load_kernels_for(
             obstacle, level = str(error), logging.WARNING
     if obstacle is None:
         return True
-    if is_required:
-        raise ConfigError("batch_invariant", f"on needs the CPU kernels on a CPU: {obstacle}")
+    for name in required_by:
+        raise ConfigError(
+            name, f"{getattr(options, name)} needs the CPU kernels on a CPU: {obstacle}"
+        )
     logger.log(level, "event=cpu_kernels_not_used reason=%s; torch's kernels run", obstacle)
     return False
 

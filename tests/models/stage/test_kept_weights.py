@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from draftline.benchmarks.peers.gguf_file import write_checkpoint
-from draftline.core.errors import CheckpointError
-from draftline.models.layers.linear_layers import Int8Linear
+from draftline.core.errors import CheckpointError, ConfigError
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.gguf_file import unpacked
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantized_layouts import KEPT_FILE
+from draftline.models.load.rounding import rounded
 from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import OutputVocabulary, StageOptions
@@ -183,21 +183,45 @@ def test_before_the_kernels_take_them_torch_multiplies_by_the_values(tmp_path: P
         torch.testing.assert_close(found(x), expected(x))
 
 
-def test_quantization_int8_runs_by_the_kernels(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("kind", "kinds"), [("int8", "int8:16"), ("int4", "uint4:16"), ("fp8", "float8_e4m3fn:16")]
+)
+@pytest.mark.parametrize("form", [None, "gptq 4, act order"])
+def test_rounded_weights_run_by_the_kernels(
+    form: str | None, kind: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = save_tiny_model("qwen2", tmp_path)
+    if form is None:
+        source = plain = save_tiny_model("qwen2", tmp_path)
+    else:
+        pair = save_pair("qwen2", FORMATS[form], tmp_path)
+        source, plain = pair.quantized, pair.plain
     with caplog.at_level(logging.INFO):
-        small = stage_of(source, "int8")
-    assert kept(caplog) == ["int8:16 float32:1"]
+        small = stage_of(source, kind)
+    assert kept(caplog) == [f"{kinds} float32:1"]
     found = logits(small)
-    weights = load_file(source / "model.safetensors")
+    weights = load_file(plain / "model.safetensors")
     for name in weights:
         if name.endswith("_proj.weight"):
-            rounded = Int8Linear(weights[name].float())
-            weights[name] = rounded.weight.float() * rounded.scales[:, None]
+            weights[name] = rounded(weights[name], kind).dequantized(torch.float32)
+    save_file(weights, plain / "model.safetensors")
+    assert torch.equal(found, logits(stage_of(plain)))
+    assert small.weight_bytes < 0.7 * stage_of(plain).weight_bytes
+
+
+def test_rounded_weights_that_nothing_multiplies_by_are_refused(tmp_path: Path) -> None:
+    source = save_tiny_model("qwen2", tmp_path)
+    reason = "quantization: int4 needs the CPU kernels on a CPU: they compute in float32"
+    options = StageOptions(quantization="int4", compile="auto", compile_cache=str(FOLDER))
+    with pytest.raises(ConfigError, match=reason):
+        load_stage(source, WHOLE, 8, BLOCK_SIZE, "bfloat16", options=options)
+    with pytest.raises(ConfigError, match="fp8 is of float32 stages on CPUs; use int8 or none"):
+        load_slice(source, WHOLE, quantization="fp8")
+    weights = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][3, 4] = torch.inf
     save_file(weights, source / "model.safetensors")
-    assert torch.equal(found, logits(stage_of(source)))
+    with pytest.raises(CheckpointError, match=f"tensor {name}: a scale is not finite"):
+        stage_of(source, "int4")
 
 
 @pytest.mark.parametrize(
