@@ -146,11 +146,10 @@ def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
     output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
     pruned = logits(stage_of(folder, output=output))
     assert torch.equal(pruned[:, :3], logits(wide)[:, rows])
-    memory = read_weight_memory(folder).kept_bytes
-    wide_memory = read_weight_memory(plain).kept_bytes
-    assert memory is not None
-    assert wide_memory is not None
-    assert memory["none"] < 0.7 * wide_memory["none"]
+    for stage, source in ((small, folder), (wide, plain)):
+        # Further are the group of each input, and what fills up last panels.
+        assert 1 <= stage.weight_bytes / read_weight_memory(source).num_bytes() < 1.05
+    assert small.weight_bytes < 0.7 * wide.weight_bytes
     damaged = load_file(folder / KEPT_FILE)
     save_file({n: t for n, t in damaged.items() if not n.endswith("scales")}, folder / KEPT_FILE)
     with pytest.raises(CheckpointError, match="codes or scales are missing; remove the folder"):
