@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.benchmarks.peers import gguf_file
 from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError, ConfigError
 from draftline.models.layers.model_slice import load_slice
@@ -23,7 +24,7 @@ from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import OutputVocabulary, StageOptions
 from draftline.models.stage.stage import Stage
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from support.inputs.quantized_checkpoints import FORMATS, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
@@ -40,13 +41,13 @@ GROUPS_OF_32: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
 }  # fmt: skip
-# How the weights of the layers are kept; those beside a differing one are float32.
+# How the weights of the layers are kept; a product takes those of the same input together.
 KEPT = [
     ("gptq 4", f"uint4:{ALL}"),
     pytest.param("gptq 8", f"uint8:{ALL}", marks=FULL),
     ("gptq 2, v2", f"uint4:{ALL}"),
-    # Here each weight has an order of its own.
-    ("gptq 4, act order", "float32:8 uint4:8"),
+    # Here each weight has an order of its own, and is multiplied alone.
+    ("gptq 4, act order", "uint4:28"),
     pytest.param("gptq 4, v2, one group", f"uint4:{ALL}", marks=FULL),
     ("awq", f"uint4:{ALL}"),
     ("fp8 blocks", f"float8_e4m3fn:{ALL}"),
@@ -156,14 +157,66 @@ def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
         stage_of(folder)
 
 
-def test_a_tied_head_and_plain_layers_beside_quantised_ones_are_float32(
+# As llama.cpp mixes them: the kind of most; that of values, of down and of the tied head; and how
+# they are kept, queries, keys and values apart.
+MIXED = {
+    "Q4_K_M": ("Q4_K", "Q6_K", "uint4:16 int8:9"),
+    "Q5_K_M": ("Q5_K", "Q6_K", "int8:25"),
+    "Q5_0 and Q5_1": ("Q5_0", "Q5_1", "int8:25"),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_weights_of_one_product_may_be_of_different_kinds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    most, better, kinds = MIXED[name]
+    source = tmp_path / "source"
+    shape = {"hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True}
+    AutoModelForCausalLM.from_config(LlamaConfig(**GROUPS_OF_32 | shape)).float().save_pretrained(
+        source
+    )
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_path("demo") / file, source / file)
+    monkeypatch.setattr(gguf_file, "quantize", random_blocks)
+    of_names = dict.fromkeys(
+        ("v_proj.weight", "down_proj.weight", "embed_tokens.weight"), GGMLQuantizationType[better]
+    )
+    write_checkpoint(source, tmp_path / "model.gguf", GGMLQuantizationType[most], of_names)
+    folder = unpacked(tmp_path / "model.gguf", tmp_path / "cache")
+    plain = shutil.copytree(folder, tmp_path / "plain")
+    (plain / KEPT_FILE).unlink()
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(folder), stage_of(plain)
+    assert kept(caplog) == [kinds, "float32:17"]
+    assert torch.equal(logits(small), logits(wide))
+    assert torch.equal(logits(small, 20, 1), logits(wide, 20, 1))
+    assert 1 <= small.weight_bytes / read_weight_memory(folder).num_bytes() < 1.05
+
+
+def random_blocks(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """In place of a matrix's own, which gguf does not make of K kinds; with small scales."""
+    if kind == GGMLQuantizationType.F32:
+        return array
+    rng = np.random.default_rng(array.size)
+    size, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (array.size // size, block_bytes), dtype=np.uint8)
+    for first in (208,) if kind == GGMLQuantizationType.Q6_K else (0, 2):
+        scale = 1e-2 if kind.name.startswith("Q5_") and kind.name[-1] in "01" else 1e-4
+        numbers = rng.normal(size=(len(blocks), 1), scale=scale).astype(np.float16)
+        if kind != GGMLQuantizationType.Q5_0 or not first:
+            blocks[:, first : first + 2] = numbers.view(np.uint8)
+    return blocks.reshape(len(array), -1)
+
+
+def test_plain_layers_beside_quantised_ones_and_a_tied_head_are_float32(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keep = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
     pair = save_pair("llama", FORMATS["awq"], tmp_path, keep=keep)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:14"]
+    assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:16"]
     assert torch.equal(logits(small), logits(wide))
 
 
