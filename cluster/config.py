@@ -231,8 +231,8 @@ class EngineConfig(Settings):
         " the start fails; slower on GPUs. auto: where that is free, which is on "
         "CPUs with the C++ kernels",
     )
-    quantization: Literal["none", "int8"] = Field(
-        "none", description="int8: round the weights of linear layers to 8 bits; lossy"
+    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
+        "none", description="round the weights of linear layers to 8 or 4 bits, which is lossy"
     )
     attention: Attention = Field(
         "auto", description="attention backend; draftline doctor shows what auto picks"

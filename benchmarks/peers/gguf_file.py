@@ -37,11 +37,13 @@ ROTATES_NEIGHBOURS, NORMS_AROUND_ONE = {"llama", "mistral"}, {"gemma2", "gemma3_
 
 
 def write_checkpoint(
-    checkpoint: Path, path: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32
-) -> None:
+    checkpoint: Path, path: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    others: Mapping[str, GGMLQuantizationType] | None = None,
+) -> None:  # fmt: skip
     """Write a checkpoint of one safetensors file, and its tokenizer if it has one.
 
-    kind: of the matrices; vectors stay float32
+    kind    of the matrices; vectors stay float32
+    others  of matrices whose names end so
 
     Raises `DraftlineError` for a tokenizer that is not byte-level BPE as GPT-2 has it.
     """
@@ -65,6 +67,7 @@ def write_checkpoint(
         assert stored is not None, f"llama.cpp has no name for {name}"
         array = _stored(name, tensor.float().numpy(), config)
         own = kind if array.ndim > 1 else GGMLQuantizationType.F32
+        own = next((one for end, one in (others or {}).items() if name.endswith(end)), own)
         writer.add_tensor(stored, quantize(array, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -188,6 +188,8 @@ class Assembly:
         await self.pipeline.start()
         if self._plan.specs[0].num_blocks is None:
             self._pool.resize(self.pipeline.num_blocks)
+        weights = " ".join(f"{size / 2**20:.1f}" for size in self.pipeline.weight_bytes)
+        logger.info("event=stages_loaded weight_mib=%r", weights)
         await asyncio.to_thread(load_kernels)
         await asyncio.to_thread(load_policy)
         config = self._plan.config

@@ -57,6 +57,7 @@ class LocalPipeline:
         self._stages = tuple(stages)
         self._num_stages = len(stages)
         self._num_blocks = min(stage.num_blocks for stage in stages)
+        self._weight_bytes = tuple(stage.weight_bytes for stage in stages)
         self._max_in_flight = max_in_flight or len(stages) + (len(stages) > 1)
         self._steps: InFlightSteps | None = None
         self._threads: list[_StageThread] = []
@@ -76,6 +77,11 @@ class LocalPipeline:
     def num_blocks(self) -> int:
         """See `Pipeline`."""
         return self._num_blocks
+
+    @property
+    def weight_bytes(self) -> Sequence[int]:
+        """See `Pipeline`."""
+        return self._weight_bytes
 
     @property
     def decodes_several(self) -> bool:

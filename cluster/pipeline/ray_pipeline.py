@@ -24,7 +24,7 @@ from ..transport.distributed import DistributedTransport
 from ..transport.hidden_link import Backend
 from ..transport.messages import load_loops
 from ..transport.stage_spec import InFlightSteps, StageSpec
-from ..transport.stage_worker import StagePlace, check_nccl, fastest_backend
+from ..transport.stage_worker import StagePlace, StageSizes, check_nccl, fastest_backend
 from .supervisor import Taken
 
 logger = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class RayPipeline:
         self._steps = InFlightSteps(self._max_in_flight)
         self._open = False
         self._num_blocks = 0
+        self._weight_bytes: tuple[int, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -112,6 +113,11 @@ class RayPipeline:
     def num_blocks(self) -> int:
         """See `Pipeline`."""
         return self._num_blocks
+
+    @property
+    def weight_bytes(self) -> Sequence[int]:
+        """See `Pipeline`."""
+        return self._weight_bytes
 
     async def start(self) -> None:
         """See `Pipeline`; raises what the stages' builds raised, such as `CheckpointError`."""
@@ -187,8 +193,10 @@ class RayPipeline:
         await self._transport.meet(stages, _seconds_left(limit))
         builds: list[Any] = [stage.build.remote() for stage in stages]
         await asyncio.gather(*builds)
-        counts: list[Any] = [stage.num_blocks.remote() for stage in stages]
-        self._num_blocks = min(await asyncio.gather(*counts))
+        asking: list[Any] = [stage.sizes.remote() for stage in stages]
+        sizes: list[StageSizes] = await asyncio.gather(*asking)
+        self._num_blocks = min(size.num_blocks for size in sizes)
+        self._weight_bytes = tuple(size.weight_bytes for size in sizes)
         # A stage that replaces another has as many.
         self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
         await self._transport.open(stages, steps)

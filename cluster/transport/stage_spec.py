@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
@@ -51,6 +51,11 @@ class StageRunner(Protocol):
     @property
     def num_blocks(self) -> int:
         """KV blocks of the cache."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that it holds, as they are kept."""
         ...
 
     @property
@@ -165,6 +170,11 @@ class Pipeline(Protocol):
     @property
     def num_blocks(self) -> int:
         """KV blocks of the stage that has fewest; known once the pipeline is started."""
+        ...
+
+    @property
+    def weight_bytes(self) -> Sequence[int]:
+        """Bytes of the weights that each stage holds; known once the pipeline is started."""
         ...
 
     @property

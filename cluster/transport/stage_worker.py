@@ -8,7 +8,7 @@ import pickle
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import ray
 
@@ -34,6 +34,14 @@ class StagePlace:
     address: str
     gpu: str | None = None
     pid: int = 0
+
+
+class StageSizes(NamedTuple):
+    """What a stage's worker tells of its stage: the KV blocks of its cache, the bytes of its
+    weights."""
+
+    num_blocks: int
+    weight_bytes: int
 
 
 def fastest_backend(places: Sequence[StagePlace]) -> Backend:
@@ -124,10 +132,10 @@ class StageWorker:
             self._stage = spec.build()
         self._index, self._spec = index, spec
 
-    def num_blocks(self) -> int:
-        """KV blocks of the stage that was built."""
-        assert self._stage is not None, "its size comes after build"
-        return self._stage.num_blocks
+    def sizes(self) -> StageSizes:
+        """Of the stage that was built."""
+        assert self._stage is not None, "its sizes come after build"
+        return StageSizes(self._stage.num_blocks, self._stage.weight_bytes)
 
     def settle(self, timeout_s: float) -> bool:
         """Disconnect the coordinator; whether the stage is idle within `timeout_s`.

@@ -22,7 +22,7 @@ from rich.table import Table
 from ... import __version__
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import CPU_CACHE_TOKENS
-from ...core.arrays import Float32
+from ...core.arrays import Float32, Int32
 from ...core.errors import CheckpointError, ConfigError
 from ...core.proposals import Commit, DraftRequest, FeatureRows, Query
 from ...models.load.bundled import BUNDLED_NAMES, demo_path
@@ -30,10 +30,12 @@ from ...models.stage.options import StageOptions
 from ..ray_serve.runtime import quiet_libraries
 from ..settings.settings import ServerConfig
 from .demo.prompts import held_out_prompts
+from .progress import progress
 
 if TYPE_CHECKING:
     from ...drafters.heads.reading_trial import ProbingDrafter
 
+HELD_OUT_TEXT = Path(__file__).parents[1] / "assets" / "prompts" / "held_out.txt"
 PACKAGES = ("torch", "transformers", "ray", "grpcio", "redis", "fastapi", "openai")
 
 
@@ -47,10 +49,14 @@ class Finding:
     needed: bool = True
 
 
-def run_doctor(console: Console, model: str) -> int:
-    """Print all findings, of the target `model` too; 1 if something needed is missing, else 0."""
+def run_doctor(console: Console, model: str, quantization: str = "none") -> int:
+    """Print all findings, of the target `model` too; 1 if something needed is missing, else 0.
+
+    With a `quantization` also what it does to the target's perplexity.
+    """
     quiet_libraries()
-    checks = (_system, _packages, _devices, _services, _models, partial(_weights, model), _choices)
+    weights = partial(_weights, model), partial(_accuracy, model, quantization)
+    checks = (_system, _packages, _devices, _services, _models, *weights, _choices)
     return print_findings(console, [finding for check in checks for finding in check()])
 
 
@@ -206,30 +212,81 @@ def _models() -> Iterator[Finding]:
 
 
 def _weights(model: str) -> Iterator[Finding]:
-    from ...models.device import choose_device, choose_dtype
     from ...models.layers.weight_memory import read_weight_memory
     from ...models.load.model_info import read_model_info
 
     subject = f"weights of {model}"
     try:
-        memory, info = read_weight_memory(model), read_model_info(model)
+        device, dtype = _chosen(model)
+        memory, info = read_weight_memory(model, device, dtype), read_model_info(model)
     except CheckpointError as error:
         yield Finding(subject, str(error), ok=False)
         return
-    device = choose_device("auto")
-    dtype = choose_dtype("auto", device, info.dtype)
     stored_as = f"plain {info.dtype}" if memory.stored_as == "plain" else memory.stored_as
-    kept = memory.kept_bytes if device == "cpu" else None
-    none, int8 = (
-        memory.num_bytes(dtype, quantization) if kept is None else kept[quantization]
-        for quantization in ("none", "int8")
-    )  # fmt: skip
-    stored, loaded, rounded = map(_size, (memory.stored_bytes, none, int8))
+    sizes = {name: _size(memory.num_bytes(name)) for name in memory.sizes}
+    loaded = sizes.pop("none")
+    rounded = ", ".join(f"{name} {size}" for name, size in sizes.items())
     yield Finding(
         subject,
-        f"stored as {stored_as}, {stored}; loaded they take {loaded} in {dtype} over all stages, "
-        f"{rounded} with quantization: int8",
+        f"stored as {stored_as}, {_size(memory.stored_bytes)}; loaded they take {loaded} in "
+        f"{dtype} over all stages; by quantization: {rounded}",
     )
+
+
+def _chosen(model: str) -> tuple[str, str]:
+    """Device and dtype of a model's stages here."""
+    from ...models.device import choose_device, choose_dtype
+    from ...models.load.model_info import read_model_info
+
+    device = choose_device("auto")
+    return device, choose_dtype("auto", device, read_model_info(model).dtype)
+
+
+# Tokens of the text whose perplexity is computed.
+NUM_JUDGED = 512
+
+
+def _accuracy(model: str, quantization: str) -> Iterator[Finding]:
+    """The perplexity of a text that the model was not trained on, before and after rounding."""
+    if quantization == "none":
+        return
+    from ...cluster.pipeline.perplexity import perplexity
+    from ...models.load.model_info import read_model_info
+    from ...models.text.tokenizer import load_tokenizer
+
+    subject = f"quantization: {quantization}"
+    try:
+        info, chosen = read_model_info(model), _chosen(model)
+        # The bundled models know code alone.
+        texts = (
+            [prompt.text for prompt in held_out_prompts()]
+            if model in BUNDLED_NAMES
+            else [HELD_OUT_TEXT.read_text(encoding="utf-8").replace("\n", " ")]
+        )
+        documents = _first_tokens(load_tokenizer(info.path), texts, info.max_context_len)
+        exact, rounded = (
+            perplexity(model, documents, *chosen, kind, progress) for kind in ("none", quantization)
+        )
+    except (CheckpointError, ConfigError) as error:
+        yield Finding(subject, str(error), ok=False)
+        return
+    num_tokens = sum(len(document) - 1 for document in documents)
+    yield Finding(
+        subject,
+        f"perplexity of {num_tokens} tokens of held-out text {rounded:.3f}, without {exact:.3f}",
+    )
+
+
+def _first_tokens(tokenizer: Any, texts: Sequence[str], most: int) -> list[Int32]:
+    """`NUM_JUDGED` tokens of the texts, at most `most` of each."""
+    documents: list[Int32] = []
+    left = NUM_JUDGED
+    for text in texts:
+        tokens = np.array(tokenizer(text).input_ids[: min(left, most)], dtype=np.int32)
+        if len(tokens) > 1:
+            documents.append(tokens)
+            left -= len(tokens)
+    return documents
 
 
 def _size(num_bytes: int) -> str:

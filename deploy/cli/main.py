@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -195,6 +195,13 @@ def doctor(
         str,
         typer.Option(help="The target: what its weights take, or what the drafter should fit."),
     ] = "demo",
+    quantization: Annotated[
+        Literal["none", "int8", "int4", "fp8"],
+        typer.Option(
+            help="Also compute what this rounding does to the target's perplexity, with 512 tokens "
+            "of text and at most 2 GiB of weights in memory."
+        ),
+    ] = "none",
     cluster: Annotated[
         bool,
         typer.Option(
@@ -211,7 +218,9 @@ def doctor(
         sys.exit(run_cluster_doctor(console))
     from .doctor import run_doctor, run_drafter_doctor
 
-    sys.exit(run_drafter_doctor(console, drafter, model) if drafter else run_doctor(console, model))
+    if drafter:
+        sys.exit(run_drafter_doctor(console, drafter, model))
+    sys.exit(run_doctor(console, model, quantization))
 
 
 def _hide_keys() -> None:

@@ -28,6 +28,7 @@ class EngineStats:
     usage_dropped        usage records that could not be written
     step_times           how long steps took, from one's submission, or the answer before it, to its
                          answer
+    stage_weight_bytes   of the target's weights as each stage keeps them
     """
 
     engine_id: str
@@ -42,6 +43,7 @@ class EngineStats:
     tree_chunks: TreeChunkCounts
     step_times: StepTimes
     drafters: tuple[DrafterStats, ...]
+    stage_weight_bytes: tuple[int, ...] = ()
     shadow: ShadowCounts = field(default_factory=ShadowCounts)
     by_tenant: Mapping[str, TenantTotals] = field(default_factory=dict)
     usage_dropped: int = 0

@@ -33,7 +33,7 @@ class PackedWeight(NamedTuple):
     zeros   uint8 [panels, groups, panel]  of uint8
     groups  int32 [inputs]  the group of each input
     minima  float32 [panels, groups, panel]  in place of zeros: value = code * scale + minimum; of
-            codes of 4 bits
+            int8 and of codes of 4 bits
     """
 
     codes: Tensor
@@ -83,16 +83,17 @@ def pack_quantized(
     group_of  integers [inputs], the group of each input
 
     None if the kernels do not know these numbers: FP8 other than e4m3 or with zero points or large
-    scales, zero points that are not integers in the codes' range, minima of codes of more than 4
-    bits.
+    scales, zero points that are not integers in the codes' range, minima of other than int8 and of
+    codes of 4 bits.
     """
     if minima is not None:
         is_small = codes.dtype == torch.uint8 and codes.max() <= LARGEST_SMALL
-        if zeros is not None or not is_small:
+        if zeros is not None or not (is_small or codes.dtype == torch.int8):
             return None
+        packed = _panels(codes, panel)
         return PackedWeight(
-            _in_halves(_panels(codes, panel)), _panels(scales, panel), groups=group_of.int(),
-            minima=_panels(minima, panel),
+            _in_halves(packed) if is_small else packed, _panels(scales, panel),
+            groups=group_of.int(), minima=_panels(minima, panel),
         )  # fmt: skip
     if codes.dtype == torch.float8_e4m3fn:
         if zeros is not None or scales.abs().max() > LARGEST_E4M3_SCALE:

@@ -86,6 +86,7 @@ class ReplayPipeline:
     decodes_several = False
     # There is no cache; this is the default of a CPU.
     num_blocks = 1024
+    weight_bytes = (0,)
 
     def __init__(self, answers: Sequence[RecordedAnswer]) -> None:
         self._texts = {answer.seed: answer.text_ids for answer in answers}
@@ -158,6 +159,11 @@ class PassingPipeline:
     def num_blocks(self) -> int:
         """KV blocks of the pipeline."""
         return self._pipeline.num_blocks
+
+    @property
+    def weight_bytes(self) -> Sequence[int]:
+        """Bytes of the pipeline's weights."""
+        return self._pipeline.weight_bytes
 
     async def start(self) -> None:
         """Start the pipeline."""

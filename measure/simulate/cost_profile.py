@@ -41,7 +41,7 @@ class Device(_Part):
 class Network(_Part):
     """The memory traffic and the work of one pass.
 
-    bytes                 of weights
+    bytes                 of weights as they are kept: of quantised ones, of codes and scales
     operations            of one row
     kv_bytes              of one token of the text, read with each pass; 0: not read
     attention_operations  of one row for each visible token

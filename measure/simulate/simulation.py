@@ -61,6 +61,11 @@ class SlowedPipeline:
         """See `Pipeline`."""
         return min(stage.num_blocks for stage in self._stages)
 
+    @property
+    def weight_bytes(self) -> Sequence[int]:
+        """See `Pipeline`."""
+        return tuple(stage.weight_bytes for stage in self._stages)
+
     async def start(self) -> None:
         """See `Pipeline`; the stages are built already."""
 

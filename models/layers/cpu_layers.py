@@ -28,6 +28,7 @@ from ...core.arrays import Int32
 from ...core.steps import SamplingRows
 from ...kernels.cpu.build import vectors
 from ...kernels.cpu.packed_linear import (
+    NOTHING,
     PackedWeight,
     pack_quantized,
     pack_weights,
@@ -54,6 +55,7 @@ from .model_slice import ModelSlice
 # The numbering of `kernels/cpu/source/layers.cpp`.
 ACTIVATIONS: dict[type[nn.Module], int] = {SiLUActivation: 0, nn.SiLU: 0, GELUTanh: 1}
 HEAD_NORMS, POST_NORMS, QKV_BIAS, OUT_BIAS, MLP_BIAS = 1, 2, 4, 8, 16
+NOTHING_PACKED = PackedWeight(NOTHING)
 # x + attention(norm(x)), then the same of the feed-forward block.
 PRE_NORM_LAYERS: tuple[type[nn.Module], ...] = (
     llama.LlamaDecoderLayer,
@@ -130,7 +132,7 @@ class CpuLayers:
         self._shapes = [value for layer in layers for value in layer.shape]
         self._numbers = [value for layer in layers for value in layer.numbers]
         self._norm, self._head = _take_norm(part.norm), _take_head(part.head)
-        weights = [weight for layer in layers for weight in layer.weights]
+        weights = [one for layer in layers for one in layer.weights if one is not NOTHING_PACKED]
         if self._head is not None:
             weights.append(self._head[0])
         # By kind, as the log says it.
@@ -245,7 +247,8 @@ def _take_layer(layer: Any, rotation: int) -> _Layer:
     )  # fmt: skip
     numbers = (attention.scaling, attention.softcap or 0.0, layer.input_layernorm.eps)
     weights = (
-        _take(attention.project), _take(attention.out), _take(mlp.gate, mlp.up), _take(mlp.down),
+        *_take(3, attention.project), *_take(1, attention.out), *_take(2, mlp.gate, mlp.up),
+        *_take(1, mlp.down),
     )  # fmt: skip
     return _Layer(torch.cat(vectors_of), weights, shape, numbers)
 
@@ -259,8 +262,11 @@ def _weight_of(norm: FastRmsNorm) -> Tensor:
     return norm.scale / len(norm.scale) ** 0.5
 
 
-def _take(*linears: FastLinear | KeptLinear) -> PackedWeight:
-    """The packed weight of layers with the same input; it is removed from the layers."""
+def _take(most: int, *linears: FastLinear | KeptLinear) -> list[PackedWeight]:
+    """The packed weights of layers with the same input; they are removed from the layers.
+
+    One with the outputs of all where these are alike, else `most`; the others are empty.
+    """
     weights: list[Tensor | QuantizedWeight] = []
     for linear in linears:
         if isinstance(linear, KeptLinear):
@@ -269,21 +275,24 @@ def _take(*linears: FastLinear | KeptLinear) -> PackedWeight:
         else:
             weights.append(linear.weight.t())
             linear.weight = linear.weight.new_empty(0)
+    together = _packed(weights)
+    packed = [_packed([weight]) for weight in weights] if together is None else [together]
+    return [one for one in packed if one is not None] + [NOTHING_PACKED] * (most - len(packed))
+
+
+def _packed(weights: Sequence[Tensor | QuantizedWeight]) -> PackedWeight | None:
+    """Weights side by side, in as few bits as the kernels know; None where their kinds differ."""
+    panel = vectors().panel
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    packed = _packed(quantized) if len(quantized) == len(weights) else None
-    if packed is not None:
-        return packed
-    return pack_weights([dequantized(weight).t() for weight in weights], vectors().panel)
-
-
-def _packed(weights: Sequence[QuantizedWeight]) -> PackedWeight | None:
-    """Quantised weights side by side; None where the kernels know no such weight."""
-    joined = side_by_side(weights)
+    if not quantized:
+        return pack_weights([dequantized(weight).t() for weight in weights], panel)
+    joined = side_by_side(quantized) if len(quantized) == len(weights) else None
     if joined is None:
         return None
-    return pack_quantized(
-        joined.codes, joined.scales, joined.zeros, joined.group_of, vectors().panel, joined.minima
+    packed = pack_quantized(
+        joined.codes, joined.scales, joined.zeros, joined.group_of, panel, joined.minima
     )
+    return packed or pack_weights([dequantized(joined).t()], panel)
 
 
 def _take_norm(norm: Any) -> tuple[Tensor, float] | None:
@@ -294,4 +303,4 @@ def _take_head(head: Any) -> tuple[PackedWeight, int, Tensor | None] | None:
     if head is None:
         return None
     outputs = head.num_outputs
-    return _take(head), outputs, head.bias
+    return *_take(1, head), outputs, head.bias

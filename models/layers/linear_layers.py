@@ -26,17 +26,7 @@ from ...kernels.quantized.reference import MOST_QUANTIZED_ROWS
 from ..load.quantized_layouts import QuantizedWeight
 
 NONE = "none"
-QUANTIZATIONS = (NONE, "int8")
-LARGEST = 127
-
-
-def rounded(weight: Tensor) -> QuantizedWeight:
-    """A weight [outputs, inputs] in 8 bits, with a scale for each output."""
-    scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
-    scales /= LARGEST
-    codes = (weight.float() / scales[:, None]).round().to(torch.int8)
-    one_group = torch.zeros(codes.shape[1], dtype=torch.int64, device=codes.device)
-    return QuantizedWeight(codes, scales[:, None], None, one_group)
+QUANTIZATIONS = (NONE, "int8", "int4", "fp8")
 
 
 class PackedLinear(nn.Module):

@@ -31,6 +31,7 @@ from ..load.model_info import num_kv_heads
 from ..load.mtp_tensors import is_of_mtp
 from ..load.partition import LayerSpan
 from ..load.quantized_files import KeptFiles, QuantizedFiles, open_weights, read_kv_scales
+from ..load.rounding import rounded
 from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
 from .base_forward import BaseForward
 from .fast_modules import (
@@ -58,7 +59,6 @@ from .linear_layers import (
     is_quantized,
     put_for_cpu_kernels,
     put_packed,
-    rounded,
     sum_exactly,
 )
 
@@ -117,7 +117,10 @@ def load_tensors(
             _check_type(name, tensor, files)
             placed = tensor.to(device, dtype)
             if quantization != NONE and is_quantized(model, name):
-                put(model, name, rounded(by_output(model, name, placed)))
+                try:
+                    put(model, name, rounded(by_output(model, name, placed), quantization))
+                except ValueError as error:
+                    raise CheckpointError(f"{files.folder}: tensor {name}: {error}") from error
             else:
                 is_parameter = isinstance(parameters[name], nn.Parameter)
                 loaded[name] = nn.Parameter(placed, requires_grad=False) if is_parameter else placed

@@ -9,24 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ..load.checkpoint import TensorFiles, composite_type, read_config, resolve_model_path
 from ..load.quantization_config import Quantization, read_quantization
 from ..load.quantized_files import StoredModule, stored_modules
 from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
+from ..load.rounding import GROUP_SIZE
+from ..load.supported import runs_by_layers
 from .cpu_layers import cpu_obstacle
-from .linear_layers import NONE, is_quantized
+from .linear_layers import NONE, QUANTIZATIONS, can_keep, is_quantized
 from .model_slice import DTYPES
 
+# The name of draftline's package.
+PACKAGE = __name__.partition(".models.")[0]
 SCALE_BYTES = 4
 ZERO_BYTES = 1
 # Of safetensors' types.
 BYTES = {"F32": 4, "I32": 4, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1}
+# Of rounded weights: bits of a number, bytes of a group's scale and zero point.
+ROUNDED = {"int8": (8, SCALE_BYTES), "fp8": (8, SCALE_BYTES), "int4": (4, SCALE_BYTES + ZERO_BYTES)}
 # The tensor that holds a layout's codes, and those that hold its scales.
 CODES = ("qweight", "weight_packed", "weight")
-EMBEDDING = "model.embed_tokens.weight"
+# Names of tensors in models that run layer by layer.
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("scales", "weight_scale", "weight_scale_inv")
 # Type and shape of tensors by name.
 Headers = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -34,83 +41,131 @@ Headers = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:
-    """Sizes of a target's weights, a tied output head counted once.
+    """Sizes of a target's weights, as the stages of a device keep them.
 
-    stored_as      for display: `plain`, or the quantisation, its bits and groups
-    stored_bytes   of the checkpoint's files
-    num_weights    all of them; an output head that is stored counts as one of its own
-    num_linear     those that `quantization: int8` keeps in a byte
-    num_scales     scales of these
-    kept_bytes     of all stages by CPU kernels, which keep small weights and a tied head of their
-                   own, by `quantization`; None: the kernels do not know the model
+    stored_as     for display: `plain`, or the quantisation, its bits and groups
+    stored_bytes  of the checkpoint's files
+    sizes         bytes of each tensor, by `quantization` that the device has and by name. A tied
+                  output head is counted where it is a tensor of its own
     """
 
     stored_as: str
     stored_bytes: int
-    num_weights: int
-    num_linear: int
-    num_scales: int
-    kept_bytes: Mapping[str, int] | None = None
+    sizes: Mapping[str, Mapping[str, int]]
 
-    def num_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of the weights of all stages, computed in `dtype`, however they are stored."""
-        size = DTYPES[dtype].itemsize
-        if quantization == "none":
-            return self.num_weights * size
-        kept = (self.num_weights - self.num_linear) * size
-        return kept + self.num_linear + self.num_scales * SCALE_BYTES
+    def num_bytes(self, quantization: str = NONE) -> int:
+        """Bytes of the weights of all stages."""
+        return sum(self.sizes[quantization].values())
 
 
-def read_weight_memory(model: str | Path) -> WeightMemory:
-    """Of a model folder or hub id; no weight is read. Raises `CheckpointError`."""
+def held_bytes(*holders: object) -> int:
+    """Bytes of the tensors that modules and layers hold, each once; none of meta tensors."""
+    found, seen, rest = dict[int, int](), set[int](), [*holders]
+    while rest:
+        one = rest.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            if not one.is_meta:
+                found[one.data_ptr()] = one.nbytes
+        elif isinstance(one, list | tuple):
+            rest += one
+        elif isinstance(one, dict):
+            rest += one.values()
+        elif isinstance(one, nn.Module) or type(one).__module__.startswith(PACKAGE):
+            slots = getattr(type(one), "__slots__", ())
+            rest += [getattr(one, slot) for slot in slots if hasattr(one, slot)]
+            rest.append(getattr(one, "__dict__", None))
+    return sum(found.values())
+
+
+def read_weight_memory(
+    model: str | Path, device: str = "cpu", dtype: str = "float32"
+) -> WeightMemory:
+    """Of a model folder or hub id whose stages compute in `dtype` on a device; no weight is read.
+
+    Raises `CheckpointError`.
+    """
     folder = resolve_model_path(model)
     config = read_config(folder)
-    quantization = read_quantization(folder, config)
-    files = TensorFiles(folder)
-    if composite_type(folder, config) is not None:
-        files.take_text_part()
+    stored = _Stored.read(folder, config)
     with torch.device("meta"):
         whole: Any = AutoModelForCausalLM.from_config(config)
     parameters = dict(whole.named_parameters(remove_duplicate=False))
-    knows = cpu_obstacle(config, "float32", torch.device("cpu")) is None
-    beside = TensorFiles(folder, KEPT_FILE).headers() if (folder / KEPT_FILE).is_file() else {}
-    kept = _kept_by_kernels(whole, files, quantization, beside) if knows else None
-    if config.tie_word_embeddings and not files.has_head:
-        parameters.pop("lm_head.weight", None)
-    linear = [weight for name, weight in parameters.items() if is_quantized(whole, name)]
-    return WeightMemory(
-        stored_as="plain" if quantization is None else quantization.description,
-        stored_bytes=files.num_bytes,
-        num_weights=sum(parameter.numel() for parameter in parameters.values()),
-        num_linear=sum(weight.numel() for weight in linear),
-        num_scales=sum(len(weight) for weight in linear),
-        kept_bytes=kept,
-    )
+    by_kernels = cpu_obstacle(config, dtype, torch.device(device)) is None
+    keeps = by_kernels or (device == "cuda" and runs_by_layers(config))
+    has_own_head = by_kernels or stored.files.has_head or (keeps and stored.has_codes(HEAD))
+    if config.tie_word_embeddings and not has_own_head:
+        parameters.pop(HEAD, None)
+    sizes: dict[str, dict[str, int]] = {}
+    for quantization in QUANTIZATIONS:
+        sizes[quantization] = {
+            name: _rounded_bytes(weight.shape, quantization)
+            if quantization != NONE and is_quantized(whole, name)
+            else stored.kept_bytes(name, weight.shape)
+            if keeps and can_keep(whole, name) and (by_kernels or stored.has_codes(name))
+            else weight.numel() * DTYPES[dtype].itemsize
+            for name, weight in parameters.items()
+        }
+    return WeightMemory(stored.description, stored.files.num_bytes, sizes)
 
 
-def _kept_by_kernels(
-    whole: nn.Module, files: TensorFiles, quantization: Quantization | None, beside: Headers
-) -> dict[str, int]:
-    """`WeightMemory.kept_bytes`, without what fills up a last panel. `beside`: of `KEPT_FILE`."""
-    headers = files.headers()
-    modules = {} if quantization is None else stored_modules(files.names, quantization)
-    sizes: dict[str, int] = {NONE: 0, "int8": 0}
-    for name, weight in whole.named_parameters(remove_duplicate=False):
-        owner = whole.get_submodule(name.rpartition(".")[0])
-        size = weight.numel() * 4
-        if weight.ndim == 2 and isinstance(owner, nn.Linear):
-            if name in modules:
-                size = _quantized_bytes(weight.shape, modules[name], headers)
-            elif (stored := name if name in headers else EMBEDDING) + ".codes" in beside:
-                size = _bytes_beside(stored, beside)
-            # A tied head that is not stored is the embedding.
-            elif headers.get(name, headers.get(EMBEDDING, ("", ())))[0] == "BF16":
-                size = weight.numel() * 2
-        sizes[NONE] += size
-        is_rounded = is_quantized(whole, name)
-        outputs = len(weight)
-        sizes["int8"] += weight.numel() + outputs * SCALE_BYTES if is_rounded else size
-    return sizes
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a checkpoint has of its weights.
+
+    beside  of `KEPT_FILE`
+    """
+
+    files: TensorFiles
+    quantization: Quantization | None
+    headers: Headers
+    modules: Mapping[str, StoredModule]
+    beside: Headers
+
+    @classmethod
+    def read(cls, folder: Path, config: PretrainedConfig) -> _Stored:
+        quantization = read_quantization(folder, config)
+        files = TensorFiles(folder)
+        if composite_type(folder, config) is not None:
+            files.take_text_part()
+        modules = {} if quantization is None else stored_modules(files.names, quantization)
+        has_kept = (folder / KEPT_FILE).is_file()
+        beside = TensorFiles(folder, KEPT_FILE).headers() if has_kept else {}
+        return cls(files, quantization, files.headers(), modules, beside)
+
+    @property
+    def description(self) -> str:
+        """`WeightMemory.stored_as`."""
+        if self.quantization is not None:
+            return self.quantization.description
+        return "blocks of a GGUF file" if self.beside else "plain"
+
+    def has_codes(self, name: str) -> bool:
+        """Whether a weight is stored quantised."""
+        return name in self.modules or f"{self._stored(name)}.codes" in self.beside
+
+    def _stored(self, name: str) -> str:
+        # A tied head that is not stored is the embedding.
+        return name if name in self.headers else EMBEDDING
+
+    def kept_bytes(self, name: str, shape: torch.Size) -> int:
+        """Of a linear layer's weight, without what fills up a last panel or tile."""
+        if name in self.modules:
+            return _quantized_bytes(shape, self.modules[name], self.headers)
+        stored = self._stored(name)
+        if f"{stored}.codes" in self.beside:
+            return _bytes_beside(stored, self.beside)
+        is_half = self.headers.get(stored, ("", ()))[0] == "BF16"
+        return prod(shape) * (2 if is_half else 4)
+
+
+def _rounded_bytes(shape: torch.Size, quantization: str) -> int:
+    """Of a weight [outputs, inputs], or of one that is turned."""
+    bits, scale_bytes = ROUNDED[quantization]
+    outputs, inputs = shape
+    return outputs * inputs * bits // 8 + outputs * -(-inputs // GROUP_SIZE) * scale_bytes
 
 
 def _bytes_beside(name: str, beside: Headers) -> int:

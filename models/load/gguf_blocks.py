@@ -51,17 +51,47 @@ def _q4_1(blocks: Blocks) -> _Parts:
     return codes, _halves(blocks[..., :2]), None, _halves(blocks[..., 2:4])
 
 
+def _q5_0(blocks: Blocks) -> _Parts:
+    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6]) << 4
+    return _flat(codes).view(np.int8) - np.int8(16), _halves(blocks[..., :2]), None, None
+
+
+def _q5_1(blocks: Blocks) -> _Parts:
+    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8]) << 4
+    return _flat(codes).view(np.int8), _halves(blocks[..., :2]), None, _halves(blocks[..., 2:4])
+
+
+def _fifth_bits(packed: Blocks) -> Blocks:
+    """The bit of each of 32 codes, [rows, blocks, 32]."""
+    return np.unpackbits(packed, axis=-1, bitorder="little")
+
+
 def _q8_0(blocks: Blocks) -> _Parts:
     return _flat(blocks[..., 2:]).view(np.int8), _halves(blocks[..., :2]), None, None
 
 
 def _q4_k(blocks: Blocks) -> _Parts:
+    codes = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))
+    scales, minima = _of_eight_groups(blocks)
+    return _flat(codes), scales, None, minima
+
+
+def _q5_k(blocks: Blocks) -> _Parts:
+    low = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32))
+    # Bit i of 32 bytes is of group i.
+    high = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = low.reshape(high.shape) | high << 4
+    scales, minima = _of_eight_groups(blocks)
+    return _flat(codes).view(np.int8), scales, None, minima
+
+
+def _of_eight_groups(blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Scales and minima, from products of two numbers and codes of 6 bits."""
     whole, least = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
     low, high, both = (blocks[..., first : first + 4] for first in (4, 8, 12))
     scales = np.concatenate([low & 63, both & 15 | low >> 2 & 48], axis=-1)
     minima = np.concatenate([high & 63, both >> 4 | high >> 2 & 48], axis=-1)
-    codes = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))
-    return _flat(codes), _flat(whole[..., None] * scales), None, -_flat(least[..., None] * minima)
+    return _flat(whole[..., None] * scales), -_flat(least[..., None] * minima)
 
 
 def _q6_k(blocks: Blocks) -> _Parts:
@@ -77,8 +107,11 @@ def _q6_k(blocks: Blocks) -> _Parts:
 KINDS: dict[str, tuple[int, Callable[[Blocks], _Parts]]] = {
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),
+    "Q5_0": (22, _q5_0),
+    "Q5_1": (24, _q5_1),
     "Q8_0": (34, _q8_0),
     "Q4_K": (144, _q4_k),
+    "Q5_K": (176, _q5_k),
     "Q6_K": (210, _q6_k),
 }
 

@@ -33,6 +33,7 @@ from ..device import to_device
 from ..layers.cpu_layers import CpuLayers, cpu_obstacle
 from ..layers.fast_modules import Rotation
 from ..layers.model_slice import ModelSlice, embedded, is_table
+from ..layers.weight_memory import held_bytes
 from .options import StageOptions
 from .plain_path import HiddenStateTaps, layer_input, no_taps, rotary_table
 
@@ -104,6 +105,11 @@ class CpuPath:
         self._embed = part.embed
         kept = " ".join(f"{kind}:{count}" for kind, count in self._layers.num_weights.items())
         logger.info("event=cpu_kernels_used layers=%d weights=%r", len(part.layers), kept)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, as the kernels keep them."""
+        return held_bytes(self._embed, self._layers)
 
     def move(self, moves: Int32) -> None:
         """Copy slots of the cache, int32 [m, 2] (from, to). All are read first."""

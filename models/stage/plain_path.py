@@ -24,6 +24,7 @@ from ..device import to_device
 from ..layers.base_forward import BaseForward
 from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, run_layers
+from ..layers.weight_memory import held_bytes
 from ..load.model_info import head_dim, num_kv_heads
 from ..load.partition import LayerSpan
 from .options import carried_sizes
@@ -96,6 +97,11 @@ class ComputePath(Protocol):
     block_size: int
     taps: HiddenStateTaps
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, as they are kept."""
+        ...
+
     def move(self, moves: Int32) -> None:
         """Copy slots of the cache, int32 [m, 2] (from, to). All are read first."""
         ...
@@ -131,6 +137,12 @@ class PlainPath:
         self.part, self.kv, self.block_size = part, kv, block_size
         self.attention = attention or SdpaBackend(kv, block_size)
         self.taps = taps or no_taps(part)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, as the modules keep them."""
+        part = self.part
+        return held_bytes(part.layers, part.embed, part.norm, part.head, part.forward)
 
     @cached_property
     def _rotary(self) -> RotaryTable:

@@ -88,6 +88,11 @@ class Stage:
         return self.kv.num_bytes + (0 if self._heads is None else self._heads.kv_bytes)
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the target's weights, as they are kept, without those of its heads."""
+        return self.path.weight_bytes
+
+    @property
     def vocab_size(self) -> int:
         """Ids that its logits are for."""
         return self.path.part.config.vocab_size if self._output is None else self._output.size

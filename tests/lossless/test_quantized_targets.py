@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.models.load.bundled import demo_path
+from draftline.models.load.rounding import rounded
+from safetensors.torch import load_file, save_file
 from support.inputs.quantized_checkpoints import FORMATS, quantize
 
 # The head reads the target's embeddings and output head, and was trained on unquantised states.
@@ -57,3 +61,33 @@ def test_drafts_change_no_token_of_a_quantized_target(
         assert token_ids(answers(engine)) == token_ids(plain)
     with Engine(EngineConfig(model="demo", pipeline_parallel_size=stages)) as engine:
         assert token_ids(answers(engine)) != token_ids(plain)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("quantization", "stages"),
+    [
+        ("int4", 2),
+        pytest.param("int8", 1, marks=pytest.mark.full),
+        pytest.param("fp8", 1, marks=pytest.mark.full),
+    ],
+)
+def test_drafts_change_no_token_of_a_target_that_is_rounded(
+    quantization: str, stages: int, tmp_path: Path
+) -> None:
+    settings = {"pipeline_parallel_size": stages, "compile": "auto"}
+    rounding = EngineConfig(
+        model="demo", quantization=quantization, drafters=DRAFTERS, node_budget="full", **settings
+    )
+    with Engine(rounding) as engine:
+        plain = answers(engine, PLAIN)
+        drafted = answers(engine)
+    assert token_ids(drafted) == token_ids(plain)
+    values = shutil.copytree(demo_path(), tmp_path / "values")
+    weights = load_file(values / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("_proj.weight"):
+            weights[name] = rounded(weight, quantization).dequantized(torch.float32)
+    save_file(weights, values / "model.safetensors", metadata={"format": "pt"})
+    with Engine(EngineConfig(model=str(values), **settings)) as engine:
+        assert token_ids(answers(engine)) == token_ids(plain)

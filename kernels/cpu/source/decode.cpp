@@ -29,7 +29,7 @@ struct Head {
   at::Tensor logits(const at::Tensor& hidden) const {
     const at::Tensor normed = rms_norm(hidden, norm, eps);
     at::Tensor out = at::empty({hidden.size(0), outputs}, hidden.options());
-    multiply({normed.const_data_ptr<float>(), Weight::of(weight, hidden.size(1), outputs),
+    multiply({normed.const_data_ptr<float>(), Weights::of(weight, hidden.size(1), outputs),
               out.data_ptr<float>(), hidden.size(0), hidden.size(1), outputs});
     // Added after the sums, as in a step of one token, for the same bits.
     if (bias) out.add_(*bias);

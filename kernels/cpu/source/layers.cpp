@@ -29,8 +29,9 @@ struct Numbers {
   double scaling, softcap, eps;
 };
 constexpr int64_t FLOATS = 3;
-// Tensors of a layer: its vectors one behind the other, then those of its four packed weights.
-constexpr int64_t TENSORS = 1 + 4 * PARTS;
+// Tensors of a layer: its vectors one behind the other, then those of its packed weights: of up to
+// three for queries, keys and values, one behind attention, up to two for gate and up, one behind.
+constexpr int64_t TENSORS = 1 + 7 * PARTS;
 enum Flags : int64_t { HEAD_NORMS = 1, POST_NORMS = 2, QKV_BIAS = 4, OUT_BIAS = 8, MLP_BIAS = 16 };
 enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
 
@@ -39,7 +40,7 @@ struct Layer {
   Numbers numbers;
   const float *input_norm, *query_norm, *key_norm, *attention_norm, *mlp_norm, *output_norm;
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
-  Weight qkv, out, gate_up, down;
+  Weights qkv, out, gate_up, down;
 };
 
 // x / sqrt(mean(x^2) + eps) * weight of one row; `to` may be `x`.
@@ -205,13 +206,14 @@ Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& n
   layer.gate_up_bias = take(flags & MLP_BIAS, 2 * shape.intermediate);
   layer.down_bias = take(flags & MLP_BIAS, hidden);
   TORCH_CHECK(next == end, "run_layers: vectors of another size");
-  const auto weight = [&](int64_t index, int64_t inputs, int64_t outputs) {
-    return Weight::of({tensors + 1 + index * PARTS, PARTS}, inputs, outputs);
+  const auto weights = [&](int64_t first, int64_t inputs, at::IntArrayRef outputs) {
+    return Weights::of({tensors + 1 + first * PARTS, outputs.size() * PARTS}, inputs, outputs);
   };
-  layer.qkv = weight(0, hidden, heads);
-  layer.out = weight(1, shape.num_heads * pass.head_dim, hidden);
-  layer.gate_up = weight(2, hidden, 2 * shape.intermediate);
-  layer.down = weight(3, shape.intermediate, hidden);
+  const int64_t queries = shape.num_heads * pass.head_dim, keys = pass.kv_heads * pass.head_dim;
+  layer.qkv = weights(0, hidden, {queries, keys, keys});
+  layer.out = weights(3, queries, hidden);
+  layer.gate_up = weights(4, hidden, {shape.intermediate, shape.intermediate});
+  layer.down = weights(6, shape.intermediate, hidden);
   return layer;
 }
 

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "team.h"
@@ -32,7 +33,9 @@ constexpr int64_t CACHE_LINE = 64;
 
 constexpr bool has_zeros(Kind kind) { return kind == Kind::UINT8 || kind == Kind::UINT4; }
 
-constexpr bool has_minima(Kind kind) { return kind == Kind::UINT4_MINIMA; }
+constexpr bool has_minima(Kind kind) {
+  return kind == Kind::UINT4_MINIMA || kind == Kind::INT8_MINIMA;
+}
 
 constexpr bool is_quantized(Kind kind) { return kind > Kind::BFLOAT16; }
 
@@ -98,7 +101,8 @@ struct Panel {
 
   // Of the integer kinds: codes less their zero points. A difference of bytes is exact in float32.
   Ints steps(const uint8_t* row, int v) const {
-    if constexpr (K == Kind::INT8) return load_signed_bytes(row + v * LANES);
+    if constexpr (K == Kind::INT8 || K == Kind::INT8_MINIMA)
+      return load_signed_bytes(row + v * LANES);
     if constexpr (K == Kind::UINT8) return load_bytes(row + v * LANES) - zero[v];
     constexpr int HALF = VECTORS / 2;
     const Ints both = load_bytes(row + v % HALF * LANES);
@@ -117,18 +121,28 @@ struct Panel {
   }
 };
 
+// A product with one of the weights; `out` and `residual` are of its first output.
+struct Part {
+  const float* x;
+  Weight weight;
+  float* out;
+  int64_t rows, inputs, outputs;
+  int64_t stride;  // from row to row of `out` and `residual`
+  const float *bias, *residual;
+};
+
 // Adds the products with the inputs from `first` to before `last`, whose weights `weights` begins
 // with.
 template <int R, Kind K>
-void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64_t last,
+void add_rows(const Part& p, int64_t row, int64_t panel, int64_t first, int64_t last,
               Panel<K> weights) {
   const float* x = p.x + row * p.inputs + first;
-  float* out = p.out + row * p.outputs + panel * PANEL;
+  float* out = p.out + row * p.stride + panel * PANEL;
   const int64_t width = std::min(PANEL, p.outputs - panel * PANEL);
   Vector sums[R][VECTORS] = {};
   if (first > 0) {
     for (int r = 0; r < R; ++r)
-      __builtin_memcpy(&sums[r][0], out + r * p.outputs, width * sizeof(float));
+      __builtin_memcpy(&sums[r][0], out + r * p.stride, width * sizeof(float));
   } else if (p.bias) {
     for (int r = 0; r < R; ++r)
       __builtin_memcpy(&sums[r][0], p.bias + panel * PANEL, width * sizeof(float));
@@ -142,23 +156,23 @@ void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64
     }
   }
   if (p.residual && last == p.inputs) {
-    const float* before = p.residual + row * p.outputs + panel * PANEL;
+    const float* before = p.residual + row * p.stride + panel * PANEL;
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < VECTORS; ++v)
         if (const int64_t left = width - v * LANES; left > 0)
-          sums[r][v] += load_some(before + r * p.outputs + v * LANES, left);
+          sums[r][v] += load_some(before + r * p.stride + v * LANES, left);
   }
   if (width == PANEL) {
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < VECTORS; ++v) store(out + r * p.outputs + v * LANES, sums[r][v]);
+      for (int v = 0; v < VECTORS; ++v) store(out + r * p.stride + v * LANES, sums[r][v]);
   } else {
     for (int r = 0; r < R; ++r)
-      __builtin_memcpy(out + r * p.outputs, &sums[r][0], width * sizeof(float));
+      __builtin_memcpy(out + r * p.stride, &sums[r][0], width * sizeof(float));
   }
 }
 
 template <Kind K>
-void add_part(const Product& p, int64_t panel, int64_t first, int64_t last,
+void add_part(const Part& p, int64_t panel, int64_t first, int64_t last,
               const Panel<K>& weights) {
   int64_t row = 0;
   for (; row + ROWS <= p.rows; row += ROWS) add_rows<ROWS>(p, row, panel, first, last, weights);
@@ -173,7 +187,7 @@ void add_part(const Product& p, int64_t panel, int64_t first, int64_t last,
 }
 
 template <Kind K>
-void add_panel(const Product& p, int64_t panel) {
+void add_panel(const Part& p, int64_t panel) {
   for (int64_t first = 0; first < p.inputs; first += DEPTH) {
     const int64_t last = std::min(p.inputs, first + DEPTH);
     add_part(p, panel, first, last, Panel<K>(p.weight, p.inputs, panel, first));
@@ -181,11 +195,12 @@ void add_panel(const Product& p, int64_t panel) {
 }
 
 // `add_panel` of the weight's kind.
-void add_panel_of(const Product& p, int64_t panel) {
+void add_panel_of(const Part& p, int64_t panel) {
   switch (p.weight.kind) {
     case Kind::FLOAT32: return add_panel<Kind::FLOAT32>(p, panel);
     case Kind::BFLOAT16: return add_panel<Kind::BFLOAT16>(p, panel);
     case Kind::INT8: return add_panel<Kind::INT8>(p, panel);
+    case Kind::INT8_MINIMA: return add_panel<Kind::INT8_MINIMA>(p, panel);
     case Kind::E4M3: return add_panel<Kind::E4M3>(p, panel);
     case Kind::UINT8: return add_panel<Kind::UINT8>(p, panel);
     case Kind::UINT4: return add_panel<Kind::UINT4>(p, panel);
@@ -197,7 +212,7 @@ Kind kind_of(const at::Tensor& codes, const at::Tensor& minima) {
   switch (codes.scalar_type()) {
     case at::kFloat: return Kind::FLOAT32;
     case at::kBFloat16: return Kind::BFLOAT16;
-    case at::kChar: return Kind::INT8;
+    case at::kChar: return minima.numel() ? Kind::INT8_MINIMA : Kind::INT8;
     case at::kFloat8_e4m3fn: return Kind::E4M3;
     case at::kByte:
       if (codes.size(2) == PANEL) return Kind::UINT8;
@@ -209,7 +224,7 @@ Kind kind_of(const at::Tensor& codes, const at::Tensor& minima) {
 at::Tensor packed_linear(const at::Tensor& x, at::TensorList weight, int64_t outputs) {
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kFloat);
   at::Tensor out = at::empty({x.size(0), outputs}, x.options());
-  multiply({x.const_data_ptr<float>(), Weight::of(weight, x.size(1), outputs),
+  multiply({x.const_data_ptr<float>(), Weights::of(weight, x.size(1), outputs),
             out.data_ptr<float>(), x.size(0), x.size(1), outputs});
   return out;
 }
@@ -243,11 +258,41 @@ Weight Weight::of(at::TensorList parts, int64_t inputs, int64_t outputs) {
   return weight;
 }
 
+Weights Weights::of(at::TensorList tensors, int64_t inputs, at::IntArrayRef outputs) {
+  const int64_t most = outputs.size();
+  TORCH_CHECK(most <= MOST && int64_t(tensors.size()) == most * PARTS);
+  Weights weights;
+  const bool apart = most > 1 && tensors[PARTS].numel();
+  weights.count = apart ? most : 1;
+  for (int64_t i = 0; i < weights.count; ++i) {
+    weights.outputs[i] =
+        apart ? outputs[i] : std::accumulate(outputs.begin(), outputs.end(), int64_t{0});
+    weights.parts[i] = Weight::of(tensors.slice(i * PARTS, PARTS), inputs, weights.outputs[i]);
+  }
+  return weights;
+}
+
 void multiply(const Product& product) {
-  const int64_t panels = (product.outputs + PANEL - 1) / PANEL;
+  Part parts[Weights::MOST];
+  // Of each part, the first panel among those of all.
+  int64_t starts[Weights::MOST + 1] = {}, first = 0;
+  for (int64_t i = 0; i < product.weights.count; ++i) {
+    const int64_t outputs = product.weights.outputs[i];
+    const auto from = [&](const float* all) { return all ? all + first : nullptr; };
+    parts[i] = {product.x,       product.weights.parts[i], product.out + first, product.rows,
+                product.inputs,  outputs,                  product.outputs,
+                from(product.bias), from(product.residual)};
+    starts[i + 1] = starts[i] + (outputs + PANEL - 1) / PANEL;
+    first += outputs;
+  }
   const int64_t work = PANEL * product.inputs * std::max<int64_t>(product.rows, 1);
+  const int64_t panels = starts[product.weights.count];
   parallel(panels, (GRAIN + work - 1) / work, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) add_panel_of(product, panel);
+    int64_t part = 0;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      while (panel >= starts[part + 1]) ++part;
+      add_panel_of(parts[part], panel - starts[part]);
+    }
   });
 }
 

@@ -2,20 +2,21 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 
 namespace draftline {
 
 // How the numbers of a packed weight are kept. Those after BFLOAT16 are codes of a quantised weight.
-enum class Kind { FLOAT32, BFLOAT16, INT8, E4M3, UINT8, UINT4, UINT4_MINIMA };
+enum class Kind { FLOAT32, BFLOAT16, INT8, INT8_MINIMA, E4M3, UINT8, UINT4, UINT4_MINIMA };
 
 // A packed weight, as `kernels/cpu/packed_linear.py` describes it.
 struct Weight {
   Kind kind;
   const uint8_t* codes;  // [panels, inputs, PANEL] of the kind
   // Of quantised weights: [panels, groups, PANEL], zeros of UINT8 and UINT4 alone, minima of
-  // UINT4_MINIMA.
+  // the kinds that are named so.
   const float* scales = nullptr;
   const uint8_t* zeros = nullptr;
   const float* minima = nullptr;
@@ -29,10 +30,22 @@ struct Weight {
 // Tensors of a packed weight.
 constexpr int64_t PARTS = 5;
 
-// out = x @ weight + bias, and then + residual; [rows, outputs], rows one behind the other.
+// Packed weights of the same inputs, whose outputs lie side by side.
+struct Weights {
+  static constexpr int64_t MOST = 3;
+  Weight parts[MOST];
+  int64_t outputs[MOST];  // of each
+  int64_t count = 0;
+
+  // Of the tensors of as many weights as `outputs`. Where the others have no codes, the first has
+  // the outputs of all.
+  static Weights of(at::TensorList tensors, int64_t inputs, at::IntArrayRef outputs);
+};
+
+// out = x @ weights + bias, and then + residual; [rows, outputs], rows one behind the other.
 struct Product {
   const float* x;  // [rows, inputs]
-  Weight weight;
+  Weights weights;
   float* out;
   int64_t rows, inputs, outputs;
   const float* bias = nullptr;

@@ -160,12 +160,28 @@ def test_doctor_says_how_weights_are_stored_and_what_they_take(
 
     assert "stored as plain bfloat16, 10.3 MiB; loaded they take 14.3 MiB" in line(demo_path())
     assert "stored as AWQ, 4 bits, groups of 16, " in line(pair.quantized)
-    assert "loaded they take 9.4 MiB in float32 over all stages, 10.2" in line(pair.quantized)
+    assert "loaded they take 9.4 MiB in float32 over all stages; by" in line(pair.quantized)
+    assert "by quantization: int8 10.3 MiB, int4 8.3 MiB, fp8 10.3 MiB" in line(pair.quantized)
     config = json.loads((pair.quantized / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "hqq"}
     (pair.quantized / "config.json").write_text(json.dumps(config))
     assert line(pair.quantized).startswith("missing")
     assert "quant_method 'hqq' are not read" in line(pair.quantized)
+
+
+@pytest.mark.compiler
+def test_doctor_says_what_rounding_does_to_the_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = {}
+    for kind in ("int8", "int4"):
+        output = runner.invoke(cli.app, ["doctor", "--quantization", kind]).output
+        line = re.search(rf"ok +quantization: {kind} +perplexity of 5\d\d tokens .*", output)
+        assert line is not None, output
+        found[kind], exact = map(float, re.findall(r"\d+\.\d+", line[0]))
+    assert abs(found["int8"] / exact - 1) < 0.01 < found["int4"] / exact - 1 < 0.2
+    result = runner.invoke(cli.app, ["doctor", "--model", "./nowhere", "--quantization", "fp8"])
+    assert re.search(r"missing +quantization: fp8 +.*does not exist", result.output)
 
 
 def test_doctor_knows_the_bundled_head() -> None:

@@ -22,6 +22,7 @@ SIZES = [(8, 5), (160, 64), (200, 130), (1100, 70)]
 KEPT = {
     "int8": torch.int8, "int8 with zero points": torch.uint8, "uint8": torch.uint8,
     "4 bits": torch.uint8, "4 bits with minima": torch.uint8, "e4m3": torch.float8_e4m3fn,
+    "int8 with minima": torch.int8,
 }  # fmt: skip
 GROUPS = ["32", "128", "one", "scattered"]
 
@@ -52,7 +53,7 @@ def quantized(kind: str, groups: str, inputs: int, outputs: int) -> QuantizedWei
         group_of = group_of[torch.randperm(inputs)]
     zeros = torch.randint(16, (outputs, num_groups)).float()
     scales = torch.randn(outputs, num_groups) / 100
-    if kind == "4 bits with minima":
+    if kind.endswith("with minima"):
         minima = torch.randn(outputs, num_groups) / 10
         return QuantizedWeight(codes, scales, None, group_of, minima)
     return QuantizedWeight(codes, scales, None if kind in ("int8", "e4m3") else zeros, group_of)

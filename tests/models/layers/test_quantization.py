@@ -11,9 +11,10 @@ from draftline.core.errors import ConfigError
 from draftline.kernels.dispatch import Machine, choose_for_fp8
 from draftline.kernels.kv import kv_cache_kernels as paged_kv_ops
 from draftline.kernels.kv import reference as kv_reference
-from draftline.models.layers.linear_layers import PackedLinear, put_packed, rounded
+from draftline.models.layers.linear_layers import PackedLinear, put_packed
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
+from draftline.models.load.rounding import rounded
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
@@ -28,7 +29,7 @@ def test_int8_rounds_to_127_steps_of_each_output() -> None:
     torch.manual_seed(0)
     weight = torch.randn(6, 40) * torch.tensor([1e-3, 0.1, 1, 1, 10, 0])[:, None]
     model, x = nn.ModuleDict({"own": nn.Linear(40, 6, bias=False)}), torch.eye(40)
-    put_packed(torch.float32)(model, "own.weight", rounded(weight))
+    put_packed(torch.float32)(model, "own.weight", rounded(weight, "int8"))
     layer = model["own"]
     assert isinstance(layer, PackedLinear)
     steps = weight.abs().amax(dim=1) / 127
@@ -41,8 +42,8 @@ def test_int8_rounds_to_127_steps_of_each_output() -> None:
 @pytest.mark.parametrize("kind", ["qwen2", "gemma3"])
 def test_linear_layers_of_decoder_layers_alone_are_rounded(kind: str, tmp_path: Path) -> None:
     folder = save_tiny_model(kind, tmp_path)
-    exact, rounded = (load_slice(folder, WHOLE, "bfloat16", "cpu", q) for q in ("none", "int8"))
-    for plain, layer in zip(exact.layers, rounded.layers, strict=True):
+    exact, small = (load_slice(folder, WHOLE, "bfloat16", "cpu", q) for q in ("none", "int8"))
+    for plain, layer in zip(exact.layers, small.layers, strict=True):
         assert not [one for one in layer.modules() if isinstance(one, nn.Linear)]
         quantized = [one for one in layer.modules() if isinstance(one, PackedLinear)]
         assert len(quantized) == 7
@@ -51,7 +52,7 @@ def test_linear_layers_of_decoder_layers_alone_are_rounded(kind: str, tmp_path: 
         kept_bytes = sum(one.weight.num_bytes for one in quantized)
         # Scales weigh more here than in a model of any use.
         assert kept_bytes < 0.65 * sum(weight.nbytes for weight in weights)
-    assert isinstance(rounded.head, nn.Linear)
+    assert isinstance(small.head, nn.Linear)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

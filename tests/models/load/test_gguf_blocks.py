@@ -10,7 +10,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 # Where a block has float16 numbers.
-HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2),
+    "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
 ROWS, BLOCKS = 5, 3
 
 
@@ -30,4 +33,4 @@ def test_values_are_those_of_gguf(kind: str) -> None:
 
 
 def test_other_kinds_are_not_kept() -> None:
-    assert quantized(np.zeros((2, 22), dtype=np.uint8), "Q5_0") is None
+    assert quantized(np.zeros((2, 110), dtype=np.uint8), "Q3_K") is None

@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.benchmarks.peers import gguf_file
 from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.core.errors import CheckpointError
-from draftline.models.layers.linear_layers import rounded
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.gguf_file import unpacked
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantized_layouts import KEPT_FILE
+from draftline.models.load.rounding import rounded
 from draftline.models.stage.cpu_path import CpuPath
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import OutputVocabulary, StageOptions
 from draftline.models.stage.stage import Stage
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from support.inputs.quantized_checkpoints import FORMATS, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
@@ -40,13 +41,13 @@ GROUPS_OF_32: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
 }  # fmt: skip
-# How the weights of the layers are kept; those beside a differing one are float32.
+# How the weights of the layers are kept; a product takes those of the same input together.
 KEPT = [
     ("gptq 4", f"uint4:{ALL}"),
     pytest.param("gptq 8", f"uint8:{ALL}", marks=FULL),
     ("gptq 2, v2", f"uint4:{ALL}"),
-    # Here each weight has an order of its own.
-    ("gptq 4, act order", "float32:8 uint4:8"),
+    # Here each weight has an order of its own, and is multiplied alone.
+    ("gptq 4, act order", "uint4:28"),
     pytest.param("gptq 4, v2, one group", f"uint4:{ALL}", marks=FULL),
     ("awq", f"uint4:{ALL}"),
     ("fp8 blocks", f"float8_e4m3fn:{ALL}"),
@@ -146,25 +147,76 @@ def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
     output = OutputVocabulary(rows, np.array([0, 1, 2]), 5)
     pruned = logits(stage_of(folder, output=output))
     assert torch.equal(pruned[:, :3], logits(wide)[:, rows])
-    memory = read_weight_memory(folder).kept_bytes
-    wide_memory = read_weight_memory(plain).kept_bytes
-    assert memory is not None
-    assert wide_memory is not None
-    assert memory["none"] < 0.7 * wide_memory["none"]
+    for stage, source in ((small, folder), (wide, plain)):
+        # Further are the group of each input, and what fills up last panels.
+        assert 1 <= stage.weight_bytes / read_weight_memory(source).num_bytes() < 1.05
+    assert small.weight_bytes < 0.7 * wide.weight_bytes
     damaged = load_file(folder / KEPT_FILE)
     save_file({n: t for n, t in damaged.items() if not n.endswith("scales")}, folder / KEPT_FILE)
     with pytest.raises(CheckpointError, match="codes or scales are missing; remove the folder"):
         stage_of(folder)
 
 
-def test_a_tied_head_and_plain_layers_beside_quantised_ones_are_float32(
+# As llama.cpp mixes them: the kind of most; that of values, of down and of the tied head; and how
+# they are kept, queries, keys and values apart.
+MIXED = {
+    "Q4_K_M": ("Q4_K", "Q6_K", "uint4:16 int8:9"),
+    "Q5_K_M": ("Q5_K", "Q6_K", "int8:25"),
+    "Q5_0 and Q5_1": ("Q5_0", "Q5_1", "int8:25"),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_weights_of_one_product_may_be_of_different_kinds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    most, better, kinds = MIXED[name]
+    source = tmp_path / "source"
+    shape = {"hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True}
+    AutoModelForCausalLM.from_config(LlamaConfig(**GROUPS_OF_32 | shape)).float().save_pretrained(
+        source
+    )
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_path("demo") / file, source / file)
+    monkeypatch.setattr(gguf_file, "quantize", random_blocks)
+    of_names = dict.fromkeys(
+        ("v_proj.weight", "down_proj.weight", "embed_tokens.weight"), GGMLQuantizationType[better]
+    )
+    write_checkpoint(source, tmp_path / "model.gguf", GGMLQuantizationType[most], of_names)
+    folder = unpacked(tmp_path / "model.gguf", tmp_path / "cache")
+    plain = shutil.copytree(folder, tmp_path / "plain")
+    (plain / KEPT_FILE).unlink()
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(folder), stage_of(plain)
+    assert kept(caplog) == [kinds, "float32:17"]
+    assert torch.equal(logits(small), logits(wide))
+    assert torch.equal(logits(small, 20, 1), logits(wide, 20, 1))
+    assert 1 <= small.weight_bytes / read_weight_memory(folder).num_bytes() < 1.05
+
+
+def random_blocks(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """In place of a matrix's own, which gguf does not make of K kinds; with small scales."""
+    if kind == GGMLQuantizationType.F32:
+        return array
+    rng = np.random.default_rng(array.size)
+    size, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (array.size // size, block_bytes), dtype=np.uint8)
+    for first in (208,) if kind == GGMLQuantizationType.Q6_K else (0, 2):
+        scale = 1e-2 if kind.name.startswith("Q5_") and kind.name[-1] in "01" else 1e-4
+        numbers = rng.normal(size=(len(blocks), 1), scale=scale).astype(np.float16)
+        if kind != GGMLQuantizationType.Q5_0 or not first:
+            blocks[:, first : first + 2] = numbers.view(np.uint8)
+    return blocks.reshape(len(array), -1)
+
+
+def test_plain_layers_beside_quantised_ones_and_a_tied_head_are_float32(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keep = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
     pair = save_pair("llama", FORMATS["awq"], tmp_path, keep=keep)
     with caplog.at_level(logging.INFO):
         small, wide = stage_of(pair.quantized), stage_of(pair.plain)
-    assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:14"]
+    assert sorted(kept(caplog)[0].split()) == ["float32:3", "uint4:16"]
     assert torch.equal(logits(small), logits(wide))
 
 
@@ -183,20 +235,39 @@ def test_before_the_kernels_take_them_torch_multiplies_by_the_values(tmp_path: P
         torch.testing.assert_close(found(x), expected(x))
 
 
-def test_quantization_int8_runs_by_the_kernels(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("kind", "kinds"), [("int8", "int8:16"), ("int4", "uint4:16"), ("fp8", "float8_e4m3fn:16")]
+)
+@pytest.mark.parametrize("form", [None, "gptq 4, act order"])
+def test_rounded_weights_run_by_the_kernels(
+    form: str | None, kind: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = save_tiny_model("qwen2", tmp_path)
+    if form is None:
+        source = plain = save_tiny_model("qwen2", tmp_path)
+    else:
+        pair = save_pair("qwen2", FORMATS[form], tmp_path)
+        source, plain = pair.quantized, pair.plain
     with caplog.at_level(logging.INFO):
-        small = stage_of(source, "int8")
-    assert kept(caplog) == ["int8:16 float32:1"]
+        small = stage_of(source, kind)
+    assert kept(caplog) == [f"{kinds} float32:1"]
     found = logits(small)
-    weights = load_file(source / "model.safetensors")
+    weights = load_file(plain / "model.safetensors")
     for name in weights:
         if name.endswith("_proj.weight"):
-            weights[name] = rounded(weights[name].float()).dequantized(torch.float32)
+            weights[name] = rounded(weights[name], kind).dequantized(torch.float32)
+    save_file(weights, plain / "model.safetensors")
+    assert torch.equal(found, logits(stage_of(plain)))
+    assert small.weight_bytes < 0.7 * stage_of(plain).weight_bytes
+
+
+def test_weights_that_cannot_be_rounded_are_refused(tmp_path: Path) -> None:
+    source = save_tiny_model("qwen2", tmp_path)
+    weights = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][3, 4] = torch.inf
     save_file(weights, source / "model.safetensors")
-    assert torch.equal(found, logits(stage_of(source)))
+    with pytest.raises(CheckpointError, match=f"tensor {name}: a scale is not finite"):
+        stage_of(source, "int4")
 
 
 @pytest.mark.parametrize(

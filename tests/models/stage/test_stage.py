@@ -167,6 +167,21 @@ def test_any_number_of_stages(kind: str, num_stages: int, tmp_path: Path) -> Non
         assert_same(row, target.expected(*TOKENS[:18], *path_to(node))[-1])
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mixtral"])
+def test_the_bytes_of_its_weights(kind: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(kind, tmp_path)
+    peer = AutoModelForCausalLM.from_pretrained(folder)
+    whole = sum(parameter.numel() for parameter in peer.parameters())
+    # A tied head is the last stage's own.
+    tied = peer.config.tie_word_embeddings * peer.get_output_embeddings().weight.numel()
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        stages = [
+            load_stage(folder, span, 1, BLOCK_SIZE, dtype) for span in partition_layers(folder, 2)
+        ]
+        held = sum(stage.weight_bytes for stage in stages)
+        assert held == pytest.approx(size * (whole + tied), rel=0.02)
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target(save_tiny_model("llama", tmp_path_factory.mktemp("llama")))

@@ -54,6 +54,7 @@ class FakeStage:
     hidden_size: int = HIDDEN_SIZE
     checksum: int = FIRST_CHECKSUM
     num_blocks: int = 1
+    weight_bytes: int = 1000
     decodes_several: bool = False
 
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
