@@ -303,4 +303,5 @@ def _take_head(head: Any) -> tuple[PackedWeight, int, Tensor | None] | None:
     if head is None:
         return None
     outputs = head.num_outputs
-    return *_take(1, head), outputs, head.bias
+    [weight] = _take(1, head)
+    return weight, outputs, head.bias
