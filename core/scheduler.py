@@ -29,6 +29,7 @@ class SchedulerLimits:
     num_groups      steps in flight that the requests are spread over: one a pipeline stage, and one
                     that waits for the first of them
     share_prefixes  whether requests share the KV of equal prefixes
+    keeps_states    whether layers keep a state of each running request
     """
 
     max_running: int
@@ -38,6 +39,7 @@ class SchedulerLimits:
     max_probe_rows: int
     num_groups: int
     share_prefixes: bool = True
+    keeps_states: bool = False
 
 
 class Scheduler:
@@ -50,8 +52,9 @@ class Scheduler:
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_num_begun", "_pool", "_prefill_share", "_prefilling", "fair",
-        "num_preemptions", "num_prefix_hits", "num_prefix_queries", "running", "waiting",
+        "_free_states", "_limits", "_num_added", "_num_begun", "_pool", "_prefill_share",
+        "_prefilling", "fair", "num_preemptions", "num_prefix_hits", "num_prefix_queries",
+        "running", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +65,8 @@ class Scheduler:
         self._prefill_share = prefill_share
         self._limits = limits
         self._num_added = self._num_begun = 0
+        # One for each request that runs.
+        self._free_states = [*range(limits.max_running)] if limits.keeps_states else []
         self.fair = FairShare()
         self.num_preemptions = 0
         # Prompt tokens that were looked for in shared blocks, and found there.
@@ -146,7 +151,7 @@ class Scheduler:
             self.fair.stop(state)
         self.fair.leave(state)
         self._prefilling.pop(state.request_id, None)
-        self._pool.free(state.release())
+        self._release(state)
 
     @property
     def num_groups(self) -> int:
@@ -319,7 +324,7 @@ class Scheduler:
         del self.running[state.request_id]
         self.fair.stop(state)
         self._prefilling.pop(state.request_id, None)
-        self._pool.free(state.release())
+        self._release(state)
         state.stats.num_preemptions += 1
         self.num_preemptions += 1
         self._queue(state)
@@ -353,9 +358,17 @@ class Scheduler:
             return self._begin(state)
         blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
         self._num_begun += 1
+        if self._limits.keeps_states:
+            state.kv.state_slot = self._free_states.pop()
         state.begin(self._num_begun, blocks, num_shared * self._pool.block_size)
         state.kv.num_shared = num_shared
         return True
+
+    def _release(self, state: RequestState) -> None:
+        """Take back its blocks and its slot of states, if it holds any."""
+        if state.kv.state_slot >= 0:
+            self._free_states.append(state.kv.state_slot)
+        self._pool.free(state.release())
 
     def _is_computed_now(self, keys: list[bytes]) -> bool:
         """Whether a running request will soon have the KV of these blocks of a prompt to share."""

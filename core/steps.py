@@ -381,6 +381,9 @@ class StepInput:
     is_traced      whether each stage notes when it began and ended the step
     request_keys   names the requests from step to step, so that stages know again what they keep
                    of each; another once its KV was given up. None: nothing is like the step before
+    state_slots    int32 [requests]  slots of their states, in layers that keep them; no two share
+                   one. A text begins in a slot with a prompt chunk behind no context. Empty: no
+                   layer keeps states
     """
 
     step_id: int
@@ -402,6 +405,7 @@ class StepInput:
     heads: HeadInput = NO_HEADS
     is_traced: bool = False
     request_keys: tuple[int, ...] = ()
+    state_slots: Int32 = field(default_factory=lambda: NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -472,7 +476,7 @@ class StepOutput:
 def prompt_step(count: int, block_size: int) -> StepInput:
     """A prompt of `count` tokens, every one of which gets a target token, as nodes do.
 
-    It writes the first `count` slots: only for caches that hold nothing yet.
+    It writes the first `count` slots, and the first state: only for caches that hold nothing yet.
     """
     index = np.arange(count, dtype=np.int32)
     return StepInput(
@@ -487,4 +491,5 @@ def prompt_step(count: int, block_size: int) -> StepInput:
         trees=(None,),
         logits_rows=index,
         sampling=SamplingRows.greedy(index.astype(np.int64) + 1),
+        state_slots=np.zeros(1, dtype=np.int32),
     )

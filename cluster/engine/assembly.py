@@ -157,7 +157,7 @@ class Assembly:
         )
         self.scheduler = Scheduler(
             self._pool,
-            _scheduler_limits(config, self.pipeline.max_in_flight),
+            _scheduler_limits(config, plan.info, self.pipeline.max_in_flight),
             PrefillShare(PREFILL_SHARE, self._step_s, self.pipeline.num_stages),
         )
         self.core = EngineCore(
@@ -217,15 +217,17 @@ class Assembly:
             self._trace_file.close()
 
 
-def _scheduler_limits(config: EngineConfig, num_groups: int) -> SchedulerLimits:
+def _scheduler_limits(config: EngineConfig, info: ModelInfo, num_groups: int) -> SchedulerLimits:
     return SchedulerLimits(
         max_running=config.max_num_seqs,
         max_waiting=config.max_queued_requests,
         max_step_rows=config.max_num_batched_tokens,
         max_tree_nodes=config.tree_nodes,
         max_probe_rows=MAX_PROBE_ROWS_OF_ALL,
-        share_prefixes=config.enable_prefix_caching,
+        # Of states, those behind other texts' beginnings are not kept.
+        share_prefixes=config.enable_prefix_caching and not info.keeps_states,
         num_groups=num_groups,
+        keeps_states=info.keeps_states,
     )
 
 

@@ -93,7 +93,14 @@ def build_step(step_id: int, scheduled: ScheduledStep, block_size: int) -> StepI
         probes=probe_input(trees, starts),
         multi_step=_multi_step(states, num_decode_steps),
         request_keys=tuple(state.kv.key for state in states),
+        state_slots=_state_slots(states),
     )
+
+
+def _state_slots(states: Sequence[RequestState]) -> Int32:
+    if states[0].kv.state_slot < 0:
+        return NO_ROWS
+    return np.array([state.kv.state_slot for state in states], dtype=np.int32)
 
 
 def _tree_rows(

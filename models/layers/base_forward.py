@@ -19,6 +19,8 @@ from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from ..load.partition import LayerSpan
 from ..load.supported import base_and_layers
+from ..recurrence.modules import keep_in_pool, state_shape, stateful_modules
+from ..recurrence.state_pool import StateShape, StepStates, keeping
 
 
 @dataclass(slots=True)
@@ -56,11 +58,13 @@ class BaseForward:
         base, places = base_and_layers(whole)
         self._base: Any = getattr(whole, base)
         self.layers = tuple(places)
+        self.num_kv_layers, self.state_shapes = 0, list[StateShape]()
+        is_hybrid = any(any(stateful_modules(layer)) for layer in self.layers)
         for number, layer in enumerate(self.layers):
-            for module in layer.modules():
-                # An attribute of modules that their types do not know.
-                object.__setattr__(module, "draftline_layer", number - span.first)
             places[number] = _Switch(self, number, layer)
+            if span.first <= number < span.last:
+                self._keep_states(layer)
+                self._attend(layer, is_hybrid=is_hybrid)
         self.embed: nn.Module = self._base.get_input_embeddings()
         if not span.is_first:
             like = torch.empty(0, whole.config.hidden_size, dtype=dtype, device=device)
@@ -68,6 +72,19 @@ class BaseForward:
         # The model's own forward scales or bounds the logits.
         self._given = _Given()
         setattr(whole, base, self._given)
+
+    def _attend(self, layer: nn.Module, *, is_hybrid: bool) -> None:
+        """Number the layers whose keys and values are kept."""
+        modules = [*layer.modules()]
+        for module in modules:
+            # An attribute of modules that their types do not know.
+            object.__setattr__(module, "draftline_layer", self.num_kv_layers)
+        self.num_kv_layers += not is_hybrid or any(hasattr(one, "is_causal") for one in modules)
+
+    def _keep_states(self, layer: nn.Module) -> None:
+        for module in stateful_modules(layer):
+            keep_in_pool(module, len(self.state_shapes))
+            self.state_shapes.append(state_shape(module, self._whole.config.hidden_size))
 
     @property
     def wants_torch(self) -> bool:
@@ -84,14 +101,17 @@ class BaseForward:
 
     def run(
         self, states: Tensor, token_ids: Tensor, positions: Tensor,
-        attention: StepAttention | StepKernels, layers: slice,
+        attention: StepAttention | StepKernels, layers: slice, kept: StepStates | None = None,
     ) -> Tensor:  # fmt: skip
-        """Hidden states [rows, hidden_size], in and out, of some of the stage's layers."""
+        """Hidden states [rows, hidden_size], in and out, of some of the stage's layers.
+
+        kept  the step's, where `state_shapes` has any
+        """
         first, last, _ = layers.indices(self._span.last - self._span.first)
         if first == last:
             return states
         run = _Run(self._span.first + first, self._span.first + last, states[None])
-        with attending(attention):
+        with attending(attention), keeping(kept):
             self._go(run, token_ids, positions)
         return run.found()
 

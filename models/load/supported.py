@@ -20,6 +20,15 @@ from .checkpoint import composite_type
 LAYER_BY_LAYER = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
 
 
+# Types of layers that keep a state of each text beside keys and values, or in their place.
+STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
+
+
+def keeps_states(config: PretrainedConfig) -> bool:
+    """Whether layers of a model keep states of texts."""
+    return not STATEFUL.isdisjoint(getattr(config, "layer_types", None) or ())
+
+
 def runs_by_layers(config: PretrainedConfig) -> bool:
     """Whether the layers of a model alone are needed to run them."""
     return config.model_type in LAYER_BY_LAYER

@@ -26,8 +26,8 @@ from ...core.steps import SamplingRows, StepInput, TreeRows
 from ...core.tree.tree import pack
 from ..layers.model_slice import cut_slice
 from ..load.partition import LayerSpan
-from ..load.supported import empty_model
-from .plain_path import PlainPath, make_kv
+from ..load.supported import empty_model, keeps_states
+from .plain_path import PlainPath, make_kv, make_states
 from .stage import Stage
 
 LEAST_LAYERS = 4
@@ -168,7 +168,11 @@ def _stage(peer: Any, config: PretrainedConfig, span: LayerSpan) -> Stage:
     # Its modules are taken apart, and the weights stay.
     whole.load_state_dict(peer.state_dict(), assign=True)
     part = cut_slice(whole, span, torch.float32, torch.device("cpu"), fused=False)
-    return Stage(PlainPath(part, make_kv(part, NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE))
+    states = make_states(part, 1, LENGTH, BLOCK_SIZE)
+    if states is not None and not keeps_states(config):
+        raise UnsupportedModel(config.model_type, "layer_types do not say that it keeps states")
+    kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
+    return Stage(PlainPath(part, kv, BLOCK_SIZE, states=states))
 
 
 def _path(node: int) -> list[int]:
@@ -214,4 +218,5 @@ def _step(
         trees=(None if sees is None else TreeRows(pack(sees), slots, positions),),
         logits_rows=none,
         sampling=SamplingRows.greedy(np.empty(0, dtype=np.int64)),
+        state_slots=np.zeros(1, dtype=np.int32),
     )

@@ -112,6 +112,7 @@ class StepDecoder:
             context_lens=rows.context_lens,
             block_tables=self._tables.apply(rows.request_slots, rows.tables),
             trees=split_trees(rows),
+            state_slots=rows.state_slots,
             is_traced=rows.is_traced,
             **(NO_CHOICE if choice is None else self._chosen(rows, choice)),
         )
@@ -183,6 +184,10 @@ def _check(rows: RowsDelta) -> None:
     are_whole &= are_starts(rows.request_starts, num_requests, num_rows)
     expect(are_whole and len(slots) == num_requests, "rows are of no request")
     expect(all(0 <= slot < MAX_SLOTS for slot in slots.tolist()), "requests have no slot")
+    expect_flat("state slots", rows.state_slots)
+    states = set(rows.state_slots.tolist())
+    are_whole = len(rows.state_slots) in (0, num_requests) and len(states) == len(rows.state_slots)
+    expect(are_whole and all(slot >= 0 for slot in states), "states are of other requests")
 
 
 def split_trees(rows: RowsDelta) -> tuple[TreeRows | None, ...]:

@@ -79,6 +79,7 @@ class RowsDelta:
     """What every stage needs of a step.
 
     request_slots  int32 [requests]  where each request's tables are kept
+    state_slots    int32 [requests], or none
     trees          None: no request has one
     """
 
@@ -91,6 +92,7 @@ class RowsDelta:
     request_starts: Int32
     context_lens: Int32
     request_slots: Int32
+    state_slots: Int32
     tables: TableChanges
     trees: TreeArrays | None
 
