@@ -28,7 +28,8 @@ def path_to(node: int) -> list[int]:
 # One of each way in which kinds differ; the others are in the long run.
 SHOWN = {
     "cohere2", "ernie4_5_moe", "gemma4_text", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite",
-    "llama4_text", "olmo3", "phi3", "qwen3_moe", "smollm3",
+    "granitemoehybrid", "lfm2", "llama4_text", "olmo3", "phi3", "qwen3_5_text", "qwen3_moe",
+    "qwen3_next", "smollm3",
 }  # fmt: skip
 
 
