@@ -8,6 +8,7 @@ stage's attention is behind transformers' attention interface (`attention/backen
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,7 @@ class BaseForward:
             like = torch.empty(0, whole.config.hidden_size, dtype=dtype, device=device)
             self._base.set_input_embeddings(_NoEmbedding(like))
         # The model's own forward scales or bounds the logits.
-        self._given = _Given()
+        self._given = _Given(self._base)
         setattr(whole, base, self._given)
 
     def _attend(self, layer: nn.Module, *, is_hybrid: bool) -> None:
@@ -147,16 +148,21 @@ class BaseForward:
         run = self._run
         if number == run.first and run.states is not None:
             states = run.states
-        if run.first == run.last:
-            if number == 0:
-                run.result = states
-            return states
+        if run.first == run.last and number == 0:
+            run.result = states
         if not run.first <= number < run.last:
-            return states
+            return (states,) if _returns_tuple(layer) else states
         out = layer(states, *args, **kw)
         if number == run.last - 1:
             run.result = out if isinstance(out, Tensor) else out[0]
         return out
+
+
+def _returns_tuple(layer: nn.Module) -> bool:
+    """Whether it returns its states in a tuple, which its model takes them out of."""
+    forward = inspect.unwrap(type(layer).forward)
+    # Others say that they return more, and return a tensor.
+    return forward.__annotations__.get("return") == tuple[Tensor]
 
 
 class _Switch(nn.Module):
@@ -205,13 +211,16 @@ class _Output(dict[str, Any]):
 class _Given(nn.Module):
     """A base model whose result is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.states: Tensor | None = None
+        # Not as a module of this one.
+        self._of = (base,)
 
     def __getattr__(self, name: str) -> Any:
-        """Some kinds call a part of their base model."""
-        return self
+        """Some kinds call a part of their base model, or read a number of it."""
+        value = getattr(self._of[0], name, None)
+        return value if isinstance(value, int | float) else self
 
     def forward(self, *_args: object, **_kwargs: object) -> _Output:
         """The result."""

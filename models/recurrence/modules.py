@@ -132,7 +132,9 @@ def state_shape(module: nn.Module, hidden_size: int) -> StateShape:
         found = replace(found, num_channels=len(weight), width=weight.shape[-1])
         return hidden_states
 
-    def rule(_query: Tensor, key: Tensor, value: Tensor, g: Tensor, *_: object, **__: object) -> Any:
+    def rule(
+        _query: Tensor, key: Tensor, value: Tensor, g: Tensor, *_: object, **__: object
+    ) -> Any:
         nonlocal found
         num_decays = key.shape[-1] if g.ndim == 4 else 1
         found = replace(

@@ -163,7 +163,7 @@ class StatePool:
         Raises `StageError` for a request whose states are not those of its text.
         """
         if len(step.state_slots) != len(step.context_lens):
-            raise StageError("layers keep states, and the step does not say where")
+            raise StageError("layers that keep states take steps of an engine alone")
         self._free += self._spent
         self._spent = []
         plan = StepPlan(len(step.slots), self._window, self._first_row)

@@ -173,6 +173,15 @@ FORWARD_KINDS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8,
         "mamba_expand": 2, "layer_types": ["linear_attention", "full_attention"] * 2, **EXPERTS,
     },
+    "falcon_h1": {
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 8,
+        "lm_head_multiplier": 0.5, "ssm_multipliers": [0.5, 1.5, 0.7, 1.2, 0.9],
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8,
+        "moe_shared_expert_intermediate_size": 16, **EXPERTS,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "qwen2_moe": {"shared_expert_intermediate_size": 16, **EXPERTS},
     "qwen3_moe": EXPERTS,
