@@ -16,6 +16,7 @@ from .proposals import Proposal
 # Columns of a tree's mask in one word of its bits.
 WORD_BITS = 64
 NO_ROWS = np.empty(0, dtype=np.int32)
+NO_PAIRS = np.empty((0, 2), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -384,6 +385,8 @@ class StepInput:
     state_slots    int32 [requests]  slots of their states, in layers that keep them; no two share
                    one. A text begins in a slot with a prompt chunk behind no context. Empty: no
                    layer keeps states
+    state_loads    int32 [m, 2]  copies between slots (from, to) before all rows, and
+    state_saves    int32 [m, 2]  behind them; in slots of prompt chunks, and in slots of no request
     """
 
     step_id: int
@@ -406,6 +409,8 @@ class StepInput:
     is_traced: bool = False
     request_keys: tuple[int, ...] = ()
     state_slots: Int32 = field(default_factory=lambda: NO_ROWS)
+    state_loads: Int32 = field(default_factory=lambda: NO_PAIRS)
+    state_saves: Int32 = field(default_factory=lambda: NO_PAIRS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

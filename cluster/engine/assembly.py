@@ -224,11 +224,16 @@ def _scheduler_limits(config: EngineConfig, info: ModelInfo, num_groups: int) ->
         max_step_rows=config.max_num_batched_tokens,
         max_tree_nodes=config.tree_nodes,
         max_probe_rows=MAX_PROBE_ROWS_OF_ALL,
-        # Of states, those behind other texts' beginnings are not kept.
-        share_prefixes=config.enable_prefix_caching and not info.keeps_states,
+        share_prefixes=config.enable_prefix_caching,
         num_groups=num_groups,
         keeps_states=info.keeps_states,
+        num_snapshots=_num_snapshots(config),
     )
+
+
+def _num_snapshots(config: EngineConfig) -> int:
+    """Of states that layers keep: as many as requests that run."""
+    return config.max_num_seqs if config.enable_prefix_caching else 0
 
 
 def _trace_file(config: EngineConfig) -> TraceFile | None:
@@ -265,6 +270,7 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
         max_rows=max_rows,
         max_requests=config.max_num_seqs,
+        num_snapshots=_num_snapshots(config),
         compile=config.compile,
         batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,

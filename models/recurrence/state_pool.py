@@ -168,8 +168,17 @@ class StatePool:
         self._spent = []
         plan = StepPlan(len(step.slots), self._window, self._first_row)
         moves = step.moves.tolist()
+        loads = {to: source for source, to in step.state_loads.tolist()}
+        saves = dict(step.state_saves.tolist())
         for request in range(len(step.context_lens)):
+            number = int(step.state_slots[request])
+            if (source := loads.get(number)) is not None:
+                self._clear(self._slots[number])
+                self._slots[number].length = int(step.context_lens[request])
+                plan.load(source, self._window_of(source), number, self._window_of(number))
             self._add(plan, step, request, moves)
+            if (to := saves.get(number)) is not None:
+                plan.save(number, to, self._window_of(to))
         return StepStates(self.layers, plan)
 
     def _add(
@@ -178,7 +187,7 @@ class StatePool:
         number, context_len = int(step.state_slots[request]), int(step.context_lens[request])
         first, last = step.request_starts[request : request + 2].tolist()
         slot, tree = self._slots[number], step.trees[request]
-        window = np.arange(self._window) + (1 + number * self._window)
+        window = self._window_of(number)
         if context_len == 0 and tree is None:
             self._clear(slot)
             slot.length = 0
@@ -219,6 +228,10 @@ class StatePool:
             raise StageError("a request's text has tokens that no step computed") from None
         return np.array(places, dtype=np.int64)
 
+    def _window_of(self, slot: int) -> Int64:
+        """Where the last inputs of a slot's text are."""
+        return np.arange(self._window) + (1 + slot * self._window)
+
     @property
     def _first_row(self) -> int:
         """Where kept rows begin in a layer's inputs."""
@@ -252,6 +265,10 @@ class StepStates:
         self._taps = torch.from_numpy(taps).to(device)
         self._places = torch.from_numpy(plan.places).to(device)
         self._fresh = torch.tensor(plan.fresh, dtype=torch.int64, device=device)
+        self._loads, self._saves = (
+            torch.tensor(own, dtype=torch.int64, device=device).reshape(-1, 2)
+            for own in (plan.loads, plan.saves)
+        )
         self._moves_before = _pairs(plan.moves_before, device)
         self._moves_after = _pairs(plan.moves_after, device)
         self._order = np.concatenate([NO_ORDER, *plan.order])
@@ -289,12 +306,14 @@ class StepStates:
         own.keys[self._places] = keys.float()
         own.log_decays[self._places] = log_decays.float()
         own.states[self._fresh] = 0.0
+        own.states[self._loads[:, 1]] = own.states[self._loads[:, 0]]
         corrects = rates is not None
         rates = torch.ones_like(values[..., 0]) if rates is None else rates
         values, rates, queries = values.float(), rates.float(), queries.float()
-        if own.states.device.type == "cpu":
-            return self._walk(own, values, rates, queries, corrects=corrects)
-        return self._solve(own, values, rates, queries, corrects=corrects)
+        run = self._walk if own.states.device.type == "cpu" else self._solve
+        outputs = run(own, values, rates, queries, corrects=corrects)
+        own.states[self._saves[:, 1]] = own.states[self._saves[:, 0]]
+        return outputs
 
     def _walk(
         self, own: LayerStates, values: Tensor, rates: Tensor, queries: Tensor, *, corrects: bool

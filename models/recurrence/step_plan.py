@@ -44,6 +44,7 @@ class StepPlan:
     places    int64 [rows]  where each row is kept
     before    int64 [rows, w]  where the inputs before each row's are, oldest first
     fresh     slots whose texts begin
+    loads, saves  copies between slots, from and to: before the rows, and behind them
     moves_before, moves_after  of inputs, before the rows' are there and behind them: pairs of int64
               [n], to and from. All are read before any is written
     """
@@ -56,6 +57,8 @@ class StepPlan:
         self.places = np.zeros(num_rows, dtype=np.int64)
         self.before = np.zeros((num_rows, window), dtype=np.int64)
         self.fresh: list[int] = []
+        self.loads: list[tuple[int, int]] = []
+        self.saves: list[tuple[int, int]] = []
         self.moves_before: list[tuple[Int64, Int64]] = []
         self.moves_after: list[tuple[Int64, Int64]] = []
         self.num_buffers = 0
@@ -64,6 +67,17 @@ class StepPlan:
         """A text begins. `window` int64 [w]: where the slot's last inputs are."""
         self.fresh.append(slot)
         self.moves_before.append((window, np.full_like(window, ZEROS)))
+
+    def load(self, source: int, source_window: Int64, slot: int, window: Int64) -> None:
+        """A text goes on from the state of another slot."""
+        self.loads.append((source, slot))
+        self.moves_before.append((window, source_window))
+
+    def save(self, slot: int, to: int, to_window: Int64) -> None:
+        """The state behind the slot's chunk, the last one that was added, is copied."""
+        _, inputs = self.moves_after[-1]
+        self.saves.append((slot, to))
+        self.moves_after.append((to_window, inputs))
 
     def add_chunk(self, slot: int, window: Int64, committed: Int64, own: Int64, first: int) -> None:
         """Rows kept at `own`, int64 [n], the next of the text."""

@@ -233,7 +233,7 @@ def make_kv(
 def make_states(
     part: ModelSlice, num_slots: int, num_rows: int, block_size: int
 ) -> StatePool | None:
-    """States of so many requests, in the layers that keep any; None: none does.
+    """Slots for so many states, in the layers that keep any; None: none does.
 
     num_rows  of the largest step
     """
@@ -243,7 +243,7 @@ def make_states(
     like = torch.empty(0, dtype=part.dtype, device=part.device)
     pool = StatePool(shapes, num_slots, num_rows, block_size, like)
     logger.info(
-        "event=states_kept layers=%d requests=%d mib=%.1f",
+        "event=states_kept layers=%d slots=%d mib=%.1f",
         len(shapes), num_slots, pool.num_bytes / 2**20,
     )  # fmt: skip
     return pool

@@ -171,6 +171,28 @@ def test_a_preempted_request_computes_its_states_again(tmp_path: Path) -> None:
             assert sum(one.metrics.num_preemptions for one in outputs)
 
 
+def test_requests_that_begin_alike_go_on_from_a_snapshot(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_5", tmp_path)
+    # Two blocks and a half that all have, and more of their own.
+    begin, size = PROMPTS[2][:40], 16
+    prompts = [begin + RANDOM.integers(2, VOCAB_SIZE, 30).tolist() for _ in range(3)]
+    prompts += [prompts[0], prompts[0][:-1] + [5]]
+    with engine_of(folder, enable_prefix_caching=False) as engine:
+        wanted = [token_ids(engine.generate([one], params(0.8), PLAIN)) for one in prompts]
+    with engine_of(folder, max_num_seqs=2) as engine:
+        cached = []
+        for prompt, answer in zip(prompts, wanted, strict=True):
+            [one] = engine.generate([prompt], params(0.8))
+            assert token_ids([one]) == answer
+            cached.append(one.metrics.cached_tokens)
+        # The second one makes the snapshot where texts part; there are no more than two.
+        assert cached == [0, 0, 2 * size, 2 * size, 4 * size]
+        # Together, one waits for the other.
+        together = engine.generate([prompts[1][::-1]] * 2, params(0.8))
+        assert {one.metrics.cached_tokens for one in together} == {0, 4 * size}
+        assert together[0].token_ids == together[1].token_ids
+
+
 def test_a_model_that_keeps_states_drafts_for_none(tmp_path: Path) -> None:
     folder = checkpoint("qwen3_next", tmp_path)
     drafter = DrafterConfig(kind="model", model=str(folder))

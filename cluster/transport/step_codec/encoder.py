@@ -124,6 +124,8 @@ class StepEncoder:
             context_lens=step.context_lens,
             request_slots=slots,
             state_slots=_checked_states(step.state_slots, num_requests),
+            state_loads=typed(step.state_loads, np.int32, 2, "state loads"),
+            state_saves=typed(step.state_saves, np.int32, 2, "state saves"),
             tables=self._tables.changes(slots, tables),
             trees=flatten_trees(step),
         )

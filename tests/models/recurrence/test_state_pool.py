@@ -1,4 +1,4 @@
-"""What layers keep of requests, driven through steps: every token has the bits of its text alone."""
+"""What layers keep of requests, driven through steps: each token has the bits of its text alone."""
 
 from __future__ import annotations
 
@@ -32,10 +32,16 @@ def features(tokens: Sequence[int], name: int, *size: int) -> Tensor:
 
 
 def run(
-    states: StatePool, requests: Sequence[Rows], slots: Sequence[int], moves: object = ()
-) -> list[Tensor]:
+    states: StatePool, requests: Sequence[Rows], slots: Sequence[int], moves: object = (),
+    *, loads: object = (), saves: object = (),
+) -> list[Tensor]:  # fmt: skip
     """What each request's rows get in the second layer, behind the convolution of the first."""
-    step = replace(make_step(requests, moves=moves), state_slots=int32(slots))
+    step = replace(
+        make_step(requests, moves=moves),
+        state_slots=int32(slots),
+        state_loads=int32(loads).reshape(-1, 2),
+        state_saves=int32(saves).reshape(-1, 2),
+    )
     tokens = step.token_ids.tolist()
     kept = states.begin(step)
     inputs = kept.convolve(0, features(tokens, 0, 12), WEIGHT, None)
@@ -160,6 +166,21 @@ def test_a_slot_serves_another_text_and_no_text_it_does_not_know() -> None:
     states.reset()
     with pytest.raises(StageError):
         run(states, [SECOND.tree([8], [-1], 3)], [1])
+
+
+def test_a_text_goes_on_from_a_snapshot_with_the_bits_of_a_text() -> None:
+    states = pool()
+    run(states, [FIRST.chunk(TEXT[:4], 0)], [0], saves=[(0, 2)])
+    run(states, [FIRST.chunk(TEXT[4:], 4)], [0])
+    # Another one's end is kept in the same place while it is read.
+    chunks = [SECOND.chunk(TEXT[4:], 4), FIRST.chunk([1, 2, 3, 4], 0)]
+    found, _ = run(states, chunks, [1, 0], loads=[(2, 1)], saves=[(0, 2)])
+    assert_paths(found[-1:], [[]])
+    [found] = run(states, [SECOND.tree([10, 11], [-1, 0], 9)], [1])
+    assert_paths(found, [[10], [10, 11]])
+    [other] = run(states, [SECOND.chunk([5, 6], 4)], [1], loads=[(2, 1)])
+    [whole] = run(pool(), [FIRST.chunk([1, 2, 3, 4, 5, 6], 0)], [0])
+    torch.testing.assert_close(other, whole[4:], rtol=0, atol=0)
 
 
 def test_by_products_of_matrices_it_is_the_same_to_rounding(
