@@ -16,6 +16,8 @@ from ..load.checkpoint import TensorFiles, composite_type, read_config, resolve_
 from ..load.quantization_config import Quantization, read_quantization
 from ..load.quantized_files import StoredModule, stored_modules
 from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
+from ..recurrence.modules import state_shape, stateful_modules
+from ..recurrence.state_pool import StateShape
 from .cpu_layers import cpu_obstacle
 from .linear_layers import NONE, is_quantized
 from .model_slice import DTYPES
@@ -43,6 +45,7 @@ class WeightMemory:
     num_scales     scales of these
     kept_bytes     of all stages by CPU kernels, which keep small weights and a tied head of their
                    own, by `quantization`; None: the kernels do not know the model
+    states         of each module that keeps a state of each text; mostly none
     """
 
     stored_as: str
@@ -51,6 +54,7 @@ class WeightMemory:
     num_linear: int
     num_scales: int
     kept_bytes: Mapping[str, int] | None = None
+    states: tuple[StateShape, ...] = ()
 
     def num_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of the weights of all stages, computed in `dtype`, however they are stored."""
@@ -59,6 +63,12 @@ class WeightMemory:
             return self.num_weights * size
         kept = (self.num_weights - self.num_linear) * size
         return kept + self.num_linear + self.num_scales * SCALE_BYTES
+
+    def state_bytes(self, dtype: str) -> tuple[int, int]:
+        """Bytes of the states of a text, and of what is kept of a row, over all stages."""
+        size = DTYPES[dtype].itemsize
+        slots = (shape.slot_bytes(size) for shape in self.states)
+        return sum(slots), sum(shape.row_bytes(size) for shape in self.states)
 
 
 def read_weight_memory(model: str | Path) -> WeightMemory:
@@ -85,6 +95,7 @@ def read_weight_memory(model: str | Path) -> WeightMemory:
         num_linear=sum(weight.numel() for weight in linear),
         num_scales=sum(len(weight) for weight in linear),
         kept_bytes=kept,
+        states=tuple(state_shape(module, config.hidden_size) for module in stateful_modules(whole)),
     )
 
 

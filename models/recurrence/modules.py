@@ -89,9 +89,9 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-def stateful_modules(layer: nn.Module) -> Iterator[nn.Module]:
-    """Those of a decoder layer that keep states in a way that `FUNCTIONS` know."""
-    for module in layer.modules():
+def stateful_modules(whole: nn.Module) -> Iterator[nn.Module]:
+    """Those within a layer, or a model, that keep states in a way that `FUNCTIONS` know."""
+    for module in whole.modules():
         if _names(module):
             yield module
 

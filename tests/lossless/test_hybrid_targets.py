@@ -176,7 +176,7 @@ def test_requests_that_begin_alike_go_on_from_a_snapshot(tmp_path: Path) -> None
     # Two blocks and a half that all have, and more of their own.
     begin, size = PROMPTS[2][:40], 16
     prompts = [begin + RANDOM.integers(2, VOCAB_SIZE, 30).tolist() for _ in range(3)]
-    prompts += [prompts[0], prompts[0][:-1] + [5]]
+    prompts += [prompts[0], [*prompts[0][:-1], 5]]
     with engine_of(folder, enable_prefix_caching=False) as engine:
         wanted = [token_ids(engine.generate([one], params(0.8), PLAIN)) for one in prompts]
     with engine_of(folder, max_num_seqs=2) as engine:

@@ -70,7 +70,7 @@ def test_chunks_trees_and_moves_over_stages_give_the_logits_of_transformers(
 
 
 # With attention or states of their own.
-@pytest.mark.parametrize("kind", ["bloom", "deepseek_v3", "mamba", "mpt", "xglm"])
+@pytest.mark.parametrize("kind", ["bloom", "deepseek_v3", "jamba", "mamba", "mpt", "xglm"])
 def test_what_stages_would_compute_otherwise_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(kind, **{**SIZES, **EXPERTS, "kv_lora_rank": 8, "q_lora_rank": 8})
     torch.manual_seed(0)
