@@ -59,7 +59,8 @@ def _measure(count: int) -> tuple[float, float, float]:
     order, _, _, num_buffers = plan_tree(ancestors, positions, places, places[:0], 0, -1, 0)
     buffers = np.empty((num_buffers, DIM, DIM), dtype=np.float32)
     deltas, outputs = torch.empty_like(values), torch.empty_like(values)
-    arrays = [one.numpy() for one in (keys, decays, deltas, values, rates, queries, outputs)]
+    kept = keys.numpy(), decays.numpy(), deltas.numpy()
+    own = values.numpy(), rates.numpy(), queries.numpy(), outputs.numpy()
     columns = Columns(keys, decays, values[:0], torch.from_numpy(unpack(ancestors, count)))
     rows, inner = torch.randn(count, HIDDEN), torch.randn(count, HEADS * DIM)
     width = 2 * (KEY_HEADS + HEADS) * DIM
@@ -69,7 +70,7 @@ def _measure(count: int) -> tuple[float, float, float]:
         return rows @ before.t(), inner @ behind.t()
 
     return (
-        _best(lambda: walk(states.numpy(), buffers, *arrays, order, True)),
+        _best(lambda: walk(states.numpy(), buffers, *kept, *own, order, True)),
         _best(lambda: solve_tree(states[0], columns, values, rates, queries, corrects=True)),
         _best(project),
     )
