@@ -154,8 +154,8 @@ class StatePool:
     def reset(self) -> None:
         """Forget all texts."""
         for slot in self._slots:
-            self._clear(slot)
-            slot.length = -1
+            self._spent += slot.places
+            slot.rows, slot.length = {}, -1
 
     def begin(self, step: StepInput) -> StepStates:
         """The states of this step, valid until the next call.
@@ -172,11 +172,14 @@ class StatePool:
         saves = dict(step.state_saves.tolist())
         for request in range(len(step.context_lens)):
             number = int(step.state_slots[request])
+            slot = self._slots[number]
+            # Rows that are read in this step are given back for the next one.
+            held = slot.places
             if (source := loads.get(number)) is not None:
-                self._clear(self._slots[number])
-                self._slots[number].length = int(step.context_lens[request])
+                slot.rows, slot.length = {}, int(step.context_lens[request])
                 plan.load(source, self._window_of(source), number, self._window_of(number))
             self._add(plan, step, request, moves)
+            self._spent += held - slot.places
             if (to := saves.get(number)) is not None:
                 plan.save(number, to, self._window_of(to))
         return StepStates(self.layers, plan)
@@ -189,27 +192,24 @@ class StatePool:
         slot, tree = self._slots[number], step.trees[request]
         window = self._window_of(number)
         if context_len == 0 and tree is None:
-            self._clear(slot)
-            slot.length = 0
+            slot.rows, slot.length = {}, 0
             plan.begin(number, window)
         committed = self._pass(slot, context_len, step.block_tables[request], moves)
         own = self._take(last - first)
         if tree is None:
             plan.add_chunk(number, window, committed, own, first)
-            self._clear(slot)
-            self._spent += own.tolist()
+            slot.rows = {}
             slot.length += len(own)
+            self._spent += own.tolist()
             return
         earlier = tree.slots[: len(tree.slots) - len(own)].tolist()
         columns = [slot.rows[kv_slot][0] for kv_slot in earlier] + own.tolist()
         plan.add_tree(number, window, committed, np.array(columns, dtype=np.int64), tree, first)
         rows = zip(own.tolist(), step.positions[first:last].tolist(), strict=True)
-        kept = slot.places
         # Rows that the text has left stay until it is as long as their paths, or others take their
         # KV slots: nodes of a pipelined tree may be on their way yet.
         slot.rows = {at: row for at, row in slot.rows.items() if row[1] > context_len}
         slot.rows |= zip(step.slots[first:last].tolist(), rows, strict=True)
-        self._spent += kept - slot.places
 
     def _pass(
         self, slot: _Slot, context_len: int, table: Int32, moves: Sequence[Sequence[int]]
@@ -249,10 +249,6 @@ class StatePool:
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
         return np.array(taken, dtype=np.int64)
-
-    def _clear(self, slot: _Slot) -> None:
-        self._spent += slot.places
-        slot.rows = {}
 
 
 class StepStates:

@@ -168,6 +168,23 @@ def test_a_slot_serves_another_text_and_no_text_it_does_not_know() -> None:
         run(states, [SECOND.tree([8], [-1], 3)], [1])
 
 
+def test_rows_that_no_step_reads_any_more_make_room() -> None:
+    states = pool(num_rows=16)
+    size = states.num_bytes
+    request = PagedRequest([*range(40)])
+    run(states, [request.chunk(TEXT, 0)], [0])
+    start = len(TEXT)
+    for accepted in ([0, 2, 4], [0], [0, 1], [0, 2]) * 8:
+        run(states, [request.tree([10, 11, 12, 13, 14], [-1, 0, 0, 2, 2], start)], [0])
+        slots = request.slots(start, 5).tolist()
+        moves = [(slots[row], slots[place]) for place, row in enumerate(accepted) if row != place]
+        start += len(accepted)
+        # An attempt without nodes between two trees moves what was accepted.
+        run(states, [request.tree([15], [-1], start)], [0], moves)
+        start += 1
+    assert states.num_bytes == size
+
+
 def test_a_text_goes_on_from_a_snapshot_with_the_bits_of_a_text() -> None:
     states = pool()
     run(states, [FIRST.chunk(TEXT[:4], 0)], [0], saves=[(0, 2)])
