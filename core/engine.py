@@ -437,6 +437,7 @@ class EngineCore:
             return
         state = chunk.state
         self._scheduler.share(state, chunk.end)
+        self._scheduler.note_saved(chunk)
         if state.has_ended or not chunk.wants_token:
             return
         state.stats.first_token_time = self._clock()

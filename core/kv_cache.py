@@ -26,6 +26,9 @@ class RequestKv:
     blocks         in position order; scratch slots of tree nodes follow the committed tokens; none
                    while the request waits
     key            names the request in steps (`StepInput.request_keys`) for as long as it holds KV
+    state_slot     of its states in layers that keep one; -1: it has none
+    snapshot       slot of states that it goes on from, until its first step is built; -1: of none
+    cuts           where its prompt's chunks end, for snapshots of the states behind them
     prefix_keys    of its full blocks; None: it shares none
     prefill_len    positions to be cached in chunks: the prompt, or all committed tokens but the
                    last after a preemption
@@ -37,6 +40,9 @@ class RequestKv:
 
     blocks: list[int] = field(default_factory=list)
     key: int = 0
+    state_slot: int = -1
+    snapshot: int = -1
+    cuts: tuple[int, ...] = ()
     prefix_keys: PrefixKeys | None = None
     prefill_len: int = 0
     num_scheduled: int = 0
@@ -81,7 +87,8 @@ class RequestKv:
     def release(self) -> list[int]:
         """Give up all of it; returns the blocks."""
         blocks, self.blocks = self.blocks, []
-        self.moves = NO_MOVES
+        self.moves, self.cuts = NO_MOVES, ()
+        self.state_slot = self.snapshot = -1
         self._num_tabled = 0
         self.num_scheduled = self.prefill_len = self.num_shared = 0
         return blocks

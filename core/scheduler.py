@@ -11,6 +11,7 @@ from .errors import CapacityError, RequestError
 from .fair_share import FairShare
 from .kv_cache import BlockPool, PrefixKeys
 from .request.request import RequestState
+from .state_slots import NO_SLOT, StateSlots
 from .step.parts import PromptChunk
 
 # A prompt that fills more steps is long.
@@ -29,6 +30,8 @@ class SchedulerLimits:
     num_groups      steps in flight that the requests are spread over: one a pipeline stage, and one
                     that waits for the first of them
     share_prefixes  whether requests share the KV of equal prefixes
+    keeps_states    whether layers keep a state of each running request
+    num_snapshots   of states, for requests that begin alike
     """
 
     max_running: int
@@ -38,6 +41,8 @@ class SchedulerLimits:
     max_probe_rows: int
     num_groups: int
     share_prefixes: bool = True
+    keeps_states: bool = False
+    num_snapshots: int = 0
 
 
 class Scheduler:
@@ -50,8 +55,9 @@ class Scheduler:
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_num_begun", "_pool", "_prefill_share", "_prefilling", "fair",
-        "num_preemptions", "num_prefix_hits", "num_prefix_queries", "running", "waiting",
+        "_limits", "_num_added", "_num_begun", "_pool", "_prefill_share", "_prefilling",
+        "_states", "fair", "num_preemptions", "num_prefix_hits", "num_prefix_queries", "running",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +68,8 @@ class Scheduler:
         self._prefill_share = prefill_share
         self._limits = limits
         self._num_added = self._num_begun = 0
+        num_states = limits.max_running if limits.keeps_states else 0
+        self._states = StateSlots(num_states, limits.num_snapshots)
         self.fair = FairShare()
         self.num_preemptions = 0
         # Prompt tokens that were looked for in shared blocks, and found there.
@@ -146,7 +154,7 @@ class Scheduler:
             self.fair.stop(state)
         self.fair.leave(state)
         self._prefilling.pop(state.request_id, None)
-        self._pool.free(state.release())
+        self._release(state)
 
     @property
     def num_groups(self) -> int:
@@ -258,12 +266,15 @@ class Scheduler:
             if size > 0:
                 kv = state.kv
                 start, end = kv.num_scheduled, kv.num_scheduled + size
+                end = min((cut for cut in kv.cuts if start < cut < end), default=end)
+                size = end - start
                 kv.num_scheduled = end
                 self.fair.charge_prompt(state, start, end)
                 if not kv.num_prefill_left:
                     del self._prefilling[state.request_id]
                 wants_token = end == kv.prefill_len and not state.has_answer
-                chunks.append(PromptChunk(state, start, end, wants_token))
+                states = self._chunk_states(state, end)
+                chunks.append(PromptChunk(state, start, end, wants_token, *states))
                 left -= size
                 long_left -= size if is_long else 0
         return chunks
@@ -311,7 +322,9 @@ class Scheduler:
         """Share no KV with a request any more: what it has computed may be wrong, and so may what
         it had of others. It takes no drafts from now on."""
         if state.kv.prefix_keys is not None:
-            self._pool.unregister(state.kv.prefix_keys.upto(state.token_ids, len(state.token_ids)))
+            keys = state.kv.prefix_keys.upto(state.token_ids, len(state.token_ids))
+            self._pool.unregister(keys)
+            self._states.forget(keys)
         state.kv.prefix_keys, state.max_nodes = None, 0
 
     def preempt(self, state: RequestState) -> None:
@@ -319,7 +332,7 @@ class Scheduler:
         del self.running[state.request_id]
         self.fair.stop(state)
         self._prefilling.pop(state.request_id, None)
-        self._pool.free(state.release())
+        self._release(state)
         state.stats.num_preemptions += 1
         self.num_preemptions += 1
         self._queue(state)
@@ -329,6 +342,7 @@ class Scheduler:
         for state in list(self.running.values()):
             self.preempt(state)
         self._pool.forget_keys()
+        self._states.forget_snapshots()
 
     def _begin(self, state: RequestState) -> bool:
         """Give a waiting request its blocks, if it may start."""
@@ -340,8 +354,12 @@ class Scheduler:
         names = state.kv.prefix_keys
         keys = names.upto(state.token_ids, num_tokens - 1) if names else []
         num_shared, num_idle = self._pool.num_shared(keys)
-        if self._is_computed_now(keys[num_shared : num_shared + 1]):
+        num_known = num_shared
+        if self._is_computed_now(keys[num_known : num_known + 1]):
             return False
+        if self._states.keeps_states:
+            longest = self._states.longest(keys[:num_known])
+            num_shared, num_idle = self._pool.num_shared(keys[:longest])
         missing = self._pool.blocks_for(num_tokens) - num_shared
         # One block for each that runs, or the newcomer would soon be preempted by them.
         lacks_blocks = missing + len(self.running) > self._pool.num_free - num_idle
@@ -355,7 +373,51 @@ class Scheduler:
         self._num_begun += 1
         state.begin(self._num_begun, blocks, num_shared * self._pool.block_size)
         state.kv.num_shared = num_shared
+        self._begin_states(state, keys, num_shared, num_known)
         return True
+
+    def _release(self, state: RequestState) -> None:
+        """Take back its blocks and its slot of states, if it holds any."""
+        self._states.give_back(state.kv.state_slot)
+        if state.kv.snapshot != NO_SLOT:
+            self._states.unpin(state.kv.snapshot)
+        self._pool.free(state.release())
+
+    def _begin_states(
+        self, state: RequestState, keys: Sequence[bytes], num_shared: int, num_known: int
+    ) -> None:
+        """Give a request that starts its slot of states, and choose where it makes snapshots.
+
+        keys        of its prompt's full blocks
+        num_shared  of these, behind which it goes on from a snapshot
+        num_known   of these, that others have had: where texts part, more may
+        """
+        if not self._states.keeps_states:
+            return
+        state.kv.state_slot = self._states.take()
+        if num_shared:
+            state.kv.snapshot = self._states.pin(keys[num_shared - 1])
+        size = self._pool.block_size
+        state.kv.cuts = tuple(
+            count * size for count in {num_known, len(keys)} if count > num_shared
+        )
+
+    def _chunk_states(self, state: RequestState, end: int) -> tuple[int, int]:
+        """`snapshot` and `saved_to` of a request's chunk that ends there."""
+        kv, saved_to = state.kv, NO_SLOT
+        snapshot, kv.snapshot = kv.snapshot, NO_SLOT
+        if snapshot != NO_SLOT:
+            self._states.unpin(snapshot)
+        if end in kv.cuts and kv.prefix_keys is not None:
+            saved_to = self._states.reserve(kv.prefix_keys.upto(state.token_ids, end)[-1])
+        return snapshot, saved_to
+
+    def note_saved(self, chunk: PromptChunk) -> None:
+        """The step of a chunk has finished: others may go on from the states behind it."""
+        keys = chunk.state.kv.prefix_keys
+        if chunk.saved_to != NO_SLOT and keys is not None:
+            key = keys.upto(chunk.state.token_ids, chunk.end)[-1]
+            self._states.note_filled(key, chunk.saved_to)
 
     def _is_computed_now(self, keys: list[bytes]) -> bool:
         """Whether a running request will soon have the KV of these blocks of a prompt to share."""

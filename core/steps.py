@@ -16,6 +16,7 @@ from .proposals import Proposal
 # Columns of a tree's mask in one word of its bits.
 WORD_BITS = 64
 NO_ROWS = np.empty(0, dtype=np.int32)
+NO_PAIRS = np.empty((0, 2), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -381,6 +382,11 @@ class StepInput:
     is_traced      whether each stage notes when it began and ended the step
     request_keys   names the requests from step to step, so that stages know again what they keep
                    of each; another once its KV was given up. None: nothing is like the step before
+    state_slots    int32 [requests]  slots of their states, in layers that keep them; no two share
+                   one. A text begins in a slot with a prompt chunk behind no context. Empty: no
+                   layer keeps states
+    state_loads    int32 [m, 2]  copies between slots (from, to) before all rows, and
+    state_saves    int32 [m, 2]  behind them; in slots of prompt chunks, and in slots of no request
     """
 
     step_id: int
@@ -402,6 +408,9 @@ class StepInput:
     heads: HeadInput = NO_HEADS
     is_traced: bool = False
     request_keys: tuple[int, ...] = ()
+    state_slots: Int32 = field(default_factory=lambda: NO_ROWS)
+    state_loads: Int32 = field(default_factory=lambda: NO_PAIRS)
+    state_saves: Int32 = field(default_factory=lambda: NO_PAIRS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -472,7 +481,7 @@ class StepOutput:
 def prompt_step(count: int, block_size: int) -> StepInput:
     """A prompt of `count` tokens, every one of which gets a target token, as nodes do.
 
-    It writes the first `count` slots: only for caches that hold nothing yet.
+    It writes the first `count` slots, and the first state: only for caches that hold nothing yet.
     """
     index = np.arange(count, dtype=np.int32)
     return StepInput(
@@ -487,4 +496,5 @@ def prompt_step(count: int, block_size: int) -> StepInput:
         trees=(None,),
         logits_rows=index,
         sampling=SamplingRows.greedy(index.astype(np.int64) + 1),
+        state_slots=np.zeros(1, dtype=np.int32),
     )

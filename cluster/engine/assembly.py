@@ -157,7 +157,7 @@ class Assembly:
         )
         self.scheduler = Scheduler(
             self._pool,
-            _scheduler_limits(config, self.pipeline.max_in_flight),
+            _scheduler_limits(config, plan.info, self.pipeline.max_in_flight),
             PrefillShare(PREFILL_SHARE, self._step_s, self.pipeline.num_stages),
         )
         self.core = EngineCore(
@@ -219,7 +219,7 @@ class Assembly:
             self._trace_file.close()
 
 
-def _scheduler_limits(config: EngineConfig, num_groups: int) -> SchedulerLimits:
+def _scheduler_limits(config: EngineConfig, info: ModelInfo, num_groups: int) -> SchedulerLimits:
     return SchedulerLimits(
         max_running=config.max_num_seqs,
         max_waiting=config.max_queued_requests,
@@ -228,7 +228,14 @@ def _scheduler_limits(config: EngineConfig, num_groups: int) -> SchedulerLimits:
         max_probe_rows=MAX_PROBE_ROWS_OF_ALL,
         share_prefixes=config.enable_prefix_caching,
         num_groups=num_groups,
+        keeps_states=info.keeps_states,
+        num_snapshots=_num_snapshots(config),
     )
+
+
+def _num_snapshots(config: EngineConfig) -> int:
+    """Of states that layers keep: as many as requests that run."""
+    return config.max_num_seqs if config.enable_prefix_caching else 0
 
 
 def _trace_file(config: EngineConfig) -> TraceFile | None:
@@ -265,6 +272,7 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
         max_rows=max_rows,
         max_requests=config.max_num_seqs,
+        num_snapshots=_num_snapshots(config),
         compile=config.compile,
         batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,

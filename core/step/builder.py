@@ -15,8 +15,10 @@ from ..pipelined.chunks import rows_of_edits, with_tree_chunks
 from ..proposals import chain_proposal
 from ..request.request import DraftStats, RequestState
 from ..sampling import build_edits, path_entries, rows_of_requests
+from ..state_slots import NO_SLOT
 from ..steps import (
     NO_LOG_PROBS,
+    NO_PAIRS,
     NO_ROWS,
     LogitEdits,
     LogProbInput,
@@ -75,6 +77,7 @@ def build_step(step_id: int, scheduled: ScheduledStep, block_size: int) -> StepI
         block_size,
     )
     token_ids, positions, slots, starts, logits_rows, chosen = layout
+    state_slots, state_loads, state_saves = _states(states, chunks)
     return StepInput(
         step_id=step_id,
         moves=_take_moves(trees, chunks),
@@ -93,7 +96,25 @@ def build_step(step_id: int, scheduled: ScheduledStep, block_size: int) -> StepI
         probes=probe_input(trees, starts),
         multi_step=_multi_step(states, num_decode_steps),
         request_keys=tuple(state.kv.key for state in states),
+        state_slots=state_slots,
+        state_loads=state_loads,
+        state_saves=state_saves,
     )
+
+
+def _states(
+    states: Sequence[RequestState], chunks: Sequence[PromptChunk]
+) -> tuple[Int32, Int32, Int32]:
+    """Slots of states, and copies between them, where layers keep any."""
+    if states[0].kv.state_slot == NO_SLOT:
+        return NO_ROWS, NO_PAIRS, NO_PAIRS
+    slots = [state.kv.state_slot for state in states]
+    loads = [(one.snapshot, one.state.kv.state_slot) for one in chunks if one.snapshot != NO_SLOT]
+    saves = [(one.state.kv.state_slot, one.saved_to) for one in chunks if one.saved_to != NO_SLOT]
+    load_pairs, save_pairs = (
+        np.array(own, dtype=np.int32).reshape(-1, 2) for own in (loads, saves)
+    )
+    return np.array(slots, dtype=np.int32), load_pairs, save_pairs
 
 
 def _tree_rows(

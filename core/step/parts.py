@@ -24,12 +24,16 @@ class PromptChunk:
     """Positions `start` to `end` of a request, to be cached.
 
     wants_token  it is the last chunk of a prompt, which asks for the first token
+    snapshot     slot of states that it goes on from; -1: the request's own
+    saved_to     slot of a snapshot of the states behind it; -1: none
     """
 
     state: RequestState
     start: int
     end: int
     wants_token: bool
+    snapshot: int = -1
+    saved_to: int = -1
 
     @property
     def num_rows(self) -> int:

@@ -231,6 +231,21 @@ def _weights(model: str) -> Iterator[Finding]:
         f"stored as {stored_as}, {_size(memory.stored_bytes)}; loaded they take {loaded} in "
         f"{dtype} over all stages; by quantization: {rounded}",
     )
+    if memory.states:
+        yield _states(memory.state_bytes(dtype), model)
+
+
+def _states(sizes: tuple[int, int], model: str) -> Finding:
+    """What layers keep of texts beside keys and values."""
+    config = EngineConfig()
+    num_slots, num_rows = 2 * config.max_num_seqs, config.max_num_batched_tokens
+    slots, rows = num_slots * sizes[0], num_rows * sizes[1]
+    return Finding(
+        f"states of {model}",
+        f"{_size(sizes[0])} a text over all stages, beside kv_cache_tokens; {_size(slots + rows)} "
+        f"for max_num_seqs: {config.max_num_seqs}, as many snapshots, and a step of {num_rows} "
+        "tokens",
+    )
 
 
 def _chosen(model: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...core.interfaces import PrefixCounts
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.steps import StepInput, StepOutput
@@ -52,6 +53,10 @@ def load_model_drafter(
     """
     options = options or ModelOptions()
     info = read_model_info(model)
+    if info.keeps_states:
+        raise ConfigError(
+            "model", "its layers keep states, which only a target's may; give another small model"
+        )
     chosen = choose_vocabulary(options.vocabulary, info, target, options.num_tokens)
     check_tree(chosen.name, options.tree)
     draws = chosen.vocabulary.num_draws(options.num_tokens)

@@ -115,7 +115,8 @@ def _chunk_size(module: Any) -> int | None:
     kind = None if types is None else types[module.layer_idx]
     if kind == "chunked_attention":
         return module.config.attention_chunk_size
-    if kind not in (None, "full_attention", "sliding_attention"):
+    # A hybrid layer attends fully, beside what keeps its state.
+    if kind not in (None, "full_attention", "sliding_attention", "hybrid"):
         raise ValueError(f"a layer of kind {kind!r}")
     return None
 

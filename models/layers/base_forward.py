@@ -8,6 +8,7 @@ stage's attention is behind transformers' attention interface (`attention/backen
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from ..load.partition import LayerSpan
 from ..load.supported import base_and_layers
+from ..recurrence.modules import keep_in_pool, state_shape, stateful_modules
+from ..recurrence.state_pool import StateShape, StepStates, keeping
 
 
 @dataclass(slots=True)
@@ -56,18 +59,33 @@ class BaseForward:
         base, places = base_and_layers(whole)
         self._base: Any = getattr(whole, base)
         self.layers = tuple(places)
+        self.num_kv_layers, self.state_shapes = 0, list[StateShape]()
+        is_hybrid = any(any(stateful_modules(layer)) for layer in self.layers)
         for number, layer in enumerate(self.layers):
-            for module in layer.modules():
-                # An attribute of modules that their types do not know.
-                object.__setattr__(module, "draftline_layer", number - span.first)
             places[number] = _Switch(self, number, layer)
+            if span.first <= number < span.last:
+                self._keep_states(layer)
+                self._attend(layer, is_hybrid=is_hybrid)
         self.embed: nn.Module = self._base.get_input_embeddings()
         if not span.is_first:
             like = torch.empty(0, whole.config.hidden_size, dtype=dtype, device=device)
             self._base.set_input_embeddings(_NoEmbedding(like))
         # The model's own forward scales or bounds the logits.
-        self._given = _Given()
+        self._given = _Given(self._base)
         setattr(whole, base, self._given)
+
+    def _attend(self, layer: nn.Module, *, is_hybrid: bool) -> None:
+        """Number the layers whose keys and values are kept."""
+        modules = [*layer.modules()]
+        for module in modules:
+            # An attribute of modules that their types do not know.
+            object.__setattr__(module, "draftline_layer", self.num_kv_layers)
+        self.num_kv_layers += not is_hybrid or any(hasattr(one, "is_causal") for one in modules)
+
+    def _keep_states(self, layer: nn.Module) -> None:
+        for module in stateful_modules(layer):
+            keep_in_pool(module, len(self.state_shapes))
+            self.state_shapes.append(state_shape(module, self._whole.config.hidden_size))
 
     @property
     def wants_torch(self) -> bool:
@@ -84,14 +102,17 @@ class BaseForward:
 
     def run(
         self, states: Tensor, token_ids: Tensor, positions: Tensor,
-        attention: StepAttention | StepKernels, layers: slice,
+        attention: StepAttention | StepKernels, layers: slice, kept: StepStates | None = None,
     ) -> Tensor:  # fmt: skip
-        """Hidden states [rows, hidden_size], in and out, of some of the stage's layers."""
+        """Hidden states [rows, hidden_size], in and out, of some of the stage's layers.
+
+        kept  the step's, where `state_shapes` has any
+        """
         first, last, _ = layers.indices(self._span.last - self._span.first)
         if first == last:
             return states
         run = _Run(self._span.first + first, self._span.first + last, states[None])
-        with attending(attention):
+        with attending(attention), keeping(kept):
             self._go(run, token_ids, positions)
         return run.found()
 
@@ -127,16 +148,21 @@ class BaseForward:
         run = self._run
         if number == run.first and run.states is not None:
             states = run.states
-        if run.first == run.last:
-            if number == 0:
-                run.result = states
-            return states
+        if run.first == run.last and number == 0:
+            run.result = states
         if not run.first <= number < run.last:
-            return states
+            return (states,) if _returns_tuple(layer) else states
         out = layer(states, *args, **kw)
         if number == run.last - 1:
             run.result = out if isinstance(out, Tensor) else out[0]
         return out
+
+
+def _returns_tuple(layer: nn.Module) -> bool:
+    """Whether it returns its states in a tuple, which its model takes them out of."""
+    forward = inspect.unwrap(type(layer).forward)
+    # Others say that they return more, and return a tensor.
+    return forward.__annotations__.get("return") == tuple[Tensor]
 
 
 class _Switch(nn.Module):
@@ -185,13 +211,16 @@ class _Output(dict[str, Any]):
 class _Given(nn.Module):
     """A base model whose result is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.states: Tensor | None = None
+        # Not as a module of this one.
+        self._of = (base,)
 
     def __getattr__(self, name: str) -> Any:
-        """Some kinds call a part of their base model."""
-        return self
+        """Some kinds call a part of their base model, or read a number of it."""
+        value = getattr(self._of[0], name, None)
+        return value if isinstance(value, int | float) else self
 
     def forward(self, *_args: object, **_kwargs: object) -> _Output:
         """The result."""

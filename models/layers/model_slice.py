@@ -264,6 +264,11 @@ class ModelSlice:
     forward: BaseForward | None = None
 
     @property
+    def num_kv_layers(self) -> int:
+        """Layers whose keys and values are kept."""
+        return len(self.layers) if self.forward is None else self.forward.num_kv_layers
+
+    @property
     def softcap(self) -> float | None:
         """Bound of the logits, by tanh, that is not applied by `forward`; None: none.
 

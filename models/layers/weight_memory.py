@@ -18,6 +18,8 @@ from ..load.quantized_files import StoredModule, stored_modules
 from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
 from ..load.rounding import GROUP_SIZE
 from ..load.supported import runs_by_layers
+from ..recurrence.modules import state_shape, stateful_modules
+from ..recurrence.state_pool import StateShape
 from .cpu_layers import cpu_obstacle
 from .linear_layers import NONE, QUANTIZATIONS, can_keep, is_quantized
 from .model_slice import DTYPES
@@ -47,15 +49,23 @@ class WeightMemory:
     stored_bytes  of the checkpoint's files
     sizes         bytes of each tensor, by `quantization` that the device has and by name. A tied
                   output head is counted where it is a tensor of its own
+    states        of each module that keeps a state of each text; mostly none
     """
 
     stored_as: str
     stored_bytes: int
     sizes: Mapping[str, Mapping[str, int]]
+    states: tuple[StateShape, ...] = ()
 
     def num_bytes(self, quantization: str = NONE) -> int:
         """Bytes of the weights of all stages."""
         return sum(self.sizes[quantization].values())
+
+    def state_bytes(self, dtype: str) -> tuple[int, int]:
+        """Bytes of the states of a text, and of what is kept of a row, over all stages."""
+        size = DTYPES[dtype].itemsize
+        slots = (shape.slot_bytes(size) for shape in self.states)
+        return sum(slots), sum(shape.row_bytes(size) for shape in self.states)
 
 
 def held_bytes(*holders: object) -> int:
@@ -108,7 +118,8 @@ def read_weight_memory(
             else weight.numel() * DTYPES[dtype].itemsize
             for name, weight in parameters.items()
         }
-    return WeightMemory(stored.description, stored.files.num_bytes, sizes)
+    states = tuple(state_shape(module, config.hidden_size) for module in stateful_modules(whole))
+    return WeightMemory(stored.description, stored.files.num_bytes, sizes, states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from ...core.errors import CheckpointError
 from .checkpoint import composite_type, read_config, read_json, resolve_model_path
+from .supported import keeps_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class ModelInfo:
     """Sizes and special tokens of a model.
 
     composite_type   model_type of the composite model whose text part this is; None: of none
+    keeps_states     whether layers keep a state of each text
     max_context_len  most tokens of a request, prompt included
     eos_token_ids    every token that ends an answer; may be empty
     dtype            of the checkpoint's weights, as torch names it; of a quantised checkpoint that
@@ -35,6 +37,7 @@ class ModelInfo:
     bos_token_id: int | None
     dtype: str = "float32"
     composite_type: str | None = None
+    keeps_states: bool = False
 
 
 def read_model_info(model: str | Path) -> ModelInfo:
@@ -54,6 +57,7 @@ def read_model_info(model: str | Path) -> ModelInfo:
         bos_token_id=getattr(config, "bos_token_id", None),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
         composite_type=composite_type(folder, config),
+        keeps_states=keeps_states(config),
     )
 
 

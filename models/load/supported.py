@@ -20,6 +20,15 @@ from .checkpoint import composite_type
 LAYER_BY_LAYER = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
 
 
+# Types of layers that keep a state of each text beside keys and values, or in their place.
+STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
+
+
+def keeps_states(config: PretrainedConfig) -> bool:
+    """Whether layers of a model keep states of texts."""
+    return not STATEFUL.isdisjoint(getattr(config, "layer_types", None) or ())
+
+
 def runs_by_layers(config: PretrainedConfig) -> bool:
     """Whether the layers of a model alone are needed to run them."""
     return config.model_type in LAYER_BY_LAYER
@@ -66,17 +75,22 @@ def empty_model(config: PretrainedConfig) -> Any:
     for module in whole.modules():
         if getattr(module, "is_causal", True) is False:
             raise UnsupportedModel(config.model_type, "its attention is not causal")
-        _compute_buffers(whole, module)
+    _compute_buffers(whole)
     return whole.eval()
 
 
 @torch.no_grad()
-def _compute_buffers(whole: Any, module: nn.Module) -> None:
+def _compute_buffers(whole: Any) -> None:
     """Frequencies of rotary positions and the like, as `from_pretrained` computes them."""
-    buffers = list(module.named_buffers(recurse=False))
-    for name, buffer in buffers:
-        setattr(module, name, torch.zeros_like(buffer, device="cpu"))
-    if buffers:
+    # The base model may fill those of its layers.
+    holders = [whole.base_model]
+    for module in whole.modules():
+        buffers = list(module.named_buffers(recurse=False))
+        for name, buffer in buffers:
+            setattr(module, name, torch.zeros_like(buffer, device="cpu"))
+        if buffers:
+            holders.append(module)
+    for module in holders:
         whole._init_weights(module)  # noqa: SLF001 - transformers has no public name for it
 
 

@@ -34,6 +34,7 @@ from ..layers.cpu_layers import CpuLayers, cpu_obstacle
 from ..layers.fast_modules import Rotation
 from ..layers.model_slice import ModelSlice, embedded, is_table
 from ..layers.weight_memory import held_bytes
+from ..recurrence.state_pool import StatePool
 from .options import StageOptions
 from .plain_path import HiddenStateTaps, layer_input, no_taps, rotary_table
 
@@ -99,6 +100,8 @@ class CpuPath:
     ) -> None:
         """Takes as long as copying the weights. The modules of `part` cannot run afterwards."""
         self.part, self.kv, self.block_size = part, kv, block_size
+        # Its kernels know no layers that keep any.
+        self.states: StatePool | None = None
         self.taps = taps or no_taps(part)
         self._rotary = rotary_table(part)
         self._layers = CpuLayers(part)

@@ -25,7 +25,7 @@ from .gpu_path import (
 )
 from .gpu_start import CudaMemory, capture, fitting_blocks, warm_kernels
 from .options import StageOptions
-from .plain_path import ComputePath, HiddenStateTaps, PlainPath, make_kv
+from .plain_path import ComputePath, HiddenStateTaps, PlainPath, make_kv, make_states
 from .self_check import check_kind
 from .stage import Stage
 from .stage_heads import MakeHeads
@@ -68,6 +68,8 @@ def load_stage(
         part = with_pruned_head(part, options.output.rows)
     if is_invariant:
         part = invariant_slice(part)
+    num_states = options.max_requests + options.num_snapshots
+    states = make_states(part, num_states, options.max_rows, block_size)
     taps = HiddenStateTaps(options.feature_layers, span, part.config.hidden_size)
     tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)
 
@@ -77,7 +79,7 @@ def load_stage(
         wants_torch = part.forward is not None and part.forward.wants_torch
         wanted = "sdpa" if wants_torch else options.attention
         backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, wanted, tiles=tiles)
-        return PlainPath(part, kv, block_size, backend, taps)
+        return PlainPath(part, kv, block_size, backend, taps, states)
 
     def stage_of(path: ComputePath) -> Stage:
         return Stage(path, make_heads, options.output)

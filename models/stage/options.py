@@ -46,7 +46,8 @@ class StageOptions:
     kv_cache_dtype, quantization
     gpu_memory_utilization  share of the GPU's memory in use once the cache fills what is left
     max_rows       rows of the largest step
-    max_requests   requests of a step; more are slower
+    max_requests   requests of a step; more are slower. Where layers keep states, requests that run
+    num_snapshots  of such states
     graphs         the steps that CUDA graphs are captured for; None: none are
     compile        off; auto: draftline's C++ kernels on a CPU
     compile_cache  folder that keeps them once built
@@ -65,6 +66,7 @@ class StageOptions:
     gpu_memory_utilization: float = 0.9
     max_rows: int = 512
     max_requests: int = 256
+    num_snapshots: int = 0
     graphs: GraphOptions | None = None
     feature_layers: tuple[int, ...] = ()
     output: OutputVocabulary | None = None

@@ -8,6 +8,7 @@ and passed on to the last stage, which returns those of committed rows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -27,7 +28,10 @@ from ..layers.model_slice import ModelSlice, embedded, run_layers
 from ..layers.weight_memory import held_bytes
 from ..load.model_info import head_dim, num_kv_heads
 from ..load.partition import LayerSpan
+from ..recurrence.state_pool import StatePool
 from .options import carried_sizes
+
+logger = logging.getLogger(__name__)
 
 # Runs some of the stage's layers.
 RunLayers = Callable[[Tensor, slice], Tensor]
@@ -90,12 +94,14 @@ class ComputePath(Protocol):
     part        the stage's modules
     kv          its cache, in blocks of `block_size`
     taps        the hidden states that it records
+    states      of layers that keep any; None: none does
     """
 
     part: ModelSlice
     kv: PagedKv
     block_size: int
     taps: HiddenStateTaps
+    states: StatePool | None
 
     @property
     def weight_bytes(self) -> int:
@@ -132,9 +138,13 @@ class PlainPath:
     def __init__(
         self, part: ModelSlice, kv: PagedKv, block_size: int,
         attention: AttentionBackend | None = None, taps: HiddenStateTaps | None = None,
+        states: StatePool | None = None,
     ) -> None:  # fmt: skip
-        """Without `attention`, torch's own is used; without `taps`, no states are recorded."""
-        self.part, self.kv, self.block_size = part, kv, block_size
+        """Without `attention`, torch's own is used; without `taps`, no states are recorded.
+
+        states  of `make_states`
+        """
+        self.part, self.kv, self.block_size, self.states = part, kv, block_size, states
         self.attention = attention or SdpaBackend(kv, block_size)
         self.taps = taps or no_taps(part)
 
@@ -182,9 +192,10 @@ class PlainPath:
         if hidden is None:
             hidden = forward.embedded(tokens, positions)
         attention = self.attention.begin(step)
+        kept = None if self.states is None else self.states.begin(step)
         return self.taps.run(
             hidden.to(self.part.device, non_blocking=True),
-            lambda states, span: forward.run(states, tokens, positions, attention, span),
+            lambda states, span: forward.run(states, tokens, positions, attention, span, kept),
         )
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -223,12 +234,31 @@ def make_kv(
     if kv_cache_dtype == "fp8":
         dtype, scales = torch.float8_e4m3fn, part.kv_scales
         if scales is None:
-            size = (len(part.layers), num_blocks * block_size, 2, heads)
+            size = (part.num_kv_layers, num_blocks * block_size, 2, heads)
             scales = torch.ones(size, device=part.device)
     return PagedKv(
-        len(part.layers), num_blocks * block_size, heads, dim,
+        part.num_kv_layers, num_blocks * block_size, heads, dim,
         dtype=dtype, device=str(part.device), scales=scales,
     )  # fmt: skip
+
+
+def make_states(
+    part: ModelSlice, num_slots: int, num_rows: int, block_size: int
+) -> StatePool | None:
+    """Slots for so many states, in the layers that keep any; None: none does.
+
+    num_rows  of the largest step
+    """
+    shapes = [] if part.forward is None else part.forward.state_shapes
+    if not shapes:
+        return None
+    like = torch.empty(0, dtype=part.dtype, device=part.device)
+    pool = StatePool(shapes, num_slots, num_rows, block_size, like)
+    logger.info(
+        "event=states_kept layers=%d slots=%d mib=%.1f",
+        len(shapes), num_slots, pool.num_bytes / 2**20,
+    )  # fmt: skip
+    return pool
 
 
 def no_taps(part: ModelSlice) -> HiddenStateTaps:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -26,8 +27,8 @@ from ...core.steps import SamplingRows, StepInput, TreeRows
 from ...core.tree.tree import pack
 from ..layers.model_slice import cut_slice
 from ..load.partition import LayerSpan
-from ..load.supported import empty_model
-from .plain_path import PlainPath, make_kv
+from ..load.supported import empty_model, keeps_states
+from .plain_path import PlainPath, make_kv, make_states
 from .stage import Stage
 
 LEAST_LAYERS = 4
@@ -41,12 +42,17 @@ SIZES = {
     "sliding_window": 6, "attention_chunk_size": 8,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
     "num_experts_per_tok": 2, "moe_k": 2, "n_group": 1, "topk_group": 1,
-    "first_k_dense_replace": 1,
+    "first_k_dense_replace": 1, "moe_shared_expert_intermediate_size": 32,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "mamba_expand": 2,
 }  # fmt: skip
 TOKENS = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1}
 # What modelling code raises that is called otherwise than it expects.
 FAULTS = (
-    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
+    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, StrictDataclassError,
+    TypeError, ValueError,
 )  # fmt: skip
 # Rounding of sums in another order, relative to the largest logit.
 TOLERANCE = 1e-4
@@ -62,13 +68,16 @@ def check_kind(config: PretrainedConfig) -> None:
     """Raise `UnsupportedModel` that says what differs, unless stages compute the kind."""
     fields = config.to_dict()
     fields.pop("quantization_config", None)
-    _check(config.model_type, json.dumps(fields, sort_keys=True, default=str))
+    # Some kinds say it by a list of their layers alone.
+    fields["num_hidden_layers"] = config.num_hidden_layers
+    types = tuple(getattr(config, "layer_types", None) or ())
+    _check(config.model_type, json.dumps(fields, sort_keys=True, default=str), types)
 
 
 @cache
-def _check(kind: str, fields: str) -> None:
+def _check(kind: str, fields: str, layer_types: tuple[str, ...]) -> None:
     try:
-        config = small_copy(kind, json.loads(fields))
+        config = small_copy(kind, json.loads(fields), layer_types)
         peer = _filled(config)
     except FAULTS as error:
         why = f"a small copy cannot be made ({str(error).splitlines()[0]})"
@@ -84,8 +93,8 @@ def _check(kind: str, fields: str) -> None:
             raise UnsupportedModel(kind, f"over {where}, {difference} gets other logits")
 
 
-def small_copy(kind: str, fields: dict[str, Any]) -> PretrainedConfig:
-    """The config of the copy, by the fields of the model's."""
+def small_copy(kind: str, fields: dict[str, Any], layer_types: tuple[str, ...]) -> PretrainedConfig:
+    """The config of the copy, by the fields of the model's, and types of its layers."""
     for name, own in CONFIG_MAPPING[kind].attribute_map.items():
         if own in fields:
             fields[name] = fields.pop(own)
@@ -96,7 +105,7 @@ def small_copy(kind: str, fields: dict[str, Any]) -> PretrainedConfig:
         if isinstance(value, list) and len(value) == count
     }
     # The first layers that have one of every kind.
-    firsts = [value.index(one) for value in by_layer.values() for one in value]
+    firsts = [value.index(one) for value in (*by_layer.values(), layer_types) for one in value]
     num_layers = min(count, max([LEAST_LAYERS - 1, *firsts]) + 1)
     small = fields | {name: value[:num_layers] for name, value in by_layer.items()}
     heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
@@ -168,7 +177,11 @@ def _stage(peer: Any, config: PretrainedConfig, span: LayerSpan) -> Stage:
     # Its modules are taken apart, and the weights stay.
     whole.load_state_dict(peer.state_dict(), assign=True)
     part = cut_slice(whole, span, torch.float32, torch.device("cpu"), fused=False)
-    return Stage(PlainPath(part, make_kv(part, NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE))
+    states = make_states(part, 1, LENGTH, BLOCK_SIZE)
+    if states is not None and not keeps_states(config):
+        raise UnsupportedModel(config.model_type, "layer_types do not say that it keeps states")
+    kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
+    return Stage(PlainPath(part, kv, BLOCK_SIZE, states=states))
 
 
 def _path(node: int) -> list[int]:
@@ -214,4 +227,5 @@ def _step(
         trees=(None if sees is None else TreeRows(pack(sees), slots, positions),),
         logits_rows=none,
         sampling=SamplingRows.greedy(np.empty(0, dtype=np.int64)),
+        state_slots=np.zeros(1, dtype=np.int32),
     )

@@ -118,8 +118,10 @@ class Stage:
         return self.kv.num_slots // self.block_size
 
     def reset(self) -> None:
-        """Clear the KV cache."""
+        """Clear the KV cache, and forget the states of all texts."""
         self.kv.data.zero_()
+        if self.path.states is not None:
+            self.path.states.reset()
         if self._heads is not None:
             self._heads.reset()
 

@@ -112,6 +112,9 @@ class StepDecoder:
             context_lens=rows.context_lens,
             block_tables=self._tables.apply(rows.request_slots, rows.tables),
             trees=split_trees(rows),
+            state_slots=rows.state_slots,
+            state_loads=rows.state_loads,
+            state_saves=rows.state_saves,
             is_traced=rows.is_traced,
             **(NO_CHOICE if choice is None else self._chosen(rows, choice)),
         )
@@ -183,6 +186,14 @@ def _check(rows: RowsDelta) -> None:
     are_whole &= are_starts(rows.request_starts, num_requests, num_rows)
     expect(are_whole and len(slots) == num_requests, "rows are of no request")
     expect(all(0 <= slot < MAX_SLOTS for slot in slots.tolist()), "requests have no slot")
+    expect_flat("state slots", rows.state_slots)
+    states = set(rows.state_slots.tolist())
+    are_whole = len(rows.state_slots) in (0, num_requests) and len(states) == len(rows.state_slots)
+    expect(are_whole and all(slot >= 0 for slot in states), "states are of other requests")
+    for copies, own in ((rows.state_loads, 1), (rows.state_saves, 0)):
+        expect(copies.ndim == 2 and copies.shape[1] == 2, "states are copied nowhere")
+        expect(states.issuperset(copies[:, own].tolist()), "copied states are of other requests")
+        expect(all(slot >= 0 for slot in copies.ravel().tolist()), "states have no slot")
 
 
 def split_trees(rows: RowsDelta) -> tuple[TreeRows | None, ...]:

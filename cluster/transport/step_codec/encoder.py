@@ -123,6 +123,9 @@ class StepEncoder:
             request_starts=starts,
             context_lens=step.context_lens,
             request_slots=slots,
+            state_slots=_checked_states(step.state_slots, num_requests),
+            state_loads=typed(step.state_loads, np.int32, 2, "state loads"),
+            state_saves=typed(step.state_saves, np.int32, 2, "state saves"),
             tables=self._tables.changes(slots, tables),
             trees=flatten_trees(step),
         )
@@ -141,6 +144,13 @@ class StepEncoder:
             heads=None if step.heads is NO_HEADS else step.heads,
             request_keys=step.request_keys if step.heads.tasks else (),
         )
+
+
+def _checked_states(slots: Int32, num_requests: int) -> Int32:
+    """Raises `TypeError` for slots of other requests."""
+    if len(typed(slots, np.int32, 1, "state slots")) not in (0, num_requests):
+        raise TypeError("states are of other requests")
+    return slots
 
 
 def _checked_sampling(sampling: SamplingRows, num_rows: int) -> SamplingRows:

@@ -79,6 +79,8 @@ class RowsDelta:
     """What every stage needs of a step.
 
     request_slots  int32 [requests]  where each request's tables are kept
+    state_slots    int32 [requests], or none
+    state_loads, state_saves  of slots in `state_slots`, and of others
     trees          None: no request has one
     """
 
@@ -91,6 +93,9 @@ class RowsDelta:
     request_starts: Int32
     context_lens: Int32
     request_slots: Int32
+    state_slots: Int32
+    state_loads: Int32
+    state_saves: Int32
     tables: TableChanges
     trees: TreeArrays | None
 

@@ -27,6 +27,7 @@ from support.inputs import head_checkpoints as published
 from support.inputs.quantized_checkpoints import FORMATS, quantize
 from support.servers.served_model import COMMAND, served_model
 from support.servers.stopped_streams import WHOLE, streams_through_sigterm
+from support.tools.tiny_models import save_tiny_model
 from typer.testing import CliRunner
 
 COMMANDS = (
@@ -182,6 +183,18 @@ def test_doctor_says_what_rounding_does_to_the_perplexity(monkeypatch: pytest.Mo
     assert abs(found["int8"] / exact - 1) < 0.01 < found["int4"] / exact - 1 < 0.2
     result = runner.invoke(cli.app, ["doctor", "--model", "./nowhere", "--quantization", "fp8"])
     assert re.search(r"missing +quantization: fp8 +.*does not exist", result.output)
+
+
+def test_doctor_says_what_states_take(tmp_path: Path) -> None:
+    folder = save_tiny_model("qwen3_next", tmp_path)
+    console = Console(highlight=False, width=400, file=io.StringIO())
+    with console.capture() as capture:
+        run_doctor(console, str(folder))
+    [line] = [one for one in capture.get().splitlines() if f"states of {folder}" in one]
+    # Of three layers: 4 heads of 8 x 8, and 3 inputs of 64 channels.
+    state, row = 3 * 4 * (4 * 64 + 3 * 64), 3 * 4 * (2 * 8 + 4 * (8 + 1) + 64)
+    assert "for max_num_seqs: 16" in line
+    assert f"{(32 * state + 512 * row) / 2**20:.1f} MiB for" in line
 
 
 def test_doctor_knows_the_bundled_head() -> None:

@@ -110,4 +110,5 @@ def make_step(
         if len(scored)
         else NO_LOG_PROBS,
         probes=ProbeInput(probes, probe_top_k) if len(probes) else NO_PROBES,
+        state_slots=np.arange(len(requests), dtype=np.int32),
     )

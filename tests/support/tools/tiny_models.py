@@ -114,6 +114,11 @@ WINDOWED = {
     "sliding_window": WINDOW,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+# Three layers that keep states to one of attention.
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
 # Of which more than the layers is needed, by `model_type`.
 FORWARD_KINDS: dict[str, dict[str, Any]] = {
     "apertus": {},
@@ -160,6 +165,24 @@ FORWARD_KINDS: dict[str, dict[str, Any]] = {
     "mixtral": EXPERTS,
     "olmoe": EXPERTS,
     "phimoe": EXPERTS,
+    "qwen3_next": {"shared_expert_intermediate_size": 16, **DELTA, **EXPERTS},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {"shared_expert_intermediate_size": 16, **DELTA, **EXPERTS},
+    "olmo_hybrid": DELTA,
+    "granitemoehybrid": {
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8,
+        "mamba_expand": 2, "layer_types": ["linear_attention", "full_attention"] * 2, **EXPERTS,
+    },
+    "falcon_h1": {
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 8,
+        "lm_head_multiplier": 0.5, "ssm_multipliers": [0.5, 1.5, 0.7, 1.2, 0.9],
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8,
+        "moe_shared_expert_intermediate_size": 16, **EXPERTS,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "qwen2_moe": {"shared_expert_intermediate_size": 16, **EXPERTS},
     "qwen3_moe": EXPERTS,
 }  # fmt: skip

@@ -1,0 +1,200 @@
+"""Targets whose layers keep states: drafts change no token, and transformers says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.errors import ConfigError
+from draftline.core.request.output import RequestOutput
+from draftline.core.request.sampling_params import RequestOptions
+from draftline.core.steps import SamplingRows
+from draftline.kernels.sampling.reference import choose_tokens
+from safetensors.torch import load_file, save_file
+from support.tools.tiny_models import DELTA, SIZES, VOCAB_SIZE, save_tiny_model
+from support.tools.tiny_tokenizers import single_bytes
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+KINDS = ("prompt_lookup", "suffix", "spectra", "lookahead", "token_recycling", "anpd")
+DRAFTERS = tuple(DrafterConfig(kind=kind) for kind in KINDS)
+PLAIN = RequestOptions(speculative=False)
+RANDOM = np.random.default_rng(5)
+# The long ones take several steps.
+PROMPTS = [RANDOM.integers(2, VOCAB_SIZE, count).tolist() for count in (1, 9, 70, 43)]
+SEED, NUM_TOKENS = 3, 24
+
+
+def params(temperature: float) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature, seed=SEED, max_tokens=NUM_TOKENS, ignore_eos=True
+    )
+
+
+def engine_of(folder: Path, **settings: Any) -> Engine:
+    given = {"drafters": DRAFTERS, "node_budget": "full", "max_num_batched_tokens": 32, **settings}
+    return Engine(EngineConfig(model=str(folder), draft_deadline_ms=10_000, **given))
+
+
+def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [list(one.token_ids) for one in outputs]
+
+
+def qwen3_5(folder: Path) -> Path:
+    """A checkpoint as published: the text part of a composite model, and its `mtp` layer."""
+    vision = {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
+        "out_hidden_size": SIZES["hidden_size"], "num_position_embeddings": 16,
+    }  # fmt: skip
+    config = AutoConfig.for_model("qwen3_5", text_config=SIZES | DELTA, vision_config=vision)
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    add_mtp(folder)
+    return folder
+
+
+def qwen3_next(folder: Path) -> Path:
+    save_tiny_model("qwen3_next", folder)
+    add_mtp(folder)
+    return folder
+
+
+def add_mtp(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {"mtp.fc.weight": torch.zeros(2, 2), "mtp.layers.0.mlp.gate.weight": torch.zeros(1)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+MAKERS = {"qwen3_next": qwen3_next, "qwen3_5": qwen3_5}
+
+
+def checkpoint(kind: str, folder: Path) -> Path:
+    if kind in MAKERS:
+        MAKERS[kind](folder)
+    else:
+        save_tiny_model(kind, folder)
+    single_bytes().save_pretrained(folder)
+    return folder
+
+
+def peer_of(kind: str, folder: Path) -> PreTrainedModel:
+    auto = AutoModelForImageTextToText if kind == "qwen3_5" else AutoModelForCausalLM
+    return auto.from_pretrained(folder).eval()
+
+
+@torch.inference_mode()
+def generated(peer: Any, prompt: list[int]) -> list[int]:
+    """Greedily, by transformers' own cache."""
+    answer = peer.generate(
+        torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+    )
+    return answer[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def drawn(peer: Any, prompt: list[int], answer: list[int], temperature: float) -> list[int]:
+    """What is drawn behind each token before the answer's, given the answer."""
+    logits = peer(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    positions = np.arange(len(prompt), len(prompt) + len(answer))
+    temperatures = np.full(len(answer), temperature, dtype=np.float32)
+    rows = SamplingRows.unfiltered(temperatures, np.full_like(positions, SEED), positions)
+    return choose_tokens(logits.float(), rows).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_stages"),
+    [
+        ("qwen3_next", 1),
+        ("qwen3_5", 3),
+        pytest.param("qwen3_next", 3, marks=pytest.mark.full),
+        pytest.param("qwen3_5_moe_text", 2, marks=pytest.mark.full),
+        pytest.param("olmo_hybrid", 2, marks=pytest.mark.full),
+        pytest.param("granitemoehybrid", 2, marks=pytest.mark.full),
+        pytest.param("falcon_h1", 2, marks=pytest.mark.full),
+        pytest.param("nemotron_h", 3, marks=pytest.mark.full),
+        pytest.param("lfm2", 2, marks=pytest.mark.full),
+    ],
+)
+def test_answers_are_those_of_transformers_with_drafts_and_without(
+    kind: str, num_stages: int, tmp_path: Path
+) -> None:
+    folder = checkpoint(kind, tmp_path)
+    peer = peer_of(kind, folder)
+    with engine_of(folder, pipeline_parallel_size=num_stages) as engine:
+        for temperature in (0.0, 0.8):
+            plain = token_ids(engine.generate(PROMPTS, params(temperature), PLAIN))
+            # The second time suffixes of the answers are known.
+            outputs = [engine.generate(PROMPTS, params(temperature)) for _ in range(2)]
+            assert [token_ids(own) for own in outputs] == [plain, plain]
+            lengths = [n for one in outputs[-1] for n in one.metrics.accepted_lengths]
+            assert np.mean(lengths) > 3
+            for prompt, answer in zip(PROMPTS, plain, strict=True):
+                if temperature:
+                    assert drawn(peer, prompt, answer, temperature) == answer
+                else:
+                    assert generated(peer, prompt) == answer
+
+
+def test_pipelined_trees_go_on_from_nodes_in_flight(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_5", tmp_path)
+    with engine_of(folder, pipeline_parallel_size=3, pipelined_trees="on") as engine:
+        for prompt in PROMPTS[1:3]:
+            for temperature in (0.0, 0.9):
+                [plain] = engine.generate([prompt], params(temperature), PLAIN)
+                for _ in range(2):
+                    [drafted] = engine.generate([prompt], params(temperature))
+                    assert drafted.token_ids == plain.token_ids
+                assert np.mean(drafted.metrics.accepted_lengths) > 2
+
+
+def test_a_preempted_request_computes_its_states_again(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_next", tmp_path)
+    prompts = [*PROMPTS[1:], PROMPTS[2][::-1]]
+    with engine_of(folder) as engine:
+        wanted = token_ids(engine.generate(prompts, params(0.8), PLAIN))
+    with engine_of(folder, kv_cache_tokens=144, max_num_seqs=3) as engine:
+        for _ in range(2):
+            outputs = engine.generate(prompts, params(0.8))
+            assert token_ids(outputs) == wanted
+            assert sum(one.metrics.num_preemptions for one in outputs)
+
+
+def test_requests_that_begin_alike_go_on_from_a_snapshot(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_5", tmp_path)
+    # Two blocks and a half that all have, and more of their own.
+    begin, size = PROMPTS[2][:40], 16
+    prompts = [begin + RANDOM.integers(2, VOCAB_SIZE, 30).tolist() for _ in range(3)]
+    prompts += [prompts[0], [*prompts[0][:-1], 5]]
+    with engine_of(folder, enable_prefix_caching=False) as engine:
+        wanted = [token_ids(engine.generate([one], params(0.8), PLAIN)) for one in prompts]
+    with engine_of(folder, max_num_seqs=2) as engine:
+        cached = []
+        for prompt, answer in zip(prompts, wanted, strict=True):
+            [one] = engine.generate([prompt], params(0.8))
+            assert token_ids([one]) == answer
+            cached.append(one.metrics.cached_tokens)
+        # The second one makes the snapshot where texts part; there are no more than two.
+        assert cached == [0, 0, 2 * size, 2 * size, 4 * size]
+        # Together, one waits for the other.
+        together = engine.generate([prompts[1][::-1]] * 2, params(0.8))
+        assert {one.metrics.cached_tokens for one in together} == {0, 4 * size}
+        assert together[0].token_ids == together[1].token_ids
+
+
+def test_a_model_that_keeps_states_drafts_for_none(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_next", tmp_path)
+    drafter = DrafterConfig(kind="model", model=str(folder))
+    with pytest.raises(ConfigError, match="keep states"):
+        engine_of(folder, drafters=(drafter,)).close()
