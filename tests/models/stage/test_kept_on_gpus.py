@@ -9,20 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.benchmarks.peers.gguf_file import write_checkpoint
 from draftline.models.attention.backend import choose_backend
 from draftline.models.layers import linear_layers
 from draftline.models.layers.linear_layers import GpuPackedLinear
 from draftline.models.layers.model_slice import load_slice, with_pruned_head
 from draftline.models.load.bundled import demo_path
-from draftline.models.load.gguf_file import unpacked
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantized_layouts import KEPT_FILE
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.plain_path import PlainPath, make_kv
 from draftline.models.stage.stage import Stage
-from gguf import GGMLQuantizationType
 from support.inputs.quantized_checkpoints import FORMATS, Pair, gptq, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -129,6 +126,11 @@ def test_groups_that_no_kernel_takes_are_dequantised(
 
 
 def gguf_pair(kind: str, folder: Path, *, tied: bool) -> Pair:
+    # Machines that have no more than `tests/gpu.ini` says run the other tests.
+    gguf = pytest.importorskip("gguf")
+    from draftline.benchmarks.peers.gguf_file import write_checkpoint
+    from draftline.models.load.gguf_file import unpacked
+
     source = folder / "source"
     config = LlamaConfig(
         vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
@@ -138,7 +140,7 @@ def gguf_pair(kind: str, folder: Path, *, tied: bool) -> Pair:
     AutoModelForCausalLM.from_config(config).float().save_pretrained(source)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_path("demo") / name, source / name)
-    write_checkpoint(source, folder / "model.gguf", GGMLQuantizationType[kind])
+    write_checkpoint(source, folder / "model.gguf", gguf.GGMLQuantizationType[kind])
     quantized = unpacked(folder / "model.gguf", folder / "cache")
     plain = shutil.copytree(quantized, folder / "plain")
     (plain / KEPT_FILE).unlink()
