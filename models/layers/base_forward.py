@@ -59,13 +59,14 @@ class BaseForward:
         base, places = base_and_layers(whole)
         self._base: Any = getattr(whole, base)
         self.layers = tuple(places)
-        self.num_kv_layers, self.state_shapes = 0, list[StateShape]()
+        # Layers of the stage whose keys and values are kept, from 0.
+        self.kv_layers, self.state_shapes = list[int](), list[StateShape]()
         is_hybrid = any(any(stateful_modules(layer)) for layer in self.layers)
         for number, layer in enumerate(self.layers):
             places[number] = _Switch(self, number, layer)
             if span.first <= number < span.last:
                 self._keep_states(layer)
-                self._attend(layer, is_hybrid=is_hybrid)
+                self._attend(layer, number - span.first, is_hybrid=is_hybrid)
         self.embed: nn.Module = self._base.get_input_embeddings()
         if not span.is_first:
             like = torch.empty(0, whole.config.hidden_size, dtype=dtype, device=device)
@@ -74,13 +75,14 @@ class BaseForward:
         self._given = _Given(self._base)
         setattr(whole, base, self._given)
 
-    def _attend(self, layer: nn.Module, *, is_hybrid: bool) -> None:
-        """Number the layers whose keys and values are kept."""
+    def _attend(self, layer: nn.Module, place: int, *, is_hybrid: bool) -> None:
+        """Number the layers whose keys and values are kept; `place` is that of all."""
         modules = [*layer.modules()]
         for module in modules:
             # An attribute of modules that their types do not know.
-            object.__setattr__(module, "draftline_layer", self.num_kv_layers)
-        self.num_kv_layers += not is_hybrid or any(hasattr(one, "is_causal") for one in modules)
+            object.__setattr__(module, "draftline_layer", len(self.kv_layers))
+        if not is_hybrid or any(hasattr(one, "is_causal") for one in modules):
+            self.kv_layers.append(place)
 
     def _keep_states(self, layer: nn.Module) -> None:
         for module in stateful_modules(layer):

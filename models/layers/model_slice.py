@@ -242,8 +242,8 @@ class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
 
     layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
-    kv_scales    float32 [layers, 2, kv_heads] the checkpoint's divisors of keys and values for a
-                 cache of FP8; None: it has none
+    kv_scales    float32 [num_kv_layers, 2, kv_heads] the checkpoint's divisors of keys and values
+                 for a cache of FP8; None: it has none
     fast         the modules are those of `fast_modules.py` or `fused_modules.py`: no batch
                  dimension, flat rotations
     forward      runs the layers of a kind of which more than its layers is needed; None: the layers
@@ -266,7 +266,7 @@ class ModelSlice:
     @property
     def num_kv_layers(self) -> int:
         """Layers whose keys and values are kept."""
-        return len(self.layers) if self.forward is None else self.forward.num_kv_layers
+        return len(self.layers) if self.forward is None else len(self.forward.kv_layers)
 
     @property
     def softcap(self) -> float | None:
@@ -322,7 +322,11 @@ def load_slice(
         kinds = Counter(map(_kind, _products(part)))
         kept = " ".join(f"{kind}:{count}" for kind, count in kinds.items())
         logger.info("event=quantized_weights_kept layers=%d weights=%r", len(part.layers), kept)
-    return replace(part, kv_scales=None if scales is None else scales.to(device))
+    if scales is None:
+        return part
+    if part.forward is not None:
+        scales = scales[part.forward.kv_layers]
+    return replace(part, kv_scales=scales.to(device))
 
 
 def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHead]:

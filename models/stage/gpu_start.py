@@ -107,7 +107,8 @@ def fitting_blocks(
     use = profile(stage_of(trial_blocks), options.max_rows, memory)
     # Graphs hold the memory of a step in addition to that of steps without graphs.
     num_works = 1 if options.graphs is None else 2
-    block_bytes = use.trial // trial_blocks
+    # A stage of layers that keep states alone has none.
+    block_bytes = max(use.trial // trial_blocks, 1)
     return blocks_that_fit(use, block_bytes, options.gpu_memory_utilization, num_works)
 
 
