@@ -29,7 +29,7 @@ def perplexity(
     """Of all tokens but the first of each document, given those before it.
 
     One step computes all of them, stage by stage: a stage is loaded, computes, and is freed. Raises
-    `CheckpointError`, and `ConfigError` for a quantization that the device has not.
+    `CheckpointError`, and `ConfigError` for an unknown quantization.
     """
     step = build_scoring_step(0, documents, BLOCK_SIZE)
     num_blocks = sum(-(-len(document) // BLOCK_SIZE) for document in documents)

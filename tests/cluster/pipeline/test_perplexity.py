@@ -9,7 +9,6 @@ import pytest
 import torch
 from draftline.cluster.pipeline import perplexity as module
 from draftline.cluster.pipeline.perplexity import perplexity
-from draftline.core.errors import ConfigError
 from draftline.models.load.rounding import rounded
 from safetensors.torch import load_file, save_file
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
@@ -52,7 +51,9 @@ def test_it_is_that_of_the_values(
     assert found == pytest.approx(by_transformers(folder), rel=1e-5)
 
 
-def test_what_the_device_has_not_is_refused(tmp_path: Path) -> None:
+def test_stages_without_the_kernels_round_alike(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path)
-    with pytest.raises(ConfigError, match="int4 needs the CPU kernels"):
-        perplexity(folder, DOCUMENTS, "cpu", "bfloat16", "int4")
+    half, exact = (
+        perplexity(folder, DOCUMENTS, "cpu", kind, "int4") for kind in ("bfloat16", "float32")
+    )
+    assert half == pytest.approx(exact, rel=0.02)

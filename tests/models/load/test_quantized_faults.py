@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.layers.model_slice import load_slice, load_whole_model
-from draftline.models.layers.weight_memory import read_weight_memory
+from draftline.models.layers.weight_memory import held_bytes, read_weight_memory
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantization_config import read_quantization
 from safetensors.torch import load_file, save_file
@@ -276,8 +276,5 @@ def test_memory_once_loaded(tmp_path: Path) -> None:
     memory = read_weight_memory(pair.quantized, dtype="bfloat16")
     for quantization in ("none", "int8"):
         part = load_slice(pair.quantized, WHOLE, "bfloat16", "cpu", quantization)
-        modules = [*part.layers, part.embed, part.norm]
-        loaded = sum(
-            tensor.nbytes for one in modules if one is not None for tensor in one.parameters()
-        )
+        loaded = held_bytes(part.layers, part.embed, part.norm, part.head)
         assert memory.num_bytes(quantization) == loaded

@@ -23,10 +23,10 @@ from draftline.models.layers.linear_layers import (
     GpuPackedLinear,
     PackedLinear,
     put_packed,
-    rounded,
 )
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
+from draftline.models.load.rounding import rounded
 from draftline.models.stage.gpu_path import (
     ROW_TILE,
     CudaCapture,
@@ -171,7 +171,7 @@ def test_quantised_products_get_a_fixed_tile_of_rows(tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     part = load_slice(tmp_path, WHOLE, quantization="int8", fused=True)
     block, x = Block(), torch.randn(3, 32)
-    put_packed(torch.float32)(block, "own.weight", rounded(block.own.weight.detach()))
+    put_packed(torch.float32)(block, "own.weight", rounded(block.own.weight.detach(), "int8"))
     part.layers[1].mlp, expected = block, block(x)
     ours = invariant_slice(part, "reference")
     for layer in ours.layers:
