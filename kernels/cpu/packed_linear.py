@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# The largest code of 4 bits.
-LARGEST_SMALL = 15
-# Makes up for the exponent's bias of an e4m3 code whose bits are read as those of a float32.
-E4M3_SHIFT = 2.0**120
-# Largest scale with which that is finite.
-LARGEST_E4M3_SCALE = 2.0**7
+from ..small_codes import E4M3_SHIFT, LARGEST_E4M3_SCALE, LARGEST_UINT4
+
 NOTHING = torch.empty(0)
 
 
@@ -87,7 +83,7 @@ def pack_quantized(
     codes of 4 bits.
     """
     if minima is not None:
-        is_small = codes.dtype == torch.uint8 and codes.max() <= LARGEST_SMALL
+        is_small = codes.dtype == torch.uint8 and codes.max() <= LARGEST_UINT4
         if zeros is not None or not (is_small or codes.dtype == torch.int8):
             return None
         packed = _panels(codes, panel)
@@ -110,7 +106,7 @@ def pack_quantized(
         if not torch.equal(zeros.byte().float(), zeros):
             return None
         packed = _panels(codes, panel)
-        if codes.max() <= LARGEST_SMALL:
+        if codes.max() <= LARGEST_UINT4:
             packed = _in_halves(packed)
     else:
         return None

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..small_codes import E4M3_SHIFT, LARGEST_E4M3_SCALE, LARGEST_UINT4
+
 # Integers of 8 and 4 bits, and FP8.
 UINT8, UINT4, E4M3 = "uint8", "uint4", "e4m3"
-LARGEST_UINT4 = 15
 SIGN_BIT = 128
-# The bits of an e4m3 code, read as those of a float32, lack this factor: the bias of its exponent.
-E4M3_SHIFT = 2.0**120
-# Largest scale with which that is finite.
-LARGEST_E4M3_SCALE = 2.0**7
 # The kernels read a tile of a line at once, at a single scale: at least what tensor cores take, at
 # most what fits registers.
 LEAST_TILE = 16

@@ -25,12 +25,9 @@ from ..load.converted_files import converted
 from ..load.model_info import ModelInfo
 from ..load.mtp_tensors import is_of_mtp
 from ..load.quantized_files import open_weights
-from ..load.supported import empty_model
+from ..load.supported import FAULTS, empty_model
 from .feature_head import HeadOutput
 from .head_layer import Attend
-
-# What modelling code raises that is called otherwise than it expects.
-FAULTS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -22,6 +23,12 @@ LAYER_BY_LAYER = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemm
 
 # Types of layers that keep a state of each text beside keys and values, or in their place.
 STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
+
+# What modelling code raises that is called otherwise than it expects.
+FAULTS = (
+    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, StrictDataclassError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 def keeps_states(config: PretrainedConfig) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -27,7 +26,7 @@ from ...core.steps import SamplingRows, StepInput, TreeRows
 from ...core.tree.tree import pack
 from ..layers.model_slice import cut_slice
 from ..load.partition import LayerSpan
-from ..load.supported import empty_model, keeps_states
+from ..load.supported import FAULTS, empty_model, keeps_states
 from .plain_path import PlainPath, make_kv, make_states
 from .stage import Stage
 
@@ -49,11 +48,6 @@ SIZES = {
     "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "mamba_expand": 2,
 }  # fmt: skip
 TOKENS = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1}
-# What modelling code raises that is called otherwise than it expects.
-FAULTS = (
-    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, StrictDataclassError,
-    TypeError, ValueError,
-)  # fmt: skip
 # Rounding of sums in another order, relative to the largest logit.
 TOLERANCE = 1e-4
 BLOCK_SIZE, NUM_BLOCKS = 4, 8

@@ -48,7 +48,7 @@ def test_two_stages_answer_as_one(checkpoint: Path, device: str) -> None:
     "form", ["gptq 4, act order", "awq", "packed 4", "fp8 blocks", "compressed int8"]
 )
 def test_drafts_change_no_text_of_quantised_weights(form: str, tmp_path: Path) -> None:
-    answers(save_pair("qwen2", FORMATS[form], tmp_path).quantized, "cuda", 1)
+    assert answers(save_pair("qwen2", FORMATS[form], tmp_path).quantized, "cuda", 1)
 
 
 @pytest.mark.gpu
