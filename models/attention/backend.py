@@ -16,6 +16,7 @@ from ...core.steps import StepInput
 from ...kernels.attention.spec import AttentionShape
 from ...kernels.dispatch import AttentionChoice, Machine, choose_attention, choose_for_fp8
 from .kernel_attention import FlashBackend, KernelBackend, StepKernels, TileOptions
+from .latent import latent_heads
 from .step_attention import PagedKv, SdpaBackend, StepAttention
 
 NAME = "draftline"
@@ -78,7 +79,8 @@ def paged_attention(
     """Write the rows' KV, then attend over all that each row sees.
 
     `query` [1, heads, rows, head_dim]; `key` and `value` [1, kv_heads, rows, head_dim]; options
-    as the model gives them. `attention_mask` is the step's attention, or None within `attending`:
+    as the model gives them. Of a module that keeps latents, `key` and `value` are one head of them
+    (`latent.py`). `attention_mask` is the step's attention, or None within `attending`:
     a model's whole forward makes no mask for attention that it does not know. Returns
     [1, rows, heads, head_dim]. Raises `ValueError` for an option that it does not know.
     """
@@ -98,6 +100,9 @@ def paged_attention(
     step.write_heads(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if scaling is None:
         scaling = 1 / math.sqrt(query.shape[-1])
+    latents = latent_heads(module)
+    if latents is not None:
+        query = latents.absorbed(query)
     rare: dict[str, Any] = {}
     if s_aux is not None:
         rare["sinks"] = s_aux
@@ -106,6 +111,8 @@ def paged_attention(
     # Of `SdpaBackend`, which models that want these have.
     assert not rare or isinstance(step, StepAttention)
     out = step.attend(layer, query[0].transpose(0, 1), scaling, sliding_window, softcap, **rare)
+    if latents is not None:
+        out = latents.expanded(out)
     return out.unsqueeze(0), None
 
 

@@ -24,7 +24,8 @@ class PagedKv:
     """Keys and values of a stage's layers; slot = block id * block size + offset.
 
     One tensor [layers, slots, 2, kv_heads, head_dim] holds both, key first, so that a layer's
-    write and gather are one operation each. Contents begin as zeros: masked columns are
+    write and gather are one operation each. Of latents, which are keys and values at once
+    (`latent.py`), it has one side: [layers, slots, 1, 1, width]. Contents begin as zeros: masked columns are
     multiplied by a probability of exactly zero and must therefore be finite.
 
     A cache of FP8 numbers (e4m3; backend `triton` only) has `scales` float32, which stored keys and
@@ -35,10 +36,11 @@ class PagedKv:
     def __init__(
         self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int,
         *, dtype: torch.dtype = torch.float32, device: str = "cpu", scales: Tensor | None = None,
+        num_sides: int = 2,
     ) -> None:  # fmt: skip
         self.scales = scales
         self.num_slots = num_slots
-        shape = (num_layers, num_slots, 2, num_kv_heads, head_dim)
+        shape = (num_layers, num_slots, num_sides, num_kv_heads, head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
         # Views made once: indexing a tensor costs microseconds in every layer of every step.
         self.layers = self.data.unbind(0)
@@ -140,8 +142,9 @@ class StepAttention:
         self.kv.write(layer, self._write_slots, pairs)
 
     def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values, each [rows, kv_heads, head_dim]."""
-        self.write(layer, torch.stack((keys, values), dim=1))
+        """Store keys and values, each [rows, kv_heads, head_dim]; of latents the keys."""
+        sides = (keys, values)[: self.kv.data.shape[2]]
+        self.write(layer, torch.stack(sides, dim=1))
 
 
 class SdpaBackend:
@@ -214,11 +217,9 @@ class _Group:
         pairs = self.kv.gather(layer, self._slots)
         kv_heads = pairs.shape[2]
         share = num_heads // kv_heads
-        keys, values = (
-            pairs.view(self.batch, self.num_columns, 2, kv_heads, head_dim)
-            .permute(2, 0, 3, 1, 4)
-            .unbind(0)
-        )
+        sides = pairs.view(self.batch, self.num_columns, -1, kv_heads, head_dim)
+        sides = sides.permute(2, 0, 3, 1, 4)
+        keys, values = sides[0], sides[-1]
         folded = (
             query.view(self.batch, self.query_len, kv_heads, share, head_dim)
             .permute(0, 2, 3, 1, 4)

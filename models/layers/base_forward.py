@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..attention.backend import attending
 from ..attention.kernel_attention import StepKernels
+from ..attention.latent import has_latents, keep_latents
 from ..attention.step_attention import StepAttention
 from ..load.partition import LayerSpan
 from ..load.supported import base_and_layers
@@ -81,6 +82,8 @@ class BaseForward:
         for module in modules:
             # An attribute of modules that their types do not know.
             object.__setattr__(module, "draftline_layer", len(self.kv_layers))
+            if has_latents(module):
+                keep_latents(module)
         if not is_hybrid or any(hasattr(one, "is_causal") for one in modules):
             self.kv_layers.append(place)
 
@@ -91,10 +94,14 @@ class BaseForward:
 
     @property
     def wants_torch(self) -> bool:
-        """Whether its attention has options that torch's own computes alone."""
+        """Whether its attention has what torch's own computes alone: chunks, sinks, latents."""
         types = getattr(self._whole.config, "layer_types", None) or ()
-        names = (name for layer in self.layers for name, _ in layer.named_parameters())
-        return "chunked_attention" in types or any(name.endswith(".sinks") for name in names)
+        modules = [module for layer in self.layers for module in layer.modules()]
+        return (
+            "chunked_attention" in types
+            or any(hasattr(module, "sinks") for module in modules)
+            or any(map(has_latents, modules))
+        )
 
     def embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What the first layer reads, [rows, hidden_size], of int64 tokens at int64 positions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
@@ -98,6 +98,25 @@ def head_dim(config: PretrainedConfig) -> int:
 def num_kv_heads(config: PretrainedConfig) -> int:
     """Number of key/value heads; the number of query heads where they are not grouped."""
     return declared(config, "num_key_value_heads") or _num_heads(config)
+
+
+class KvShape(NamedTuple):
+    """What a layer keeps of a token: sides of heads.
+
+    num_sides  2: keys and values; 1: latents, which are both (`models/attention/latent.py`)
+    """
+
+    num_sides: int
+    num_heads: int
+    head_dim: int
+
+
+def kv_shape(config: PretrainedConfig) -> KvShape:
+    """Of a layer with attention."""
+    rank = declared(config, "kv_lora_rank")
+    if rank is not None:
+        return KvShape(1, 1, rank + config.qk_rope_head_dim)
+    return KvShape(2, num_kv_heads(config), head_dim(config))
 
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:

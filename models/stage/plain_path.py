@@ -26,7 +26,7 @@ from ..layers.base_forward import BaseForward
 from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, run_layers
 from ..layers.weight_memory import held_bytes
-from ..load.model_info import head_dim, num_kv_heads
+from ..load.model_info import kv_shape
 from ..load.partition import LayerSpan
 from ..recurrence.state_pool import StatePool
 from .options import carried_sizes
@@ -229,16 +229,16 @@ def make_kv(
     """
     if kv_cache_dtype not in ("auto", "fp8"):
         raise ConfigError("kv_cache_dtype", f"must be auto or fp8, not {kv_cache_dtype!r}")
-    heads, dim = num_kv_heads(part.config), head_dim(part.config)
+    sides, heads, dim = kv_shape(part.config)
     dtype, scales = part.dtype, None
     if kv_cache_dtype == "fp8":
         dtype, scales = torch.float8_e4m3fn, part.kv_scales
         if scales is None:
-            size = (part.num_kv_layers, num_blocks * block_size, 2, heads)
+            size = (part.num_kv_layers, num_blocks * block_size, sides, heads)
             scales = torch.ones(size, device=part.device)
     return PagedKv(
         part.num_kv_layers, num_blocks * block_size, heads, dim,
-        dtype=dtype, device=str(part.device), scales=scales,
+        dtype=dtype, device=str(part.device), scales=scales, num_sides=sides,
     )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ SIZES = {
     "intermediate_size": 96, "intermediate_size_mlp": 96, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32, "ffn_dim": 96, "n_inner": 96,
     "word_embed_proj_dim": 64, "rotary_dim": 8,
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
     "sliding_window": 6, "attention_chunk_size": 8,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
     "num_experts_per_tok": 2, "moe_k": 2, "n_group": 1, "topk_group": 1,
@@ -107,7 +109,7 @@ def small_copy(kind: str, fields: dict[str, Any], layer_types: tuple[str, ...]) 
     small |= TOKENS
     if "qk_rope_head_dim" in fields:
         # Latent attention has head sizes of its own.
-        small["head_dim"] = fields.get("head_dim")
+        small.pop("head_dim", None)
     small["num_hidden_layers"] = num_layers
     if groups is not None:
         small["num_key_value_heads"] = {heads: SIZES["num_attention_heads"], 1: 1}.get(groups, 2)

@@ -27,8 +27,8 @@ def path_to(node: int) -> list[int]:
 
 # One of each way in which kinds differ; the others are in the long run.
 SHOWN = {
-    "cohere2", "ernie4_5_moe", "gemma4_text", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite",
-    "granitemoehybrid", "lfm2", "llama4_text", "olmo3", "phi3", "qwen3_5_text", "qwen3_moe",
+    "cohere2", "deepseek_v3", "ernie4_5_moe", "gemma4_text", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite",
+    "granitemoehybrid", "kimi_linear", "lfm2", "llama4_text", "olmo3", "phi3", "qwen3_5_text", "qwen3_moe",
     "qwen3_next", "smollm3",
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_chunks_trees_and_moves_over_stages_give_the_logits_of_transformers(
 
 
 # With attention or states of their own.
-@pytest.mark.parametrize("kind", ["bloom", "deepseek_v3", "jamba", "mamba", "mpt", "xglm"])
+@pytest.mark.parametrize("kind", ["bloom", "deepseek_v32", "jamba", "mamba", "mpt", "xglm"])
 def test_what_stages_would_compute_otherwise_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(kind, **{**SIZES, **EXPERTS, "kv_lora_rank": 8, "q_lora_rank": 8})
     torch.manual_seed(0)

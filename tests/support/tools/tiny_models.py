@@ -119,6 +119,12 @@ DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }  # fmt: skip
+KIMI_LAYERS = ["linear_attention", "full_attention"] * 2
+# Keys and values of all heads come from one latent.
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 6,
+}  # fmt: skip
 # Of which more than the layers is needed, by `model_type`.
 FORWARD_KINDS: dict[str, dict[str, Any]] = {
     "apertus": {},
@@ -159,6 +165,13 @@ FORWARD_KINDS: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         "first_k_dense_replace": 1, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, **EXPERTS
     },
+    "glm4_moe_lite": {**LATENT, **EXPERTS},
+    "deepseek_v2": {**LATENT, **EXPERTS, "q_lora_rank": None, "first_k_dense_replace": 1},
+    "deepseek_v3": {
+        "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, **LATENT, **EXPERTS
+    },
+    "minicpm3": LATENT,
+    "youtu": LATENT,
     "gpt_oss": {**WINDOWED, **EXPERTS},
     "granitemoe": EXPERTS,
     "llama4_text": {"attention_chunk_size": 16, "intermediate_size_mlp": 48, **EXPERTS},
@@ -169,6 +182,13 @@ FORWARD_KINDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": {"shared_expert_intermediate_size": 16, **DELTA, **EXPERTS},
     "olmo_hybrid": DELTA,
+    "kimi_linear": {
+        "linear_head_dim": 8, "linear_num_heads": 4, "layer_types": KIMI_LAYERS,
+        **LATENT, "q_lora_rank": None, **EXPERTS,
+    },
+    "bailing_hybrid": {
+        "layer_types": KIMI_LAYERS, "n_group": 2, "topk_group": 1, **LATENT, **EXPERTS,
+    },
     "granitemoehybrid": {
         "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8,
         "mamba_expand": 2, "layer_types": ["linear_attention", "full_attention"] * 2, **EXPERTS,
