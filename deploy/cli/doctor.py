@@ -231,6 +231,16 @@ def _weights(model: str) -> Iterator[Finding]:
         f"stored as {stored_as}, {_size(memory.stored_bytes)}; loaded they take {loaded} in "
         f"{dtype} over all stages; by quantization: {rounded}",
     )
+    kept = (
+        "latents, which torch attends to on any device"
+        if memory.kv.num_sides == 1
+        else f"keys and values of {memory.kv.num_heads} heads of {memory.kv.head_dim}"
+    )
+    yield Finding(
+        f"KV cache of {model}",
+        f"{memory.kv_bytes(dtype) / 2**10:.1f} KiB a token over all stages: {kept}, in "
+        f"{memory.num_kv_layers} layers",
+    )
     if memory.states:
         yield _states(memory.state_bytes(dtype), model)
 

@@ -20,6 +20,11 @@ from ...core.steps import StepInput
 from ...core.tree.tree import unpack
 
 
+# Rows of a request from which query heads of one key/value head are not folded: by then each reads
+# the keys as fast alone.
+ROWS_APART = 64
+
+
 class PagedKv:
     """Keys and values of a stage's layers; slot = block id * block size + offset.
 
@@ -216,10 +221,14 @@ class _Group:
         _, num_heads, head_dim = query.shape
         pairs = self.kv.gather(layer, self._slots)
         kv_heads = pairs.shape[2]
-        share = num_heads // kv_heads
         sides = pairs.view(self.batch, self.num_columns, -1, kv_heads, head_dim)
         sides = sides.permute(2, 0, 3, 1, 4)
         keys, values = sides[0], sides[-1]
+        if kv_heads == 1 and self.query_len >= ROWS_APART:
+            # Views of the only head. The mask would otherwise be repeated for each query head.
+            kv_heads = num_heads
+            keys, values = (side.expand(-1, num_heads, -1, -1) for side in (keys, values))
+        share = num_heads // kv_heads
         folded = (
             query.view(self.batch, self.query_len, kv_heads, share, head_dim)
             .permute(0, 2, 3, 1, 4)

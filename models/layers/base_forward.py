@@ -9,6 +9,7 @@ stage's attention is behind transformers' attention interface (`attention/backen
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,16 @@ from ..load.partition import LayerSpan
 from ..load.supported import base_and_layers
 from ..recurrence.modules import keep_in_pool, state_shape, stateful_modules
 from ..recurrence.state_pool import StateShape, StepStates, keeping
+
+
+def attending_layers(layers: Sequence[nn.Module]) -> list[int]:
+    """Those of a model whose keys and values are kept, from 0: with states, not all."""
+    is_hybrid = any(any(stateful_modules(layer)) for layer in layers)
+    return [
+        number
+        for number, layer in enumerate(layers)
+        if not is_hybrid or any(hasattr(module, "is_causal") for module in layer.modules())
+    ]
 
 
 @dataclass(slots=True)
@@ -62,12 +73,14 @@ class BaseForward:
         self.layers = tuple(places)
         # Layers of the stage whose keys and values are kept, from 0.
         self.kv_layers, self.state_shapes = list[int](), list[StateShape]()
-        is_hybrid = any(any(stateful_modules(layer)) for layer in self.layers)
+        with_kv = attending_layers(self.layers)
         for number, layer in enumerate(self.layers):
             places[number] = _Switch(self, number, layer)
             if span.first <= number < span.last:
                 self._keep_states(layer)
-                self._attend(layer, number - span.first, is_hybrid=is_hybrid)
+                self._attend(layer)
+                if number in with_kv:
+                    self.kv_layers.append(number - span.first)
         self.embed: nn.Module = self._base.get_input_embeddings()
         if not span.is_first:
             like = torch.empty(0, whole.config.hidden_size, dtype=dtype, device=device)
@@ -76,16 +89,13 @@ class BaseForward:
         self._given = _Given(self._base)
         setattr(whole, base, self._given)
 
-    def _attend(self, layer: nn.Module, place: int, *, is_hybrid: bool) -> None:
-        """Number the layers whose keys and values are kept; `place` is that of all."""
-        modules = [*layer.modules()]
-        for module in modules:
+    def _attend(self, layer: nn.Module) -> None:
+        """Say to a layer's modules where its keys and values are kept."""
+        for module in [*layer.modules()]:
             # An attribute of modules that their types do not know.
             object.__setattr__(module, "draftline_layer", len(self.kv_layers))
             if has_latents(module):
                 keep_latents(module)
-        if not is_hybrid or any(hasattr(one, "is_causal") for one in modules):
-            self.kv_layers.append(place)
 
     def _keep_states(self, layer: nn.Module) -> None:
         for module in stateful_modules(layer):

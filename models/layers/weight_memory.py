@@ -1,4 +1,4 @@
-"""The storage format of a target's weights, and their memory once loaded."""
+"""The storage format of a target's weights, and their memory once loaded; what a token takes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ..load.checkpoint import TensorFiles, composite_type, read_config, resolve_model_path
+from ..load.model_info import KvShape, kv_shape
 from ..load.quantization_config import Quantization, read_quantization
 from ..load.quantized_files import StoredModule, stored_modules
 from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
 from ..load.rounding import GROUP_SIZE
-from ..load.supported import runs_by_layers
+from ..load.supported import base_and_layers, runs_by_layers
 from ..recurrence.modules import state_shape, stateful_modules
 from ..recurrence.state_pool import StateShape
+from .base_forward import attending_layers
 from .cpu_layers import cpu_obstacle
 from .linear_layers import NONE, QUANTIZATIONS, can_keep, is_quantized
 from .model_slice import DTYPES
@@ -49,17 +51,25 @@ class WeightMemory:
     stored_bytes  of the checkpoint's files
     sizes         bytes of each tensor, by `quantization` that the device has and by name. A tied
                   output head is counted where it is a tensor of its own
+    kv            what a layer with attention keeps of a token
+    num_kv_layers
     states        of each module that keeps a state of each text; mostly none
     """
 
     stored_as: str
     stored_bytes: int
     sizes: Mapping[str, Mapping[str, int]]
+    kv: KvShape
+    num_kv_layers: int
     states: tuple[StateShape, ...] = ()
 
     def num_bytes(self, quantization: str = NONE) -> int:
         """Bytes of the weights of all stages."""
         return sum(self.sizes[quantization].values())
+
+    def kv_bytes(self, dtype: str) -> int:
+        """Bytes of a token's keys and values, or latents, over all stages."""
+        return self.num_kv_layers * prod(self.kv) * DTYPES[dtype].itemsize
 
     def state_bytes(self, dtype: str) -> tuple[int, int]:
         """Bytes of the states of a text, and of what is kept of a row, over all stages."""
@@ -119,7 +129,10 @@ def read_weight_memory(
             for name, weight in parameters.items()
         }
     states = tuple(state_shape(module, config.hidden_size) for module in stateful_modules(whole))
-    return WeightMemory(stored.description, stored.files.num_bytes, sizes, states)
+    num_kv_layers = len(attending_layers(base_and_layers(whole)[1]))
+    return WeightMemory(
+        stored.description, stored.files.num_bytes, sizes, kv_shape(config), num_kv_layers, states
+    )
 
 
 @dataclass(frozen=True, slots=True)

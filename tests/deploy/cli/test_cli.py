@@ -203,6 +203,19 @@ def test_doctor_says_what_states_take(tmp_path: Path) -> None:
     assert f"{(32 * state + 512 * row) / 2**20:.1f} MiB for" in line
 
 
+@pytest.mark.parametrize(
+    ("kind", "size"), [("llama", 4 * 2 * 2 * 8), ("deepseek_v3", 4 * 24), ("kimi_linear", 2 * 24)]
+)
+def test_doctor_says_what_a_token_takes(kind: str, size: int, tmp_path: Path) -> None:
+    folder = save_tiny_model(kind, tmp_path)
+    console = Console(highlight=False, width=400, file=io.StringIO())
+    with console.capture() as capture:
+        run_doctor(console, str(folder))
+    [line] = [one for one in capture.get().splitlines() if f"KV cache of {folder}" in one]
+    assert f"{4 * size / 2**10:.1f} KiB a token" in line
+    assert ("latents" in line) == (kind != "llama")
+
+
 def test_doctor_knows_the_bundled_head() -> None:
     result = runner.invoke(cli.app, ["doctor", "--drafter", "demo-griffin"])
     assert result.exit_code == 0

@@ -1,0 +1,61 @@
+"""Layers that attend to latents, beside transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.errors import ConfigError
+from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.load_stage import load_stage
+from draftline.models.stage.options import StageOptions
+from draftline.models.stage.stage import Stage
+from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
+from support.tools.tiny_models import LATENT, SIZES, VOCAB_SIZE, save_tiny_model
+from transformers import AutoModelForCausalLM
+
+LAYERS = SIZES["num_hidden_layers"]
+NUM_BLOCKS = 60
+TEXT = np.random.default_rng(0).integers(2, VOCAB_SIZE, 210).astype(int).tolist()
+
+
+def stage_of(folder: Path, **options: str) -> Stage:
+    span = LayerSpan(0, LAYERS, LAYERS)
+    return load_stage(folder, span, NUM_BLOCKS, BLOCK_SIZE, options=StageOptions(**options))
+
+
+def logits(stage: Stage, request: PagedRequest, first: int, last: int) -> np.ndarray:
+    step = make_step([request.chunk(TEXT[first:last], first)])
+    return stage.logits(step, None, np.arange(last - first)).numpy()
+
+
+def test_chunks_of_any_size_give_the_logits_of_transformers(tmp_path: Path) -> None:
+    folder = save_tiny_model("deepseek_v3", tmp_path)
+    peer = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        expected = peer(torch.tensor([TEXT])).logits[0].numpy()
+    stage, request = stage_of(folder), PagedRequest(range(NUM_BLOCKS))
+    bounds = ((0, 100), (100, 101), (101, 150), (150, 210))
+    found = [logits(stage, request, *own) for own in bounds]
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-4)
+    width = LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]
+    assert stage.kv_bytes == LAYERS * NUM_BLOCKS * BLOCK_SIZE * width * 4
+
+
+def test_rounded_weights_are_absorbed(tmp_path: Path) -> None:
+    # Without experts, among which rounding may choose.
+    folder = save_tiny_model("minicpm3", tmp_path)
+    exact, rounded = (
+        logits(stage_of(folder, quantization=kind), PagedRequest(range(NUM_BLOCKS)), 0, 50)
+        for kind in ("none", "int8")
+    )
+    error = np.abs(exact - rounded).max() / np.abs(exact).max()
+    assert 1e-5 < error < 0.1
+
+
+def test_they_are_not_kept_in_fp8(tmp_path: Path) -> None:
+    folder = save_tiny_model("deepseek_v3", tmp_path)
+    with pytest.raises(ConfigError, match="cannot be fp8"):
+        stage_of(folder, kv_cache_dtype="fp8")
