@@ -20,6 +20,7 @@ from transformers.modeling_layers import MtpModel
 
 from ...core.errors import CheckpointError, ConfigError
 from ..attention.backend import attending
+from ..attention.latent import has_latents, keep_latents
 from ..load.checkpoint import WeightFiles, listed, read_config
 from ..load.converted_files import converted
 from ..load.model_info import ModelInfo
@@ -109,9 +110,11 @@ def load_mtp_head(target: ModelInfo, dtype: torch.dtype, device: str) -> MtpHead
     tensors = {name: tensor.to(device, dtype) for name, tensor in found.read(wanted)}
     mtp.load_state_dict(tensors, strict=False, assign=True)
     mtp.rotary_emb.to(device)
-    for module in mtp.layers.modules():
+    for module in [*mtp.layers.modules()]:
         # An attribute of modules that their types do not know.
         object.__setattr__(module, "draftline_layer", 0)
+        if has_latents(module):
+            keep_latents(module)
     head = MtpHead(mtp, MtpConfig(target.hidden_size, target.vocab_size))
     head.eval().requires_grad_(False)
     _try(head, target, dtype, device)

@@ -13,7 +13,7 @@ from support.inputs.mtp_checkpoint import VOCAB, write_mtp_checkpoint
 TOKENS = 20
 
 
-@pytest.fixture(scope="module", params=["glm4_moe", "qwen3_next"])
+@pytest.fixture(scope="module", params=["glm4_moe", "qwen3_next", "deepseek_v3"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_mtp_checkpoint(tmp_path_factory.mktemp("mtp"), request.param)
     byte_tokenizer().save_pretrained(folder)

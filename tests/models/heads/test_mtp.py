@@ -14,7 +14,7 @@ from draftline.models.load.bundled import demo_path
 from draftline.models.load.model_info import read_model_info
 from draftline.models.load.partition import LayerSpan
 from safetensors.torch import load_file, save_file
-from support.inputs.mtp_checkpoint import HIDDEN, NUM_LAYERS, VOCAB, write_mtp_checkpoint
+from support.inputs.mtp_checkpoint import HIDDEN, KINDS, NUM_LAYERS, VOCAB, write_mtp_checkpoint
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
@@ -37,12 +37,15 @@ def peer_of(folder: Path, kind: str) -> tuple[Any, MtpModel]:
     if kind == "qwen3_next":
         target.config.num_mtp_layers = 1
         target.config.mtp_layer_types = ["full_attention"]
+    if kind == "glm4_moe_lite":
+        target.config.num_mtp_layers = 1
+        target.config.mtp_mlp_layer_types = ["sparse"]
     # It knows the numbers of published checkpoints alone.
     target._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{NUM_LAYERS}\.", r"^mtp\."]
     return target, MtpModel.from_pretrained(target)
 
 
-@pytest.mark.parametrize("kind", ["glm4_moe", "qwen3_next"])
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_it_says_what_transformers_layer_says(tmp_path: Path, kind: str) -> None:
     folder = write_mtp_checkpoint(tmp_path / kind, kind)

@@ -23,6 +23,11 @@ GLM = {
     "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 1,
 }  # fmt: skip
+# DeepSeek-V3's: the same names around a layer with latent attention.
+DEEPSEEK = GLM | {
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 # Qwen3-Next's: its config says nothing of `mtp.`.
 QWEN_NEXT = {
     "num_experts": 4, "shared_expert_intermediate_size": 32,
@@ -30,13 +35,19 @@ QWEN_NEXT = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }  # fmt: skip
+KINDS = {
+    "glm4_moe": GLM, "qwen3_next": QWEN_NEXT, "deepseek_v3": DEEPSEEK, "glm4_moe_lite": DEEPSEEK,
+}  # fmt: skip
 
 
 def write_mtp_checkpoint(folder: Path, kind: str) -> Path:
-    """A checkpoint of `glm4_moe` or `qwen3_next`; its last layer becomes that of prediction."""
+    """A checkpoint of a kind in `KINDS`; its last layer becomes that of prediction."""
     torch.manual_seed(7)
-    own = GLM if kind == "glm4_moe" else QWEN_NEXT
-    config: Any = AutoConfig.for_model(kind, num_hidden_layers=NUM_LAYERS + 1, **SIZES, **own)
+    fields = {"num_hidden_layers": NUM_LAYERS + 1, **SIZES, **KINDS[kind]}
+    if "qk_rope_head_dim" in fields:
+        # Latent attention has head sizes of its own.
+        del fields["head_dim"]
+    config: Any = AutoConfig.for_model(kind, **fields)
     model: Any = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -45,7 +56,7 @@ def write_mtp_checkpoint(folder: Path, kind: str) -> Path:
                 weight.add_(1.0)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    tensors = (_counted_on if kind == "glm4_moe" else _named)(tensors)
+    tensors = (_named if kind == "qwen3_next" else _counted_on)(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "config.json"
     fields = json.loads(path.read_text()) | {"num_hidden_layers": NUM_LAYERS}
