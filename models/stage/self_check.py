@@ -114,6 +114,8 @@ def small_copy(kind: str, fields: dict[str, Any], layer_types: tuple[str, ...]) 
     if groups is not None:
         small["num_key_value_heads"] = {heads: SIZES["num_attention_heads"], 1: 1}.get(groups, 2)
     small.pop("dtype", None)
+    # Kimi Linear's sizes and kinds of layers as checkpoints say them, which the fields have, too.
+    small.pop("linear_attn_config", None)
     return AutoConfig.for_model(kind, **{k: v for k, v in small.items() if k != "model_type"})
 
 
