@@ -19,7 +19,6 @@ from ...core.arrays import Bool, Int32, Int64
 from ...core.steps import StepInput
 from ...core.tree.tree import unpack
 
-
 # Rows of a request from which query heads of one key/value head are not folded: by then each reads
 # the keys as fast alone.
 ROWS_APART = 64
@@ -29,9 +28,9 @@ class PagedKv:
     """Keys and values of a stage's layers; slot = block id * block size + offset.
 
     One tensor [layers, slots, 2, kv_heads, head_dim] holds both, key first, so that a layer's
-    write and gather are one operation each. Of latents, which are keys and values at once
-    (`latent.py`), it has one side: [layers, slots, 1, 1, width]. Contents begin as zeros: masked columns are
-    multiplied by a probability of exactly zero and must therefore be finite.
+    write and gather are one operation each. Latents, which are keys and values at once
+    (`latent.py`), have one side: [layers, slots, 1, 1, width]. Contents begin as zeros: masked
+    columns are multiplied by a probability of exactly zero and must therefore be finite.
 
     A cache of FP8 numbers (e4m3; backend `triton` only) has `scales` float32, which stored keys and
     values are multiplied by: [layers, 2, kv_heads], or [layers, slots, 2, kv_heads] of a scale for

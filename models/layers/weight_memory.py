@@ -129,7 +129,7 @@ def read_weight_memory(
             for name, weight in parameters.items()
         }
     states = tuple(state_shape(module, config.hidden_size) for module in stateful_modules(whole))
-    num_kv_layers = len(attending_layers(base_and_layers(whole)[1]))
+    num_kv_layers = len(attending_layers(tuple(base_and_layers(whole)[1])))
     return WeightMemory(
         stored.description, stored.files.num_bytes, sizes, kv_shape(config), num_kv_layers, states
     )

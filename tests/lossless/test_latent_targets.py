@@ -1,5 +1,5 @@
-"""Targets with latent attention, some of whose layers keep states beside it: drafts change no token,
-and transformers says the same."""
+"""Targets with latent attention, also beside states: drafts change no token, and transformers says
+the same."""
 
 from __future__ import annotations
 
