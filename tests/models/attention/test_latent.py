@@ -12,6 +12,7 @@ from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage
+from support.inputs.quantized_checkpoints import FORMATS, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.tiny_models import LATENT, SIZES, VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM
@@ -59,3 +60,13 @@ def test_they_are_not_kept_in_fp8(tmp_path: Path) -> None:
     folder = save_tiny_model("deepseek_v3", tmp_path)
     with pytest.raises(ConfigError, match="cannot be fp8"):
         stage_of(folder, kv_cache_dtype="fp8")
+
+
+def test_a_checkpoint_of_fp8_blocks(tmp_path: Path) -> None:
+    """As DeepSeek-V3 is published."""
+    pair = save_pair("deepseek_v3", FORMATS["fp8 blocks"], tmp_path)
+    found = [
+        logits(stage_of(folder), PagedRequest(range(NUM_BLOCKS)), 0, 50)
+        for folder in (pair.plain, pair.quantized)
+    ]
+    np.testing.assert_array_equal(*found)
