@@ -29,7 +29,7 @@ class PackedWeight(NamedTuple):
     zeros   uint8 [panels, groups, panel]  of uint8
     groups  int32 [inputs]  the group of each input
     minima  float32 [panels, groups, panel]  in place of zeros: value = code * scale + minimum; of
-            int8 and of codes of 4 bits
+            int8 and of codes of 4 bits, whose products with their scales are exact
     """
 
     codes: Tensor
@@ -80,11 +80,13 @@ def pack_quantized(
 
     None if the kernels do not know these numbers: FP8 other than e4m3 or with zero points or large
     scales, zero points that are not integers in the codes' range, minima of other than int8 and of
-    codes of 4 bits.
+    codes of 4 bits or beside scales whose products with codes are not exact in float32.
     """
     if minima is not None:
         is_small = codes.dtype == torch.uint8 and codes.max() <= LARGEST_UINT4
         if zeros is not None or not (is_small or codes.dtype == torch.int8):
+            return None
+        if not _has_exact_products(scales, 4 if is_small else 7):
             return None
         packed = _panels(codes, panel)
         return PackedWeight(
@@ -115,6 +117,11 @@ def pack_quantized(
         assert zeros is not None
         packed_zeros = _panels(zeros.byte(), panel)
     return PackedWeight(packed, _panels(scales, panel), packed_zeros, group_of.int())
+
+
+def _has_exact_products(scales: Tensor, bits: int) -> bool:
+    """Whether float32 has all products of these scales with integers below 2^bits."""
+    return not bool((scales.view(torch.int32) & ((1 << bits) - 1)).any())
 
 
 def _in_halves(codes: Tensor) -> Tensor:

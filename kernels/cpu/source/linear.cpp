@@ -92,9 +92,9 @@ struct Panel {
         const Ints bits = load_signed_bytes(part) << 20 & int32_t(0x87f00000);
         wide[v] = (Vector)bits * scale[v];
       } else {
-        wide[v] = __builtin_convertvector(steps(row, v), Vector) * scale[v];
-        // Two roundings, as where such a weight is unpacked.
-        if constexpr (has_minima(K)) wide[v] += minimum[v];
+        const Vector code = __builtin_convertvector(steps(row, v), Vector);
+        // The same as two roundings, since the products with scales of minima are exact.
+        wide[v] = has_minima(K) ? fma(code, scale[v], minimum[v]) : code * scale[v];
       }
     }
   }

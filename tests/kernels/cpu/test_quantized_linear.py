@@ -55,7 +55,7 @@ def quantized(kind: str, groups: str, inputs: int, outputs: int) -> QuantizedWei
     scales = torch.randn(outputs, num_groups) / 100
     if kind.endswith("with minima"):
         minima = torch.randn(outputs, num_groups) / 10
-        return QuantizedWeight(codes, scales, None, group_of, minima)
+        return QuantizedWeight(codes, scales.half().float(), None, group_of, minima)
     return QuantizedWeight(codes, scales, None if kind in ("int8", "e4m3") else zeros, group_of)
 
 
@@ -125,6 +125,15 @@ def test_numbers_that_the_kernels_do_not_know_are_not_packed(
     zeros = None if zero is None else torch.full((4, 1), zero)
     groups = torch.zeros(8, dtype=torch.int64)
     assert pack_quantized(codes, torch.full((4, 1), scale), zeros, groups, 64) is None
+
+
+@pytest.mark.parametrize("codes", [torch.uint8, torch.int8])
+def test_minima_beside_scales_of_24_bits_are_not_packed(codes: torch.dtype) -> None:
+    ones, groups = torch.ones(4, 8, dtype=codes), torch.zeros(8, dtype=torch.int64)
+    minima = torch.ones(4, 1)
+    for scale, is_packed in ((0.1, False), (17 / 512, True)):
+        scales = torch.full((4, 1), scale)
+        assert (pack_quantized(ones, scales, None, groups, 64, minima) is not None) == is_packed
 
 
 def test_tensors_that_do_not_belong_together_are_refused() -> None:
