@@ -43,6 +43,19 @@ class Subtree:
     match_len: int
 
 
+class StageMemory(NamedTuple):
+    """Bytes that a stage keeps of its target.
+
+    weights  as they are kept, without those of heads
+    kv       of the cache, with that of heads
+    states   of layers that keep any: of running requests, snapshots, and rows of trees
+    """
+
+    weights: int
+    kv: int
+    states: int = 0
+
+
 class Lookup(Protocol):
     """Finds continuations by the longest stored suffix of a context."""
 

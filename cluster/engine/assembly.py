@@ -188,7 +188,7 @@ class Assembly:
         await self.pipeline.start()
         if self._plan.specs[0].num_blocks is None:
             self._pool.resize(self.pipeline.num_blocks)
-        weights = " ".join(f"{size / 2**20:.1f}" for size in self.pipeline.weight_bytes)
+        weights = " ".join(f"{kept.weights / 2**20:.1f}" for kept in self.pipeline.memory)
         logger.info("event=stages_loaded weight_mib=%r", weights)
         await asyncio.to_thread(load_kernels)
         await asyncio.to_thread(load_policy)
@@ -238,6 +238,17 @@ def _num_snapshots(config: EngineConfig) -> int:
     return config.max_num_seqs if config.enable_prefix_caching else 0
 
 
+def num_states(config: EngineConfig) -> tuple[int, int]:
+    """Where layers keep states: slots of these, and rows that what they leave is kept of."""
+    rows = config.max_num_batched_tokens + _num_kept_rows(config)
+    return config.max_num_seqs + _num_snapshots(config), rows
+
+
+def _num_kept_rows(config: EngineConfig) -> int:
+    """The last trees of all requests."""
+    return config.max_num_seqs * (config.tree_nodes + 1)
+
+
 def _trace_file(config: EngineConfig) -> TraceFile | None:
     if config.trace_steps is None:
         return None
@@ -273,6 +284,7 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         max_rows=max_rows,
         max_requests=config.max_num_seqs,
         num_snapshots=_num_snapshots(config),
+        num_kept_rows=_num_kept_rows(config),
         compile=config.compile,
         batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,

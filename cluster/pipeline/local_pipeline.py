@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from ...core.errors import DeviceLost, StageError, StageLost
+from ...core.interfaces import StageMemory
 from ...core.steps import StepInput, StepOutput
 from ..loop_calls import call_on_loop
 from ..transport.stage_spec import (
@@ -57,7 +58,7 @@ class LocalPipeline:
         self._stages = tuple(stages)
         self._num_stages = len(stages)
         self._num_blocks = min(stage.num_blocks for stage in stages)
-        self._weight_bytes = tuple(stage.weight_bytes for stage in stages)
+        self._memory = tuple(stage.memory for stage in stages)
         self._max_in_flight = max_in_flight or len(stages) + (len(stages) > 1)
         self._steps: InFlightSteps | None = None
         self._threads: list[_StageThread] = []
@@ -79,9 +80,9 @@ class LocalPipeline:
         return self._num_blocks
 
     @property
-    def weight_bytes(self) -> Sequence[int]:
+    def memory(self) -> Sequence[StageMemory]:
         """See `Pipeline`."""
-        return self._weight_bytes
+        return self._memory
 
     @property
     def decodes_several(self) -> bool:

@@ -18,6 +18,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
+from ...core.interfaces import StageMemory
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
 from ..transport.distributed import DistributedTransport
@@ -92,7 +93,7 @@ class RayPipeline:
         self._steps = InFlightSteps(self._max_in_flight)
         self._open = False
         self._num_blocks = 0
-        self._weight_bytes: tuple[int, ...] = ()
+        self._memory: tuple[StageMemory, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -115,9 +116,9 @@ class RayPipeline:
         return self._num_blocks
 
     @property
-    def weight_bytes(self) -> Sequence[int]:
+    def memory(self) -> Sequence[StageMemory]:
         """See `Pipeline`."""
-        return self._weight_bytes
+        return self._memory
 
     async def start(self) -> None:
         """See `Pipeline`; raises what the stages' builds raised, such as `CheckpointError`."""
@@ -196,7 +197,7 @@ class RayPipeline:
         asking: list[Any] = [stage.sizes.remote() for stage in stages]
         sizes: list[StageSizes] = await asyncio.gather(*asking)
         self._num_blocks = min(size.num_blocks for size in sizes)
-        self._weight_bytes = tuple(size.weight_bytes for size in sizes)
+        self._memory = tuple(size.memory for size in sizes)
         # A stage that replaces another has as many.
         self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
         await self._transport.open(stages, steps)

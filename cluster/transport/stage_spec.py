@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from ...core.arrays import Span
 from ...core.errors import CapacityError, DeviceLost, StageError, StageLost, place_of
+from ...core.interfaces import StageMemory
 from ...core.progress import Progress, unseen
 from ...core.steps import StepInput, StepOutput
 
@@ -54,8 +55,8 @@ class StageRunner(Protocol):
         ...
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that it holds, as they are kept."""
+    def memory(self) -> StageMemory:
+        """Bytes of its weights, KV cache and states."""
         ...
 
     @property
@@ -173,8 +174,8 @@ class Pipeline(Protocol):
         ...
 
     @property
-    def weight_bytes(self) -> Sequence[int]:
-        """Bytes of the weights that each stage holds; known once the pipeline is started."""
+    def memory(self) -> Sequence[StageMemory]:
+        """What each stage keeps; known once the pipeline is started."""
         ...
 
     @property

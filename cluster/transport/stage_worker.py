@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import ray
 
 from ...core.errors import ConfigError, StageLost
+from ...core.interfaces import StageMemory
 from .messages import load_loops
 from .stage_spec import StageRunner, StageSpec
 
@@ -37,11 +38,10 @@ class StagePlace:
 
 
 class StageSizes(NamedTuple):
-    """What a stage's worker tells of its stage: the KV blocks of its cache, the bytes of its
-    weights."""
+    """What a stage's worker tells of its stage: the KV blocks of its cache, and what it keeps."""
 
     num_blocks: int
-    weight_bytes: int
+    memory: StageMemory
 
 
 def fastest_backend(places: Sequence[StagePlace]) -> Backend:
@@ -135,7 +135,7 @@ class StageWorker:
     def sizes(self) -> StageSizes:
         """Of the stage that was built."""
         assert self._stage is not None, "its sizes come after build"
-        return StageSizes(self._stage.num_blocks, self._stage.weight_bytes)
+        return StageSizes(self._stage.num_blocks, self._stage.memory)
 
     def settle(self, timeout_s: float) -> bool:
         """Disconnect the coordinator; whether the stage is idle within `timeout_s`.

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ... import __version__
 from ...cluster.config import EngineConfig
-from ...cluster.engine.assembly import CPU_CACHE_TOKENS
+from ...cluster.engine.assembly import CPU_CACHE_TOKENS, num_states
 from ...core.arrays import Float32, Int32
 from ...core.errors import CheckpointError, ConfigError
 from ...core.proposals import Commit, DraftRequest, FeatureRows, Query
@@ -248,13 +248,13 @@ def _weights(model: str) -> Iterator[Finding]:
 def _states(sizes: tuple[int, int], model: str) -> Finding:
     """What layers keep of texts beside keys and values."""
     config = EngineConfig()
-    num_slots, num_rows = 2 * config.max_num_seqs, config.max_num_batched_tokens
+    num_slots, num_rows = num_states(config)
     slots, rows = num_slots * sizes[0], num_rows * sizes[1]
     return Finding(
         f"states of {model}",
         f"{_size(sizes[0])} a text over all stages, beside kv_cache_tokens; {_size(slots + rows)} "
-        f"for max_num_seqs: {config.max_num_seqs}, as many snapshots, and a step of {num_rows} "
-        "tokens",
+        f"for max_num_seqs: {config.max_num_seqs}, as many snapshots, and {num_rows} rows of steps "
+        "and trees",
     )
 
 
@@ -338,7 +338,7 @@ def _choices() -> Iterator[Finding]:
     yield Finding("flash-attn", "is taken for prompts" if against is None else f"no: {against}")
     yield _cpu_kernels(has_gpu=has_gpu)
     yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
-    cache = "fills the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
+    cache = "fills what weights and states leave of the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
     yield Finding("kv_cache_tokens", f"by default {cache}")
     yield Finding("stage_transport", f"of Ray stages; auto picks {_transport(has_gpu=has_gpu)}")
     yield Finding("backend", "default local: one process; ray: stages and drafters as actors")

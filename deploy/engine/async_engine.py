@@ -308,7 +308,7 @@ class AsyncEngine:
             shadow=ShadowCounts() if self._shadow is None else replace(self._shadow.counts),
             step_times=core.deadline.times,
             drafters=self._assembly.hub.stats(),
-            stage_weight_bytes=tuple(self._assembly.pipeline.weight_bytes),
+            stage_memory=tuple(self._assembly.pipeline.memory),
         )
 
     @property

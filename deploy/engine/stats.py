@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...cluster.drafting.replies import DrafterStats
 from ...core.fair_share import TenantTotals
+from ...core.interfaces import StageMemory
 from ...core.pipelined.drafting import TreeChunkCounts
 from ...core.step.in_flight import StepTimes
 from .shadow import ShadowCounts
@@ -28,7 +29,7 @@ class EngineStats:
     usage_dropped        usage records that could not be written
     step_times           how long steps took, from one's submission, or the answer before it, to its
                          answer
-    stage_weight_bytes   of the target's weights as each stage keeps them
+    stage_memory         bytes that each stage keeps of the target
     """
 
     engine_id: str
@@ -43,7 +44,7 @@ class EngineStats:
     tree_chunks: TreeChunkCounts
     step_times: StepTimes
     drafters: tuple[DrafterStats, ...]
-    stage_weight_bytes: tuple[int, ...] = ()
+    stage_memory: tuple[StageMemory, ...] = ()
     shadow: ShadowCounts = field(default_factory=ShadowCounts)
     by_tenant: Mapping[str, TenantTotals] = field(default_factory=dict)
     usage_dropped: int = 0

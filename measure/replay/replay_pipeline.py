@@ -9,6 +9,7 @@ import numpy as np
 
 from ...cluster.transport.stage_spec import Pipeline
 from ...core.arrays import Int32
+from ...core.interfaces import StageMemory
 from ...core.steps import LogProbOutput, StepInput, StepOutput
 from .recording import RecordedAnswer, RowContext, Said, off_text, probed_contexts
 
@@ -86,7 +87,7 @@ class ReplayPipeline:
     decodes_several = False
     # There is no cache; this is the default of a CPU.
     num_blocks = 1024
-    weight_bytes = (0,)
+    memory = (StageMemory(0, 0),)
 
     def __init__(self, answers: Sequence[RecordedAnswer]) -> None:
         self._texts = {answer.seed: answer.text_ids for answer in answers}
@@ -161,9 +162,9 @@ class PassingPipeline:
         return self._pipeline.num_blocks
 
     @property
-    def weight_bytes(self) -> Sequence[int]:
-        """Bytes of the pipeline's weights."""
-        return self._pipeline.weight_bytes
+    def memory(self) -> Sequence[StageMemory]:
+        """What the pipeline's stages keep."""
+        return self._pipeline.memory
 
     async def start(self) -> None:
         """Start the pipeline."""

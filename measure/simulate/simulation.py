@@ -21,6 +21,7 @@ from ...cluster.engine.engine_thread import EngineTime
 from ...cluster.transport.stage_spec import Pipeline, StageSpec, run_stage
 from ...core.arrays import Span
 from ...core.errors import ConfigError, StageError, StageLost
+from ...core.interfaces import StageMemory
 from ...core.steps import StepInput, StepOutput
 from .cost_profile import SMALL_MODEL, CostProfile
 from .host_clock import HostClock, HostLoop
@@ -62,9 +63,9 @@ class SlowedPipeline:
         return min(stage.num_blocks for stage in self._stages)
 
     @property
-    def weight_bytes(self) -> Sequence[int]:
+    def memory(self) -> Sequence[StageMemory]:
         """See `Pipeline`."""
-        return tuple(stage.weight_bytes for stage in self._stages)
+        return tuple(stage.memory for stage in self._stages)
 
     async def start(self) -> None:
         """See `Pipeline`; the stages are built already."""

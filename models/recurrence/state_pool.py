@@ -241,7 +241,7 @@ class StatePool:
         """Places for so many rows."""
         missing = count - len(self._free)
         if missing > 0:
-            more = max(missing, self._num_rows)
+            more = max(missing, self._num_rows // 4)
             for layer in self.layers:
                 layer.grow(more)
             self._free += range(self._num_rows, self._num_rows + more)

@@ -77,12 +77,14 @@ class MemoryUse:
     total, free  of the GPU, over all processes
     work         peak memory of a step besides weights and cache
     trial        size of the small cache
+    states       of requests, in layers that keep any
     """
 
     total: int
     free: int
     work: int
     trial: int
+    states: int = 0
 
     def room(self, utilization: float, num_works: int) -> int:
         """Bytes for the KV cache if a share `utilization` of the GPU may be used.
@@ -120,7 +122,7 @@ def profile(stage: Stage, max_rows: int, memory: CudaMemory) -> MemoryUse:
     stage.run(prompt_step(max_rows, stage.block_size), hidden)
     work = memory.peak() - resting
     free, total = memory.free_and_total()
-    return MemoryUse(total, free, work, stage.kv_bytes)
+    return MemoryUse(total, free, work, stage.memory.kv, stage.memory.states)
 
 
 def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_works: int) -> int:
@@ -131,8 +133,9 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
         raise ConfigError(
             "gpu_memory_utilization",
             f"of {utilization:g} leaves no room for a KV cache: of {use.total / GIB:.1f} GiB, "
-            f"{taken / GIB:.1f} are taken and a step takes {use.work / GIB:.1f}; raise it, "
-            "lower max_num_batched_tokens, or cut the model into more stages",
+            f"{taken / GIB:.1f} are taken{_of_states(use.states)} and a step takes "
+            f"{use.work / GIB:.1f}; raise it, lower max_num_batched_tokens"
+            f"{' or max_num_seqs' if use.states else ''}, or cut the model into more stages",
         )
     num_blocks = room // block_bytes
     logger.info(
@@ -140,6 +143,10 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
         num_blocks, num_blocks * block_bytes / GIB, use.work / GIB, use.total / GIB,
     )  # fmt: skip
     return num_blocks
+
+
+def _of_states(num_bytes: int) -> str:
+    return f", {num_bytes / GIB:.1f} of these by states of max_num_seqs," if num_bytes else ""
 
 
 # Numbers of rows: one for each tile size of products, and one for the library's products.

@@ -68,8 +68,10 @@ def load_stage(
         part = with_pruned_head(part, options.output.rows)
     if is_invariant:
         part = invariant_slice(part)
-    num_states = options.max_requests + options.num_snapshots
-    states = make_states(part, num_states, options.max_rows, block_size)
+    states = make_states(
+        part, options.max_requests + options.num_snapshots,
+        options.max_rows + options.num_kept_rows, block_size,
+    )  # fmt: skip
     taps = HiddenStateTaps(options.feature_layers, span, part.config.hidden_size)
     tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)
 

@@ -48,6 +48,7 @@ class StageOptions:
     max_rows       rows of the largest step
     max_requests   requests of a step; more are slower. Where layers keep states, requests that run
     num_snapshots  of such states
+    num_kept_rows  of trees, of whose rows such layers keep what the states may take in later
     graphs         the steps that CUDA graphs are captured for; None: none are
     compile        off; auto: draftline's C++ kernels on a CPU
     compile_cache  folder that keeps them once built
@@ -67,6 +68,7 @@ class StageOptions:
     max_rows: int = 512
     max_requests: int = 256
     num_snapshots: int = 0
+    num_kept_rows: int = 0
     graphs: GraphOptions | None = None
     feature_layers: tuple[int, ...] = ()
     output: OutputVocabulary | None = None

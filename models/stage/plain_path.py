@@ -28,7 +28,7 @@ from ..layers.model_slice import ModelSlice, embedded, run_layers
 from ..layers.weight_memory import held_bytes
 from ..load.model_info import kv_shape
 from ..load.partition import LayerSpan
-from ..recurrence.state_pool import StatePool
+from ..recurrence.state_pool import StatePool, StateShape
 from .options import carried_sizes
 
 logger = logging.getLogger(__name__)
@@ -247,13 +247,28 @@ def make_states(
 ) -> StatePool | None:
     """Slots for so many states, in the layers that keep any; None: none does.
 
-    num_rows  of the largest step
+    num_rows  of the largest step and of earlier trees
+
+    Raises `ConfigError` (`max_num_seqs`) where the device has no memory for them.
     """
     shapes = [] if part.forward is None else part.forward.state_shapes
     if not shapes:
         return None
     like = torch.empty(0, dtype=part.dtype, device=part.device)
-    pool = StatePool(shapes, num_slots, num_rows, block_size, like)
+    try:
+        pool = StatePool(shapes, num_slots, num_rows, block_size, like)
+    except RuntimeError as error:  # torch's, of a GPU and of a CPU
+        slot, row = (
+            sum(size(shape, part.dtype.itemsize) for shape in shapes)
+            for size in (StateShape.slot_bytes, StateShape.row_bytes)
+        )
+        raise ConfigError(
+            "max_num_seqs",
+            f"takes {(num_slots * slot + num_rows * row) / 2**30:.1f} GiB on {part.device}, which "
+            f"has no room for it: {num_slots} states of requests and snapshots of "
+            f"{slot / 2**20:.1f} MiB, and {num_rows} rows of trees of {row / 2**20:.2f} MiB; lower "
+            "it, tree_nodes or max_num_batched_tokens, or cut the model into more stages",
+        ) from error
     logger.info(
         "event=states_kept layers=%d slots=%d mib=%.1f",
         len(shapes), num_slots, pool.num_bytes / 2**20,

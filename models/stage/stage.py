@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Float32, Int32
+from ...core.interfaces import StageMemory
 from ...core.steps import (
     NO_LOG_PROB_OUTPUT,
     NO_LOG_PROBS,
@@ -88,9 +89,11 @@ class Stage:
         return self.kv.num_bytes + (0 if self._heads is None else self._heads.kv_bytes)
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of the target's weights, as they are kept, without those of its heads."""
-        return self.path.weight_bytes
+    def memory(self) -> StageMemory:
+        """Bytes of its weights, KV cache and states."""
+        states = self.path.states
+        kept = 0 if states is None else states.num_bytes
+        return StageMemory(self.path.weight_bytes, self.kv_bytes, kept)
 
     @property
     def vocab_size(self) -> int:

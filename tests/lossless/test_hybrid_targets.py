@@ -133,6 +133,7 @@ def test_answers_are_those_of_transformers_with_drafts_and_without(
     folder = checkpoint(kind, tmp_path)
     peer = peer_of(kind, folder)
     with engine_of(folder, pipeline_parallel_size=num_stages) as engine:
+        kept = engine.stats().stage_memory
         for temperature in (0.0, 0.8):
             plain = token_ids(engine.generate(PROMPTS, params(temperature), PLAIN))
             # The second time suffixes of the answers are known.
@@ -145,6 +146,9 @@ def test_answers_are_those_of_transformers_with_drafts_and_without(
                     assert drawn(peer, prompt, answer, temperature) == answer
                 else:
                     assert generated(peer, prompt) == answer
+        # What it was given at the start is enough.
+        assert engine.stats().stage_memory == kept
+        assert any(memory.states for memory in kept)
 
 
 def test_pipelined_trees_go_on_from_nodes_in_flight(tmp_path: Path) -> None:

@@ -81,4 +81,4 @@ async def test_a_pipeline_that_is_closed_keeps_no_stage() -> None:
     gc.collect()
     assert [stage() for stage in alive] == [None, None]
     assert (pipeline.num_stages, pipeline.num_blocks, pipeline.decodes_several) == (2, 1, False)
-    assert pipeline.weight_bytes == (1000, 1000)
+    assert [kept.weights for kept in pipeline.memory] == [1000, 1000]

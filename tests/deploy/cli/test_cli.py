@@ -200,7 +200,12 @@ def test_doctor_says_what_states_take(tmp_path: Path) -> None:
     # Of three layers: 4 heads of 8 x 8, and 3 inputs of 64 channels.
     state, row = 3 * 4 * (4 * 64 + 3 * 64), 3 * 4 * (2 * 8 + 4 * (8 + 1) + 64)
     assert "for max_num_seqs: 16" in line
-    assert f"{(32 * state + 512 * row) / 2**20:.1f} MiB for" in line
+    # Of 16 requests, as many snapshots, the largest step, and a tree of 16 nodes of each request.
+    assert f"{(32 * state + (512 + 16 * 17) * row) / 2**20:.1f} MiB for" in line
+    with Engine(EngineConfig(model=str(folder))) as engine:
+        [kept] = engine.stats().stage_memory
+    # Rows before the texts, and their ends, are not counted.
+    assert kept.states == pytest.approx(32 * state + (512 + 16 * 17) * row, rel=0.01)
 
 
 @pytest.mark.parametrize(

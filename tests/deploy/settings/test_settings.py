@@ -102,7 +102,7 @@ def test_how_stages_compute_reaches_them() -> None:
     options = StageOptions(
         attention="sdpa", kv_cache_dtype="fp8", quantization="int8", gpu_memory_utilization=0.45,
         max_rows=24, max_requests=3, graphs=graphs, compile="auto", batch_invariant="off",
-        num_snapshots=3,
+        num_snapshots=3, num_kept_rows=15,
     )  # fmt: skip
     # Stages of one process share what a GPU has, the first taking its part first.
     first, last = plan_model(EngineConfig(model="demo", **settings)).specs

@@ -149,8 +149,8 @@ def test_matrices_of_gguf_files_stay_small_also_a_tied_head(
     assert torch.equal(pruned[:, :3], logits(wide)[:, rows])
     for stage, source in ((small, folder), (wide, plain)):
         # Further are the group of each input, and what fills up last panels.
-        assert 1 <= stage.weight_bytes / read_weight_memory(source).num_bytes() < 1.05
-    assert small.weight_bytes < 0.7 * wide.weight_bytes
+        assert 1 <= stage.memory.weights / read_weight_memory(source).num_bytes() < 1.05
+    assert small.memory.weights < 0.7 * wide.memory.weights
     damaged = load_file(folder / KEPT_FILE)
     save_file({n: t for n, t in damaged.items() if not n.endswith("scales")}, folder / KEPT_FILE)
     with pytest.raises(CheckpointError, match="codes or scales are missing; remove the folder"):
@@ -191,7 +191,7 @@ def test_weights_of_one_product_may_be_of_different_kinds(
     assert kept(caplog) == [kinds, "float32:17"]
     assert torch.equal(logits(small), logits(wide))
     assert torch.equal(logits(small, 20, 1), logits(wide, 20, 1))
-    assert 1 <= small.weight_bytes / read_weight_memory(folder).num_bytes() < 1.05
+    assert 1 <= small.memory.weights / read_weight_memory(folder).num_bytes() < 1.05
 
 
 def random_blocks(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
@@ -257,7 +257,7 @@ def test_rounded_weights_run_by_the_kernels(
             weights[name] = rounded(weights[name], kind).dequantized(torch.float32)
     save_file(weights, plain / "model.safetensors")
     assert torch.equal(found, logits(stage_of(plain)))
-    assert small.weight_bytes < 0.7 * stage_of(plain).weight_bytes
+    assert small.memory.weights < 0.7 * stage_of(plain).memory.weights
 
 
 def test_weights_that_cannot_be_rounded_are_refused(tmp_path: Path) -> None:

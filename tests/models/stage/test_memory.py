@@ -85,6 +85,28 @@ def test_no_room_is_an_error_that_says_what_to_do(folder: Path) -> None:
         blocks(folder, memory, StageOptions(max_rows=10))
 
 
+def test_states_are_counted_before_the_cache(tmp_path: Path) -> None:
+    """A stage of layers that keep states measures the largest step, too."""
+    hybrid = save_tiny_model("qwen3_next", tmp_path)
+    # One of its layers has keys and values.
+    memory = FakeMemory(weights=4 * GIB, step=2 * GIB, trial=3 * BLOCK_BYTES // 4)
+    left = 16 * GIB * 9 // 10 - 5 * GIB - SLACK_BYTES - 2 * GIB
+    found = blocks(hybrid, memory, StageOptions(max_rows=10))
+    assert found == pytest.approx(left / (BLOCK_BYTES // 4), abs=1)
+    memory.weights = 13 * GIB
+    with pytest.raises(ConfigError, match=r"of these by states of max_num_seqs.*or max_num_seqs"):
+        blocks(hybrid, memory, StageOptions(max_rows=10))
+
+
+@pytest.mark.parametrize("field", ["max_requests", "num_snapshots", "num_kept_rows"])
+def test_states_without_room_name_their_settings(field: str, tmp_path: Path) -> None:
+    hybrid = save_tiny_model("qwen3_next", tmp_path)
+    options = StageOptions(max_rows=10, **{field: 10**13})
+    with pytest.raises(ConfigError, match=r"max_num_seqs: takes .* tree_nodes") as raised:
+        load_stage(hybrid, LayerSpan(0, 4, 4), 4, BLOCK_SIZE, options=options)
+    assert raised.value.field == "max_num_seqs"
+
+
 @pytest.mark.gpu
 def test_the_cache_of_a_gpu_is_as_large_as_the_setting_says(folder: Path) -> None:
     options = StageOptions(max_rows=10, gpu_memory_utilization=0.5, graphs=GRAPHS)

@@ -178,7 +178,7 @@ def test_the_bytes_of_its_weights(kind: str, tmp_path: Path) -> None:
         stages = [
             load_stage(folder, span, 1, BLOCK_SIZE, dtype) for span in partition_layers(folder, 2)
         ]
-        held = sum(stage.weight_bytes for stage in stages)
+        held = sum(stage.memory.weights for stage in stages)
         assert held == pytest.approx(size * (whole + tied), rel=0.02)
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from draftline.cluster.drafting.replies import DrafterStats
 from draftline.core.errors import CapacityError, RequestError
 from draftline.core.fair_share import TenantTotals
+from draftline.core.interfaces import StageMemory
 from draftline.core.pipelined.drafting import TreeChunkCounts
 from draftline.core.request.output import (
     TARGET_SOURCE,
@@ -62,7 +63,7 @@ def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0)
         engine_id=engine_id, num_running=num_running, num_waiting=0, kv_usage=0.25,
         num_steps=num_steps, num_recoveries=19, num_preemptions=4, num_prefix_queries=100,
         num_prefix_hits=64, wasted_by_source={"spectra": 11}, drafters=(drafter,),
-        stage_weight_bytes=(1001, 1002),
+        stage_memory=(StageMemory(1001, 5), StageMemory(1002, 6, 7)),
         by_tenant={"acme": TenantTotals(requests=3, nodes_verified=31, nodes_wasted=23)},
         tree_chunks=TreeChunkCounts(chunks=17, nodes=90, pruned_nodes=21, idle_turns=14),
         step_times=StepTimes((0, 15, 3, *[0] * 10, 1), 12.5),

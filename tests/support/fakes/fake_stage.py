@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from draftline.cluster.transport.stage_spec import StageSpec
+from draftline.core.interfaces import StageMemory
 from draftline.core.steps import StepInput, StepOutput
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 
@@ -54,7 +55,7 @@ class FakeStage:
     hidden_size: int = HIDDEN_SIZE
     checksum: int = FIRST_CHECKSUM
     num_blocks: int = 1
-    weight_bytes: int = 1000
+    memory: StageMemory = StageMemory(1000, 10)
     decodes_several: bool = False
 
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:

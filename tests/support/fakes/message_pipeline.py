@@ -40,7 +40,7 @@ class MessagePipeline:
         self.num_stages = len(specs)
         self.decodes_several = False
         self.num_blocks = specs[0].num_blocks or 0
-        self.weight_bytes = tuple(stage.weight_bytes for stage in self._stages)
+        self.memory = tuple(stage.memory for stage in self._stages)
 
     async def start(self) -> None:
         """A run of its own."""

@@ -109,7 +109,8 @@ def test_engine_totals() -> None:
     chunks = {"nodes": 90, "pruned_nodes": 21, "idle_turns": 14}
     for name, count in chunks.items():
         assert value(found, f"draftline:tree_chunk_{name}_total") == count
-    assert value(found, "draftline:stage_weight_bytes", stage="1") == 1002
+    for kind, size in (("weights", 1002), ("kv", 6), ("states", 7)):
+        assert value(found, "draftline:stage_memory_bytes", stage="1", kind=kind) == size
     proposals = "draftline:drafter_proposals_total"
     assert value(found, proposals, outcome="in_time") == 25
     assert value(found, proposals, outcome="late_used") == 5
