@@ -338,7 +338,8 @@ def _choices() -> Iterator[Finding]:
     yield Finding("flash-attn", "is taken for prompts" if against is None else f"no: {against}")
     yield _cpu_kernels(has_gpu=has_gpu)
     yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
-    cache = "fills what weights and states leave of the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
+    fills = "fills what weights and states leave of the GPU"
+    cache = fills if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
     yield Finding("kv_cache_tokens", f"by default {cache}")
     yield Finding("stage_transport", f"of Ray stages; auto picks {_transport(has_gpu=has_gpu)}")
     yield Finding("backend", "default local: one process; ray: stages and drafters as actors")

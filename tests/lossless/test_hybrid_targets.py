@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline import AsyncEngine, DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import ConfigError
-from draftline.core.request.output import RequestOutput
+from draftline.core.request.output import Delta, RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.core.steps import SamplingRows
 from draftline.kernels.sampling.reference import choose_tokens
@@ -39,9 +43,23 @@ def params(temperature: float) -> SamplingParams:
     )
 
 
-def engine_of(folder: Path, **settings: Any) -> Engine:
+def config_of(folder: Path, **settings: Any) -> EngineConfig:
     given = {"drafters": DRAFTERS, "node_budget": "full", "max_num_batched_tokens": 32, **settings}
-    return Engine(EngineConfig(model=str(folder), draft_deadline_ms=10_000, **given))
+    return EngineConfig(model=str(folder), draft_deadline_ms=10_000, **given)
+
+
+def engine_of(folder: Path, **settings: Any) -> Engine:
+    return Engine(config_of(folder, **settings))
+
+
+def kinds(*quick: str) -> list[Any]:
+    """These kinds, and all others in `make test-full`."""
+    kinds = (
+        "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "olmo_hybrid", "granitemoehybrid",
+        "falcon_h1", "nemotron_h", "lfm2",
+    )  # fmt: skip
+    full = (pytest.param(kind, marks=pytest.mark.full) for kind in kinds if kind not in quick)
+    return [*quick, *full]
 
 
 def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
@@ -163,8 +181,9 @@ def test_pipelined_trees_go_on_from_nodes_in_flight(tmp_path: Path) -> None:
                 assert np.mean(drafted.metrics.accepted_lengths) > 2
 
 
-def test_a_preempted_request_computes_its_states_again(tmp_path: Path) -> None:
-    folder = checkpoint("qwen3_next", tmp_path)
+@pytest.mark.parametrize("kind", kinds("qwen3_next"))
+def test_a_preempted_request_computes_its_states_again(kind: str, tmp_path: Path) -> None:
+    folder = checkpoint(kind, tmp_path)
     prompts = [*PROMPTS[1:], PROMPTS[2][::-1]]
     with engine_of(folder) as engine:
         wanted = token_ids(engine.generate(prompts, params(0.8), PLAIN))
@@ -175,8 +194,9 @@ def test_a_preempted_request_computes_its_states_again(tmp_path: Path) -> None:
             assert sum(one.metrics.num_preemptions for one in outputs)
 
 
-def test_requests_that_begin_alike_go_on_from_a_snapshot(tmp_path: Path) -> None:
-    folder = checkpoint("qwen3_5", tmp_path)
+@pytest.mark.parametrize("kind", kinds("qwen3_5"))
+def test_requests_that_begin_alike_go_on_from_a_snapshot(kind: str, tmp_path: Path) -> None:
+    folder = checkpoint(kind, tmp_path)
     # Two blocks and a half that all have, and more of their own.
     begin, size = PROMPTS[2][:40], 16
     prompts = [begin + RANDOM.integers(2, VOCAB_SIZE, 30).tolist() for _ in range(3)]
@@ -195,6 +215,55 @@ def test_requests_that_begin_alike_go_on_from_a_snapshot(tmp_path: Path) -> None
         together = engine.generate([prompts[1][::-1]] * 2, params(0.8))
         assert {one.metrics.cached_tokens for one in together} == {0, 4 * size}
         assert together[0].token_ids == together[1].token_ids
+
+
+@pytest.mark.parametrize("kind", kinds("qwen3_next"))
+def test_a_prompt_of_many_chunks(kind: str, tmp_path: Path) -> None:
+    folder = checkpoint(kind, tmp_path)
+    config = folder / "config.json"
+    length = '"max_position_embeddings": %d'
+    config.write_text(config.read_text().replace(length % 256, length % 8192))
+    prompt = RANDOM.integers(2, VOCAB_SIZE, 5000).tolist()
+    chunks = {"max_num_batched_tokens": 512, "pipeline_parallel_size": 2}
+    with engine_of(folder, **chunks) as engine:
+        assert engine.max_model_len == 8192
+        [plain] = engine.generate([prompt], params(0.0), PLAIN)
+        assert list(plain.token_ids) == generated(peer_of(kind, folder), prompt)
+        [drafted] = engine.generate([prompt], params(0.0))
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.metrics.cached_tokens == 4992
+
+
+async def test_streams_that_are_left_give_their_slots_back(tmp_path: Path) -> None:
+    engine = AsyncEngine(config_of(checkpoint("qwen3_next", tmp_path), max_num_seqs=2))
+    await engine.start()
+    try:
+        wanted = [await engine.generate(one, params(0.8), PLAIN) for one in PROMPTS]
+        long = replace(params(0.8), max_tokens=100)
+        for prompt in PROMPTS:
+            async with aclosing(engine.stream(prompt, long)) as deltas:
+                await anext(deltas)
+        streams = [engine.stream(one, params(0.8)) for one in PROMPTS]
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*map(streamed, streams))
+        assert found == token_ids(wanted)
+    finally:
+        await engine.close()
+
+
+async def streamed(deltas: AsyncIterator[Delta]) -> list[int]:
+    return [token async for delta in deltas for token in delta.token_ids]
+
+
+def test_stages_of_16_bits(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_5", tmp_path)
+    with engine_of(folder, dtype="bfloat16", pipeline_parallel_size=2) as engine:
+        for temperature in (0.0, 0.8):
+            plain = token_ids(engine.generate(PROMPTS, params(temperature), PLAIN))
+            outputs = [engine.generate(PROMPTS, params(temperature)) for _ in range(2)]
+            assert [token_ids(own) for own in outputs] == [plain, plain]
+            lengths = [n for one in outputs[-1] for n in one.metrics.accepted_lengths]
+            assert np.mean(lengths) > 3
 
 
 def test_a_model_that_keeps_states_drafts_for_none(tmp_path: Path) -> None:

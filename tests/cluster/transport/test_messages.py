@@ -89,7 +89,8 @@ def test_all_of_a_step_comes_back(sequence: int, seed: int) -> None:
         assert_same(last.read(payloads.whole), (number, expected))
         got_number, got = first.read(payloads.rows)
         assert got_number == number
-        for name in ("token_ids", "slots", "block_tables", "trees", "moves", "is_traced"):
+        states = ("state_slots", "state_loads", "state_saves")
+        for name in ("token_ids", "slots", "block_tables", "trees", "moves", "is_traced", *states):
             assert_same(getattr(got, name), getattr(expected, name))
         assert not len(got.logits_rows)
         assert not got.edits

@@ -45,6 +45,8 @@ class FakeSpan:
     def is_last(self) -> bool:
         return self.last == self.num_layers
 
+MEMORY = StageMemory(1000, 10)
+
 
 @dataclass
 class FakeStage:
@@ -55,7 +57,7 @@ class FakeStage:
     hidden_size: int = HIDDEN_SIZE
     checksum: int = FIRST_CHECKSUM
     num_blocks: int = 1
-    memory: StageMemory = StageMemory(1000, 10)
+    memory: StageMemory = MEMORY
     decodes_several: bool = False
 
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:

@@ -123,8 +123,21 @@ class StepWorld:
             probes=self._probes() if rng.integers(2) else NO_PROBES,
             heads=self._heads(tasks if keys else (), count) if rng.integers(2) else NO_HEADS,
             is_traced=bool(rng.integers(2)),
-            request_keys=keys,
+            request_keys=keys, **self._states(count),
         )  # fmt: skip
+
+    def _states(self, count: int) -> dict[str, Int32]:
+        """Slots of each request, or none; copies from and to slots of nobody."""
+        rng = self._rng
+        if rng.random() < 0.3:
+            return {}
+        slots = rng.permutation(20)[:count].astype(np.int32)
+        copies = []
+        for others in (20, 40):
+            own = slots[rng.random(count) < 0.3]
+            copies.append(np.stack([rng.permutation(20)[: len(own)] + others, own], axis=1))
+        loads, saves = (pairs.astype(np.int32) for pairs in copies)
+        return {"state_slots": slots, "state_loads": loads, "state_saves": saves[:, ::-1]}
 
     def _probes(self) -> ProbeInput:
         return ProbeInput(self._int32(2), int(self._rng.integers(3)))

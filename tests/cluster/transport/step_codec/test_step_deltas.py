@@ -23,6 +23,7 @@ from draftline.core.steps import (
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.step_sequences import StepWorld
+from support.inputs.steps import PagedRequest, make_step
 from support.tools.same_values import assert_same
 
 EVENTS = ("step", "step", "step", "arrive", "end", "preempt", "grammar", "failed", "replaced")
@@ -184,6 +185,35 @@ def test_tasks_of_heads_are_of_requests_of_the_step(wrong: dict[str, Any], said:
     keys = {"request_keys": tuple(range(num_keys))}
     with pytest.raises(ProtocolError, match=said):
         StepDecoder().decode(replace(delta, choice=replace(delta.choice, heads=heads, **keys)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"state_slots": [0, 0]}, "states are of other requests"),
+        ({"state_slots": [0]}, "states are of other requests"),
+        ({"state_slots": [0, -1]}, "states are of other requests"),
+        ({"state_slots": [[0, 1]]}, "state slots"),
+        ({"state_slots": [], "state_loads": [[2, 1]]}, "copied states are of other requests"),
+        ({"state_loads": [[1, 2]]}, "copied states are of other requests"),
+        ({"state_saves": [[2, 1]]}, "copied states are of other requests"),
+        ({"state_loads": [[-1, 1]]}, "states have no slot"),
+        ({"state_saves": [[0, -1]]}, "states have no slot"),
+        ({"state_saves": [0, 2]}, "states are copied nowhere"),
+    ],
+)
+def test_states_are_of_requests_of_the_step(wrong: dict[str, Any], said: str) -> None:
+    request = PagedRequest([0])
+    delta = StepEncoder(1).encode(make_step([request.chunk([3], 0), request.chunk([4], 0)]))
+    copies = {"state_loads": [[5, 1]], "state_saves": [[0, 6]]}
+    for states in (copies, copies | wrong):
+        arrays = {name: np.array(value, dtype=np.int32) for name, value in states.items()}
+        rows = replace(delta.rows, **arrays)
+        if states is copies:
+            StepDecoder().decode(replace(delta, rows=rows))
+            continue
+        with pytest.raises(ProtocolError, match=said):
+            StepDecoder().decode(replace(delta, rows=rows))
 
 
 def test_request_keys_belong_to_tasks() -> None:
