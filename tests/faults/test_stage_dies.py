@@ -10,15 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.cluster.engine.request_factory import Prompt
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.prompts import held_out_prompts
 from support.servers.processes import is_alive, stage_pids
 from support.servers.ray_cluster import living_actors
+from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
+from support.tools.tiny_tokenizers import single_bytes
 
-PROMPTS = [prompt.text for prompt in held_out_prompts(2)]
+PROMPTS: dict[str, list[Prompt]] = {
+    "demo": [prompt.text for prompt in held_out_prompts(2)],
+    # Its layers keep states.
+    "qwen3_next": np.random.default_rng(5).integers(2, VOCAB_SIZE, (2, 40)).tolist(),
+}
 GREEDY = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
 PARAMS = [
     GREEDY,
@@ -29,10 +37,23 @@ PARAMS = [
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
+@pytest.fixture(
+    scope="module", params=["demo", pytest.param("qwen3_next", marks=pytest.mark.full)]
+)
+def model(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def engine(ray_cluster: None) -> Iterator[Engine]:
+def engine(
+    ray_cluster: None, model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    folder = Path(model)
+    if model != "demo":
+        folder = save_tiny_model(model, tmp_path_factory.mktemp("hybrid"))
+        single_bytes().save_pretrained(folder)
     config = EngineConfig(
-        model="demo",
+        model=str(folder),
         backend="ray",
         pipeline_parallel_size=2,
         step_timeout_s=2.0,
@@ -54,13 +75,13 @@ def engine(ray_cluster: None) -> Iterator[Engine]:
     "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.full), signal.SIGSTOP]
 )
 def test_requests_of_a_lost_stage_go_on_with_its_successor(
-    engine: Engine, number: signal.Signals
+    engine: Engine, model: str, number: signal.Signals
 ) -> None:
-    is_plain = RequestOptions(speculative=False)
+    prompts, is_plain = PROMPTS[model], RequestOptions(speculative=False)
     with ThreadPoolExecutor() as pool:
-        plain = list(pool.map(lambda one: engine.generate(PROMPTS, one, is_plain), PARAMS))
+        plain = list(pool.map(lambda one: engine.generate(prompts, one, is_plain), PARAMS))
         before = engine.stats().num_steps
-        asked = [pool.submit(engine.generate, PROMPTS, params) for params in PARAMS]
+        asked = [pool.submit(engine.generate, prompts, params) for params in PARAMS]
         kill_a_stage(engine, before, number)
         outputs = [future.result() for future in asked]
     for ours, theirs in zip(outputs, plain, strict=True):
