@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ... import __version__
-from ...cluster.config import EngineConfig
+from ...cluster.config import MTP, EngineConfig
 from ...cluster.engine.assembly import CPU_CACHE_TOKENS, num_states
 from ...core.arrays import Float32, Int32
 from ...core.errors import CheckpointError, ConfigError
@@ -81,6 +81,9 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> int:
 
 
 def _drafter(drafter: str, model: str) -> Iterator[Finding]:
+    if drafter == MTP:
+        yield from _own_layer(model)
+        return
     from ...models.heads.checkpoint_kind import CheckpointKind
     from ...models.heads.load_head import misfits, read_head_checkpoint
     from ...models.heads.medusa import MedusaConfig
@@ -114,6 +117,26 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     yield Finding(f"fits {model}", "; ".join(reasons) or "its sizes are the target's", not reasons)
     if len(checkpoint.readings) > 1:
         yield _reading(checkpoint.folder, model, can_draft=not reasons)
+    yield from _weights(model)
+
+
+def _own_layer(model: str) -> Iterator[Finding]:
+    """The model's layer for multi-token prediction."""
+    import torch
+
+    from ...models.heads.mtp import read_mtp
+    from ...models.load.model_info import read_model_info
+
+    target, (device, _) = read_model_info(model), _chosen(model)
+    try:
+        stored = read_mtp(target, torch.float32, device)
+    except ConfigError as error:
+        yield Finding("drafter", error.message, ok=False)
+        return
+    millions, number = stored.num_parameters / 1e6, stored.num_layers
+    which = "the layer" if number == 1 else f"the first of {number} layers"
+    yield Finding("drafter", f"mtp, {millions:.1f} M parameters, {which} of {model} itself")
+    yield Finding("features", f"the last hidden state, normed, of {target.hidden_size}")
     yield from _weights(model)
 
 

@@ -188,7 +188,7 @@ def doctor(
         str | None,
         typer.Option(
             help="Say what this trained head or small model is instead: a folder, hub id or "
-            "bundled name."
+            "bundled name; mtp: the layer for multi-token prediction of --model."
         ),
     ] = None,
     model: Annotated[

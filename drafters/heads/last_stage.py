@@ -25,11 +25,12 @@ from ...core.proposals import FeatureLayers, LogitsParams, Proposal, empty_propo
 from ...core.steps import HeadDrafts, HeadTask, StepInput
 from ...models.attention.step_attention import PagedKv
 from ...models.device import to_device
-from ...models.heads.checkpoint_kind import reading_text
+from ...models.heads.checkpoint_kind import CheckpointKind, reading_text
 from ...models.heads.load_head import (
     SharedParts,
     load_embedding,
     load_readings,
+    read_head_checkpoint,
     take_target_rows,
 )
 from ...models.heads.mtp import load_mtp_head
@@ -307,6 +308,13 @@ class LastStageHeadSpec:
     given: FeatureLayers
     options: HeadOptions
     max_nodes: int
+
+    @property
+    def kind(self) -> CheckpointKind:
+        """What its folder holds. Raises `CheckpointError`."""
+        if is_own_layer(self.folder, self.target):
+            return CheckpointKind.MTP
+        return read_head_checkpoint(self.folder).kind
 
     def build(self, parts: LastStageParts) -> LastStageHead | ProbingHead:
         """Load it to the stage. Raises `CheckpointError` or `ConfigError`.

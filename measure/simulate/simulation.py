@@ -21,11 +21,11 @@ from ...cluster.engine.engine_thread import EngineTime
 from ...cluster.transport.stage_spec import Pipeline, StageSpec, run_stage
 from ...core.arrays import Span
 from ...core.errors import ConfigError, StageError, StageLost
-from ...core.interfaces import StageMemory
+from ...core.interfaces import AheadDrafter, StageMemory
 from ...core.steps import StepInput, StepOutput
 from .cost_profile import SMALL_MODEL, CostProfile
 from .host_clock import HostClock, HostLoop
-from .slowed_drafter import head_times, slowed, times_of
+from .slowed_drafter import DraftTimes, slowed, times_of
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class SlowedPipeline:
         self._profile = profile
         self._clock = clock
         heads = specs[-1].heads if specs else ()
-        self._times = {head.name: head_times(head.folder, profile) for head in heads}
+        self._times = {head.name: DraftTimes(profile, head.kind) for head in heads}
         self._free_at = [0.0] * profile.num_stages
 
     @property
@@ -183,6 +183,10 @@ class Simulation:
         found: list[AnyDrafter] = []
         for config, local in zip(configs, drafters, strict=True):
             assert isinstance(local, LocalDrafter), "a simulation has its drafters in process"
+            if isinstance(local.drafter, AheadDrafter):
+                # A head of the last stage, which takes its time in the step.
+                found.append(local)
+                continue
             times = times_of(config, self.profile, self._small_model)
             found.append(replace(local, drafter=slowed(local.drafter, times, self.clock)))
         return found

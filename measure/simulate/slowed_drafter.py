@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ...cluster.config import HEAD, DrafterConfig
 from ...cluster.drafting.options import head_folder
 from ...core.arrays import ROOT
 from ...core.interfaces import (
-    AheadDrafter,
     CachingDrafter,
     Drafter,
     FeatureDrafter,
@@ -112,14 +110,9 @@ def times_of(
     Raises `CheckpointError` or `ConfigError` for a head that cannot be read.
     """
     if drafter.kind == HEAD:
-        return head_times(head_folder(drafter), profile)
+        return DraftTimes(profile, read_head_checkpoint(head_folder(drafter)).kind)
     is_model = drafter.kind == SMALL_MODEL
     return DraftTimes(profile, small_model if is_model else drafter.kind)
-
-
-def head_times(folder: Path, profile: CostProfile) -> DraftTimes:
-    """The same for a head, with the same errors."""
-    return DraftTimes(profile, str(read_head_checkpoint(folder).kind))
 
 
 def _level_sizes(proposal: Proposal) -> list[int]:
@@ -261,11 +254,6 @@ def slowed(
     clock: HostClock,
     wait: Callable[[float], None] | None = None,
 ) -> Drafter:
-    """A drafter that takes as long as the profile's; see `SlowedDrafter`.
-
-    A head of the last stage stays as it is: it took its time in the step.
-    """
-    if isinstance(drafter, AheadDrafter):
-        return drafter
+    """A drafter that takes as long as the profile's; see `SlowedDrafter`."""
     kind = SlowedHead if isinstance(drafter, FeatureDrafter) else SlowedDrafter
     return kind(drafter, times, clock, wait)

@@ -24,7 +24,7 @@ from ..attention.latent import has_latents, keep_latents
 from ..load.checkpoint import WeightFiles, listed, read_config
 from ..load.converted_files import converted
 from ..load.model_info import ModelInfo
-from ..load.mtp_tensors import is_of_mtp
+from ..load.mtp_tensors import is_of_mtp, mtp_layer
 from ..load.quantized_files import open_weights
 from ..load.supported import FAULTS, empty_model
 from .feature_head import HeadOutput
@@ -87,27 +87,60 @@ class _TextAttention:
         return self._attend(layer, query * (scaling * math.sqrt(query.shape[-1])), *self._rows)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredMtp:
+    """The MTP layers that a checkpoint holds.
+
+    num_layers  of which the first one drafts, at each depth
+    mtp         that one's modules, their parameters on the meta device
+    tensors     of it, by their names in `mtp`; not read yet
+    """
+
+    num_layers: int
+    mtp: Any
+    tensors: WeightFiles
+
+    @property
+    def names(self) -> list[str]:
+        """Its parameters."""
+        return [name for name in self.mtp.state_dict() if name.startswith("layers.")]
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in them."""
+        return sum(weight.numel() for weight in self.mtp.layers.parameters())
+
+
+def read_mtp(target: ModelInfo, dtype: torch.dtype, device: str) -> StoredMtp:
+    """What a target's checkpoint holds; no weight is read.
+
+    Raises `ConfigError` (`kind`) where it has none, `CheckpointError` for tensors that are missing.
+    """
+    config = read_config(target.path)
+    files = open_weights(target.path, config, dtype, torch.device(device))
+    names = frozenset(name for name in files.names if is_of_mtp(name, config))
+    if not names:
+        raise ConfigError("kind", f"mtp needs a model with MTP layers; {target.path} has none")
+    _declare(config)
+    whole = empty_model(config)
+    with torch.device("meta"):
+        mtp: Any = MtpModel(whole, 1)
+    tensors = converted(_PartOf(files, names), mtp, mtp.get_weight_conversions(whole))
+    stored = StoredMtp(len({mtp_layer(name) for name in names} - {None}), mtp, tensors)
+    if missing := sorted(set(stored.names) - tensors.names):
+        raise CheckpointError(f"{target.path}: of its MTP layer {listed(missing)} missing")
+    return stored
+
+
 def load_mtp_head(target: ModelInfo, dtype: torch.dtype, device: str) -> MtpHead:
     """The MTP layer of a target's checkpoint, in inference mode.
 
     Raises `ConfigError` (`kind`) where it has none that can draft here, `CheckpointError` for
     tensors that are missing or damaged.
     """
-    config = read_config(target.path)
-    files = open_weights(target.path, config, dtype, torch.device(device))
-    stored = frozenset(name for name in files.names if is_of_mtp(name, config))
-    if not stored:
-        raise ConfigError("kind", f"mtp needs a model with MTP layers; {target.path} has none")
-    _declare(config)
-    whole = empty_model(config)
-    with torch.device("meta"):
-        mtp: Any = MtpModel(whole, 1)
-    found = converted(_PartOf(files, stored), mtp, mtp.get_weight_conversions(whole))
-    own = mtp.state_dict(keep_vars=True)
-    wanted = [name for name in own if name.startswith("layers.")]
-    if missing := sorted(set(wanted) - found.names):
-        raise CheckpointError(f"{target.path}: of its MTP layer {listed(missing)} missing")
-    tensors = {name: tensor.to(device, dtype) for name, tensor in found.read(wanted)}
+    stored = read_mtp(target, dtype, device)
+    mtp, read = stored.mtp, stored.tensors.read(stored.names)
+    tensors = {name: tensor.to(device, dtype) for name, tensor in read}
     mtp.load_state_dict(tensors, strict=False, assign=True)
     mtp.rotary_emb.to(device)
     for module in [*mtp.layers.modules()]:

@@ -10,6 +10,8 @@ from typing import Any
 NAMED = re.compile(r"^(?:model\.)?mtp\.")
 # DeepSeek-V3 and GLM-4.5 count on from the last layer.
 NUMBERED = re.compile(r"^model\.layers\.(\d+)\.")
+# Layers of either.
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 # How configs say their number.
 COUNTS = ("num_mtp_layers", "num_nextn_predict_layers")
 
@@ -24,3 +26,9 @@ def is_of_mtp(name: str, config: Any) -> bool:
     first = config.num_hidden_layers
     count = next((found for one in COUNTS if (found := getattr(config, one, None))), 0)
     return first <= int(number[1]) < first + count
+
+
+def mtp_layer(name: str) -> str | None:
+    """The number of the MTP layer that such a tensor belongs to; None: what all layers share."""
+    layer = LAYER.search(name)
+    return None if layer is None else layer[1]

@@ -24,6 +24,7 @@ from draftline.models.load.bundled import demo_path
 from rich.console import Console
 from support.contracts.client_contract import check_client
 from support.inputs import head_checkpoints as published
+from support.inputs.mtp_checkpoint import write_mtp_checkpoint
 from support.inputs.quantized_checkpoints import FORMATS, quantize
 from support.servers.served_model import COMMAND, served_model
 from support.servers.stopped_streams import WHOLE, streams_through_sigterm
@@ -219,6 +220,20 @@ def test_doctor_says_what_a_token_takes(kind: str, size: int, tmp_path: Path) ->
     [line] = [one for one in capture.get().splitlines() if f"KV cache of {folder}" in one]
     assert f"{4 * size / 2**10:.1f} KiB a token" in line
     assert ("latents" in line) == (kind != "llama")
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "the layer of"), (2, "the first of 2 layers of")])
+def test_doctor_knows_a_models_own_layer(count: int, said: str, tmp_path: Path) -> None:
+    folder = str(write_mtp_checkpoint(tmp_path, "glm4_moe", count))
+    result = runner.invoke(cli.app, ["doctor", "--drafter", "mtp", "--model", folder])
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    # Experts of 64 x 32, attention, the projection of both inputs.
+    assert f"mtp, 0.1 M parameters, {said}" in text
+    assert "of 64" in text
+    result = runner.invoke(cli.app, ["doctor", "--drafter", "mtp"])
+    assert result.exit_code == 1
+    assert "mtp needs a model with MTP layers" in " ".join(result.output.split())
 
 
 def test_doctor_knows_the_bundled_head() -> None:

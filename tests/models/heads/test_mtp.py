@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from draftline.core.errors import CheckpointError, ConfigError
-from draftline.models.heads.mtp import load_mtp_head
+from draftline.models.heads.mtp import load_mtp_head, read_mtp
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.model_info import read_model_info
@@ -62,6 +62,22 @@ def test_it_says_what_transformers_layer_says(tmp_path: Path, kind: str) -> None
     said = head(embeddings, features[0], places, causal)
     torch.testing.assert_close(said.predict, expected)
     assert said.regress is said.predict
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_several_layers_the_first_drafts(tmp_path: Path, kind: str) -> None:
+    target = read_model_info(write_mtp_checkpoint(tmp_path / "two", kind, num_mtp_layers=2))
+    stored = read_mtp(target, torch.float32, "cpu")
+    head = load_mtp_head(target, torch.float32, "cpu")
+    assert stored.num_layers == 2
+    assert stored.num_parameters == sum(one.numel() for one in head.mtp.layers.parameters())
+    one = load_mtp_head(
+        read_model_info(write_mtp_checkpoint(tmp_path / "one", kind)), torch.float32, "cpu"
+    )
+    for own, other in zip(head.parameters(), one.parameters(), strict=True):
+        assert torch.equal(own, other)
+    # Nor do the others disturb the target.
+    assert len(load_slice(target.path, LayerSpan(0, NUM_LAYERS, NUM_LAYERS)).layers) == NUM_LAYERS
 
 
 def test_the_target_loads_without_the_layer(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class FakeSpan:
     def is_last(self) -> bool:
         return self.last == self.num_layers
 
+
 MEMORY = StageMemory(1000, 10)
 
 

@@ -4,6 +4,7 @@ published ones have."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 NUM_LAYERS, HIDDEN, VOCAB = 3, 64, 512
+LAYER = re.compile(r"layers\.(\d+)\.")
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 96,
     "moe_intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -40,8 +42,9 @@ KINDS = {
 }  # fmt: skip
 
 
-def write_mtp_checkpoint(folder: Path, kind: str) -> Path:
-    """A checkpoint of a kind in `KINDS`; its last layer becomes that of prediction."""
+def write_mtp_checkpoint(folder: Path, kind: str, num_mtp_layers: int = 1) -> Path:
+    """A checkpoint of a kind in `KINDS`; its last layer becomes that of prediction, and further
+    ones are of zeros."""
     torch.manual_seed(7)
     fields = {"num_hidden_layers": NUM_LAYERS + 1, **SIZES, **KINDS[kind]}
     if "qk_rope_head_dim" in fields:
@@ -56,10 +59,20 @@ def write_mtp_checkpoint(folder: Path, kind: str) -> Path:
                 weight.add_(1.0)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    tensors = (_named if kind == "qwen3_next" else _counted_on)(tensors)
+    is_named = kind == "qwen3_next"
+    tensors = (_named if is_named else _counted_on)(tensors)
+    first = "mtp.layers.0." if is_named else f"model.layers.{NUM_LAYERS}."
+    for number in range(1, num_mtp_layers):
+        prefix = LAYER.sub(lambda own, by=number: f"layers.{int(own[1]) + by}.", first)
+        tensors |= {
+            name.replace(first, prefix): torch.zeros_like(tensor)
+            for name, tensor in tensors.items() if name.startswith(first)
+        }  # fmt: skip
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "config.json"
     fields = json.loads(path.read_text()) | {"num_hidden_layers": NUM_LAYERS}
+    if not is_named:
+        fields["num_nextn_predict_layers"] = num_mtp_layers
     if "layer_types" in fields:
         fields["layer_types"] = fields["layer_types"][:NUM_LAYERS]
     path.write_text(json.dumps(fields))
