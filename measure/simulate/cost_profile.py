@@ -9,6 +9,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...core.errors import ConfigError
+from ...models.layers.linear_layers import NONE
+from ...models.layers.weight_memory import rounded_bytes
+from ...models.load.rounding import GROUP_SIZE
 
 FIELD = "cost-profile"
 # The default drafter whose times small models use.
@@ -42,6 +45,7 @@ class Network(_Part):
     """The memory traffic and the work of one pass.
 
     bytes                 of weights as they are kept: of quantised ones, of codes and scales
+    head_bytes            of these, of the target's output head, which is never rounded
     operations            of one row
     kv_bytes              of one token of the text, read with each pass; 0: not read
     attention_operations  of one row for each visible token
@@ -50,6 +54,7 @@ class Network(_Part):
     """
 
     bytes: Positive
+    head_bytes: Annotated[float, Field(ge=0)] = 0.0
     operations: Positive
     kv_bytes: Annotated[float, Field(ge=0)] = 0.0
     attention_operations: Annotated[float, Field(ge=0)] = 0.0
@@ -78,6 +83,16 @@ class CostProfile(_Part):
     link: Positive = 1.0
     drafters: Mapping[str, Network] = Field(default_factory=dict)
     sources: Mapping[str, str]
+
+    def rounded(self, quantization: str) -> CostProfile:
+        """The profile with the target's weights, of 16 bits, rounded as an engine does."""
+        if quantization == NONE:
+            return self
+        size = self.target.bytes - self.target.head_bytes
+        share = rounded_bytes((1, GROUP_SIZE), quantization) / (2 * GROUP_SIZE)
+        kept = self.target.head_bytes + size * share
+        target = self.target.model_copy(update={"bytes": kept})
+        return self.model_copy(update={"target": target})
 
     def stage_s(self, num_rows: int, num_read: int, num_seen: int = 0) -> float:
         """Seconds of a stage for a step, with the message to the next.

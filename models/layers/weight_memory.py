@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -121,7 +121,7 @@ def read_weight_memory(
     sizes: dict[str, dict[str, int]] = {}
     for quantization in QUANTIZATIONS:
         sizes[quantization] = {
-            name: _rounded_bytes(weight.shape, quantization)
+            name: rounded_bytes(weight.shape, quantization)
             if quantization != NONE and is_quantized(whole, name)
             else stored.kept_bytes(name, weight.shape)
             if keeps and can_keep(whole, name) and (by_kernels or stored.has_codes(name))
@@ -185,7 +185,7 @@ class _Stored:
         return prod(shape) * (2 if is_half else 4)
 
 
-def _rounded_bytes(shape: torch.Size, quantization: str) -> int:
+def rounded_bytes(shape: Sequence[int], quantization: str) -> int:
     """Of a weight [outputs, inputs], or of one that is turned."""
     bits, scale_bytes = ROUNDED[quantization]
     outputs, inputs = shape

@@ -37,9 +37,7 @@ PARAMS = [
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(
-    scope="module", params=["demo", pytest.param("qwen3_next", marks=pytest.mark.full)]
-)
+@pytest.fixture(scope="module", params=["demo", pytest.param("qwen3_next", marks=pytest.mark.full)])
 def model(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,12 @@ import pytest
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.drafting.local_drafter import LocalDrafter
+from draftline.cluster.engine.assembly import plan_model
 from draftline.core.arrays import Span
 from draftline.core.errors import ConfigError
 from draftline.core.proposals import Proposal, Query
-from draftline.core.steps import StepInput, StepOutput, prompt_step
+from draftline.core.steps import HeadDrafts, StepInput, StepOutput, prompt_step
+from draftline.drafters.heads.last_stage import LastStageHeadSpec
 from draftline.measure.simulate.cost_profile import (
     CostProfile,
     bundled_profiles,
@@ -27,6 +29,8 @@ from draftline.measure.simulate.host_clock import HostClock, HostLoop
 from draftline.measure.simulate.simulation import Simulation, SlowedPipeline
 from draftline.measure.simulate.slowed_drafter import DraftTimes, SlowedDrafter, slowed, times_of
 from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter
+from support.fakes.fake_engine import byte_tokenizer
+from support.inputs.mtp_checkpoint import write_mtp_checkpoint
 from support.servers.hub_session import LIMITS, HubSession
 
 # A memory of 1,000 bytes and a processor of 100 operations a second, both half used.
@@ -38,12 +42,13 @@ PROFILE = CostProfile.model_validate(
     {
         "name": "toy", "num_stages": 2, "device": DEVICE,
         "target": {
-            "bytes": 100, "operations": 1, "kv_bytes": 1, "attention_operations": 0.1,
-            "pass_s": 0.05,
+            "bytes": 100, "head_bytes": 20, "operations": 1, "kv_bytes": 1,
+            "attention_operations": 0.1, "pass_s": 0.05,
         },
         "hop_s": 0.01, "row_bytes": 5, "link": 100,
         "drafters": {
             "griffin": {"bytes": 10, "operations": 1, "pass_s": 0.01},
+            "mtp": {"bytes": 20, "operations": 1, "pass_s": 0.01},
             "specformer": {"bytes": 10, "operations": 1, "is_parallel": True},
         },
         "sources": {"all": "made up"},
@@ -68,6 +73,23 @@ def test_a_draft_takes_a_pass_a_level_unless_it_is_parallel() -> None:
     assert PROFILE.draft_s("griffin", 3, 1) == pytest.approx(3 * (0.04 + 0.01))
     assert PROFILE.draft_s("griffin", 1, 10) == pytest.approx(0.22 + 0.01)
     assert PROFILE.draft_s("specformer", 8, 1) == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "share"),
+    # A scale of 4 bytes, and of int4 a zero point, for 128 weights of 2 bytes.
+    [("none", 1.0), ("int8", 132 / 256), ("fp8", 132 / 256), ("int4", 69 / 256)],
+)
+def test_rounded_weights_are_read_faster(quantization: str, share: float) -> None:
+    whole = PROFILE.model_copy(update={"num_stages": 1})
+    target = whole.rounded(quantization).target
+    # The output head stays as it is.
+    assert target.bytes == pytest.approx(20 + 80 * share)
+    saved = (whole.target.bytes - target.bytes) / 500
+    for rows in (1, 40):
+        left = whole.stage_s(rows, 7) - whole.rounded(quantization).stage_s(rows, 7)
+        assert left == pytest.approx(saved)
+    assert whole.rounded(quantization).drafters == whole.drafters
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
@@ -123,23 +145,27 @@ def unworked() -> HostClock:
     return HostClock(1e6)
 
 
+@dataclass
 class QuickStage:
     """Answers at once."""
 
-    num_blocks = 4
+    drafts: tuple[HeadDrafts, ...] = ()
+    num_blocks: int = 4
 
     def launch(self, step: StepInput, hidden: None) -> Callable[[], StepOutput]:
         assert hidden is None
         none = np.empty(0, dtype=np.int32)
-        output = StepOutput(step.step_id, none)
+        output = StepOutput(step.step_id, none, head_drafts=self.drafts)
         return lambda: output
 
 
+@dataclass
 class QuickSpec:
-    heads = ()
+    heads: tuple[LastStageHeadSpec, ...] = ()
+    drafts: tuple[HeadDrafts, ...] = ()
 
     def build(self) -> QuickStage:
-        return QuickStage()
+        return QuickStage(self.drafts)
 
 
 def test_steps_pass_the_stages_one_behind_the_other() -> None:
@@ -255,6 +281,28 @@ def test_an_engine_gets_the_profile_s_stages() -> None:
         "model": DrafterConfig(kind="model"),
     }
     assert [times_of(one, PROFILE).kind for one in kinds.values()] == [*kinds]
+
+
+def test_heads_of_the_last_stage_take_the_times_of_their_kind(tmp_path: Path) -> None:
+    folder = write_mtp_checkpoint(tmp_path, "glm4_moe")
+    byte_tokenizer().save_pretrained(folder)
+    drafters = [DrafterConfig(kind="mtp")]
+    (spec,) = plan_model(EngineConfig(model=str(folder), drafters=drafters)).specs
+    tokens, parents = np.array([[5, 6, 7], [-1, 0, 0]], dtype=np.int32)
+    tree = Proposal("mtp", tokens, parents, np.zeros(3, dtype=np.float32))
+    drafts = HeadDrafts("mtp", 99.0, (tree,), num_levels=2)
+    pipeline = SlowedPipeline([QuickSpec(spec.heads, (drafts,))], PROFILE, clock := unworked())
+
+    async def run() -> None:
+        output = await pipeline.submit(replace(prompt_step(1, 16), is_traced=True))
+        [timed] = output.head_drafts
+        # Its wider level has two rows.
+        assert timed.seconds == pytest.approx(PROFILE.draft_s("mtp", 2, 2))
+
+    at_its_time(clock, run())
+    expected = 2 * PROFILE.stage_s(1, 0) + PROFILE.draft_s("mtp", 2, 2)
+    assert clock() == pytest.approx(expected, rel=1e-2)
+    assert all("mtp" in read_cost_profile(name).drafters for name in bundled_profiles())
 
 
 def test_another_thread_reads_what_the_clock_s_own_read_last() -> None:

@@ -109,7 +109,7 @@ async def open_engines(
     if recording is not None:
         _check_fits(config, recording)
     pipelines = _tapped(taps) if recording is None else _replaying(recording)
-    profile = None if job.cost_profile is None else _profile(job, recording)
+    profile = None if job.cost_profile is None else _profile(job, recording, config.quantization)
     async with AsyncExitStack() as stack:
         engines: dict[EngineConfig, AsyncEngine] = {}
         clocks: dict[EngineConfig, HostClock] = {}
@@ -175,7 +175,7 @@ def _simulation(job: BenchJob, profile: CostProfile) -> Simulation:
     return Simulation(profile, job.small_model or SMALL_MODEL, job.host_slowdown or 1.0)
 
 
-def _profile(job: BenchJob, recording: Recording | None) -> CostProfile:
+def _profile(job: BenchJob, recording: Recording | None, quantization: str) -> CostProfile:
     assert job.cost_profile is not None
     if recording is not None or job.record is not None or job.one_engine:
         raise ConfigError(
@@ -187,7 +187,7 @@ def _profile(job: BenchJob, recording: Recording | None) -> CostProfile:
             "skips idle time, so requests cannot come at times of their own: "
             "leave out --request-rate, --dataset-times; --concurrency says how many come at once",
         )
-    return read_cost_profile(job.cost_profile)
+    return read_cost_profile(job.cost_profile).rounded(quantization)
 
 
 def _check_fits(config: EngineConfig, recording: Recording) -> None:
