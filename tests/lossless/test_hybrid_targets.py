@@ -169,6 +169,24 @@ def test_answers_are_those_of_transformers_with_drafts_and_without(
         assert any(memory.states for memory in kept)
 
 
+@pytest.mark.parametrize("kind", kinds("qwen3_next"))
+def test_trees_of_60_nodes(kind: str, tmp_path: Path) -> None:
+    folder = checkpoint(kind, tmp_path)
+    drafters = [DrafterConfig(kind=own, max_nodes=60) for own in KINDS]
+    wide = {"tree_nodes": 60, "drafters": drafters, "max_num_batched_tokens": 512}
+    with engine_of(folder, **wide) as engine:
+        kept = engine.stats().stage_memory
+        for temperature in (0.0, 0.8):
+            plain = token_ids(engine.generate(PROMPTS, params(temperature), PLAIN))
+            # Each round drafts more, of what the rounds before it said.
+            for _ in range(3):
+                outputs = engine.generate(PROMPTS, params(temperature))
+                assert token_ids(outputs) == plain
+            metrics = [one.metrics for one in outputs]
+            assert max(one.num_draft_tokens / one.num_steps for one in metrics) > 40
+        assert engine.stats().stage_memory == kept
+
+
 def test_pipelined_trees_go_on_from_nodes_in_flight(tmp_path: Path) -> None:
     folder = checkpoint("qwen3_5", tmp_path)
     with engine_of(folder, pipeline_parallel_size=3, pipelined_trees="on") as engine:
