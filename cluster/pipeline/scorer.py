@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,12 +18,15 @@ class PipelineScorer:
     """Log-probabilities of documents' tokens; each is one causal chunk of one step.
 
     The pipeline must be open and have no other user: documents take its KV slots from 0 on.
-    `max_rows` tokens, in whole documents, go in a step.
+    At most `max_rows` tokens, and `max_documents`, which are whole, go in a step.
     """
 
-    def __init__(self, pipeline: Pipeline, num_blocks: int, block_size: int, max_rows: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, num_blocks: int, block_size: int, max_rows: int,
+        max_documents: int,
+    ) -> None:  # fmt: skip
         self._pipeline = pipeline
-        self._block_size = block_size
+        self._block_size, self._max_documents = block_size, max_documents
         self._max_rows = min(max_rows, num_blocks * block_size)
         self._next_step_id = 0
 
@@ -52,7 +56,7 @@ class PipelineScorer:
         for document in documents:
             rows = -(-len(document) // self._block_size) * self._block_size
             assert rows <= self._max_rows, f"a document of {len(document)} tokens does not fit"
-            if rows > left:
+            if rows > left or len(batches[-1]) == self._max_documents:
                 batches.append([])
                 left = self._max_rows
             batches[-1].append(document)
@@ -74,4 +78,6 @@ def build_scoring_step(step_id: int, documents: Sequence[Int32], block_size: int
     is_last[np.cumsum([len(document) for document in documents]) - 1] = True
     rows = np.flatnonzero(~is_last).astype(np.int32)
     log_probs = LogProbInput(scored_rows=rows, scored_tokens=tokens[rows + 1])
-    return chunk_step(step_id, chunks, block_size, log_probs=log_probs)
+    step = chunk_step(step_id, chunks, block_size, log_probs=log_probs)
+    # Where layers keep states, each document begins one.
+    return replace(step, state_slots=np.arange(len(chunks), dtype=np.int32))

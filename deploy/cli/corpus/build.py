@@ -191,9 +191,11 @@ class CorpusModel:
         torch.set_num_threads(1)
         pipeline = local_pipeline(self.plan.specs)
         asyncio.run(pipeline.start())
-        block_size = self.plan.config.block_size
+        config = self.plan.config
         return CorpusScorer(
-            scorer=PipelineScorer(pipeline, pipeline.num_blocks, block_size, STEP_ROWS),
+            scorer=PipelineScorer(
+                pipeline, pipeline.num_blocks, config.block_size, STEP_ROWS, config.max_num_seqs
+            ),
             windows=self._windows(),
             model_hash=model_hash(self.plan.info.path),
             journal=journal,

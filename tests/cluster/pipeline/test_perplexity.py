@@ -51,6 +51,12 @@ def test_it_is_that_of_the_values(
     assert found == pytest.approx(by_transformers(folder), rel=1e-5)
 
 
+def test_a_hybrids_texts_have_states_of_their_own(tmp_path: Path) -> None:
+    folder = save_tiny_model("qwen3_next", tmp_path)
+    found = perplexity(folder, DOCUMENTS, "cpu", "float32")
+    assert found == pytest.approx(by_transformers(folder), rel=1e-4)
+
+
 def test_stages_without_the_kernels_round_alike(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path)
     found = perplexity(folder, DOCUMENTS, "cpu", "bfloat16", "int4")
