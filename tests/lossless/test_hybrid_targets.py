@@ -16,11 +16,10 @@ from draftline import AsyncEngine, DrafterConfig, Engine, EngineConfig, Sampling
 from draftline.core.errors import ConfigError
 from draftline.core.request.output import Delta, RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.core.steps import SamplingRows
-from draftline.kernels.sampling.reference import choose_tokens
 from safetensors.torch import load_file, save_file
 from support.tools.tiny_models import DELTA, SIZES, VOCAB_SIZE, save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
+from support.tools.transformers_peer import drawn, generated
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -56,7 +55,7 @@ def kinds(*quick: str) -> list[Any]:
     """These kinds, and all others in `make test-full`."""
     kinds = (
         "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "olmo_hybrid", "granitemoehybrid",
-        "falcon_h1", "nemotron_h", "lfm2",
+        "falcon_h1", "nemotron_h", "lfm2", "kimi_linear", "bailing_hybrid",
     )  # fmt: skip
     full = (pytest.param(kind, marks=pytest.mark.full) for kind in kinds if kind not in quick)
     return [*quick, *full]
@@ -112,25 +111,6 @@ def peer_of(kind: str, folder: Path) -> PreTrainedModel:
     return auto.from_pretrained(folder).eval()
 
 
-@torch.inference_mode()
-def generated(peer: Any, prompt: list[int]) -> list[int]:
-    """Greedily, by transformers' own cache."""
-    answer = peer.generate(
-        torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
-    )
-    return answer[0, len(prompt) :].tolist()
-
-
-@torch.inference_mode()
-def drawn(peer: Any, prompt: list[int], answer: list[int], temperature: float) -> list[int]:
-    """What is drawn behind each token before the answer's, given the answer."""
-    logits = peer(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-    positions = np.arange(len(prompt), len(prompt) + len(answer))
-    temperatures = np.full(len(answer), temperature, dtype=np.float32)
-    rows = SamplingRows.unfiltered(temperatures, np.full_like(positions, SEED), positions)
-    return choose_tokens(logits.float(), rows).tolist()
-
-
 @pytest.mark.parametrize(
     ("kind", "num_stages"),
     [
@@ -161,9 +141,9 @@ def test_answers_are_those_of_transformers_with_drafts_and_without(
             assert np.mean(lengths) > 3
             for prompt, answer in zip(PROMPTS, plain, strict=True):
                 if temperature:
-                    assert drawn(peer, prompt, answer, temperature) == answer
+                    assert drawn(peer, prompt, answer, temperature, SEED) == answer
                 else:
-                    assert generated(peer, prompt) == answer
+                    assert generated(peer, prompt, NUM_TOKENS) == answer
         # What it was given at the start is enough.
         assert engine.stats().stage_memory == kept
         assert any(memory.states for memory in kept)
@@ -238,15 +218,15 @@ def test_requests_that_begin_alike_go_on_from_a_snapshot(kind: str, tmp_path: Pa
 @pytest.mark.parametrize("kind", kinds("qwen3_next"))
 def test_a_prompt_of_many_chunks(kind: str, tmp_path: Path) -> None:
     folder = checkpoint(kind, tmp_path)
-    config = folder / "config.json"
-    length = '"max_position_embeddings": %d'
-    config.write_text(config.read_text().replace(length % 256, length % 8192))
+    config = AutoConfig.from_pretrained(folder)
+    config.get_text_config().max_position_embeddings = 8192
+    config.save_pretrained(folder)
     prompt = RANDOM.integers(2, VOCAB_SIZE, 5000).tolist()
     chunks = {"max_num_batched_tokens": 512, "pipeline_parallel_size": 2}
     with engine_of(folder, **chunks) as engine:
         assert engine.max_model_len == 8192
         [plain] = engine.generate([prompt], params(0.0), PLAIN)
-        assert list(plain.token_ids) == generated(peer_of(kind, folder), prompt)
+        assert list(plain.token_ids) == generated(peer_of(kind, folder), prompt, NUM_TOKENS)
         [drafted] = engine.generate([prompt], params(0.0))
         assert drafted.token_ids == plain.token_ids
         assert drafted.metrics.cached_tokens == 4992
