@@ -102,13 +102,13 @@ class StoredMtp:
 
     @property
     def names(self) -> list[str]:
-        """Its parameters."""
+        """Of what is stored of it."""
         return [name for name in self.mtp.state_dict() if name.startswith("layers.")]
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in them."""
-        return sum(weight.numel() for weight in self.mtp.layers.parameters())
+        """Number of elements of these tensors."""
+        return sum(tensor.numel() for tensor in self.mtp.layers.state_dict().values())
 
 
 def read_mtp(target: ModelInfo, dtype: torch.dtype, device: str) -> StoredMtp:
