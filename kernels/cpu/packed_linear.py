@@ -84,9 +84,8 @@ def pack_quantized(
     """
     if minima is not None:
         is_small = codes.dtype == torch.uint8 and codes.max() <= LARGEST_UINT4
-        if zeros is not None or not (is_small or codes.dtype == torch.int8):
-            return None
-        if not _has_exact_products(scales, 4 if is_small else 7):
+        is_known = zeros is None and (is_small or codes.dtype == torch.int8)
+        if not (is_known and _has_exact_products(scales, 4 if is_small else 7)):
             return None
         packed = _panels(codes, panel)
         return PackedWeight(
