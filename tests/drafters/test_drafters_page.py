@@ -1,4 +1,4 @@
-"""Sections and files that code and pages name exist; docs/drafters.md has every option."""
+"""Sections that the code names exist; docs/drafters.md has every option."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ from support.tools.pages import DOCS, headings, sections
 ROOT = Path(draftline.__file__).parent
 SOURCES = ("cluster", "core", "deploy", "drafters", "kernels", "models", "retrieval_store", "tests")
 SECTION = re.compile(r'(docs/[\w-]+\.md),\s+"([^"]+)"')
-FILE = re.compile(
-    r"`((?:cluster|core|drafters|kernels|models|retrieval_store|tests)/[\w/]+(?:\.py)?)`"
-)
 
 OPTIONS = {
     "Prompt lookup": PromptLookupOptions,
@@ -50,16 +47,6 @@ def test_sections_that_the_code_names_are_there() -> None:
     }
     assert named
     assert not [one for one in named if one[1] not in headings(ROOT / one[0])]
-
-
-def test_files_that_the_pages_name_are_there() -> None:
-    named = {
-        name
-        for page in DOCS.glob("*.md")
-        for name in FILE.findall(page.read_text(encoding="utf-8"))
-    }
-    assert named
-    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("heading", OPTIONS)

@@ -1,4 +1,4 @@
-"""Links between the pages: what they point to exists, headings too."""
+"""Links between the pages, and files that they name: what they point to exists, headings too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(?ms)^```.*?^```")
 HEADING = re.compile(r"(?m)^#{1,6} (.+)$")
+FILE = re.compile(
+    r"`((?:cluster|core|drafters|kernels|models|retrieval_store|tests)/[\w/]+(?:\.py)?)`"
+)
 ELSEWHERE = ("http://", "https://", "mailto:")
 
 
@@ -50,3 +53,9 @@ def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Some `words`, here\n[a](#some-words-here) [b](#other) [c](none.md)\n")
     assert broken(page) == ["#other", "none.md"]
+
+
+def test_files_that_the_pages_name_are_there() -> None:
+    named = {name for page in PAGES for name in FILE.findall(page.read_text("utf-8"))}
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
