@@ -27,11 +27,13 @@ class TextChunk(NamedTuple):
     tokens  int32 [rows]
     start   position of the first; the KV of those before it is in the cache
     blocks  int32 [n]  KV blocks of the text
+    slot    of its state, where layers keep one: no other text's until its last chunk
     """
 
     tokens: Int32
     start: int
     blocks: Int32
+    slot: int
 
 
 def chunk_step(
@@ -63,4 +65,5 @@ def chunk_step(
         sampling=SamplingRows.greedy(np.empty(0, dtype=np.int64)),
         heads=heads,
         log_probs=log_probs,
+        state_slots=np.array([chunk.slot for chunk in chunks], dtype=np.int32),
     )

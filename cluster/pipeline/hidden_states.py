@@ -45,6 +45,7 @@ class HiddenStateReader:
         *,
         block_size: int,
         max_rows: int,
+        max_texts: int,
         step_timeout_s: float,
     ) -> None:
         """`make_pipeline` is called when the context is entered.
@@ -52,12 +53,13 @@ class HiddenStateReader:
         layers          whose outputs the pipeline's stages return, ascending (`StageOptions`)
         block_size      tokens in a KV block of the stages
         max_rows        most tokens of a step; longer texts are computed in several
+        max_texts       most texts of a step
         step_timeout_s  a step without an answer for this long counts as a lost stage
         """
         self._make_pipeline = make_pipeline
         self._layers = tuple(layers)
         self._width = len(layers) * hidden_size
-        self._block_size, self._max_rows = block_size, max_rows
+        self._block_size, self._max_rows, self._max_texts = block_size, max_rows, max_texts
         self._step_timeout_s = step_timeout_s
         self._next_step_id = 0
         self._loop = asyncio.new_event_loop()
@@ -100,14 +102,22 @@ class HiddenStateReader:
                 "kv_cache_tokens", f"is {num_slots}, less than a text of {max(lengths)} tokens"
             )
         states = torch.zeros(*tokens.shape, self._width)
-        cut = cut_texts(lengths, self._max_rows, self._pipeline.num_blocks, self._block_size)
+        cut = cut_texts(
+            lengths, self._max_rows, self._max_texts, self._pipeline.num_blocks, self._block_size
+        )
         steps = [(self._step(rows, pieces), pieces) for pieces in cut]
         return self._call(self._read(steps, states)).result
 
     def _step(self, tokens: Int32, pieces: Sequence[TextPiece]) -> StepInput:
         self._next_step_id += 1
         chunks = [
-            TextChunk(tokens[text, start:end], start, np.array(blocks, dtype=np.int32))
+            TextChunk(
+                tokens[text, start:end],
+                start,
+                np.array(blocks, dtype=np.int32),
+                # Those of a step follow each other.
+                slot=text % self._max_texts,
+            )
             for text, start, end, blocks in pieces
         ]
         heads = HeadInput(feature_requests=tuple(range(len(chunks))))
@@ -156,7 +166,7 @@ class HiddenStateReader:
 
 
 def cut_texts(
-    lengths: Sequence[int], max_rows: int, num_blocks: int, block_size: int
+    lengths: Sequence[int], max_rows: int, max_texts: int, num_blocks: int, block_size: int
 ) -> Iterator[list[TextPiece]]:
     """The pieces of each step: texts one after the other, cut where a step is full.
 
@@ -168,7 +178,8 @@ def cut_texts(
     for text, length in enumerate(lengths):
         count, blocks, start = -(-length // block_size), tuple[int, ...](), 0
         while start < length:
-            if not room or (not start and count > len(free)):
+            is_full = len(pieces) == max_texts or count > len(free)
+            if not room or (not start and is_full):
                 yield pieces
                 pieces, room = [], max_rows
                 free, ended = [*free, *ended], []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -68,16 +67,14 @@ def build_scoring_step(step_id: int, documents: Sequence[Int32], block_size: int
     """One step that asks for the log-probability of every token but each document's first."""
     chunks: list[TextChunk] = []
     first_block = 0
-    for document in documents:
+    for slot, document in enumerate(documents):
         end_block = first_block + -(-len(document) // block_size)
         blocks = np.arange(first_block, end_block, dtype=np.int32)
-        chunks.append(TextChunk(document.astype(np.int32), 0, blocks))
+        chunks.append(TextChunk(document.astype(np.int32), 0, blocks, slot))
         first_block = end_block
     tokens = np.concatenate([chunk.tokens for chunk in chunks])
     is_last = np.zeros(len(tokens), dtype=np.bool_)
     is_last[np.cumsum([len(document) for document in documents]) - 1] = True
     rows = np.flatnonzero(~is_last).astype(np.int32)
     log_probs = LogProbInput(scored_rows=rows, scored_tokens=tokens[rows + 1])
-    step = chunk_step(step_id, chunks, block_size, log_probs=log_probs)
-    # Where layers keep states, each document begins one.
-    return replace(step, state_slots=np.arange(len(chunks), dtype=np.int32))
+    return chunk_step(step_id, chunks, block_size, log_probs=log_probs)

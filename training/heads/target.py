@@ -108,6 +108,16 @@ def logits_of(lm_head: nn.Module, states: Tensor, tokens: Tensor) -> Tensor:
     return lm_head.capped(logits) if isinstance(lm_head, CappedHead) else logits
 
 
+def _last_norm(base: nn.Module) -> nn.Module:
+    """What stands behind a model's layers; its name differs by the kind of model."""
+    *_, norm = (
+        module
+        for module in base.children()
+        if {weight.ndim for weight in module.parameters()} == {1}
+    )
+    return norm
+
+
 class Target:
     """A frozen model.
 
@@ -137,7 +147,7 @@ class Target:
         model.requires_grad_(False)
         self._device = device
         self.embed: nn.Module = model.get_input_embeddings().to(device)
-        self.norm: nn.Module = model.base_model.get_submodule("norm").to(device)
+        self.norm = _last_norm(model.base_model).to(device)
         lm_head = model.get_output_embeddings()
         assert isinstance(lm_head, nn.Module)
         self.project: nn.Module = lm_head.to(device)

@@ -69,6 +69,7 @@ def target_stages(stages: EngineConfig, network: NetworkConfig) -> Iterator[Hidd
         plan.info.hidden_size,
         block_size=stages.block_size,
         max_rows=stages.max_num_batched_tokens,
+        max_texts=stages.max_num_seqs,
         step_timeout_s=stages.step_timeout_s,
     )
     try:

@@ -30,11 +30,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model("llama_deep", tmp_path_factory.mktemp("deep"))
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of which layers 3 and 7 keep keys and values, and the others states."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    return save_tiny_model("qwen3_5_text", folder, num_layers=8)
+
+
 def specs(
-    folder: Path, num_blocks: int, dtype: str = "float32", quantization: str = "none"
-) -> list[StageSpec]:
+    folder: Path, num_blocks: int, dtype: str = "float32", quantization: str = "none",
+    max_requests: int = 256,
+) -> list[StageSpec]:  # fmt: skip
     """Of three stages; the layers that are read are in all of them."""
-    options = StageOptions(feature_layers=LAYERS, quantization=quantization)
+    options = StageOptions(
+        feature_layers=LAYERS, quantization=quantization, max_requests=max_requests
+    )
     return [
         StageSpec(
             model_path=str(folder), span=span, num_blocks=num_blocks, block_size=BLOCK_SIZE,
@@ -45,16 +55,23 @@ def specs(
 
 
 def reader(make_pipeline: Callable[[], Pipeline], **options: Any) -> HiddenStateReader:
-    settings = {"block_size": BLOCK_SIZE, "max_rows": 16, "step_timeout_s": 60.0} | options
-    return HiddenStateReader(make_pipeline, LAYERS, HIDDEN_SIZE, **settings)
+    settings = {"block_size": BLOCK_SIZE, "max_rows": 16, "max_texts": 16, "step_timeout_s": 60.0}
+    return HiddenStateReader(make_pipeline, LAYERS, HIDDEN_SIZE, **settings | options)
 
 
 # The longest text has as many blocks as the smaller cache, and is in four steps.
-@pytest.mark.parametrize("num_blocks", [13, 40])
-def test_states_are_those_of_the_whole_model(folder: Path, num_blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "num_blocks", "max_texts"),
+    [("folder", 13, 16), ("folder", 40, 16), ("hybrid", 13, 16), ("hybrid", 40, 2)],
+)
+def test_states_are_those_of_the_whole_model(
+    request: pytest.FixtureRequest, model: str, num_blocks: int, max_texts: int
+) -> None:
+    folder = request.getfixturevalue(model)
     lengths = [16, 3, 51, 1, 22, 7]
     tokens = torch.randint(VOCAB_SIZE, (6, 51), generator=torch.Generator().manual_seed(1))
-    with reader(lambda: MessagePipeline(specs(folder, num_blocks))) as states:
+    own = specs(folder, num_blocks, max_requests=max_texts)
+    with reader(lambda: MessagePipeline(own), max_texts=max_texts) as states:
         first = states.launch(tokens, lengths)
         # Launched before the first is waited for.
         second = states.launch(tokens.flip(0), lengths[::-1])
@@ -65,7 +82,8 @@ def test_states_are_those_of_the_whole_model(folder: Path, num_blocks: int) -> N
         with torch.inference_mode():
             every = model(tokens[text : text + 1, :length], output_hidden_states=True).hidden_states
         expected = torch.cat([every[layer + 1][0] for layer in LAYERS], dim=-1)
-        torch.testing.assert_close(found[text, :length], expected, atol=1e-4, rtol=1e-4)
+        # A recurrence rounds otherwise than transformers' chunks.
+        torch.testing.assert_close(found[text, :length], expected, atol=5e-4, rtol=5e-4)
         assert not found[text, length:].any()
 
 
@@ -150,14 +168,16 @@ def test_a_text_that_fits_no_cache_is_refused(folder: Path) -> None:
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
     max_rows=st.integers(1, 50),
+    max_texts=st.integers(1, 5),
     num_spare=st.integers(0, 12),
 )
 def test_no_text_loses_its_cache_before_its_last_piece(
-    lengths: list[int], max_rows: int, num_spare: int
+    lengths: list[int], max_rows: int, max_texts: int, num_spare: int
 ) -> None:
     num_blocks = -(-max(lengths) // BLOCK_SIZE) + num_spare
     done, owner = [0] * len(lengths), dict[int, int]()
-    for pieces in cut_texts(lengths, max_rows, num_blocks, BLOCK_SIZE):
+    for pieces in cut_texts(lengths, max_rows, max_texts, num_blocks, BLOCK_SIZE):
+        assert len(pieces) <= max_texts
         assert 0 < sum(piece.end - piece.start for piece in pieces) <= max_rows
         used = [block for piece in pieces for block in piece.blocks]
         assert len(set(used)) == len(used)

@@ -136,6 +136,19 @@ def test_networks_of_every_kind_are_the_same(folder: Path, tmp_path: Path, kind:
     assert_same((head, tmp_path / "stages"), (whole, tmp_path / "whole"))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3_5_text", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("lfm2", "gpt2"))],
+)
+def test_any_decoder_teaches_heads_whole_and_over_stages(kind: str, tmp_path: Path) -> None:
+    """Its layers may keep states, and its last norm may have any name."""
+    folder = save_tiny_model(kind, tmp_path / "target")
+    config = eagle3(folder)
+    whole = train_head(config, folder, TEXTS, PLAN, tmp_path / "whole")
+    head = trained_over(STAGES | {"max_num_seqs": 2}, config, folder, tmp_path / "stages")
+    assert_same((head, tmp_path / "stages"), (whole, tmp_path / "whole"))
+
+
 class KillingWork(RecordedWork):
     """Kills the second stage after the fifth step."""
 

@@ -212,7 +212,9 @@ def tiny_config(kind: str, num_layers: int | None = None) -> PretrainedConfig:
     """Of a kind in `KINDS` or `FORWARD_KINDS`."""
     if kind in KINDS:
         return KINDS[kind].config(num_layers)
-    return AutoConfig.for_model(kind, **{**SIZES, **FORWARD_KINDS[kind]})
+    own = {**SIZES, **FORWARD_KINDS[kind]}
+    own["num_hidden_layers"] = num_layers or own["num_hidden_layers"]
+    return AutoConfig.for_model(kind, **own)
 
 
 def save_tiny_model(
