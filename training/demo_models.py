@@ -9,14 +9,22 @@ import csv
 import json
 import math
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from ..core.progress import Progress, unseen
 from . import corpus
@@ -36,9 +44,15 @@ class TokenizerKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoModel:
-    """Shape and training length of one bundled model."""
+    """Shape and training length of one bundled model.
+
+    kind      transformers' `model_type`
+    settings  of its config, beside those that all kinds have
+    """
 
     name: str
+    kind: str = "llama"
+    settings: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: TokenizerKind = TokenizerKind.BYTE_LEVEL_BPE
     context_len: int = CONTEXT_LEN
     vocab_size: int
@@ -49,9 +63,10 @@ class DemoModel:
     ffn_size: int
     plan: TrainingPlan
 
-    def config(self, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    def config(self, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
         """The transformers config; embedding and head share one matrix."""
-        return LlamaConfig(
+        return AutoConfig.for_model(
+            self.kind,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.ffn_size,
@@ -62,6 +77,7 @@ class DemoModel:
             tie_word_embeddings=True,
             bos_token_id=end_token_ids(tokenizer)[1],
             eos_token_id=end_token_ids(tokenizer)[0],
+            **self.settings,
         )
 
 
@@ -86,7 +102,22 @@ BYTES_DRAFTER = DemoModel(
         num_steps=2400, phases=(Phase(0.0, 256, 8), Phase(0.7, 1024, 2), Phase(0.9, 2048, 1))
     ),
 )  # fmt: skip
-MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER, BYTES_DRAFTER)}
+# Three layers with a gated delta rule and one with attention.
+HYBRID = DemoModel(
+    name="demo-hybrid", kind="qwen3_5_text", vocab_size=4096, hidden_size=192, num_layers=4,
+    num_heads=4, num_kv_heads=2, ffn_size=512,
+    settings={
+        "head_dim": 64, "linear_num_key_heads": 2, "linear_key_head_dim": 64,
+        "linear_num_value_heads": 4, "linear_value_head_dim": 64,
+    },
+    plan=TrainingPlan(
+        num_steps=800, phases=(Phase(0.0, 128, 8), Phase(0.6, 256, 8), Phase(0.9, 1024, 2)),
+        checkpoint_every=50, compile=False,
+    ),
+)  # fmt: skip
+MODELS = {
+    model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER, BYTES_DRAFTER, HYBRID)
+}
 
 
 def build(
@@ -125,7 +156,7 @@ def build(
 
 
 def export(
-    trained: LlamaForCausalLM,
+    trained: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     held_out: np.ndarray,
     folder: Path,
@@ -135,7 +166,7 @@ def export(
     token."""
     trained.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    written = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return evaluate(written, held_out, window)
 
 

@@ -1,4 +1,4 @@
-"""Trains one small Llama-architecture language model on a token stream, resumably."""
+"""Trains one small language model on a token stream, resumably."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..core.progress import Progress, unseen
 from .muon import Muon
@@ -36,7 +36,8 @@ class TrainingPlan:
                ones last, for the further positions; batches grow as gradient noise matters more
     more_from  from this fraction of the steps on, batches come from the larger stream
     matrix_lr  peak learning rate of the layers' matrices, which Muon trains
-    peak_lr    that of embeddings and gains, which AdamW trains
+    peak_lr    that of everything else, which AdamW trains
+    compile    False where compiling a step takes longer than it saves
     """
 
     num_steps: int
@@ -53,6 +54,7 @@ class TrainingPlan:
     warmup_fraction: float = 0.02
     seed: int = 0
     checkpoint_every: int = 200
+    compile: bool = True
 
     def phase(self, step: int) -> Phase:
         """The phase at `step`."""
@@ -95,20 +97,20 @@ class LossRow(NamedTuple):
 
 
 def train(
-    config: LlamaConfig,
+    config: PreTrainedConfig,
     texts: TokenStreams,
     plan: TrainingPlan,
     run_dir: Path,
     progress: Progress = unseen,
-) -> LlamaForCausalLM:
+) -> PreTrainedModel:
     """Train from scratch, or from the last checkpoint in `run_dir`; returns the float32 model.
 
     Appends a `LossRow` to `run_dir/loss.csv` at every checkpoint.
     """
     torch.manual_seed(plan.seed)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     _initialize(model)
-    forward = torch.compile(model, dynamic=False)
+    forward = torch.compile(model, dynamic=False) if plan.compile else model
     optimizers = _optimizers(model, plan)
     step = _resume(run_dir, model, optimizers)
     with progress(run_dir.name, total=plan.num_steps, unit="steps", done=step) as work:
@@ -128,7 +130,7 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(model: LlamaForCausalLM, tokens: np.ndarray, window: int = 1024) -> float:
+def evaluate(model: PreTrainedModel, tokens: np.ndarray, window: int = 1024) -> float:
     """Mean negative log-likelihood, nats a token, over consecutive full windows of `tokens`."""
     model.eval()
     count = len(tokens) // window
@@ -141,7 +143,7 @@ def evaluate(model: LlamaForCausalLM, tokens: np.ndarray, window: int = 1024) ->
 
 
 @torch.no_grad()
-def _initialize(model: LlamaForCausalLM) -> None:
+def _initialize(model: PreTrainedModel) -> None:
     """Initialise matrices so that they keep the variance of their inputs.
 
     transformers' fixed 0.02 suits wide models. Here the first layers' outputs would dominate the
@@ -150,23 +152,24 @@ def _initialize(model: LlamaForCausalLM) -> None:
     for name, param in model.named_parameters():
         if param.ndim == 2:
             param.normal_(std=param.shape[1] ** -0.5)
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             param.mul_((2 * model.config.num_hidden_layers) ** -0.5)
+        if name.endswith("dt_bias"):
+            # Step sizes of a gated delta rule from 0.001 to 0.1, as published models begin: heads
+            # that remember long beside heads that forget soon.
+            param.copy_(torch.logspace(-3, -1, len(param)).expm1().log())
 
 
 def _optimizers(model: nn.Module, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the rest."""
-    embeddings: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
-    gains: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, param in model.named_parameters():
         is_embedding = "embed_tokens" in name or "lm_head" in name
-        (gains if param.ndim < 2 else embeddings if is_embedding else matrices).append(param)
+        (others if param.ndim != 2 or is_embedding else matrices).append(param)
     return [
         Muon(matrices, plan.matrix_lr, plan.weight_decay),
-        torch.optim.AdamW(
-            embeddings + gains, lr=plan.peak_lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True
-        ),
+        torch.optim.AdamW(others, lr=plan.peak_lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True),
     ]
 
 
