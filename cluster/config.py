@@ -176,8 +176,8 @@ class EngineConfig(Settings):
 
     model: str = Field(
         "demo",
-        description="folder, GGUF file or hub id of the target; demo is the bundled model, and "
-        "smollm2 a public one",
+        description="folder, GGUF file or hub id of the target; demo is the bundled model, "
+        "demo-hybrid a bundled hybrid, and smollm2 a public one",
     )
     served_model_name: str | None = Field(
         None,

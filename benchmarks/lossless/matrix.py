@@ -2,6 +2,7 @@
 
     python -m draftline.benchmarks.lossless.matrix [--prompts 24] [--stages 1,2,3]
     python -m draftline.benchmarks.lossless.matrix --model smollm2 --mixes copying,tli
+    python -m draftline.benchmarks.lossless.matrix --model demo-hybrid --mixes headless,models
 
 Greedy answers are compared with transformers' `generate`, sampled ones with the engine's own
 answers without speculation. Where two answers part, the target's scores of the two tokens decide:
@@ -71,6 +72,10 @@ MIXES: dict[str, tuple[str, ...]] = {
 }
 # For any target: no store or model of the bundled one's vocabulary.
 COPYING = tuple(name for name in DRAFTERS if name not in {"retrieval", "model", "head"})
+# For `demo-hybrid`, which has the tokenizer of `demo`, and other hidden states.
+HEADLESS = tuple(name for name in DRAFTERS if name != "head")
+OF_OTHERS: dict[str, tuple[str, ...]] = {"copying": COPYING, "headless": HEADLESS}
+HYBRID_MIXES = (*(name for name, own in MIXES.items() if "head" not in own), "headless")
 PLAIN = RequestOptions(speculative=False)
 SAMPLED = (
     SamplingParams(temperature=0.7, top_p=0.9, seed=1, ignore_eos=True, max_tokens=1),
@@ -213,9 +218,7 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
                     node_budget="full",
                     pipelined_trees="on",
                     draft_deadline_ms=10_000,
-                    drafters=[
-                        (DRAFTERS | OF_MODELS)[name] for name in (MIXES | {"copying": COPYING})[mix]
-                    ],
+                    drafters=[(DRAFTERS | OF_MODELS)[name] for name in (MIXES | OF_OTHERS)[mix]],
                 )
                 yield config, mix
 

@@ -8,7 +8,11 @@ from ...core.errors import CheckpointError
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "models"
 DEMO_STORE = FOLDER / "demo-store"
-BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab", "demo-drafter-bytes")
+# Targets of one tokenizer, which is that of `demo-drafter` and of the store.
+BUNDLED_TARGETS = ("demo", "demo-hybrid")
+BUNDLED_NAMES = (
+    *BUNDLED_TARGETS, "demo-drafter", "demo-drafter-other-vocab", "demo-drafter-bytes",
+)  # fmt: skip
 # Heads of `demo`.
 BUNDLED_HEADS = ("demo-griffin", "demo-specformer", "demo-dflash")
 

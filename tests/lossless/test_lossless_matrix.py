@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftline.benchmarks.lossless.matrix import MIXES, Matrix, Report, run_matrix
+from draftline.benchmarks.lossless.matrix import HYBRID_MIXES, MIXES, Matrix, Report, run_matrix
 
 
 def check_lossless(report: Report) -> None:
@@ -15,14 +15,19 @@ def check_lossless(report: Report) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("stages", "mixes", "together"),
-    [(3, tuple(MIXES), (2,)), (1, ("spectra", "all"), (1, 2))],
-    ids=["3", "1"],
+    ("model", "stages", "mixes", "together"),
+    [
+        ("demo", 3, tuple(MIXES), (2,)),
+        ("demo", 1, ("spectra", "all"), (1, 2)),
+        ("demo-hybrid", 2, ("headless",), (2,)),
+    ],
+    ids=["3", "1", "hybrid"],
 )
 def test_local_engines_with_every_drafter_change_no_token(
-    stages: int, mixes: tuple[str, ...], together: tuple[int, ...]
+    model: str, stages: int, mixes: tuple[str, ...], together: tuple[int, ...]
 ) -> None:
     reduced = Matrix(
+        model=model,
         prompts=2,
         tokens=24,
         sampled_prompts=1,
@@ -33,7 +38,9 @@ def test_local_engines_with_every_drafter_change_no_token(
     )
     report = run_matrix(reduced)
     check_lossless(report)
-    assert {cell.mix for cell in report.cells if cell.tau > 1.1} >= {"spectra", "all"}
+    assert {cell.mix for cell in report.cells if cell.tau > 1.1} >= {
+        "spectra", "all", "headless"
+    }.intersection(mixes)  # fmt: skip
 
 
 @pytest.mark.cluster
@@ -56,5 +63,8 @@ def test_ray_engines_change_no_token() -> None:
 @pytest.mark.cluster
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.usefixtures("ray_cluster")
-def test_the_whole_matrix() -> None:
-    check_lossless(run_matrix(Matrix()))
+@pytest.mark.parametrize(
+    ("model", "mixes"), [("demo", tuple(MIXES)), ("demo-hybrid", HYBRID_MIXES)]
+)
+def test_the_whole_matrix(model: str, mixes: tuple[str, ...]) -> None:
+    check_lossless(run_matrix(Matrix(model=model, mixes=mixes)))

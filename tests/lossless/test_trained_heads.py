@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def texts() -> list[DistilledText]:
-    """What the demo target says."""
-    with Engine(EngineConfig(model="demo")) as engine:
+@cache
+def texts_of(model: str) -> list[DistilledText]:
+    """What a bundled target says."""
+    with Engine(EngineConfig(model=model)) as engine:
         params = SamplingParams(temperature=0.0, max_tokens=24)
         said = engine.generate(PROMPTS, params)
     return [
@@ -46,17 +47,25 @@ def texts() -> list[DistilledText]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stages"), [("eagle3", 1), ("griffin", 2), ("dspark", 2), ("p_eagle", 1)]
+    ("kind", "stages", "model"),
+    [
+        ("eagle3", 1, "demo"),
+        ("griffin", 2, "demo"),
+        ("dspark", 2, "demo"),
+        ("p_eagle", 1, "demo"),
+        ("griffin", 2, "demo-hybrid"),
+    ],
 )
 def test_trained_drafts_are_accepted_and_change_nothing(
-    texts: list[DistilledText], tmp_path: Path, kind: str, stages: int
+    tmp_path: Path, kind: str, stages: int, model: str
 ) -> None:
     """A few prompts learned by heart, so that some drafts are right and others are not."""
+    texts = texts_of(model)
     job = HeadJob(
         texts=Path(), output=tmp_path / "head", num_steps=STEPS, texts_per_step=6, peak_lr=3e-3,
         **KINDS[kind],
     )  # fmt: skip
-    target, recipe = demo_path("demo"), head_recipe(kind, job)
+    target, recipe = demo_path(model), head_recipe(kind, job)
     config = head_config(target, kind, job, texts)
     head = train_head(
         config, target, texts, head_plan(job, recipe, config.hidden_size), tmp_path / "run"
@@ -64,13 +73,12 @@ def test_trained_drafts_are_accepted_and_change_nothing(
     export_head(head, job.output, {"architectures": [recipe.architecture]}, {})
     options = {"min_confidence": 0.05} if kind == "dspark" else {}
     drafter = DrafterConfig(kind="head", model=str(job.output), top_k=3, **options)
-    assert_accepted_and_lossless(drafter, stages)
+    assert_accepted_and_lossless(drafter, stages, model)
 
 
-def test_a_distilled_models_drafts_are_accepted_and_change_nothing(
-    texts: list[DistilledText], tmp_path: Path
-) -> None:
+def test_a_distilled_models_drafts_are_accepted_and_change_nothing(tmp_path: Path) -> None:
     """Of two of the target's six layers."""
+    texts = texts_of("demo")
     job = HeadJob(
         texts=Path(), output=tmp_path / "student", layers="0,5", num_steps=STEPS, texts_per_step=6,
         peak_lr=3e-3, window=PROMPT + 24,
@@ -85,9 +93,9 @@ def test_a_distilled_models_drafts_are_accepted_and_change_nothing(
     assert_accepted_and_lossless(drafter, stages=2)
 
 
-def assert_accepted_and_lossless(drafter: DrafterConfig, stages: int) -> None:
+def assert_accepted_and_lossless(drafter: DrafterConfig, stages: int, model: str = "demo") -> None:
     engine_config = EngineConfig(
-        model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages
+        model=model, drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages
     )
     with Engine(engine_config) as engine:
         for temperature in (0.0, 0.8):

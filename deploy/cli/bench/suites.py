@@ -15,7 +15,7 @@ from typing import Any
 from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.errors import ConfigError
 from ....measure.clients.endpoint import TARGET_ONLY, Setting
-from ....models.load.bundled import BUNDLED_HEADS
+from ....models.load.bundled import BUNDLED_HEADS, BUNDLED_TARGETS
 from .job import BenchJob
 
 PAPER, DRAFTLINE = "paper", "draftline"
@@ -168,7 +168,7 @@ class HeadRows:
 
 
 def bundled_heads() -> dict[str, str]:
-    """The heads of the bundled model, by the names of their rows."""
+    """The heads of `demo`, by the names of their rows."""
     return {name.removeprefix("demo-"): name for name in BUNDLED_HEADS}
 
 
@@ -296,18 +296,19 @@ def with_suite(
 ) -> tuple[BenchJob, dict[str, Any]]:
     """A job and engine settings with the suite's in place of their own.
 
-    The bundled model's refined store, heads and small model need not be named. Raises
+    What is bundled for a target need not be named: a refined store, heads, a small model. Raises
     `ConfigError`.
     """
     if job.base_url is not None or job.drafters is not None:
         raise ConfigError(
             "suite", "brings its own drafters and engines: leave out --base-url and --drafters"
         )
-    is_bundled = settings.get("model", EngineConfig.model_fields["model"].default) == "demo"
+    model = settings.get("model", EngineConfig.model_fields["model"].default)
+    is_bundled = model in BUNDLED_TARGETS
     store = job.store or ("demo" if is_bundled else None)
     engine_settings = ENGINE_SETTINGS
     if job.suite == "heads":
-        suite = heads_suite(job, store, is_bundled=is_bundled)
+        suite = heads_suite(job, store, model)
     elif job.suite == MODEL_DRAFTERS:
         suite = models_suite(job, is_bundled=is_bundled)
         engine_settings = ENGINE_SETTINGS | {"tree_nodes": MODEL_NODES}
@@ -334,17 +335,17 @@ def _chosen(settings: Sequence[Setting], names: str) -> tuple[Setting, ...]:
     return tuple(one for one in settings if one.name in chosen)
 
 
-def heads_suite(job: BenchJob, store: str | None, *, is_bundled: bool) -> Suite:
-    """The rows of the job's heads, before those of the bundled model's own.
+def heads_suite(job: BenchJob, store: str | None, model: str) -> Suite:
+    """The rows of the job's heads, before those that are bundled for the model.
 
     Raises `ConfigError` or `CheckpointError`.
     """
     given = read_heads(job.heads or "")
-    bundled = bundled_heads() if is_bundled else {}
+    bundled = bundled_heads() if model == "demo" else {}
     known = given | {name: head for name, head in bundled.items() if name not in given}
     if not known:
         raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
-    small_model = "demo-drafter" if is_bundled else None
+    small_model = "demo-drafter" if model in BUNDLED_TARGETS else None
     rows = HeadRows(known, bundled or known, small_model, store)
     return Suite.of(rows.drafters(), rows.settings())
 

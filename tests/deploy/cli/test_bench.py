@@ -272,8 +272,9 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
     assert not profile or speeds["target"] < 160
 
 
-def test_rows_of_a_suite_are_chosen_by_name() -> None:
-    arguments = ["bench", "demo", "--suite", "model-drafters", "--num-prompts", "1"]
+@pytest.mark.parametrize("model", ["demo", "demo-hybrid"])
+def test_rows_of_a_suite_are_chosen_by_name(model: str) -> None:
+    arguments = ["bench", model, "--suite", "model-drafters", "--num-prompts", "1"]
     arguments += ["--max-tokens", "4", "--rounds", "1", "--no-warm-up", "--suite-rows"]
     result = runner.invoke(cli.app, [*arguments, "static tree, coupled; same ch*n"])
     assert result.exit_code == 0, result.output

@@ -141,3 +141,15 @@ def test_students_have_the_rows_that_their_target_has_too(checkpoint: Path, tmp_
         config(249, few)
     with pytest.raises(ConfigError, match=r"student: .* another tokenizer"):
         config(330, few, byte_level_bpe())
+
+
+@pytest.mark.parametrize("flags", [("--layers", "0,3"), ("--student", "demo-hybrid")])
+def test_a_student_that_keeps_states_is_refused(
+    texts: Path, tmp_path: Path, flags: Sequence[str]
+) -> None:
+    """Of a hybrid the layers with attention alone can be taken."""
+    result = train(texts, Path("demo-hybrid"), tmp_path / "student", *flags)
+    assert isinstance(result.exception, ConfigError), result.output
+    assert re.match(f"{flags[0][2:]}: keep states", str(result.exception))
+    result = train(texts, Path("demo-hybrid"), tmp_path / "student", "--layers", "3", "--dry-run")
+    assert result.exit_code == 0, (result.output, result.exception)
