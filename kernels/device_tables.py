@@ -67,10 +67,10 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-# Most bytes of the tables of one kind: attention layouts, logit edits, sampling parameters. A
-# stage's memory profile reserves this much for each kind.
+# Most bytes of the tables of one kind: attention layouts, logit edits, sampling parameters,
+# rows of layers that keep states. A stage's memory profile reserves this much for each kind.
 MOST_TABLE_BYTES = 64 * 2**20
-NUM_KINDS = 3
+NUM_KINDS = 4
 
 
 class Table(Protocol):

@@ -218,6 +218,42 @@ def _is_interpreting() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence:
+    """How layers that keep states are computed; `kernels/recurrence/walk.py` defines it.
+
+    solve        its last argument says where rows go on from:
+    wants_order  an order, as `walk`; else `StepTables`
+    """
+
+    solve: Callable[..., Tensor]
+    wants_order: bool
+
+
+def choose_recurrence(machine: Machine, *, by_cpu_kernels: bool) -> str:
+    """The name for `load_recurrence` on a machine, whose CPU kernels may be loaded."""
+    if machine.capability is None:
+        return "cpu_kernels" if by_cpu_kernels else "walk"
+    return "tree_form" if triton_obstacle(machine) else "triton"
+
+
+def load_recurrence(name: str) -> Recurrence:
+    """Path by path, with the bits of each path: `walk` or `cpu_kernels`, which must be loaded. All
+    nodes of a tree at once: `tree_form` or `triton`.
+    """
+    if name == "cpu_kernels":
+        return Recurrence(torch.ops.draftline.recurrence, wants_order=True)
+    if name == "walk":
+        from .recurrence.walk import walk  # noqa: PLC0415
+
+        return Recurrence(walk, wants_order=True)
+    if name == "tree_form":
+        from .recurrence import tree_form as trees  # noqa: PLC0415
+    else:
+        from .recurrence import tree_kernels as trees  # noqa: PLC0415
+    return Recurrence(trees.solve_step, wants_order=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ElementwiseOps:
     """Row-wise operators; `kernels/elementwise/reference.py` defines them."""
 

@@ -115,6 +115,22 @@ def sampling_work(rows: int, vocab_size: int, itemsize: int = 4) -> StepTraffic:
     return StepTraffic(rows * vocab_size * itemsize, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class StateHeads:
+    """Heads of a layer that keeps states, in float32."""
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+
+
+def states_work(heads: StateHeads, batch: int, rows: int) -> StepTraffic:
+    """States of all requests read and written once, and products of each row with them."""
+    state = heads.num_heads * heads.key_dim * heads.value_dim
+    return StepTraffic(2 * 4 * batch * state, 2 * 2 * rows * state)
+
+
 def copy_work(num_bytes: int) -> StepTraffic:
     """A copy of so many bytes, which are read and written."""
     return StepTraffic(2 * num_bytes, 0)

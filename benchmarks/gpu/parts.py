@@ -25,6 +25,7 @@ from .measure.attention import measure_attention
 from .measure.products import measure_products
 from .measure.rates import measure_rates
 from .measure.sampling import measure_sampling
+from .measure.states import measure_states
 from .measure.steps import measure_part, measure_whole
 from .plan import FULL_PLAN, TINY_PLAN
 from .setting import GpuSetting
@@ -89,6 +90,7 @@ PARTS: dict[str, Part] = {
     "attention": measure_attention,
     "sampling": measure_sampling,
     "products": measure_products,
+    "states": measure_states,
     "heads": measure_heads,
     "steps": measure_whole,
     "stage": measure_part,

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from ...models.load.model_info import head_dim, num_kv_heads
 from ...models.load.partition import LayerSpan
-from .floors import HeadShape, StageShape
+from .floors import HeadShape, StageShape, StateHeads
 
 ITEMSIZE = 2
 
@@ -87,6 +87,8 @@ class GpuPlan:
     tree: StepCase
     attention: tuple[StepCase, ...]
     attention_goal: StepCase
+    states: tuple[StepCase, ...]
+    state_heads: StateHeads
     sampling_rows: int
     sampling_vocab: int
     copy_bytes: int
@@ -146,6 +148,8 @@ FULL_PLAN = GpuPlan(
         *_cases((64,), (0, 64), (8192, 1024)),
     ),
     attention_goal=StepCase(8, 0, 32768),
+    states=_cases((1, 16), (0, 64), (1024,)),
+    state_heads=StateHeads(32, 16, 128, 128),
     sampling_rows=64,
     sampling_vocab=128_000,
     copy_bytes=4 << 30,
@@ -164,6 +168,8 @@ TINY_PLAN = GpuPlan(
     tree=StepCase(1, 64, 64),
     attention=_cases((2,), (0, 8), (256,)),
     attention_goal=StepCase(2, 0, 256),
+    states=_cases((2,), (0, 8), (64,)),
+    state_heads=StateHeads(4, 2, 16, 16),
     sampling_rows=4,
     sampling_vocab=1000,
     copy_bytes=1 << 22,

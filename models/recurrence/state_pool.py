@@ -10,10 +10,11 @@ its state takes them in. Nodes of a pipelined tree that are still in flight are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,13 +23,13 @@ from torch import Tensor
 from ...core.arrays import Int32, Int64
 from ...core.errors import StageError
 from ...core.steps import StepInput
-from ...kernels.recurrence.tree_form import Columns, solve_path, solve_tree, state_after
-from ...kernels.recurrence.walk import load_walk, walk
+from ...kernels.device_tables import RecentTables
+from ...kernels.dispatch import Recurrence, load_recurrence
+from ...kernels.recurrence.step_tables import StepTables, TablesCapacity
 from .step_plan import StepPlan, load_plans
 
 logger = logging.getLogger(__name__)
 
-NO_PLACES = np.empty(0, dtype=np.int64)
 NO_ORDER = np.empty((0, 4), dtype=np.int32)
 
 
@@ -94,11 +95,6 @@ class LayerStates:
             more = tensor.new_zeros(num_rows, *tensor.shape[1:])
             setattr(self, name, torch.cat([tensor, more]))
 
-    def kept(self, places: Int64) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, log decays and deltas of some kept rows."""
-        index = torch.from_numpy(places).to(self.keys.device)
-        return self.keys[index], self.log_decays[index], self.deltas[index]
-
     @property
     def num_bytes(self) -> int:
         """Of all tensors."""
@@ -128,23 +124,27 @@ class StatePool:
 
     def __init__(
         self, shapes: Sequence[StateShape], num_slots: int, num_rows: int, block_size: int,
-        like: Tensor,
+        like: Tensor, recurrence: Recurrence | None = None,
     ) -> None:  # fmt: skip
         """Room for the states of `num_slots` requests, and at first for `num_rows` kept rows.
 
         The layers' convolutions have one width. `like` has the stage's dtype and device.
+        By default torch goes over each path.
         """
+        self._recurrence = recurrence or load_recurrence("walk")
+        self._device = like.device
+        self._tables: RecentTables[TablesCapacity, StepTables] = RecentTables()
+        # Row 0 is of rows of padding.
+        num_rows += 1
         self._window = shapes[0].width - 1
         self._block_size, self.num_slots = block_size, num_slots
         self.layers = tuple(LayerStates(shape, num_slots, num_rows, like) for shape in shapes)
         self._slots = [_Slot() for _ in range(num_slots)]
-        self._free = list(range(num_rows - 1, -1, -1))
+        self._free = list(range(num_rows - 1, 0, -1))
         self._num_rows = num_rows
         # Places of rows that no later step reads.
         self._spent: list[int] = []
         load_plans()
-        if like.device.type == "cpu":
-            load_walk()
 
     @property
     def num_bytes(self) -> int:
@@ -158,7 +158,40 @@ class StatePool:
             slot.rows, slot.length = {}, -1
 
     def begin(self, step: StepInput) -> StepStates:
-        """The states of this step, valid until the next call.
+        """The states of this step, valid until the next call. Raises as `plan`."""
+        plan = self.plan(step)
+        capacity = plan.capacity.rounded()
+        width = self._window + 1
+        tables = self._tables.get(capacity, lambda: StepTables(capacity, width, self._device))
+        plan.fill(tables)
+        where = self._order_of(plan) if self._recurrence.wants_order else tables
+        return StepStates(self.layers, plan, tables, partial(self._solve, where))
+
+    def begin_static(self, tables: StepTables) -> StepStates:
+        """The states of steps that `tables` describe at run time, for CUDA graphs: each step's plan
+        fills them. It copies no states, and the pool must not grow.
+        """
+        assert not self._recurrence.wants_order
+        plan = StepPlan(tables.capacity.num_rows, self._window, self._first_row)
+        return StepStates(self.layers, plan, tables, partial(self._solve, tables))
+
+    def static_tables(self, capacity: TablesCapacity) -> StepTables:
+        """Tables for `begin_static`."""
+        return StepTables(capacity, self._window + 1, self._device)
+
+    def _solve(
+        self, where: StepTables | Tensor, own: LayerStates, values: Tensor, rates: Tensor | None,
+        queries: Tensor,
+    ) -> Tensor:  # fmt: skip
+        kept = own.states, own.keys, own.log_decays, own.deltas
+        return self._recurrence.solve(*kept, values, rates, queries, where)
+
+    def _order_of(self, plan: StepPlan) -> Tensor:
+        order = np.concatenate([NO_ORDER, *plan.order])
+        return torch.from_numpy(order).to(self._device)
+
+    def plan(self, step: StepInput) -> StepPlan:
+        """Where the step's rows go on from. Each step is planned once, and computed next.
 
         Raises `StageError` for a request whose states are not those of its text.
         """
@@ -182,7 +215,7 @@ class StatePool:
             self._spent += held - slot.places
             if (to := saves.get(number)) is not None:
                 plan.save(number, to, self._window_of(to))
-        return StepStates(self.layers, plan)
+        return plan
 
     def _add(
         self, plan: StepPlan, step: StepInput, request: int, moves: Sequence[Sequence[int]]
@@ -254,20 +287,24 @@ class StatePool:
 class StepStates:
     """The states of one step, whose layers call it in order, each once."""
 
-    def __init__(self, layers: Sequence[LayerStates], plan: StepPlan) -> None:
-        self._layers, self._plan = layers, plan
-        device = layers[0].states.device
-        taps = np.column_stack([plan.before, plan.places + plan.first_row])
-        self._taps = torch.from_numpy(taps).to(device)
-        self._places = torch.from_numpy(plan.places).to(device)
+    def __init__(
+        self, layers: Sequence[LayerStates], plan: StepPlan, tables: StepTables,
+        solve: Callable[[LayerStates, Tensor, Tensor | None, Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        """`solve` takes a layer's values, rates and queries."""
+        self._layers, self._solve = layers, solve
+        num_rows, device = len(plan.places), layers[0].states.device
+        self._taps, self._places = tables.taps[:num_rows], tables.places[:num_rows]
+        self._moves_before, self._moves_after = tables.moves_before, tables.moves_after
+        self._copies = plan.copies_states
+        if not self._copies:
+            return
+        # Seldom: copies of a few numbers to a device wait for it.
         self._fresh = torch.tensor(plan.fresh, dtype=torch.int64, device=device)
         self._loads, self._saves = (
             torch.tensor(own, dtype=torch.int64, device=device).reshape(-1, 2)
             for own in (plan.loads, plan.saves)
         )
-        self._moves_before = _pairs(plan.moves_before, device)
-        self._moves_after = _pairs(plan.moves_after, device)
-        self._order = np.concatenate([NO_ORDER, *plan.order])
 
     def convolve(self, layer: int, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The short convolution over each row's path, [rows, channels] of inputs [rows, channels].
@@ -275,7 +312,7 @@ class StepStates:
         `weight` [channels, width], oldest first; `bias` [channels].
         """
         kept = self._layers[layer].inputs
-        _move(kept, *self._moves_before)
+        _move(kept, self._moves_before)
         kept[self._taps[:, -1]] = inputs.to(kept.dtype)
         # Step by step, each number of which is rounded alike wherever its row stands.
         weights = weight.float().t()
@@ -284,7 +321,7 @@ class StepStates:
             result += kept[self._taps[:, index]].float() * weights[index]
         if bias is not None:
             result += bias.float()
-        _move(kept, *self._moves_after)
+        _move(kept, self._moves_after)
         return result.to(inputs.dtype)
 
     def scan(
@@ -301,62 +338,19 @@ class StepStates:
         own = self._layers[layer]
         own.keys[self._places] = keys.float()
         own.log_decays[self._places] = log_decays.float()
-        own.states[self._fresh] = 0.0
-        own.states[self._loads[:, 1]] = own.states[self._loads[:, 0]]
-        corrects = rates is not None
-        rates = torch.ones_like(values[..., 0]) if rates is None else rates
-        values, rates, queries = values.float(), rates.float(), queries.float()
-        run = self._walk if own.states.device.type == "cpu" else self._solve
-        outputs = run(own, values, rates, queries, corrects=corrects)
-        own.states[self._saves[:, 1]] = own.states[self._saves[:, 0]]
-        return outputs
-
-    def _walk(
-        self, own: LayerStates, values: Tensor, rates: Tensor, queries: Tensor, *, corrects: bool
-    ) -> Tensor:
-        outputs = torch.empty_like(values, memory_format=torch.contiguous_format)
-        buffers = np.empty((self._plan.num_buffers, *own.states.shape[2:]), dtype=np.float32)
-        walk(
-            own.states.numpy(), buffers, own.keys.numpy(), own.log_decays.numpy(),
-            own.deltas.numpy(), values.contiguous().numpy(), rates.contiguous().numpy(),
-            queries.contiguous().numpy(), outputs.numpy(), self._order, corrects,
-        )  # fmt: skip
-        return outputs
-
-    def _solve(
-        self, own: LayerStates, values: Tensor, rates: Tensor, queries: Tensor, *, corrects: bool
-    ) -> Tensor:
-        """The same by products, request by request."""
-        outputs = torch.empty_like(values)
-        for slot, committed, columns, sees, rows in self._plan.requests:
-            state = own.states[slot]
-            if len(committed):
-                state = state_after(state, *own.kept(committed))
-            given = values[rows], rates[rows], queries[rows]
-            kept = own.kept(columns)
-            if sees is None:
-                outputs[rows], state = solve_path(state, *kept[:2], *given, corrects=corrects)
-            else:
-                keys, log_decays, deltas = kept
-                known = deltas[: len(columns) - len(given[0])]
-                tree = Columns(keys, log_decays, known, torch.from_numpy(sees).to(state.device))
-                outputs[rows], found = solve_tree(state, tree, *given, corrects=corrects)
-                own.deltas[self._places[rows]] = found
-            own.states[slot] = state
+        if self._copies:
+            own.states[self._fresh] = 0.0
+            own.states[self._loads[:, 1]] = own.states[self._loads[:, 0]]
+        values, queries = values.float().contiguous(), queries.float().contiguous()
+        rates = None if rates is None else rates.float().contiguous()
+        outputs = self._solve(own, values, rates, queries)
+        if self._copies:
+            own.states[self._saves[:, 1]] = own.states[self._saves[:, 0]]
         return outputs
 
 
-def _pairs(moves: Sequence[tuple[Int64, Int64]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """All targets, and all sources."""
-    to, source = (
-        (np.concatenate([NO_PLACES, *column]) for column in zip(*moves, strict=True))
-        if moves
-        else (NO_PLACES, NO_PLACES)
-    )
-    return torch.from_numpy(to).to(device), torch.from_numpy(source).to(device)
-
-
-def _move(inputs: Tensor, to: Tensor, source: Tensor) -> None:
+def _move(inputs: Tensor, moves: Tensor) -> None:
+    to, source = moves
     inputs[to] = inputs[source]
 
 

@@ -6,34 +6,17 @@ index into a layer's kept rows (`state_pool.py`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from ...core.arrays import Bool, Int32, Int64, UInt64
 from ...core.compiled import compiled
 from ...core.steps import WORD_BITS, TreeRows
+from ...kernels.recurrence.step_tables import RequestRows, StepTables, TablesCapacity
 
 # A row of zeros among the inputs, which stands before every text.
 ZEROS = 0
-
-
-class RequestRows(NamedTuple):
-    """One request's part of a step.
-
-    slot       of its state
-    committed  int64 [n]  kept rows that its text has passed, which its state takes in first
-    columns    int64 [m]  kept rows that its rows see, those of earlier steps first
-    sees       bool [m, m]  which of them each sees; None: a chunk of a prompt, each of whose rows
-               sees those before it, and which its state takes in, too
-    rows       its rows in the step, the last columns
-    """
-
-    slot: int
-    committed: Int64
-    columns: Int64
-    sees: Bool | None
-    rows: slice
 
 
 class StepPlan:
@@ -61,7 +44,6 @@ class StepPlan:
         self.saves: list[tuple[int, int]] = []
         self.moves_before: list[tuple[Int64, Int64]] = []
         self.moves_after: list[tuple[Int64, Int64]] = []
-        self.num_buffers = 0
 
     def begin(self, slot: int, window: Int64) -> None:
         """A text begins. `window` int64 [w]: where the slot's last inputs are."""
@@ -102,15 +84,33 @@ class StepPlan:
     ) -> None:
         """Rows of a tree whose columns are kept at `columns`."""
         self._pass(slot, window, committed)
-        order, before, sees, num_buffers = plan_tree(
+        order, before, sees = plan_tree(
             tree.ancestors, tree.positions, columns, window, first, -1 - slot, self.first_row
         )
         rows = slice(first, first + len(before))
         self.order.append(order)
         self.places[rows] = columns[len(columns) - len(before) :]
         self.before[rows] = before
-        self.num_buffers = max(self.num_buffers, num_buffers)
         self.requests.append(RequestRows(slot, committed, columns, sees, rows))
+
+    @property
+    def capacity(self) -> TablesCapacity:
+        """The least that holds the step."""
+        moves = max(sum(len(to) for to, _ in own) for own in (self.moves_before, self.moves_after))
+        return TablesCapacity.exact(len(self.places), self.requests, moves)
+
+    @property
+    def copies_states(self) -> bool:
+        """Whether states are copied or cleared, which no tables describe."""
+        return bool(self.fresh or self.loads or self.saves)
+
+    def fill(self, tables: StepTables) -> None:
+        """Describe the step in tables that hold it."""
+        taps = np.column_stack([self.before, self.places + self.first_row])
+        spare = np.full(taps.shape[1], ZEROS)
+        spare[-1] = self.first_row
+        moves = [_joined(own) for own in (self.moves_before, self.moves_after)]
+        tables.refill(self.requests, self.places, taps, spare, moves)
 
     def _pass(self, slot: int, window: Int64, committed: Int64) -> None:
         if len(committed):
@@ -123,6 +123,15 @@ class StepPlan:
         self.order.append(np.column_stack([kept, own, context, context]).astype(np.int32))
 
 
+def _joined(moves: Sequence[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
+    """All targets, and all sources."""
+    none = np.empty(0, dtype=np.int64)
+    return (
+        np.concatenate([none, *(to for to, _ in moves)]),
+        np.concatenate([none, *(source for _, source in moves)]),
+    )
+
+
 @compiled
 def plan_tree(
     ancestors: UInt64,
@@ -132,7 +141,7 @@ def plan_tree(
     first_row: int,
     context: int,
     offset: int,
-) -> tuple[Int32, Int64, Bool, int]:
+) -> tuple[Int32, Int64, Bool]:
     """The order of a tree's rows, and what each goes on from.
 
     ancestors, positions  as in `TreeRows`
@@ -143,8 +152,8 @@ def plan_tree(
     offset     of kept rows among all inputs
 
     Gives the order (`walk`), int32 [m, 4]; where the w inputs before each own row's are, int64
-    [rows, w], oldest first; what each column sees, bool [columns, columns]; and how many buffers
-    the order needs. Columns of earlier steps that no row sees are left out.
+    [rows, w], oldest first; and what each column sees, bool [columns, columns]. Columns of earlier
+    steps that no row sees are left out.
     """
     num_columns, num_rows = len(positions), len(ancestors)
     num_before = num_columns - num_rows
@@ -159,7 +168,7 @@ def plan_tree(
             is_own = column == num_before + row
             if is_own or (column < num_before and visible[column] and parents[column] == -2):
                 parents[column] = _parent(column, visible, positions)
-    order, num_buffers = _depth_first(parents)
+    order = _depth_first(parents)
     steps = np.empty((len(order), 4), dtype=np.int32)
     sees = np.zeros((num_columns, num_columns), dtype=np.bool_)
     before = np.empty((num_rows, len(windows)), dtype=np.int64)
@@ -182,7 +191,7 @@ def plan_tree(
                 parent = parents[parent]
             for index in range(left):
                 before[own, index] = windows[len(windows) - left + index]
-    return steps, before, sees, num_buffers
+    return steps, before, sees
 
 
 @compiled
@@ -197,9 +206,9 @@ def _parent(column: int, visible: Bool, positions: Int32) -> int:
 
 
 @compiled
-def _depth_first(parents: Int32) -> tuple[Int32, int]:
-    """Columns with the buffers that their parents' and their own states are in, int32 [m, 3], and
-    how many buffers there are. The last child of a node goes on in its buffer; -1 is the context's.
+def _depth_first(parents: Int32) -> Int32:
+    """Columns with the buffers that their parents' and their own states are in, int32 [m, 3].
+    The last child of a node goes on in its buffer; -1 is the context's.
     """
     count = len(parents)
     # The root of all comes last.
@@ -240,7 +249,7 @@ def _depth_first(parents: Int32) -> tuple[Int32, int]:
         else:
             free[num_free] = target
             num_free += 1
-    return order[:done], num_buffers
+    return order[:done]
 
 
 def load_plans() -> None:

@@ -40,6 +40,8 @@ from .plain_path import HiddenStateTaps, layer_input, no_taps, rotary_table
 
 logger = logging.getLogger(__name__)
 
+NOT_USED = "event=cpu_kernels_not_used reason=%s; torch's kernels run"
+
 
 def load_kernels_for(
     config: PretrainedConfig, dtype: str, device: torch.device, options: StageOptions,
@@ -58,19 +60,39 @@ def load_kernels_for(
         obstacle = f"attention is {options.attention}"
     level = logging.INFO
     if obstacle is None:
-        try:
-            _load(Path(options.compile_cache).expanduser(), progress)
-        except (ConfigError, OSError) as error:
-            obstacle, level = str(error), logging.WARNING
+        obstacle, level = _load(options, progress), logging.WARNING
     if obstacle is None:
         return True
     if is_required:
         raise ConfigError("batch_invariant", f"on needs the CPU kernels on a CPU: {obstacle}")
-    logger.log(level, "event=cpu_kernels_not_used reason=%s; torch's kernels run", obstacle)
+    logger.log(level, NOT_USED, obstacle)
     return False
 
 
-def _load(folder: Path, progress: Progress) -> None:
+def load_state_kernels(
+    device: torch.device, options: StageOptions, progress: Progress = unseen
+) -> bool:
+    """Load the CPU kernels for layers that keep states, which stages of any dtype compute by them.
+    Where they cannot be built, the log says why.
+    """
+    if device.type != "cpu" or options.compile == "off":
+        return False
+    obstacle = _load(options, progress)
+    if obstacle is not None:
+        logger.warning(NOT_USED, obstacle)
+    return obstacle is None
+
+
+def _load(options: StageOptions, progress: Progress) -> str | None:
+    """Why it failed."""
+    try:
+        _load_from(Path(options.compile_cache).expanduser(), progress)
+    except (ConfigError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _load_from(folder: Path, progress: Progress) -> None:
     if are_loaded() or library_path(folder).exists():
         load_cpu_ops(folder)
         return

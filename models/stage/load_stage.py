@@ -14,8 +14,8 @@ from ..attention.kernel_attention import KernelBackend, TileOptions
 from ..layers.model_slice import load_slice, with_pruned_head
 from ..load.checkpoint import read_config, resolve_model_path
 from ..load.partition import LayerSpan
-from ..load.supported import naming, runs_by_layers
-from .cpu_path import CpuPath, load_kernels_for
+from ..load.supported import keeps_states, naming, runs_by_layers
+from .cpu_path import CpuPath, load_kernels_for, load_state_kernels
 from .gpu_path import (
     CudaCapture,
     GraphPath,
@@ -68,9 +68,10 @@ def load_stage(
         part = with_pruned_head(part, options.output.rows)
     if is_invariant:
         part = invariant_slice(part)
+    walks = keeps_states(config) and load_state_kernels(torch.device(device), options, progress)
     states = make_states(
         part, options.max_requests + options.num_snapshots,
-        options.max_rows + options.num_kept_rows, block_size,
+        options.max_rows + options.num_kept_rows, block_size, by_cpu_kernels=walks,
     )  # fmt: skip
     taps = HiddenStateTaps(options.feature_layers, span, part.config.hidden_size)
     tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)

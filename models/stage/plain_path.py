@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ...core.steps import StepInput
+from ...kernels.dispatch import Machine, choose_recurrence, load_recurrence
 from ..attention.backend import AttentionBackend
 from ..attention.step_attention import PagedKv, SdpaBackend
 from ..device import to_device
@@ -243,11 +244,13 @@ def make_kv(
 
 
 def make_states(
-    part: ModelSlice, num_slots: int, num_rows: int, block_size: int
-) -> StatePool | None:
+    part: ModelSlice, num_slots: int, num_rows: int, block_size: int, *,
+    by_cpu_kernels: bool = False,
+) -> StatePool | None:  # fmt: skip
     """Slots for so many states, in the layers that keep any; None: none does.
 
-    num_rows  of the largest step and of earlier trees
+    num_rows        of the largest step and of earlier trees
+    by_cpu_kernels  whether these compute the recurrences; they must be loaded
 
     Raises `ConfigError` (`max_num_seqs`) where the device has no memory for them.
     """
@@ -255,8 +258,10 @@ def make_states(
     if not shapes:
         return None
     like = torch.empty(0, dtype=part.dtype, device=part.device)
+    name = choose_recurrence(Machine.of(part.device), by_cpu_kernels=by_cpu_kernels)
+    recurrence = load_recurrence(name)
     try:
-        pool = StatePool(shapes, num_slots, num_rows, block_size, like)
+        pool = StatePool(shapes, num_slots, num_rows, block_size, like, recurrence)
     except RuntimeError as error:  # torch's, of a GPU and of a CPU
         slot, row = (
             sum(size(shape, part.dtype.itemsize) for shape in shapes)
@@ -270,8 +275,8 @@ def make_states(
             "it, tree_nodes or max_num_batched_tokens, or cut the model into more stages",
         ) from error
     logger.info(
-        "event=states_kept layers=%d slots=%d mib=%.1f",
-        len(shapes), num_slots, pool.num_bytes / 2**20,
+        "event=states_kept layers=%d slots=%d mib=%.1f by=%s",
+        len(shapes), num_slots, pool.num_bytes / 2**20, name,
     )  # fmt: skip
     return pool
 

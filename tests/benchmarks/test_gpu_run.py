@@ -54,6 +54,7 @@ def test_the_json_holds_every_part(folder: Path) -> None:
     groups = {figure["group"] for figure in found["figures"]}
     plan = TINY_PLAN
     parts = {"rates", "attention of a layer", "sampling", "products of a layer", "drafts of heads"}
+    parts |= {"states of a layer"}
     assert groups >= parts | {plan.whole.name, plan.part.name}
     for figure in found["figures"]:
         assert figure["ms"] > 0

@@ -11,7 +11,7 @@ import pytest
 
 KERNELS = {
     "attend_tiles", "multiply_quantized", "widen_quantized", "multiply_rows", "multiply_few_rows",
-    "multiply_normed_rows", "store_rows", "copy_rows", "take_log_softmax",
+    "multiply_normed_rows", "store_rows", "copy_rows", "take_log_softmax", "solve_requests",
 }  # fmt: skip
 TESTS = Path(__file__).parents[1]
 PROGRAM = TESTS / "support" / "tools" / "compile_kernels.py"

@@ -75,7 +75,8 @@ inline Vector load_some(const float* from, int64_t count) {
 }
 
 inline void store_some(float* to, Vector value, int64_t count) {
-  std::memcpy(to, &value, (count < LANES ? count : LANES) * sizeof(float));
+  if (count >= LANES) return store(to, value);
+  std::memcpy(to, &value, count * sizeof(float));
 }
 
 // x * y + z, rounded once where the processor has that.

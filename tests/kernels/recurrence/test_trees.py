@@ -2,52 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from draftline.kernels.dispatch import load_recurrence
 from draftline.kernels.recurrence.tree_form import Columns, solve_path, solve_tree, state_after
-from draftline.kernels.recurrence.walk import walk
-from hypothesis import given
+from draftline.kernels.recurrence.walk import walk as torch_walk
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.tools.cpu_kernels import load_cpu_kernels
 
 KEY_DIM, VALUE_DIM = 6, 10
 Array = NDArray[np.float32]
+Walk = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(params=["walk", pytest.param("cpu_kernels", marks=pytest.mark.compiler)])
+def walk(request: pytest.FixtureRequest) -> Walk:
+    """The recurrence by either implementation."""
+    if request.param == "cpu_kernels":
+        load_cpu_kernels()
+    return load_recurrence(request.param).solve
 
 
 class Rows:
     """Random rows of `count` tokens: of one tree, with `parents`."""
 
-    def __init__(self, seed: int, count: int, *, heads: int, group: int, channels: int) -> None:
+    def __init__(
+        self, seed: int, count: int, *, heads: int, group: int, channels: int,
+        dims: tuple[int, int] = (KEY_DIM, VALUE_DIM),
+    ) -> None:  # fmt: skip
         random = np.random.default_rng(seed)
+        key_dim, value_dim = dims
 
         def normal(*shape: int) -> Array:
             return random.normal(size=shape).astype(np.float32)
 
-        keys = normal(count, heads // group, KEY_DIM)
+        keys = normal(count, heads // group, key_dim)
         self.keys = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
-        self.queries = normal(count, heads // group, KEY_DIM)
-        self.values = normal(count, heads, VALUE_DIM)
+        self.queries = normal(count, heads // group, key_dim)
+        self.values = normal(count, heads, value_dim)
         self.rates = random.random((count, heads)).astype(np.float32)
         self.log_decays = -random.random((count, heads, channels)).astype(np.float32)
-        self.state = normal(heads, KEY_DIM, VALUE_DIM)
+        self.state = normal(heads, key_dim, value_dim)
         self.parents = [int(random.integers(-1, node)) if node else -1 for node in range(count)]
 
     def path(self, node: int) -> list[int]:
         return [] if node < 0 else [*self.path(self.parents[node]), node]
 
-    def walked(self, order: list[list[int]], *, corrects: bool) -> tuple[Array, Array, Array]:
+    @property
+    def tree(self) -> list[list[int]]:
+        """The order of all rows, each of which has a buffer."""
+        return [[node, node, parent, node] for node, parent in enumerate(self.parents)]
+
+    def walked(
+        self, walk: Walk, order: list[list[int]], *, corrects: bool, deltas: Array | None = None
+    ) -> tuple[Array, Array, Array]:
         """Outputs, deltas and the states behind."""
-        states, outputs = self.state[None].copy(), np.zeros_like(self.values)
-        deltas = np.zeros_like(self.values)
-        buffers = np.zeros((len(self.keys), KEY_DIM, VALUE_DIM), dtype=np.float32)
-        walk(
-            states, buffers, self.keys, self.log_decays, deltas, self.values, self.rates,
-            self.queries, outputs, np.array(order, dtype=np.int32), corrects,
+        states = torch.from_numpy(self.state[None].copy())
+        deltas = np.zeros_like(self.values) if deltas is None else deltas
+        keys, log_decays, values, rates, queries = self.tensors(
+            [*range(len(self.keys))], "keys", "log_decays", "values", "rates", "queries"
+        )
+        outputs = walk(
+            states, keys, log_decays, torch.from_numpy(deltas), values,
+            rates if corrects else None, queries, torch.tensor(order, dtype=torch.int32),
         )  # fmt: skip
-        return outputs, deltas, states[0]
+        return outputs.numpy(), deltas, states[0].numpy()
 
     def expected(self, path: list[int], *, corrects: bool) -> tuple[NDArray[Any], NDArray[Any]]:
         """The output of a path's last token and the state behind it, by the definition."""
@@ -77,13 +102,13 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("channels", "corrects"), KINDS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 24))
 def test_each_node_has_the_numbers_of_its_path_alone(
-    channels: int, corrects: bool, seed: int, count: int
+    walk: Walk, channels: int, corrects: bool, seed: int, count: int
 ) -> None:
     rows = Rows(seed, count, heads=4, group=2, channels=channels)
-    tree = [[node, node, parent, node] for node, parent in enumerate(rows.parents)]
-    outputs, deltas, state = rows.walked(tree, corrects=corrects)
+    outputs, deltas, state = rows.walked(walk, rows.tree, corrects=corrects)
     np.testing.assert_array_equal(state, rows.state)
     for node in range(count):
         path = rows.path(node)
@@ -91,16 +116,13 @@ def test_each_node_has_the_numbers_of_its_path_alone(
         np.testing.assert_allclose(outputs[node], wanted, atol=2e-5)
         # As a chunk of a prompt, which goes on in the request's state.
         chunk = [[other, other, -1, -1] for other in path]
-        alone, _, left = rows.walked(chunk, corrects=corrects)
+        alone, _, left = rows.walked(walk, chunk, corrects=corrects)
         np.testing.assert_array_equal(outputs[node], alone[node])
         np.testing.assert_allclose(left, after, atol=2e-5)
         # What stays of the tokens brings the state to the same bits.
-        replayed = rows.state[None].copy()
-        known = np.array([[other, -1, -1, -1] for other in path], dtype=np.int32)
-        none = rows.values[:0], rows.rates[:0], rows.queries[:0], rows.values[:0]
-        buffers = rows.state[:0]
-        walk(replayed, buffers, rows.keys, rows.log_decays, deltas, *none, known, corrects)
-        np.testing.assert_array_equal(replayed[0], left)
+        known = [[other, -1, -1, -1] for other in path]
+        _, _, replayed = rows.walked(walk, known, corrects=corrects, deltas=deltas)
+        np.testing.assert_array_equal(replayed, left)
 
 
 @pytest.mark.parametrize(("channels", "corrects"), KINDS)
@@ -109,8 +131,7 @@ def test_a_tree_is_one_system_also_behind_nodes_whose_deltas_are_known(
     channels: int, corrects: bool, seed: int, count: int, share: float
 ) -> None:
     rows = Rows(seed, count, heads=4, group=2, channels=channels)
-    tree = [[node, node, parent, node] for node, parent in enumerate(rows.parents)]
-    outputs, deltas, _ = rows.walked(tree, corrects=corrects)
+    outputs, deltas, _ = rows.walked(torch_walk, rows.tree, corrects=corrects)
     known = int(share * (count - 1))
     sees = torch.zeros(count, count, dtype=torch.bool)
     for node in range(count):
@@ -118,8 +139,8 @@ def test_a_tree_is_one_system_also_behind_nodes_whose_deltas_are_known(
     state, every = torch.from_numpy(rows.state), [*range(count)]
     left = torch.from_numpy(deltas[:known])
     columns = Columns(*rows.tensors(every, "keys", "log_decays"), left, sees)
-    own = rows.tensors(every[known:], "values", "rates", "queries")
-    found, solved = solve_tree(state, columns, *own, corrects=corrects)
+    values, rates, queries = rows.tensors(every[known:], "values", "rates", "queries")
+    found, solved = solve_tree(state, columns, values, rates if corrects else None, queries)
     np.testing.assert_allclose(found, outputs[known:], atol=5e-5)
     np.testing.assert_allclose(solved, deltas[known:], atol=5e-5)
     path = rows.path(count - 1)
@@ -132,17 +153,71 @@ def test_a_tree_is_one_system_also_behind_nodes_whose_deltas_are_known(
 def test_a_long_path_is_solved_piece_by_piece(channels: int, corrects: bool) -> None:
     rows = Rows(1, 150, heads=2, group=1, channels=channels)
     chunk = [[node, node, -1, -1] for node in range(150)]
-    outputs, _, state = rows.walked(chunk, corrects=corrects)
-    parts = rows.tensors([*range(150)], "keys", "log_decays", "values", "rates", "queries")
-    found, after = solve_path(torch.from_numpy(rows.state), *parts, corrects=corrects)
+    outputs, _, state = rows.walked(torch_walk, chunk, corrects=corrects)
+    *parts, rates, queries = rows.tensors(
+        [*range(150)], "keys", "log_decays", "values", "rates", "queries"
+    )
+    given_rates = rates if corrects else None
+    found, after = solve_path(torch.from_numpy(rows.state), *parts, given_rates, queries)
     np.testing.assert_allclose(found, outputs, atol=1e-4)
     np.testing.assert_allclose(after, state, atol=1e-4)
 
 
-def test_what_is_computed_beside_a_row_does_not_change_it() -> None:
+# Of whole vectors, of parts of one, and of more than one part of the work.
+SIZES = [(6, 10), (128, 128), (33, 80), (16, 144)]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("channels", "corrects"), [(False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("dims", SIZES)
+def test_the_cpu_kernels_compute_the_recurrence(
+    dims: tuple[int, int], channels: bool, corrects: bool
+) -> None:
+    load_cpu_kernels()
+    rows = Rows(5, 40, heads=6, group=3, channels=dims[0] if channels else 1, dims=dims)
+    # Branches leave their buffers to others, and two rows move the request's state.
+    order: list[list[int]] = [[0, 0, -1, -1], [1, 1, -1, -1]]
+    steps = [(-1, 0), (0, 1), (1, 1), (0, 0)]
+    order += [[node, node, *steps[node % 4 - 2]] for node in range(2, 40)]
+    own = load_recurrence("cpu_kernels").solve
+    for found, expected in zip(
+        rows.walked(own, order, corrects=corrects),
+        rows.walked(torch_walk, order, corrects=corrects),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.compiler
+def test_more_threads_give_the_same_bits() -> None:
+    load_cpu_kernels()
+    own = load_recurrence("cpu_kernels").solve
+    rows = Rows(6, 30, heads=8, group=2, channels=1, dims=(32, 128))
+    expected = rows.walked(own, rows.tree, corrects=True)
+    try:
+        for threads in (2, 3, 5):
+            torch.set_num_threads(threads)
+            for found, wanted in zip(
+                rows.walked(own, rows.tree, corrects=True), expected, strict=True
+            ):
+                np.testing.assert_array_equal(found, wanted)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.compiler
+def test_the_cpu_kernels_refuse_rows_that_are_not_there() -> None:
+    load_cpu_kernels()
+    rows = Rows(7, 3, heads=2, group=1, channels=1)
+    for wrong in ([3, 0, -1, 0], [0, 3, -1, 0], [0, 0, -2, 0], [0, 0, -1, -2]):
+        with pytest.raises(RuntimeError, match="no such row"):
+            rows.walked(load_recurrence("cpu_kernels").solve, [wrong], corrects=True)
+
+
+def test_what_is_computed_beside_a_row_does_not_change_it(walk: Walk) -> None:
     rows = Rows(3, 12, heads=4, group=2, channels=1)
-    alone, _, _ = rows.walked([[7, 7, -1, 0]], corrects=True)
+    alone, _, _ = rows.walked(walk, [[7, 7, -1, 0]], corrects=True)
     beside = [[node, node, -1, -1] for node in range(5)] + [[9, 9, -1, 0]]
     # Before the others move the state.
-    outputs, _, _ = rows.walked([[7, 7, -1, 3], *beside], corrects=True)
+    outputs, _, _ = rows.walked(walk, [[7, 7, -1, 3], *beside], corrects=True)
     np.testing.assert_array_equal(outputs[7], alone[7])

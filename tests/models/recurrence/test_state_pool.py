@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.errors import StageError
-from draftline.models.recurrence.state_pool import StatePool, StateShape, StepStates
+from draftline.core.steps import StepInput
+from draftline.kernels.dispatch import load_recurrence
+from draftline.kernels.recurrence.step_tables import TablesCapacity
+from draftline.models.recurrence.state_pool import StatePool, StateShape
+from draftline.models.stage.gpu_path import Capture, CudaCapture
+from support.fakes.recorded_graph import RecordedGraphs
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, int32, make_step
 from torch import Tensor
 
@@ -18,11 +23,13 @@ SHAPE = StateShape(
 )
 WEIGHT = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32))
 TEXT = [7, 3, 9, 3, 1, 8, 2, 6, 5]
+LIKE = torch.empty(0)
 FIRST, SECOND = PagedRequest([2, 9, 4, 1, 7, 12]), PagedRequest([3, 8, 5, 0, 6, 10])
 
 
-def pool(num_rows: int = 64) -> StatePool:
-    return StatePool([SHAPE, SHAPE], 3, num_rows, BLOCK_SIZE, torch.empty(0))
+def pool(num_rows: int = 64, recurrence: str = "walk", like: Tensor = LIKE) -> StatePool:
+    rule = load_recurrence(recurrence)
+    return StatePool([SHAPE, SHAPE], 3, num_rows, BLOCK_SIZE, like, rule)
 
 
 def features(tokens: Sequence[int], name: int, *size: int) -> Tensor:
@@ -200,18 +207,91 @@ def test_a_text_goes_on_from_a_snapshot_with_the_bits_of_a_text() -> None:
     torch.testing.assert_close(other, whole[4:], rtol=0, atol=0)
 
 
-def test_by_products_of_matrices_it_is_the_same_to_rounding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("recurrence", ["tree_form", "triton"])
+def test_by_products_of_matrices_it_is_the_same_to_rounding(recurrence: str) -> None:
     tree = SECOND.tree([10, 11, 12, 13], [-1, 0, 0, 2], 9)
     after = SECOND.tree([14, 15], [-1, 0], 11)
 
-    def found() -> Tensor:
-        states = pool()
+    def found(recurrence: str) -> Tensor:
+        states = pool(recurrence=recurrence)
         parts = run(states, [SECOND.chunk(TEXT, 0)], [0]) + run(states, [tree], [0])
         return torch.cat(parts + run(states, [after], [0], moves_to(SECOND, [0, 2], 9)))
 
-    walked = found()
-    # As on GPUs.
-    monkeypatch.setattr(StepStates, "_walk", StepStates._solve)
-    torch.testing.assert_close(found(), walked, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found(recurrence), found("walk"), rtol=1e-4, atol=1e-4)
+
+
+class StaticLayer:
+    """A layer whose work on a step is captured once."""
+
+    def __init__(self, states: StatePool, capture: Capture, like: Tensor) -> None:
+        capacity = TablesCapacity(8, 3, 64, 128, 16)
+        self._states, self._tables = states, states.static_tables(capacity)
+        kept = states.begin_static(self._tables)
+        sizes = (12,), (2, 5), (2, 5), (4, 6), (4, 1), (4,)
+        self._inputs = [like.new_zeros(8, *size) for size in sizes]
+        self._results = like.new_zeros(8, 12), like.new_zeros(8, 4, 6)
+
+        def work() -> None:
+            convolved, *rest = self._inputs
+            self._results[0].copy_(kept.convolve(0, convolved, WEIGHT.to(like.device), None))
+            self._results[1].copy_(kept.scan(0, *rest))
+
+        self._replay = capture(work)
+
+    def run(self, step: StepInput) -> list[Tensor]:
+        plan = self._states.plan(step)
+        assert self._tables.capacity.holds(plan.capacity)
+        assert not plan.copies_states
+        plan.fill(self._tables)
+        count = len(step.token_ids)
+        for own, given in zip(self._inputs, layer_inputs(step), strict=True):
+            own[:count] = given
+        self._replay()
+        return [result[:count].clone() for result in self._results]
+
+
+def layer_inputs(step: StepInput) -> list[Tensor]:
+    """Of the convolution, and of the recurrence."""
+    tokens = step.token_ids.tolist()
+    queries, keys = features(tokens, 7, 2, 5), features(tokens, 1, 2, 5) * 0.3
+    rates = features(tokens, 3, 4).abs().clamp(max=1.0)
+    decays = -features(tokens, 4, 4, 1).abs()
+    return [features(tokens, 0, 12), queries, keys, features(tokens, 5, 4, 6), decays, rates]
+
+
+def assert_replays_equal_steps(capture: Capture, like: Tensor) -> None:
+    def step_of(requests: Sequence[Rows], slots: Sequence[int], moves: object = ()) -> StepInput:
+        return replace(make_step(requests, moves=moves), state_slots=int32(slots))
+
+    def run_eagerly(states: StatePool, step: StepInput) -> list[Tensor]:
+        kept = states.begin(step)
+        convolved, *rest = (given.to(like.device) for given in layer_inputs(step))
+        return [kept.convolve(0, convolved, WEIGHT.to(like.device), None), kept.scan(0, *rest)]
+
+    ours, theirs = (pool(recurrence="triton", like=like) for _ in range(2))
+    static = StaticLayer(ours, capture, like)
+    begin = step_of([SECOND.chunk(TEXT, 0), FIRST.chunk([4, 4, 1], 0)], [0, 2])
+    for states in (ours, theirs):
+        run_eagerly(states, begin)
+    tree = SECOND.tree([10, 11, 12, 13, 14], [-1, 0, 0, 2, 2], 9)
+    steps = [
+        step_of([FIRST.tree([5], [-1], 3), tree], [2, 0]),
+        step_of([SECOND.tree([16, 17], [-1, 0], 12)], [0], moves_to(SECOND, [0, 2, 4], 9)),
+        step_of([FIRST.chunk([6, 7], 4), SECOND.tree([18], [-1], 13)], [2, 0]),
+    ]
+    for step in steps:
+        for found, expected in zip(static.run(step), run_eagerly(theirs, step), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    kept, expected = ours.layers[0].states, theirs.layers[0].states
+    torch.testing.assert_close(kept, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
+def test_a_graph_serves_every_step_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_replays_equal_steps(RecordedGraphs(monkeypatch), LIKE)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_serves_every_step_that_fits() -> None:
+    device = torch.device("cuda")
+    assert_replays_equal_steps(CudaCapture(device), torch.empty(0, device=device))

@@ -79,3 +79,35 @@ def test_what_stages_would_compute_otherwise_is_refused_by_name(kind: str, tmp_p
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=f"model_type '{kind}' is not supported"):
         load_stage(tmp_path, LayerSpan(0, LAYERS, LAYERS), 40, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3_next",
+        "granitemoehybrid",
+        *(
+            pytest.param(kind, marks=pytest.mark.full)
+            for kind in ("qwen3_5_text", "olmo_hybrid", "falcon_h1", "nemotron_h", "lfm2")
+        ),
+    ],
+)
+def test_layers_that_keep_states_run_in_16_bits(kind: str, tmp_path: Path) -> None:
+    folder, span = save_tiny_model(kind, tmp_path), LayerSpan(0, LAYERS, LAYERS)
+    request, found = PagedRequest([2, 9, 4, 1, 7, 12, 13]), []
+    for dtype in ("bfloat16", "float32"):
+        stage = load_stage(folder, span, 40, BLOCK_SIZE, dtype)
+        steps = [request.chunk(TEXT, 0), request.tree(NODES, PARENTS, 18)]
+        nodes = request.slots(18, len(NODES))[PATH].tolist()
+        moves = list(zip(nodes, request.slots(18, len(PATH)).tolist(), strict=True))
+        logits = []
+        for step in (*(make_step([rows]) for rows in steps),
+                     make_step([request.chunk([50, 51], 22)], moves=moves)):  # fmt: skip
+            logits.append(stage.logits(step, None, np.arange(len(step.token_ids))))
+        found.append(torch.cat(logits))
+    near, exact = found
+    assert near.dtype == torch.float32
+    # Logits of other paths differ by more than their own size.
+    error = (near - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert error.max() < 0.5
+    assert error.mean() < 0.1

@@ -26,6 +26,7 @@ from draftline.kernels.linear import few_rows, linear_kernels
 from draftline.kernels.linear import product as linear_product
 from draftline.kernels.quantized import quantized_kernels
 from draftline.kernels.quantized.kept_weight import keep_weight
+from draftline.kernels.recurrence import tree_kernels
 from draftline.kernels.shared_kernels import dot_type, triton_type
 from support.tools.machine_code import Resources, publishes, resources, waits_first
 from triton.backends.compiler import GPUTarget
@@ -260,6 +261,26 @@ def copying() -> Resources:
     return compiled(kv_kernels.copy_rows, types, constants)
 
 
+def solving(
+    num_decays: int, capability: int, dims: tuple[int, int] = (128, 128), *, corrects: bool
+) -> Resources:
+    """Raises where no keys are under way while others are multiplied, or registers spill."""
+    key_dim, value_dim = dims
+    types = dict.fromkeys(("states", "keys", "log_decays", "deltas", "totals"), "*fp32")
+    types |= dict.fromkeys(("values", "rates", "queries", "outputs"), "*fp32")
+    types |= dict.fromkeys(("requests", "columns", "sees"), "*i32")
+    constants = {
+        "NUM_HEADS": 32, "NUM_KEY_HEADS": 16, "KEY_DIM": key_dim, "VALUE_DIM": value_dim,
+        "DECAYS": num_decays, "CORRECTS": corrects,
+        **tree_kernels.tile_sizes(key_dim, value_dim, num_decays),
+    }  # fmt: skip
+    num_warps = tree_kernels.LAUNCH["num_warps"]
+    taken = compiled(tree_kernels.solve_requests, types, constants, capability, num_warps=num_warps)
+    assert taken.waits[0] > 0, taken
+    assert taken.stack <= MOST_STACK_OF_LEAN, taken
+    return taken
+
+
 def compile_few() -> None:
     """Every kernel in the form that a GPU of compute capability 9.0 takes for bfloat16."""
     bf16 = torch.bfloat16
@@ -272,6 +293,7 @@ def compile_few() -> None:
     print("store_rows bf16", storing("bf16"))
     print("take_log_softmax", normalising_logits())
     print("copy_rows", copying())
+    print("solve_requests", solving(1, 90, corrects=True))
 
 
 def main(which: str) -> None:
@@ -310,6 +332,10 @@ def main(which: str) -> None:
         print("store_rows fp8", storing("fp8e4nv", by_row=by_row))
     print("take_log_softmax", normalising_logits())
     print("copy_rows", copying())
+    rules = [((1, True), (128, 128)), ((128, True), (128, 128)), ((1, False), (256, 64))]
+    for ((num_decays, corrects), dims), capability in itertools.product(rules, MOST_SHARED):
+        facts = solving(num_decays, capability, dims, corrects=corrects)
+        print(f"solve_requests {num_decays} {dims} sm_{capability}", facts)
 
 
 if __name__ == "__main__":
