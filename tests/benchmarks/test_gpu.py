@@ -86,7 +86,7 @@ def test_without_time_only_the_rates_are_measured() -> None:
     to_floor = sorted(figure.to_floor for figure in findings.figures)
     assert to_floor[:2] == pytest.approx([1, 1])
     assert to_floor[2] >= 1
-    rest = ["attention", "sampling", "products", "heads", "steps", "stage", "demo"]
+    rest = ["attention", "sampling", "products", "states", "heads", "steps", "stage", "demo"]
     assert findings.skipped == {"the time was used up": rest}
 
 

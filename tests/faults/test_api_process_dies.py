@@ -17,7 +17,8 @@ from support.servers.served_model import ServedModel, served_model
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
-NUM_TOKENS = 400
+# As many as its context holds: an answer should not end before the last one begins.
+NUM_TOKENS = 1000
 BODY = {
     "model": "demo", "prompt": "def add(left, right):\n", "max_tokens": NUM_TOKENS, "stream": True,
     "temperature": 1.0, "ignore_eos": True, "stream_options": {"include_usage": True},
