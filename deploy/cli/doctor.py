@@ -262,7 +262,7 @@ def _weights(model: str) -> Iterator[Finding]:
     yield Finding(
         f"KV cache of {model}",
         f"{memory.kv_bytes(dtype) / 2**10:.1f} KiB a token over all stages: {kept}, in "
-        f"{memory.num_kv_layers} layers",
+        f"{memory.num_kv_layers} layer{'s' * (memory.num_kv_layers != 1)}",
     )
     if memory.states:
         yield _states(memory.state_bytes(dtype), model)
