@@ -9,46 +9,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from draftline import AsyncEngine, DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline import AsyncEngine, DrafterConfig
 from draftline.core.errors import ConfigError
-from draftline.core.request.output import Delta, RequestOutput
-from draftline.core.request.sampling_params import RequestOptions
+from draftline.core.request.output import Delta
 from safetensors.torch import load_file, save_file
+from support.contracts.target_contract import (
+    KINDS,
+    PLAIN,
+    PROMPTS,
+    RANDOM,
+    check_answers,
+    check_drafts,
+    check_long_prompt,
+    check_pipelined_trees,
+    check_preempted,
+    config_of,
+    engine_of,
+    params,
+    token_ids,
+)
 from support.tools.tiny_models import DELTA, SIZES, VOCAB_SIZE, save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
-from support.tools.transformers_peer import drawn, generated
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedModel,
 )
-
-KINDS = ("prompt_lookup", "suffix", "spectra", "lookahead", "token_recycling", "anpd")
-DRAFTERS = tuple(DrafterConfig(kind=kind) for kind in KINDS)
-PLAIN = RequestOptions(speculative=False)
-RANDOM = np.random.default_rng(5)
-# The long ones take several steps.
-PROMPTS = [RANDOM.integers(2, VOCAB_SIZE, count).tolist() for count in (1, 9, 70, 43)]
-SEED, NUM_TOKENS = 3, 24
-
-
-def params(temperature: float) -> SamplingParams:
-    return SamplingParams(
-        temperature=temperature, seed=SEED, max_tokens=NUM_TOKENS, ignore_eos=True
-    )
-
-
-def config_of(folder: Path, **settings: Any) -> EngineConfig:
-    given = {"drafters": DRAFTERS, "node_budget": "full", "max_num_batched_tokens": 32, **settings}
-    return EngineConfig(model=str(folder), draft_deadline_ms=10_000, **given)
-
-
-def engine_of(folder: Path, **settings: Any) -> Engine:
-    return Engine(config_of(folder, **settings))
 
 
 def kinds(*quick: str) -> list[Any]:
@@ -59,10 +48,6 @@ def kinds(*quick: str) -> list[Any]:
     )  # fmt: skip
     full = (pytest.param(kind, marks=pytest.mark.full) for kind in kinds if kind not in quick)
     return [*quick, *full]
-
-
-def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(one.token_ids) for one in outputs]
 
 
 def qwen3_5(folder: Path) -> Path:
@@ -129,21 +114,9 @@ def test_answers_are_those_of_transformers_with_drafts_and_without(
     kind: str, num_stages: int, tmp_path: Path
 ) -> None:
     folder = checkpoint(kind, tmp_path)
-    peer = peer_of(kind, folder)
     with engine_of(folder, pipeline_parallel_size=num_stages) as engine:
         kept = engine.stats().stage_memory
-        for temperature in (0.0, 0.8):
-            plain = token_ids(engine.generate(PROMPTS, params(temperature), PLAIN))
-            # The second time suffixes of the answers are known.
-            outputs = [engine.generate(PROMPTS, params(temperature)) for _ in range(2)]
-            assert [token_ids(own) for own in outputs] == [plain, plain]
-            lengths = [n for one in outputs[-1] for n in one.metrics.accepted_lengths]
-            assert np.mean(lengths) > 3
-            for prompt, answer in zip(PROMPTS, plain, strict=True):
-                if temperature:
-                    assert drawn(peer, prompt, answer, temperature, SEED) == answer
-                else:
-                    assert generated(peer, prompt, NUM_TOKENS) == answer
+        check_answers(engine, peer_of(kind, folder))
         # What it was given at the start is enough.
         assert engine.stats().stage_memory == kept
         assert any(memory.states for memory in kept)
@@ -168,28 +141,12 @@ def test_trees_of_60_nodes(kind: str, tmp_path: Path) -> None:
 
 
 def test_pipelined_trees_go_on_from_nodes_in_flight(tmp_path: Path) -> None:
-    folder = checkpoint("qwen3_5", tmp_path)
-    with engine_of(folder, pipeline_parallel_size=3, pipelined_trees="on") as engine:
-        for prompt in PROMPTS[1:3]:
-            for temperature in (0.0, 0.9):
-                [plain] = engine.generate([prompt], params(temperature), PLAIN)
-                for _ in range(2):
-                    [drafted] = engine.generate([prompt], params(temperature))
-                    assert drafted.token_ids == plain.token_ids
-                assert np.mean(drafted.metrics.accepted_lengths) > 2
+    check_pipelined_trees(checkpoint("qwen3_5", tmp_path))
 
 
 @pytest.mark.parametrize("kind", kinds("qwen3_next"))
 def test_a_preempted_request_computes_its_states_again(kind: str, tmp_path: Path) -> None:
-    folder = checkpoint(kind, tmp_path)
-    prompts = [*PROMPTS[1:], PROMPTS[2][::-1]]
-    with engine_of(folder) as engine:
-        wanted = token_ids(engine.generate(prompts, params(0.8), PLAIN))
-    with engine_of(folder, kv_cache_tokens=144, max_num_seqs=3) as engine:
-        for _ in range(2):
-            outputs = engine.generate(prompts, params(0.8))
-            assert token_ids(outputs) == wanted
-            assert sum(one.metrics.num_preemptions for one in outputs)
+    check_preempted(checkpoint(kind, tmp_path))
 
 
 @pytest.mark.parametrize("kind", kinds("qwen3_5"))
@@ -221,15 +178,7 @@ def test_a_prompt_of_many_chunks(kind: str, tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(folder)
     config.get_text_config().max_position_embeddings = 8192
     config.save_pretrained(folder)
-    prompt = RANDOM.integers(2, VOCAB_SIZE, 5000).tolist()
-    chunks = {"max_num_batched_tokens": 512, "pipeline_parallel_size": 2}
-    with engine_of(folder, **chunks) as engine:
-        assert engine.max_model_len == 8192
-        [plain] = engine.generate([prompt], params(0.0), PLAIN)
-        assert list(plain.token_ids) == generated(peer_of(kind, folder), prompt, NUM_TOKENS)
-        [drafted] = engine.generate([prompt], params(0.0))
-        assert drafted.token_ids == plain.token_ids
-        assert drafted.metrics.cached_tokens == 4992
+    check_long_prompt(folder, peer_of(kind, folder))
 
 
 async def test_streams_that_are_left_give_their_slots_back(tmp_path: Path) -> None:
@@ -257,11 +206,7 @@ def test_stages_of_16_bits(tmp_path: Path) -> None:
     folder = checkpoint("qwen3_5", tmp_path)
     with engine_of(folder, dtype="bfloat16", pipeline_parallel_size=2) as engine:
         for temperature in (0.0, 0.8):
-            plain = token_ids(engine.generate(PROMPTS, params(temperature), PLAIN))
-            outputs = [engine.generate(PROMPTS, params(temperature)) for _ in range(2)]
-            assert [token_ids(own) for own in outputs] == [plain, plain]
-            lengths = [n for one in outputs[-1] for n in one.metrics.accepted_lengths]
-            assert np.mean(lengths) > 3
+            check_drafts(engine, temperature)
 
 
 def test_a_model_that_keeps_states_drafts_for_none(tmp_path: Path) -> None:

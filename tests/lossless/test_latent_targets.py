@@ -7,39 +7,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.core.request.output import RequestOutput
-from draftline.core.request.sampling_params import RequestOptions
 from safetensors.torch import load_file, save_file
+from support.contracts.target_contract import (
+    PLAIN,
+    PROMPTS,
+    RANDOM,
+    check_answers,
+    check_long_prompt,
+    check_pipelined_trees,
+    check_preempted,
+    engine_of,
+    params,
+    token_ids,
+)
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 from support.tools.tiny_tokenizers import single_bytes
-from support.tools.transformers_peer import drawn, generated
 from transformers import AutoModelForCausalLM
-
-KINDS = ("prompt_lookup", "suffix", "spectra", "lookahead", "token_recycling", "anpd")
-DRAFTERS = tuple(DrafterConfig(kind=kind) for kind in KINDS)
-PLAIN = RequestOptions(speculative=False)
-RANDOM = np.random.default_rng(5)
-# The long ones take several steps.
-PROMPTS = [RANDOM.integers(2, VOCAB_SIZE, count).tolist() for count in (1, 9, 70, 43)]
-SEED, NUM_TOKENS = 3, 24
-
-
-def params(temperature: float) -> SamplingParams:
-    return SamplingParams(
-        temperature=temperature, seed=SEED, max_tokens=NUM_TOKENS, ignore_eos=True
-    )
-
-
-def engine_of(folder: Path, **settings: Any) -> Engine:
-    given = {"drafters": DRAFTERS, "node_budget": "full", "max_num_batched_tokens": 32, **settings}
-    return Engine(EngineConfig(model=str(folder), draft_deadline_ms=10_000, **given))
-
-
-def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(one.token_ids) for one in outputs]
 
 
 def checkpoint(kind: str, folder: Path, **fields: Any) -> Path:
@@ -94,18 +78,7 @@ def test_answers_are_those_of_transformers_with_drafts_and_without(
     folder = checkpoint(kind, tmp_path)
     peer = AutoModelForCausalLM.from_pretrained(folder).eval()
     with engine_of(folder, pipeline_parallel_size=num_stages) as engine:
-        for temperature in (0.0, 0.8):
-            plain = token_ids(engine.generate(PROMPTS, params(temperature), PLAIN))
-            # The second time suffixes of the answers are known.
-            outputs = [engine.generate(PROMPTS, params(temperature)) for _ in range(2)]
-            assert [token_ids(own) for own in outputs] == [plain, plain]
-            lengths = [n for one in outputs[-1] for n in one.metrics.accepted_lengths]
-            assert np.mean(lengths) > 3
-            for prompt, answer in zip(PROMPTS, plain, strict=True):
-                if temperature:
-                    assert drawn(peer, prompt, answer, temperature, SEED) == answer
-                else:
-                    assert generated(peer, prompt, NUM_TOKENS) == answer
+        check_answers(engine, peer)
 
 
 MORE = pytest.param("kimi_linear", marks=pytest.mark.full)
@@ -113,28 +86,11 @@ MORE = pytest.param("kimi_linear", marks=pytest.mark.full)
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", MORE])
 def test_pipelined_trees(kind: str, tmp_path: Path) -> None:
-    folder = checkpoint(kind, tmp_path)
-    with engine_of(folder, pipeline_parallel_size=3, pipelined_trees="on") as engine:
-        for prompt in PROMPTS[1:3]:
-            for temperature in (0.0, 0.9):
-                [plain] = engine.generate([prompt], params(temperature), PLAIN)
-                for _ in range(2):
-                    [drafted] = engine.generate([prompt], params(temperature))
-                    assert drafted.token_ids == plain.token_ids
-                assert np.mean(drafted.metrics.accepted_lengths) > 2
+    check_pipelined_trees(checkpoint(kind, tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", MORE])
-def test_preempted_requests(kind: str, tmp_path: Path) -> None:
-    folder = checkpoint(kind, tmp_path)
-    prompts = [*PROMPTS[1:], PROMPTS[2][::-1]]
-    with engine_of(folder) as engine:
-        wanted = token_ids(engine.generate(prompts, params(0.8), PLAIN))
-    with engine_of(folder, kv_cache_tokens=144, max_num_seqs=3) as engine:
-        for _ in range(2):
-            outputs = engine.generate(prompts, params(0.8))
-            assert token_ids(outputs) == wanted
-            assert sum(one.metrics.num_preemptions for one in outputs)
+def test_preempted_requests(tmp_path: Path) -> None:
+    check_preempted(checkpoint("deepseek_v3", tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", MORE])
@@ -157,10 +113,4 @@ def test_a_prompt_of_many_chunks(kind: str, tmp_path: Path) -> None:
     name = "model_max_length" if kind == "kimi_linear" else "max_position_embeddings"
     folder = checkpoint(kind, tmp_path, **{name: 8192})
     peer = AutoModelForCausalLM.from_pretrained(folder).eval()
-    prompt = RANDOM.integers(2, VOCAB_SIZE, 5000).tolist()
-    with engine_of(folder, max_num_batched_tokens=512, pipeline_parallel_size=2) as engine:
-        [plain] = engine.generate([prompt], params(0.0), PLAIN)
-        assert list(plain.token_ids) == generated(peer, prompt, NUM_TOKENS)
-        [drafted] = engine.generate([prompt], params(0.0))
-        assert drafted.token_ids == plain.token_ids
-        assert drafted.metrics.cached_tokens == 4992
+    check_long_prompt(folder, peer)
