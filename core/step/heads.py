@@ -25,6 +25,7 @@ from ..steps import (
     HeadTask,
     StepInput,
     StepOutput,
+    is_in,
 )
 from ..verify.walk import Paths
 from .parts import PromptChunk, TreeSteps
@@ -80,7 +81,7 @@ class HeadOrders:
             return step
         tasks, following_tokens = (), None
         if heads:
-            tasks = _tasks(heads, trees.states, chunks, self._level_tokens)
+            tasks = _tasks(heads, trees, chunks, self._level_tokens)
             following_tokens = _following_tokens(chunks)
         return replace(step, heads=HeadInput(wanted, tree_chunks, tasks, following_tokens))
 
@@ -189,18 +190,25 @@ def _parts(step: StepInput, paths: Paths, output: StepOutput) -> dict[int, Float
 
 def _tasks(
     heads: Sequence[str],
-    states: Sequence[RequestState],
+    trees: TreeSteps,
     chunks: Sequence[PromptChunk],
     level_tokens: Mapping[str, float],
 ) -> tuple[HeadTask, ...]:
-    wanting = [(state.head_orders, True) for state in states]
-    wanting += [(chunk.state.head_orders, chunk.wants_token) for chunk in chunks]
+    # Of each request: its orders, whether drafts are wanted, and whether nodes may be accepted.
+    has_nodes = (trees.trees.sizes > 0).tolist()
+    for index in trees.tree_chunks:
+        has_nodes[index] = True
+    wanting = [
+        (state.head_orders, True, own) for state, own in zip(trees.states, has_nodes, strict=True)
+    ]
+    wanting += [(chunk.state.head_orders, chunk.wants_token, True) for chunk in chunks]
     tasks = []
     for head in heads:
         wanted = [
             (index, order.max_nodes * drafts, order.length_buckets)
-            for index, (own, drafts) in enumerate(wanting)
+            for index, (own, drafts, may_accept) in enumerate(wanting)
             if (order := own.get(head)) is not None
+            and (may_accept or is_in(order.length_buckets, 0))
         ]
         indices, max_nodes, length_buckets = zip(*wanted, strict=True) if wanted else ((), (), ())
         tasks.append(

@@ -158,12 +158,12 @@ class Stage:
             return states
         path, rows = self.path, wanted_rows(step)
 
-        def features(wanted: Int32) -> Tensor:
-            return path.taps.features(states[to_device(wanted, states.device)], path.normed)
+        def features_of(wanted: Tensor) -> Tensor:
+            return path.taps.features(wanted, path.normed)
 
         return launch_answer(
             step, rows, self._logits(states, rows), self._sampler,
-            features=features, heads=self._heads,
+            states=states, features_of=features_of, heads=self._heads,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -230,13 +230,15 @@ def wanted_rows(step: StepInput) -> Int32:
 
 def launch_answer(
     step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler, *,
-    features: Callable[[Int32], Tensor] | None = None, heads: StageHeads | None = None,
+    states: Tensor | None = None, features_of: Callable[[Tensor], Tensor] | None = None,
+    heads: StageHeads | None = None,
 ) -> PendingOutput:  # fmt: skip
     """Enqueue the computation of the answer, and one copy of it to the host.
 
-    logits    float32 [rows, vocabulary], unprocessed, of `wanted_rows`
-    features  float32 [n, width] of rows int32 [n]
-    heads     of the stage, which draft after the committed tokens
+    logits       float32 [rows, vocabulary], unprocessed, of `wanted_rows`
+    states       [rows, ..] of the step
+    features_of  float32 [n, width] of n rows of `states`
+    heads        of the stage, which draft after the committed tokens
 
     Waits for the device only if an acceptance rule runs on the host, or if features of accepted
     rows or drafts of heads are wanted.
@@ -264,12 +266,14 @@ def launch_answer(
         **_asked_for(step, target_logits, targets, sampler),
     }
     if step.heads.feature_requests:
-        assert features is not None
-        parts["features"] = features(accepted_rows(step, targets.cpu().numpy(), results))
+        assert states is not None
+        assert features_of is not None
+        accepted = accepted_rows(step, targets.cpu().numpy(), results)
+        parts["features"] = features_of(states[to_device(accepted, states.device)])
     drafts: tuple[HeadDrafts, ...] = ()
-    if heads is not None and features is not None:
+    if heads is not None and states is not None and features_of is not None:
         # Before the next step, which moves the heads' cache of these rows.
-        drafts = heads.draft(step, targets.cpu().numpy(), results, features)
+        drafts = heads.draft(step, targets.cpu().numpy(), results, states, features_of)
     copy = HostCopy(list(parts.values()))
 
     def wait() -> StepOutput:

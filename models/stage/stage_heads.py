@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...core.errors import place_of
 from ...core.pipelined.walk import ChunkWalk, PipelinedWalks
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
 from ...core.verify.walk import CommittedRows, committed_rows, load_walk
+from ..device import to_device
 from .gpu_path import Capture
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 # Consecutive failures after which a head is disabled.
 MOST_FAILURES = 3
+# Rows of steps without drafts that wait to be handed to the heads together.
+MOST_DELAYED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +138,7 @@ class StageHeads:
         # The heads that had tasks in the previous step.
         self._in_use: frozenset[str] = frozenset()
         self._pipelined_trees = PipelinedFeatures()
+        self._delayed: list[_DelayedStep] = []
         load_walk()
 
     @property
@@ -144,12 +148,14 @@ class StageHeads:
 
     def reset(self) -> None:
         """Forget all texts."""
+        self._delayed.clear()
         self._pipelined_trees.clear()
         for head in self._heads.values():
             head.reset()
 
     def move(self, moves: Int32) -> None:
         """Copy slots, int32 [m, 2], in all caches."""
+        self._read_delayed()
         self._pipelined_trees.move(moves)
         for head in self._heads.values():
             head.move(moves)
@@ -159,17 +165,28 @@ class StageHeads:
         step: StepInput,
         target_tokens: Int32,
         results: tuple[VerificationResult, ...] | None,
-        features: Callable[[Int32], Tensor],
+        states: Tensor,
+        features_of: Callable[[Tensor], Tensor],
     ) -> tuple[HeadDrafts, ...]:
         """The drafts of the step's head tasks, in order.
 
         target_tokens  int32 [len(logits_rows)] as committed
         results        of the acceptance rule; None: `target_tokens` decide
-        features       float32 [n, width] of rows int32 [n]
+        states         [rows, ..] of the step; valid until the next one
+        features_of    float32 [n, width] of n rows of `states`
         """
         self._release(step)
-        for head in self._heads.values():
-            head.overwritten(step.slots)
+        if _can_wait(step):
+            self._delayed.append(_DelayedStep(step, target_tokens, states.clone(), features_of))
+            if sum(len(one.states) for one in self._delayed) >= MOST_DELAYED_ROWS:
+                self._read_delayed()
+            return ()
+        self._read_delayed()
+
+        def features(wanted: Int32) -> Tensor:
+            return features_of(states[to_device(wanted, states.device)])
+
+        self._overwritten(step.slots)
         if not step.heads.tasks:
             self._pipelined_trees.clear()
             return ()
@@ -206,10 +223,10 @@ class StageHeads:
         features  float32 [passes, requests, width]; None: the heads need none
         """
         self._release(step)
+        self._read_delayed()
         slots, positions = rows
-        for head in self._heads.values():
-            head.overwritten(slots.ravel())
         if features is None:
+            self._overwritten(slots.ravel())
             return
         assert output.decoded is not None
         num_requests, count = output.decoded.shape
@@ -217,14 +234,40 @@ class StageHeads:
             slots[:count].T.ravel(), positions[:count].T.ravel(), output.decoded.ravel(),
             np.arange(num_requests + 1, dtype=np.int32) * np.int32(count), step.request_keys,
         )  # fmt: skip
-        states = features[:count].transpose(0, 1).flatten(0, 1)
+        self._overwritten(slots.ravel())
+        self._read_later(step, texts, features[:count].transpose(0, 1).flatten(0, 1))
+
+    def _read_delayed(self) -> None:
+        """Hand the heads the rows of the steps that were delayed, all at once."""
+        if not self._delayed:
+            return
+        steps, targets, states, (*_, features_of) = zip(*self._delayed, strict=True)
+        self._delayed.clear()
+        slots = np.concatenate([step.slots for step in steps])
+        texts = TextRows(
+            slots, np.concatenate([step.positions for step in steps]), np.concatenate(targets),
+            np.arange(len(slots) + 1, dtype=np.int32),
+            tuple(chain.from_iterable(step.request_keys for step in steps)),
+        )  # fmt: skip
+        self._overwritten(slots)
+        self._read_later(steps[-1], texts, features_of(torch.cat(states)))
+
+    def _overwritten(self, slots: Int32) -> None:
+        for head in self._heads.values():
+            head.overwritten(slots)
+
+    def _read_later(self, step: StepInput, texts: TextRows, features: Tensor) -> None:
+        """Let the heads with tasks in a step keep rows until drafts are wanted."""
         for task in step.heads.tasks:
             head = self._heads[task.source]
-            self._supervised(head.name, step, partial(head.read_later, texts, states))
+            self._supervised(head.name, step, partial(head.read_later, texts, features))
 
     def _release(self, step: StepInput) -> None:
         """Free the caches of heads without a task, which the engine no longer uses."""
         in_use = frozenset(task.source for task in step.heads.tasks)
+        if in_use == self._in_use:
+            return
+        self._read_delayed()
         for name in self._in_use - in_use:
             self._heads[name].release()
         self._in_use = in_use
@@ -261,6 +304,29 @@ class StageHeads:
             )  # fmt: skip
             logger.debug("event=head_failed head=%s", name, exc_info=True)
             return None
+
+
+class _DelayedStep(NamedTuple):
+    """A step of one row a request, behind which nothing is drafted.
+
+    target_tokens, states, features_of  as in `StageHeads.draft`; the states are a copy
+    """
+
+    step: StepInput
+    target_tokens: Int32
+    states: Tensor
+    features_of: Callable[[Tensor], Tensor]
+
+
+def _can_wait(step: StepInput) -> bool:
+    """Whether each request has one row and a target token after it, and no head is to read any."""
+    num_rows, heads = len(step.token_ids), step.heads
+    return (
+        num_rows == len(step.trees) == len(step.logits_rows)
+        and bool(heads.tasks)
+        and not heads.chunk_requests
+        and not any(task.requests for task in heads.tasks)
+    )
 
 
 def _last_rows(step: StepInput, committed: CommittedRows) -> Int32:

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.arrays import Int32
-from draftline.core.steps import EVERY_LENGTH_BUCKET, HeadDrafts, HeadTask, StepInput, StepOutput
+from draftline.core.steps import (
+    EVERY_LENGTH_BUCKET,
+    HeadDrafts,
+    HeadTask,
+    SamplingRows,
+    StepInput,
+    StepOutput,
+    StepTrees,
+)
 from draftline.models.stage import stage_heads as stage_heads_module
 from draftline.models.stage.gpu_path import Work
 from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
@@ -25,11 +33,11 @@ def run(heads: StageHeads, number: int, step: StepInput | None = None) -> tuple[
     own, targets = STEPS[number]
     generator = torch.Generator().manual_seed(number)
     states = torch.randn(NUM_REQUESTS * NUM_ROWS, HIDDEN_SIZE, generator=generator)
+    return heads.draft(step or own, targets, None, states, as_they_are)
 
-    def features(rows: Int32) -> Tensor:
-        return states[torch.from_numpy(rows.astype(np.int64))]
 
-    return heads.draft(step or own, targets, None, features)
+def as_they_are(states: Tensor) -> Tensor:
+    return states
 
 
 def with_tasks(number: int, tasks: tuple[HeadTask, ...]) -> StepInput:
@@ -182,6 +190,41 @@ def test_tokens_of_a_step_of_several_wait_too() -> None:
     heads.decoded(idle, (step.slots[rows], step.positions[rows]), output, states[rows])
     run(expected, 0, idle)
     assert_same(run(heads, 1), run(expected, 1))
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in place", "moved"])
+def test_rows_of_steps_without_trees_wait_too(moved: bool) -> None:
+    """They come one by one, are handed to the head together, and go where the KV goes."""
+    heads, expected = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
+    step, targets = STEPS[0]
+    states = torch.randn(NUM_REQUESTS * NUM_ROWS, HIDDEN_SIZE, generator=seeded(0))
+    there = step.slots
+    elsewhere = there[::-1].copy() if moved else there
+    for row in range(3):
+        rows = step.request_starts[:-1] + row
+        one = root_step(without_drafts(0), rows, elsewhere[rows])
+        reused = states[rows].clone()
+        assert heads.draft(one, targets[rows], None, reused, as_they_are) == ()
+        # As the buffers of a graph are.
+        reused.zero_()
+    if moved:
+        kept = np.concatenate([step.request_starts[:-1] + row for row in range(3)])
+        heads.move(np.stack([elsewhere[kept], there[kept]], axis=1))
+    run(expected, 0, without_drafts(0))
+    assert_same(run(heads, 1), run(expected, 1))
+    assert said(run(stage_heads(NUM_SLOTS), 1)) != said(run(heads, 1))
+
+
+def root_step(step: StepInput, rows: Int32, slots: Int32) -> StepInput:
+    """A step of these rows alone, one of each request, in other slots."""
+    starts = np.arange(len(rows) + 1, dtype=np.int32)
+    positions = step.positions[rows]
+    return replace(
+        step, token_ids=step.token_ids[rows], positions=positions, slots=slots,
+        request_starts=starts, context_lens=positions, logits_rows=starts[:-1],
+        trees=StepTrees(np.ones(len(rows), dtype=np.uint64), starts, slots, positions, len(rows)),
+        sampling=SamplingRows.greedy(positions.astype(np.int64) + 1),
+    )  # fmt: skip
 
 
 def seeded(number: int) -> torch.Generator:
