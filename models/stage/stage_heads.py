@@ -196,17 +196,17 @@ class StageHeads:
             step.slots[rows], step.positions[rows], committed.following, committed.starts,
             step.request_keys,
         )  # fmt: skip
-        states, last_rows = features(rows), _last_rows(step, committed)
+        committed_features, last_rows = features(rows), _last_rows(step, committed)
         at_leaves: tuple[int, ...] = ()
         if step.heads.chunk_requests:
             pipelined_trees = self._pipelined_trees.follow(step, target_tokens, features)
             at_leaves = tuple(place for place, own in pipelined_trees.items() if own.walk.at_leaf)
-            texts, states = _with_streams(texts, states, pipelined_trees)
+            texts, committed_features = _with_streams(texts, committed_features, pipelined_trees)
         num_accepted = _num_accepted(step, texts)
         return tuple(
-            self._drafted(step, texts, states, task.after(num_accepted, at_leaves))._replace(
-                last_rows=last_rows
-            )
+            self._drafted(
+                step, texts, committed_features, task.after(num_accepted, at_leaves)
+            )._replace(last_rows=last_rows)
             for task in step.heads.tasks
         )
 
