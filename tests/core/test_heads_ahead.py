@@ -58,6 +58,15 @@ def test_heads_draft_only_behind_the_outcomes_that_they_are_told(
         for task in told
     )
     assert 0 < bench.drafters.num_drafted <= num_asked
+    # Where a step has no nodes of a request, none can be accepted.
+    bare = [
+        task.length_buckets[place]
+        for step in bench.target.steps
+        for task in step.heads.tasks
+        for place, one in enumerate(task.requests)
+        if (tree := step.trees[one]) is not None and len(tree.slots) == 1
+    ]
+    assert all(buckets & 1 for buckets in bare)
     bench.check_empty()
 
 
