@@ -1,7 +1,7 @@
 """draftline beside vLLM, llama.cpp and transformers: same prompts, model, threads and client.
 
     python -m draftline.benchmarks.peers [--model smollm2] [--temperature 0.7] [--install]
-        [--llama-server FILE] [--prompts bundled --prompts humaneval=FILE]
+        [--llama-server FILE] [--head FOLDER] [--prompts bundled --prompts humaneval=FILE]
         [--prompt-tokens 256] [--streams 1,4,8,16,32,64] [--rounds 3] [--resume]
 
 No prefix is shared, and no prompt asked twice of one start of a server: some draft from earlier
@@ -9,10 +9,10 @@ answers. A chat model is asked in chats, whose answers end where they end. Every
 through its OpenAI endpoint, streamed to the client of `draftline bench`, at each number of streams;
 only one runs at a time. In a round all take turns, each round begins with another one, and has its
 own prompts. transformers runs in this process, plain, once. All weights are float32, but for those
-of llama.cpp's servers that say otherwise in their names. Prints tables, and writes
-benchmarks/results/peers.json (with the model's name, if another, in the file's) after every turn;
-`--resume` goes on with what stands there. `--install` first makes vLLM's environment with pip, in
-build/.
+of llama.cpp's servers that say otherwise in their names, and draftline's of a quantised file, which
+it keeps as they are. Prints tables, and writes benchmarks/results/peers.json (with the model's
+name, if another, in the file's) after every turn; `--resume` goes on with what stands there.
+`--install` first makes vLLM's environment with pip, in build/.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rich.console import Console
 from ...core.errors import ConfigError, DraftlineError
 from ...kernels.cpu.build import load_cpu_ops
 from ...measure.records import machine
+from ...models.load.quantized_layouts import KEPT_FILE
 from ...models.stage.options import StageOptions
 from .catalogue import Peers, chosen, known_servers, shown
 from .gguf_file import write_checkpoint
@@ -74,6 +75,9 @@ def main(  # noqa: PLR0913 - one parameter a flag
     environment: Annotated[Path, typer.Option(help="Folder of vLLM's environment.")] = BUILD
     / "peers-venv",
     llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's llama-server.")] = None,
+    head: Annotated[
+        Path | None, typer.Option(help="Folder of an EAGLE-3 head, in the published form.")
+    ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="vLLM does not compile.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with --output.")] = False,
     output: Annotated[
@@ -99,7 +103,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
     plans = [make_starts(sets, loads, num_prompts, seed) for seed in range(rounds)]
     with tempfile.TemporaryDirectory() as models:
         llama = None if llama_server is None else LlamaBinary(llama_server)
-        peers = Peers(target, vllm, llama, Path(models), threads, eager)
+        peers = Peers(target, vllm, llama, Path(models), threads, eager, head)
         specs = _specs(peers, servers or [], console)
         turns = make_turns(
             plans,
@@ -145,6 +149,7 @@ def _about(peers: Peers, asked: Asked, sets: PromptSets) -> dict[str, Any]:
         "vllm": peers.vllm.version(),
         "vllm_eager": peers.eager,
         "llama_cpp": None if peers.llama is None else peers.llama.version(),
+        "kept_weights": (peers.target.folder / KEPT_FILE).is_file(),
         "threads": peers.threads,
         "max_tokens": asked.tokens,
         "prompts": {

@@ -15,6 +15,7 @@ from .servers import (
     BUNDLED_ONLY,
     DRAFT_MODEL,
     DRAFTERS,
+    HEAD,
     LLAMA_SPECULATION,
     PLAIN,
     VLLM_SPECULATION,
@@ -29,14 +30,19 @@ from .servers import (
 from .target import Target
 
 COMPARED = (
-    VLLM_PLAIN, "vLLM, suffix", "vLLM, ngram", "llama.cpp, plain", "llama.cpp, ngram",
-    "llama.cpp, Q8_0 plain", "llama.cpp, Q4_1 plain", OUR_PLAIN, OUR_DEFAULT, TRANSFORMERS,
+    VLLM_PLAIN, "vLLM, suffix", "vLLM, ngram", "vLLM, eagle3", "llama.cpp, plain",
+    "llama.cpp, ngram", "llama.cpp, Q8_0 plain", "llama.cpp, Q4_1 plain", OUR_PLAIN, OUR_DEFAULT,
+    "draftline, eagle3", TRANSFORMERS,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What was found here. `models` is the folder of llama.cpp's model files."""
+    """What was found here.
+
+    models  folder of llama.cpp's model files
+    head    folder of an EAGLE-3 head of the target
+    """
 
     target: Target
     vllm: PeerEnvironment
@@ -44,6 +50,7 @@ class Peers:
     models: Path
     threads: int
     eager: bool = False
+    head: Path | None = None
 
 
 def known_servers(peers: Peers) -> dict[str, ServerSpec]:
@@ -52,11 +59,11 @@ def known_servers(peers: Peers) -> dict[str, ServerSpec]:
     target, threads = peers.target, peers.threads
     if peers.vllm.version() is not None:
         specs += [
-            vllm_server(target, name, peers.vllm, threads, eager=peers.eager)
-            for name in _possible(VLLM_SPECULATION, target)
+            vllm_server(target, name, peers.vllm, threads, eager=peers.eager, head=peers.head)
+            for name in _possible(VLLM_SPECULATION, peers)
         ]
     if peers.llama is not None and peers.llama.version() is not None:
-        names = [(WIDE, name) for name in _possible(LLAMA_SPECULATION, target)]
+        names = [(WIDE, name) for name in _possible(LLAMA_SPECULATION, peers)]
         # Its users have narrow weights of chat models; the bundled one is of the size of a cache.
         names += [(weights, PLAIN) for weights in NARROW] if target.is_chat else []
         specs += [
@@ -66,12 +73,17 @@ def known_servers(peers: Peers) -> dict[str, ServerSpec]:
     possible = [one for one in DRAFTERS if target.is_bundled or one not in BUNDLED_ONLY]
     ours: dict[str, Sequence[str] | None] = {PLAIN: (), "default": None}
     ours |= {drafter: (drafter,) for drafter in possible} | {"all": possible}
-    specs += [draftline_server(target, name, drafters, threads) for name, drafters in ours.items()]
+    ours |= {HEAD: (HEAD,)} if peers.head is not None else {}
+    specs += [
+        draftline_server(target, name, drafters, threads, peers.head)
+        for name, drafters in ours.items()
+    ]
     return {spec.name: spec for spec in specs}
 
 
-def _possible(speculation: Iterable[str], target: Target) -> list[str]:
-    return [name for name in speculation if name != DRAFT_MODEL or target.assistant is not None]
+def _possible(speculation: Iterable[str], peers: Peers) -> list[str]:
+    needed = {DRAFT_MODEL: peers.target.assistant, HEAD: peers.head}
+    return [name for name in speculation if name not in needed or needed[name] is not None]
 
 
 def chosen(known: Sequence[str], parts: Sequence[str]) -> list[str]:
@@ -101,6 +113,8 @@ def shown(spec: ServerSpec, peers: Peers, root: Path) -> str:
         str(peers.target.folder): peers.target.name,
         sys.executable: "python",
     }
+    if peers.head is not None:
+        places[str(peers.head)] = "HEAD"
     if peers.llama is not None:
         places[str(peers.llama.path)] = "llama-server"
     for place, name in places.items():

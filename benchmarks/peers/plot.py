@@ -24,11 +24,11 @@ from .report import (
     OUR_DEFAULT,
     OURS,
     Comparison,
+    conditions,
     family,
     markdown_rates,
     print_comparison,
     read_comparison,
-    sampling,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def caption(comparison: Comparison) -> str:
     prompts = f"prompts of at most {longest} tokens, " if longest else ""
     threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
     return (
-        f"model {about.get('model', 'demo')}; {many}; {sampling(comparison)}, float32\n"
+        f"model {about.get('model', 'demo')}; {many}\n{conditions(comparison)}\n"
         f"{prompts}{most}{about['max_tokens']} tokens an answer\n"
         f"{machine['processor'].replace('(R)', '')}, {threads} a model\n"
         f"torch {machine['torch']}, transformers {machine['transformers']}, {', '.join(peers)}"

@@ -195,7 +195,7 @@ def to_best_peer(comparison: Comparison, prompts: str, streams: int) -> Ratio | 
 
 
 def to_narrow_weights(comparison: Comparison, prompts: str, streams: int) -> Ratio | None:
-    """draftline in float32 as it serves by default, over the fastest peer with narrow weights."""
+    """draftline as it serves by default, over the fastest peer with narrow weights."""
     cell = comparison.cell(prompts, streams)
     return _ratio(cell.get(OUR_DEFAULT, {}), _peers(cell, narrow=True))
 
@@ -270,6 +270,12 @@ def sampling(comparison: Comparison) -> str:
     return f"temperature {temperature:g}" if temperature else "greedy"
 
 
+def conditions(comparison: Comparison) -> str:
+    """How tokens were chosen, and the weights of servers whose names do not say them."""
+    kept = ", draftline with the file's 8 or 4 bits" if comparison.about.get("kept_weights") else ""
+    return f"{sampling(comparison)}, float32{kept}"
+
+
 def same_answers(comparison: Comparison, run: PeerRun) -> tuple[int, int] | None:
     """Answers that read as those of draftline without drafters, same round, and how many.
 
@@ -287,7 +293,7 @@ def same_answers(comparison: Comparison, run: PeerRun) -> tuple[int, int] | None
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """One table a set of prompts, and the ratios; latencies are medians over rounds."""
     for label in comparison.labels:
-        title = f"{label}: {sampling(comparison)}, float32; medians over rounds"
+        title = f"{label}: {conditions(comparison)}; medians over rounds"
         table = Table(title=title, box=None)
         table.add_column("server")
         for title in (

@@ -111,7 +111,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "model": {"kind": "model", "model": "demo-drafter"},
 }
 BUNDLED_ONLY = {"retrieval", "model"}
-PLAIN, DRAFT_MODEL = "plain", "draft_model"
+PLAIN, DRAFT_MODEL, HEAD = "plain", "draft_model", "eagle3"
 VLLM_SPECULATION: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "ngram": {
@@ -122,6 +122,7 @@ VLLM_SPECULATION: dict[str, dict[str, Any]] = {
     },
     DRAFT_MODEL: {"method": "draft_model", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix"},
+    HEAD: {"method": "eagle3", "num_speculative_tokens": 3},
 }
 LLAMA_SPECULATION: dict[str, tuple[str, ...]] = {
     PLAIN: (),
@@ -156,9 +157,10 @@ class ServerSpec:
 
 
 def draftline_server(
-    target: Target, name: str, drafters: Sequence[str] | None, threads: int
-) -> ServerSpec:
-    """draftline with these drafters.
+    target: Target, name: str, drafters: Sequence[str] | None, threads: int,
+    head: Path | None = None,
+) -> ServerSpec:  # fmt: skip
+    """draftline with these drafters, and `HEAD` in the folder `head`.
 
     None: those of `draftline serve` when it is told nothing, on one stage, since each stage has a
     thread of its own.
@@ -172,15 +174,20 @@ def draftline_server(
     if drafters is None:
         command += ["--pipeline-parallel-size", "1"]
     else:
-        config = json.dumps([DRAFTERS[drafter] for drafter in drafters])
+        known = {**DRAFTERS, HEAD: {"kind": "head", "model": str(head)}}
+        config = json.dumps([known[drafter] for drafter in drafters])
         command += ["--speculative-config", config]
     return ServerSpec(f"draftline, {name}", (*command, "--port"), _threads(threads))
 
 
 def vllm_server(
-    target: Target, name: str, peer: PeerEnvironment, threads: int, *, eager: bool = False
-) -> ServerSpec:
-    """vLLM with one of `VLLM_SPECULATION`; without `eager` it compiles, as is its default."""
+    target: Target, name: str, peer: PeerEnvironment, threads: int, *, eager: bool = False,
+    head: Path | None = None,
+) -> ServerSpec:  # fmt: skip
+    """vLLM with one of `VLLM_SPECULATION`; without `eager` it compiles, as is its default.
+
+    head  the folder of an EAGLE-3 head
+    """
     # By module: the `vllm` command looks for the metadata of a distribution named vllm.
     command = [
         str(peer.python), "-m", "vllm.entrypoints.openai.api_server",
@@ -191,6 +198,8 @@ def vllm_server(
     speculation = VLLM_SPECULATION[name]
     if name == DRAFT_MODEL:
         speculation = {**speculation, "model": str(target.assistant)}
+    elif name == HEAD:
+        speculation = {**speculation, "model": str(head)}
     if speculation:
         command += ["--speculative-config", json.dumps(speculation)]
     if eager:

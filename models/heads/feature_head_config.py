@@ -79,13 +79,18 @@ class FeatureHeadConfig:
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
 
     def layers_of(self, num_target_layers: int) -> tuple[int, ...]:
-        """Decoder layers of the target whose outputs it reads; empty: the normed last state.
-
-        EAGLE-3 by default reads the inputs of layers 2, L // 2 and L - 3.
-        """
+        """Decoder layers of the target whose outputs it reads; empty: the normed last state."""
         if self.feature_layers or self.fusion != "pair" or not self.has_fusion:
             return self.feature_layers
-        return 1, num_target_layers // 2 - 1, num_target_layers - 4
+        return default_layers(num_target_layers)
+
+
+def default_layers(num_target_layers: int) -> tuple[int, int, int]:
+    """Layers whose outputs an EAGLE-3 head reads if its config names none.
+
+    They are the inputs of layers 2, L // 2 and L - 3.
+    """
+    return 1, num_target_layers // 2 - 1, num_target_layers - 4
 
 
 def feature_head_config(
@@ -134,16 +139,25 @@ def feature_head_config(
 
 
 def published_pair_fields(config: FeatureHeadConfig) -> dict[str, object]:
-    """The config.json fields of an EAGLE-3 head besides its sizes; ids name layers' inputs."""
+    """The config.json fields of an EAGLE-3 head besides its sizes.
+
+    vLLM and SGLang build a Llama layer from them. Ids are written for other layers than the default
+    ones alone: they name layers' inputs in vLLM, and outputs in SGLang.
+    """
+    own: dict[str, object] = {"use_aux_hidden_state": config.has_fusion}
+    if config.feature_layers:
+        own["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in config.feature_layers]
     return {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
         "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
         "target_hidden_size": config.feature_size,
         "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_features == "all",
+        "fc_norm": config.norm_features == "each",
         "norm_output": config.norm_output,
-        "eagle_config": {
-            "use_aux_hidden_state": config.has_fusion,
-            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.feature_layers],
-        },
+        "eagle_config": own,
     }
 
 

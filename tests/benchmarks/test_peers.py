@@ -115,6 +115,20 @@ def test_the_default_is_what_serve_does_when_it_is_told_nothing() -> None:
     assert [one.kind for one in engine.drafters] == ["suffix", "prompt_lookup"]
 
 
+def test_a_head_drafts_in_both_servers_that_load_it(tmp_path: Path) -> None:
+    vllm, head = PeerEnvironment(tmp_path / "none", "cpu"), tmp_path / "head"
+    config = json.loads(
+        option(vllm_server(DEMO, "eagle3", vllm, 1, head=head).command, "--speculative-config")
+    )
+    assert (config["method"], config["model"]) == ("eagle3", str(head))
+    peers = Peers(DEMO, vllm, None, tmp_path, 1, head=head)
+    ours = known_servers(peers)["draftline, eagle3"]
+    config = json.loads(option(ours.command, "--speculative-config"))
+    assert config == [{"kind": "head", "model": str(head)}]
+    assert str(tmp_path) not in shown(ours, peers, tmp_path / "root")
+    assert "draftline, eagle3" not in known_servers(replace(peers, head=None))
+
+
 def test_without_a_program_its_servers_are_not_known(tmp_path: Path) -> None:
     assert PeerEnvironment(tmp_path, "cpu").version() is None
     absent = LlamaBinary(tmp_path / "llama-server")

@@ -252,6 +252,10 @@ def test_pages_are_written_between_their_marks(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| draftline, plain | 10 | - |" in text
     assert "Model demo; one round; greedy, float32; 16 tokens an answer; P, 1 thread a mod" in text
+    found.about["kept_weights"] = True
+    write_docs(found, tmp_path, "peers")
+    text = (tmp_path / "results.md").read_text()
+    assert "greedy, float32, draftline with the file's 8 or 4 bits; 16 tokens" in text
 
 
 @pytest.mark.parametrize("name", ["peers.json", "peers-smollm2.json"])

@@ -30,6 +30,7 @@ from draftline.deploy.cli.bench import run as bench_run
 from draftline.deploy.cli.bench import run as lossless_run
 from draftline.deploy.cli.main import app
 from draftline.deploy.cli.serve import command as serve_command
+from draftline.deploy.cli.train import export as train_export
 from draftline.deploy.cli.train import fit as train_fit
 from draftline.deploy.cli.train import texts as train_data
 from draftline.deploy.settings.settings import build_serve_args
@@ -220,6 +221,7 @@ def settings_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(serve_command, "run_server", lambda settings, *_: check(settings))
     monkeypatch.setattr(bench_run, "run_bench", lambda _job, settings, *_: check(settings))
     monkeypatch.setattr(lossless_run, "run_lossless", lambda _job, settings, *_: check(settings))
+    monkeypatch.setattr(train_export, "export_published", lambda *_: None)
     monkeypatch.setattr(train_fit, "fit_head", lambda *_: None)
     monkeypatch.setattr(train_data, "make_texts", lambda *_: None)
     monkeypatch.delenv("DRAFTLINE_API_KEY", raising=False)

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -76,6 +77,20 @@ def data(ctx: typer.Context) -> None:
     from .texts import make_texts
 
     make_texts(DataJob(**ctx.obj[DataJob]), ctx.obj[EngineConfig], console)
+
+
+@train_app.command()
+def export(
+    head: Annotated[str, typer.Argument(help="Folder or hub id of an EAGLE-3 head.")],
+    *,
+    model: Annotated[str, typer.Option(help="Its target.")] = "demo",
+    output: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Write an EAGLE-3 head as vLLM and SGLang load it, with its output head."""
+    from .export import export_published
+
+    export_published(head, model, output)
+    console.print(f"eagle3 head in {output}")
 
 
 def _head_command(kind: str) -> Callable[[typer.Context], None]:

@@ -19,7 +19,7 @@ from ....core.errors import ConfigError, StageError, StageLost
 from ....measure.report.plots import require_matplotlib
 from ....models.heads.dflash_config import DFlashConfig
 from ....models.heads.dspark import DSparkConfig
-from ....models.heads.feature_head_config import FeatureHeadConfig
+from ....models.heads.feature_head_config import FeatureHeadConfig, default_layers
 from ....models.heads.load_head import Head, HeadConfig, load_head, misfits
 from ....models.heads.medusa import MedusaConfig
 from ....models.heads.p_eagle import PEagleConfig
@@ -129,7 +129,7 @@ def _pair_config(config: PreTrainedConfig, job: HeadJob) -> FeatureHeadConfig:
         vocab_size=rows,
         feature_size=config.hidden_size,
         num_features=len(layers),
-        feature_layers=layers,
+        feature_layers=() if layers == default_layers(config.num_hidden_layers) else layers,
         draft_vocab_size=draft_rows,
         has_target_rows=job.share_output_head,
         has_token_map=draft_rows < rows,
@@ -188,7 +188,7 @@ def pair_layers(num_target_layers: int) -> tuple[int, ...]:
     Those of its project; up to the last one of targets that have few, where all tell something.
     """
     if num_target_layers >= FEW_LAYERS:
-        return 1, num_target_layers // 2 - 1, num_target_layers - 4
+        return default_layers(num_target_layers)
     low = max(-1, min(1, num_target_layers - 3))
     spread = np.linspace(low, num_target_layers - 1, 3).round()
     return tuple(sorted({int(layer) for layer in spread}))
