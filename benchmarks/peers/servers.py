@@ -122,7 +122,7 @@ VLLM_SPECULATION: dict[str, dict[str, Any]] = {
     },
     DRAFT_MODEL: {"method": "draft_model", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix"},
-    HEAD: {"method": "eagle3", "num_speculative_tokens": 3},
+    HEAD: {"method": "eagle3", "num_speculative_tokens": 2},
 }
 LLAMA_SPECULATION: dict[str, tuple[str, ...]] = {
     PLAIN: (),

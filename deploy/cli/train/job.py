@@ -221,7 +221,7 @@ class HeadJob:
         bool,
         Field(
             description="drafts by the target's rows of these tokens, which the head's file does "
-            "not hold; else by an output head of its own"
+            "not hold until `train export`; else by an output head of its own"
         ),
     ] = False
     intermediate_size: Annotated[
