@@ -1,8 +1,33 @@
 """Numbers of 4-bit and FP8 codes that the kernels of CPUs and GPUs share."""
 
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
 # The largest code of 4 bits.
 LARGEST_UINT4 = 15
 # Makes up for the exponent's bias of an e4m3 code whose bits are read as those of a float32.
 E4M3_SHIFT = 2.0**120
 # Largest scale with which that is finite.
 LARGEST_E4M3_SCALE = 2.0**7
+# The same of e2m1.
+E2M1_SHIFT = 2.0**126
+LARGEST_E2M1_SCALE = 2.0
+# The numbers of e2m1 by their codes; those of MXFP4.
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+E2M1_AS_E4M3 = E2M1.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def e2m1_codes(codes: Tensor) -> Tensor | None:
+    """The uint8 codes of e2m1 for codes of e4m3 of any shape, if that has all their numbers."""
+    numbers = codes.view(torch.uint8)
+    # Most codes of 8 bits have one of the lowest bits, and need no more than this.
+    if (numbers & 3).any():
+        return None
+    table = numbers.new_full((256,), LARGEST_UINT4 + 1)
+    table[E2M1_AS_E4M3.to(numbers.device).long()] = torch.arange(
+        16, dtype=torch.uint8, device=numbers.device
+    )
+    found = table[numbers.int()]
+    return found if found.max() <= LARGEST_UINT4 else None

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..small_codes import E4M3_SHIFT, LARGEST_E4M3_SCALE, LARGEST_UINT4
+from ..small_codes import (
+    E2M1_SHIFT,
+    E4M3_SHIFT,
+    LARGEST_E2M1_SCALE,
+    LARGEST_E4M3_SCALE,
+    LARGEST_UINT4,
+    e2m1_codes,
+)
 
 NOTHING = torch.empty(0)
 
@@ -22,10 +29,11 @@ class PackedWeight(NamedTuple):
     """The tensors of a weight in panels of columns, as the operators take it.
 
     codes   [panels, inputs, panel]  the numbers: float32 or bfloat16. Of a quantised weight int8,
-            e4m3 or uint8, of which value = (code - zero) * scale. uint8 [panels, inputs, panel / 2]
-            has 4 bits a column: the low ones are of the panel's first half, the high ones of its
-            second
-    scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 times `E4M3_SHIFT`
+            e4m3 or uint8, of which value = (code - zero) * scale. uint8 and e2m1 [panels, inputs,
+            panel / 2] have 4 bits a column: the low ones are of the panel's first half, the high
+            ones of its second
+    scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 and e2m1 times
+            `E4M3_SHIFT` and `E2M1_SHIFT`
     zeros   uint8 [panels, groups, panel]  of uint8
     groups  int32 [inputs]  the group of each input
     minima  float32 [panels, groups, panel]  in place of zeros: value = code * scale + minimum; of
@@ -41,7 +49,7 @@ class PackedWeight(NamedTuple):
     @property
     def kind(self) -> str:
         """Of the numbers, for display."""
-        if self.codes.shape[-1] * 2 == self.scales.shape[-1]:
+        if self.codes.dtype == torch.uint8 and self.codes.shape[-1] * 2 == self.scales.shape[-1]:
             return "uint4"
         return str(self.codes.dtype).removeprefix("torch.")
 
@@ -69,7 +77,7 @@ def pack_weights(weights: Sequence[Tensor], panel: int) -> PackedWeight:
 
 def pack_quantized(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, panel: int,
-    minima: Tensor | None = None,
+    minima: Tensor | None = None, *, narrow: bool = True,
 ) -> PackedWeight | None:  # fmt: skip
     """A quantised weight whose products have the bits of its float32 values, (code - zero) * scale
     or code * scale + minimum.
@@ -77,13 +85,14 @@ def pack_quantized(
     codes     int8, uint8 or FP8 [outputs, inputs]
     scales    float32 [outputs, groups], and zeros and minima too; None: 0
     group_of  integers [inputs], the group of each input
+    narrow    codes of 8 bits are kept in 4 where these have them all
 
     None if the kernels do not know these numbers: FP8 other than e4m3 or with zero points or large
     scales, zero points that are not integers in the codes' range, minima of other than int8 and of
     codes of 4 bits or beside scales whose products with codes are not exact in float32.
     """
     if minima is not None:
-        is_small = codes.dtype == torch.uint8 and codes.max() <= LARGEST_UINT4
+        is_small = narrow and codes.dtype == torch.uint8 and codes.max() <= LARGEST_UINT4
         is_known = zeros is None and (is_small or codes.dtype == torch.int8)
         if not (is_known and _has_exact_products(scales, 4 if is_small else 7)):
             return None
@@ -95,8 +104,14 @@ def pack_quantized(
     if codes.dtype == torch.float8_e4m3fn:
         if zeros is not None or scales.abs().max() > LARGEST_E4M3_SCALE:
             return None
-        packed = _panels(codes.view(torch.uint8), panel).view(codes.dtype)
-        scales = scales * E4M3_SHIFT
+        is_small = narrow and scales.abs().max() <= LARGEST_E2M1_SCALE
+        small = e2m1_codes(codes) if is_small else None
+        if small is not None:
+            packed = _in_halves(_panels(small, panel)).view(torch.float4_e2m1fn_x2)
+            scales = scales * E2M1_SHIFT
+        else:
+            packed = _panels(codes.view(torch.uint8), panel).view(codes.dtype)
+            scales = scales * E4M3_SHIFT
     elif codes.dtype == torch.int8 and zeros is None:
         packed = _panels(codes, panel)
     elif codes.dtype in (torch.int8, torch.uint8):
@@ -107,7 +122,7 @@ def pack_quantized(
         if not torch.equal(zeros.byte().float(), zeros):
             return None
         packed = _panels(codes, panel)
-        if codes.max() <= LARGEST_UINT4:
+        if narrow and codes.max() <= LARGEST_UINT4:
             packed = _in_halves(packed)
     else:
         return None

@@ -44,6 +44,7 @@ constexpr int64_t row_bytes(Kind kind) {
   switch (kind) {
     case Kind::FLOAT32: return PANEL * 4;
     case Kind::BFLOAT16: return PANEL * 2;
+    case Kind::E2M1:
     case Kind::UINT4:
     case Kind::UINT4_MINIMA: return PANEL / 2;
     default: return PANEL;
@@ -91,6 +92,11 @@ struct Panel {
         // Sign, exponent and fraction in their places; the scale makes up for the exponent's bias.
         const Ints bits = load_signed_bytes(part) << 20 & int32_t(0x87f00000);
         wide[v] = (Vector)bits * scale[v];
+      } else if constexpr (K == Kind::E2M1) {
+        // The same of 4 bits.
+        const Ints code = half_bytes(row, v);
+        const Ints bits = (code & 8) << 28 | (code & 7) << 22;
+        wide[v] = (Vector)bits * scale[v];
       } else {
         const Vector code = __builtin_convertvector(steps(row, v), Vector);
         // The same as two roundings, since the products with scales of minima are exact.
@@ -104,11 +110,15 @@ struct Panel {
     if constexpr (K == Kind::INT8 || K == Kind::INT8_MINIMA)
       return load_signed_bytes(row + v * LANES);
     if constexpr (K == Kind::UINT8) return load_bytes(row + v * LANES) - zero[v];
+    if constexpr (has_minima(K)) return half_bytes(row, v);
+    return half_bytes(row, v) - zero[v];
+  }
+
+  // Codes of 4 bits.
+  static Ints half_bytes(const uint8_t* row, int v) {
     constexpr int HALF = VECTORS / 2;
     const Ints both = load_bytes(row + v % HALF * LANES);
-    const Ints own = v < HALF ? both & 15 : both >> 4;
-    if constexpr (has_minima(K)) return own;
-    return own - zero[v];
+    return v < HALF ? both & 15 : both >> 4;
   }
 
   void take_group(int32_t next) {
@@ -202,6 +212,7 @@ void add_panel_of(const Part& p, int64_t panel) {
     case Kind::INT8: return add_panel<Kind::INT8>(p, panel);
     case Kind::INT8_MINIMA: return add_panel<Kind::INT8_MINIMA>(p, panel);
     case Kind::E4M3: return add_panel<Kind::E4M3>(p, panel);
+    case Kind::E2M1: return add_panel<Kind::E2M1>(p, panel);
     case Kind::UINT8: return add_panel<Kind::UINT8>(p, panel);
     case Kind::UINT4: return add_panel<Kind::UINT4>(p, panel);
     case Kind::UINT4_MINIMA: return add_panel<Kind::UINT4_MINIMA>(p, panel);
@@ -214,6 +225,7 @@ Kind kind_of(const at::Tensor& codes, const at::Tensor& minima) {
     case at::kBFloat16: return Kind::BFLOAT16;
     case at::kChar: return minima.numel() ? Kind::INT8_MINIMA : Kind::INT8;
     case at::kFloat8_e4m3fn: return Kind::E4M3;
+    case at::kFloat4_e2m1fn_x2: return Kind::E2M1;
     case at::kByte:
       if (codes.size(2) == PANEL) return Kind::UINT8;
       return minima.numel() ? Kind::UINT4_MINIMA : Kind::UINT4;

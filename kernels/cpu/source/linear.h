@@ -9,7 +9,7 @@
 namespace draftline {
 
 // How the numbers of a packed weight are kept. Those after BFLOAT16 are codes of a quantised weight.
-enum class Kind { FLOAT32, BFLOAT16, INT8, INT8_MINIMA, E4M3, UINT8, UINT4, UINT4_MINIMA };
+enum class Kind { FLOAT32, BFLOAT16, INT8, INT8_MINIMA, E4M3, E2M1, UINT8, UINT4, UINT4_MINIMA };
 
 // A packed weight, as `kernels/cpu/packed_linear.py` describes it.
 struct Weight {

@@ -11,7 +11,8 @@ from draftline.kernels.cpu.packed_linear import (
     pack_weights,
     packed_linear,
 )
-from draftline.models.load.quantized_layouts import QuantizedWeight, groups_in_order
+from draftline.models.load.quantized_layouts import QuantizedWeight
+from support.inputs.random_weights import quantized
 from support.tools.cpu_kernels import load_cpu_kernels
 from torch import Tensor
 
@@ -22,7 +23,7 @@ SIZES = [(8, 5), (160, 64), (200, 130), (1100, 70)]
 KEPT = {
     "int8": torch.int8, "int8 with zero points": torch.uint8, "uint8": torch.uint8,
     "4 bits": torch.uint8, "4 bits with minima": torch.uint8, "e4m3": torch.float8_e4m3fn,
-    "int8 with minima": torch.int8,
+    "int8 with minima": torch.int8, "e2m1": torch.float4_e2m1fn_x2,
 }  # fmt: skip
 GROUPS = ["32", "128", "one", "scattered"]
 
@@ -30,33 +31,6 @@ GROUPS = ["32", "128", "one", "scattered"]
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
     load_cpu_kernels()
-
-
-def codes_of(kind: str, outputs: int, inputs: int) -> Tensor:
-    if kind == "e4m3":
-        every = torch.arange(256, dtype=torch.uint8)
-        finite = every[every.view(torch.float8_e4m3fn).float().isfinite()]
-        chosen = torch.randint(len(finite), (outputs, inputs))
-        return finite[chosen].view(torch.float8_e4m3fn)
-    if kind.startswith("int8"):
-        return torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
-    most = 16 if kind.startswith("4 bits") else 256
-    return torch.randint(most, (outputs, inputs), dtype=torch.uint8)
-
-
-def quantized(kind: str, groups: str, inputs: int, outputs: int) -> QuantizedWeight:
-    codes = codes_of(kind, outputs, inputs)
-    size = {"one": inputs, "scattered": 16}.get(groups) or int(groups)
-    group_of = groups_in_order(inputs, size, codes)
-    num_groups = int(group_of.max()) + 1
-    if groups == "scattered":
-        group_of = group_of[torch.randperm(inputs)]
-    zeros = torch.randint(16, (outputs, num_groups)).float()
-    scales = torch.randn(outputs, num_groups) / 100
-    if kind.endswith("with minima"):
-        minima = torch.randn(outputs, num_groups) / 10
-        return QuantizedWeight(codes, scales.half().float(), None, group_of, minima)
-    return QuantizedWeight(codes, scales, None if kind in ("int8", "e4m3") else zeros, group_of)
 
 
 def packed(weight: QuantizedWeight) -> PackedWeight:
@@ -86,9 +60,10 @@ def test_sums_are_those_of_the_values_bit_by_bit(kind: str, groups: str) -> None
 
 def test_4_bits_take_half_a_byte() -> None:
     panel = vectors().panel
-    small = packed(quantized("4 bits", "one", 300, 2 * panel))
-    assert small.codes.nbytes == 300 * panel
-    assert small.kind == "uint4"
+    for codes, kind in (("4 bits", "uint4"), ("e2m1", "float4_e2m1fn_x2")):
+        small = packed(quantized(codes, "one", 300, 2 * panel))
+        assert small.codes.nbytes == 300 * panel
+        assert small.kind == kind
     assert packed(quantized("uint8", "one", 300, panel)).codes.nbytes == 300 * panel
 
 
