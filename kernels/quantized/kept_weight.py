@@ -9,15 +9,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..small_codes import E4M3_SHIFT, LARGEST_E4M3_SCALE, LARGEST_UINT4
+from ..small_codes import (
+    E2M1_SHIFT,
+    E4M3_SHIFT,
+    LARGEST_E2M1_SCALE,
+    LARGEST_E4M3_SCALE,
+    LARGEST_UINT4,
+    e2m1_codes,
+)
 
-# Integers of 8 and 4 bits, and FP8.
-UINT8, UINT4, E4M3 = "uint8", "uint4", "e4m3"
+# Integers of 8 and 4 bits, and floats of as many.
+UINT8, UINT4, E4M3, E2M1 = "uint8", "uint4", "e4m3", "e2m1"
 SIGN_BIT = 128
+# Of codes that are floats: the sign's bit, and how far it and the others are moved to their places
+# in 32 bits.
+PLACES = {E4M3: (SIGN_BIT, 24, 20), E2M1: (8, 28, 22)}
 # The kernels read a tile of a line at once, at a single scale: at least what tensor cores take, at
 # most what fits registers.
 LEAST_TILE = 16
-MOST_TILE = {UINT8: 128, E4M3: 128, UINT4: 64}
+MOST_TILE = {UINT8: 128, E4M3: 128, UINT4: 64, E2M1: 64}
+IN_HALVES = (UINT4, E2M1)
 # Values that are computed in float32 at once: 16 MiB, however large the matrix.
 CHUNK_VALUES = 1 << 22
 
@@ -26,10 +37,10 @@ CHUNK_VALUES = 1 << 22
 class KeptWeight:
     """The weight of a linear layer: (code - zero point) * scale, or code * scale + minimum.
 
-    kind        of the codes: `UINT8`, `UINT4` or `E4M3`
+    kind        of the codes: `UINT8`, `UINT4`, `E4M3` or `E2M1`
     codes       uint8 [outputs, bytes], padded to whole tiles. Of 4 bits, a byte has two inputs that
                 are a tile apart: low ones are of the first tile, high ones of the second, and so on
-    scales      float32 [groups, outputs], of e4m3 times `E4M3_SHIFT`
+    scales      float32 [groups, outputs], of e4m3 and e2m1 times `E4M3_SHIFT` and `E2M1_SHIFT`
     offsets     float32 [groups, outputs], the zero points, or the minima; None: `zero` for all
     zero        zero point of all codes
     num_inputs  of the layer
@@ -59,7 +70,7 @@ class KeptWeight:
     @property
     def bits(self) -> int:
         """Of a code."""
-        return 4 if self.kind == UINT4 else 8
+        return 4 if self.kind in IN_HALVES else 8
 
     @property
     def num_bytes(self) -> int:
@@ -91,13 +102,13 @@ class KeptWeight:
     def _values(self, lines: slice) -> Tensor:
         """float32 [lines, codes of a line], as they lie."""
         codes = self.codes[lines]
-        if self.kind == UINT4:
+        if self.kind in IN_HALVES:
             tiles = codes.unflatten(1, (-1, 1, self.tile))
             codes = torch.cat([tiles & LARGEST_UINT4, tiles >> 4], dim=2).flatten(1)
         scales = self._of_inputs(self.scales, lines, codes.shape[1])
-        if self.kind == E4M3:
-            bits = codes.int()
-            wide = (bits & SIGN_BIT) << 24 | (bits & ~SIGN_BIT) << 20
+        if self.kind in (E4M3, E2M1):
+            bits, (sign, to_sign, to_rest) = codes.int(), PLACES[self.kind]
+            wide = (bits & sign) << to_sign | (bits & (sign - 1)) << to_rest
             return wide.view(torch.float32) * scales
         if self.offsets is None:
             return (codes.float() - self.zero) * scales
@@ -133,7 +144,11 @@ def keep_weight(
     if codes.dtype == torch.float8_e4m3fn:
         if zeros is not None or minima is not None or scales.abs().max() > LARGEST_E4M3_SCALE:
             return None
-        kind, codes, scales = E4M3, codes.view(torch.uint8), scales * E4M3_SHIFT
+        small = e2m1_codes(codes) if scales.abs().max() <= LARGEST_E2M1_SCALE else None
+        if small is not None:
+            kind, codes, scales = E2M1, small, scales * E2M1_SHIFT
+        else:
+            kind, codes, scales = E4M3, codes.view(torch.uint8), scales * E4M3_SHIFT
     elif codes.dtype == torch.int8:
         # Codes and zero points are both 128 more.
         kind, codes, zero = UINT8, codes.view(torch.uint8) ^ SIGN_BIT, SIGN_BIT
@@ -152,14 +167,14 @@ def keep_weight(
         offsets = zeros + zero
         if (offsets == offsets[0, 0]).all():
             zero, offsets = int(offsets[0, 0]), None
-    num_halves = 2 if kind == UINT4 else 1
+    num_halves = 2 if kind in IN_HALVES else 1
     tile = MOST_TILE[kind]
     while tile > LEAST_TILE and (group_size or num_inputs // num_halves) % tile:
         tile //= 2
     codes = pad(codes, (0, -num_inputs % (num_halves * tile)))
     # Of the padding, whose values are 0.
     more_groups = 0 if not group_size else -(-codes.shape[1] // group_size) - num_groups
-    if kind == UINT4:
+    if kind in IN_HALVES:
         low, high = codes.unflatten(1, (-1, 2, tile)).unbind(2)
         codes = (low | high << 4).flatten(1)
     return KeptWeight(

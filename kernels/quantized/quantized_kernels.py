@@ -25,7 +25,7 @@ from ..shared_kernels import (
     dot_type,
     num_stages,
 )
-from .kept_weight import E4M3, KeptWeight
+from .kept_weight import PLACES, KeptWeight
 from .reference import MOST_QUANTIZED_ROWS
 
 # 2^23 as a float32, and its bits: a code in the lowest ones is added to it.
@@ -35,13 +35,18 @@ UNIT_BITS = tl.constexpr(0x4B000000)
 
 @triton.jit
 def _values(
-    codes, scale, offset, ZERO: tl.constexpr, IS_E4M3: tl.constexpr, HAS_OFFSETS: tl.constexpr,
+    codes, scale, offset, ZERO: tl.constexpr, FLOAT_BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr,
     ARE_MINIMA: tl.constexpr,
 ):  # fmt: skip
-    """float32 values of codes [lines, n] at scales and offsets [lines]."""
+    """float32 values of codes [lines, n] at scales and offsets [lines].
+
+    FLOAT_BITS  of codes that are floats: 8 of e4m3, 4 of e2m1; 0: they are integers
+    """
     bits = codes.to(tl.int32)
-    if IS_E4M3:
+    if FLOAT_BITS == 8:
         value = ((bits & 128) << 24 | (bits & 127) << 20).to(tl.float32, bitcast=True)
+    elif FLOAT_BITS == 4:
+        value = ((bits & 8) << 28 | (bits & 7) << 22).to(tl.float32, bitcast=True)
     else:
         # Faster than a conversion, and as exact: so is the difference of whole numbers.
         value = (bits | UNIT_BITS).to(tl.float32, bitcast=True)
@@ -70,7 +75,7 @@ def _of_group(scales, offsets, at, mask, HAS_OFFSETS: tl.constexpr):
 def multiply_quantized(
     x, codes, scales, offsets, bias, out, num_rows, num_outputs, num_lines, num_inputs,
     stride_x, stride_codes, stride_out,
-    BITS: tl.constexpr, IS_E4M3: tl.constexpr, ZERO: tl.constexpr, HAS_OFFSETS: tl.constexpr,
+    BITS: tl.constexpr, FLOAT_BITS: tl.constexpr, ZERO: tl.constexpr, HAS_OFFSETS: tl.constexpr,
     ARE_MINIMA: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr, IS_GELU: tl.constexpr, DOT: tl.constexpr, DEPENDS: tl.constexpr,
@@ -122,13 +127,13 @@ def multiply_quantized(
                         scales, offsets, group + other_line, has_output, HAS_OFFSETS
                     )
             own = packed if BITS == 8 else (packed >> 4 * half) & 15
-            factors = _values(own, scale, offset, ZERO, IS_E4M3, HAS_OFFSETS, ARE_MINIMA)
+            factors = _values(own, scale, offset, ZERO, FLOAT_BITS, HAS_OFFSETS, ARE_MINIMA)
             factors = factors.to(x.dtype.element_ty).to(DOT)
             total = tl.dot(factors, part, total, input_precision="ieee")
             if IS_GATED:
                 own = other_packed if BITS == 8 else (other_packed >> 4 * half) & 15
                 factors = _values(
-                    own, other_scale, other_offset, ZERO, IS_E4M3, HAS_OFFSETS, ARE_MINIMA
+                    own, other_scale, other_offset, ZERO, FLOAT_BITS, HAS_OFFSETS, ARE_MINIMA
                 )
                 factors = factors.to(x.dtype.element_ty).to(DOT)
                 other = tl.dot(factors, part, other, input_precision="ieee")
@@ -147,7 +152,7 @@ def multiply_quantized(
 @triton.jit
 def widen_quantized(
     codes, scales, offsets, out, num_lines, num_inputs, stride_codes,
-    BITS: tl.constexpr, IS_E4M3: tl.constexpr, ZERO: tl.constexpr, HAS_OFFSETS: tl.constexpr,
+    BITS: tl.constexpr, FLOAT_BITS: tl.constexpr, ZERO: tl.constexpr, HAS_OFFSETS: tl.constexpr,
     ARE_MINIMA: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """Program (lines, tile): values of a tile of some lines, [num_lines, num_inputs], in the order
@@ -165,7 +170,7 @@ def widen_quantized(
             group = first // GROUP * num_lines
         scale, offset = _of_group(scales, offsets, group + line, has_line, HAS_OFFSETS)
         own = packed if BITS == 8 else (packed >> 4 * half) & 15
-        values = _values(own, scale, offset, ZERO, IS_E4M3, HAS_OFFSETS, ARE_MINIMA)
+        values = _values(own, scale, offset, ZERO, FLOAT_BITS, HAS_OFFSETS, ARE_MINIMA)
         is_in = has_line[:, None] & (first + number < num_inputs)[None, :]
         at_out = out + wide_line[:, None] * num_inputs + first + number[None, :]
         tl.store(at_out, values.to(out.dtype.element_ty), mask=is_in)
@@ -237,7 +242,8 @@ def _or_scales(weight: KeptWeight) -> Tensor:
 def form(weight: KeptWeight) -> dict[str, int]:
     """Constants of a weight."""
     return {
-        "BITS": weight.bits, "IS_E4M3": weight.kind == E4M3, "ZERO": weight.zero,
+        "BITS": weight.bits, "FLOAT_BITS": weight.bits if weight.kind in PLACES else 0,
+        "ZERO": weight.zero,
         "HAS_OFFSETS": weight.offsets is not None, "ARE_MINIMA": weight.are_minima,
         "GROUP": weight.group_size, "TILE": weight.tile,
     }  # fmt: skip

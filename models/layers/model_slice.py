@@ -34,6 +34,7 @@ from ..load.quantized_files import KeptFiles, QuantizedFiles, open_weights, read
 from ..load.rounding import rounded
 from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
 from .base_forward import BaseForward
+from .experts import ExpertForm
 from .fast_modules import (
     FastLinear,
     KeptLinear,
@@ -74,7 +75,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_tensors(
     model: PreTrainedModel, span: LayerSpan | None, files: WeightFiles,
     dtype: torch.dtype, device: torch.device, *, quantization: str = NONE, keep: Put | None = None,
-    progress: Progress = unseen,
+    experts: ExpertForm | None = None, progress: Progress = unseen,
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device. None: all but the
     decoder layers.
@@ -83,7 +84,7 @@ def load_tensors(
     that is a GPU, to which one is copied while the next is read; of a quantised checkpoint `device`
     holds the parts of one weight beside. `keep` takes the weights that are stored quantised, and of
     a `quantization` those of linear layers within the decoder layers; None: stored ones are
-    dequantised.
+    dequantised. `experts` takes those of mixtures that it keeps; None: all are dequantised.
 
     Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
@@ -102,10 +103,23 @@ def load_tensors(
     loaded: dict[str, Tensor] = {}
     kept = {} if keep is None else _kept(model, source_of, files, quantization)
     put = keep or put_packed(dtype)
-    sources = sorted({source for name, source in source_of.items() if name not in kept})
+    mixtures = {} if experts is None else experts.stored(model, wanted, files)
+    by_expert = {stored.name for matrices in mixtures.values() for stored in matrices}
+    sources = sorted(
+        {source for name, source in source_of.items() if name not in kept.keys() | by_expert}
+    )
     tensors = files.read(sources)
-    size = sum(parameters[name].numel() for name in [*sources, *kept])
+    size = sum(parameters[name].numel() for name in {*sources, *kept, *by_expert})
     with progress("loading weights", total=size / MILLION, unit="million") as work:
+        kinds = Counter[str]()
+        for owner, matrices in mixtures.items():
+            assert experts is not None
+            module = experts.put(model, owner, matrices)
+            kinds["+".join(sorted(module.kinds()))] += 1
+            work.advance(sum(stored.shape.numel() for stored in matrices) / MILLION)
+        if kinds:
+            kept_as = " ".join(f"{kind}:{count}" for kind, count in kinds.items())
+            logger.info("event=experts_kept layers=%d weights=%r", len(mixtures), kept_as)
         for name, source in kept.items():
             assert isinstance(files, Quantized)
             weight = files.read_quantized(source).to(device)
@@ -283,14 +297,15 @@ class ModelSlice:
 def load_slice(
     model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
     quantization: str = "none", *, fused: bool = False, keep: bool = False,
-    progress: Progress = unseen,
+    experts_by_kernels: bool = False, progress: Progress = unseen,
 ) -> ModelSlice:  # fmt: skip
     """Load a stage's modules; with `fused`, those of `fused_modules.py` where supported.
 
     Linear layers keep quantised weights in fused modules, and with `keep`, for stages that
     `CpuLayers` runs. In others the weights of a quantised checkpoint are taken back to `dtype`.
     `quantization`, the stage's own rounding, rounds what is taken back. Activations are not
-    quantised.
+    quantised. Experts of mixtures keep quantised weights, too (`experts.py`);
+    `experts_by_kernels`: the CPU kernels compute them, and are loaded.
 
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
@@ -310,9 +325,12 @@ def load_slice(
     put = put_for_cpu_kernels if keep else None
     if fused and runs_by_layers(config) and can_be_fused(base_and_layers(whole)[1][span.first]):
         put = put_packed(DTYPES[dtype])
+    experts = ExpertForm(
+        DTYPES[dtype], torch.device(device), quantization, by_kernels=experts_by_kernels
+    )
     load_tensors(
         whole, span, files, DTYPES[dtype], torch.device(device),
-        quantization=quantization, keep=put, progress=progress,
+        quantization=quantization, keep=put, experts=experts, progress=progress,
     )  # fmt: skip
     scales = read_kv_scales(
         files, whole.base_model_prefix, span.first, span.last, num_kv_heads(config)

@@ -217,6 +217,8 @@ class TensorFiles:
                 "convert the weights to safetensors"
             )
         self._files = tuple(sorted(set(file_of.values())))
+        # That was read last: opening one with the tensors of thousands of experts takes long.
+        self._open: tuple[str, safe_open] | None = None
         # By the name in a plain checkpoint: the file, and the name there.
         self._stored = {name: (file, name) for name, file in file_of.items()}
 
@@ -292,9 +294,11 @@ class TensorFiles:
         for name in names:
             by_file.setdefault(self._stored[name][0], []).append(name)
         for file, wanted in by_file.items():
-            with _opened(self.folder / file) as tensors:
-                for name in wanted:
-                    yield name, _read_tensor(tensors, self._stored[name][1], self.folder / file)
+            if self._open is None or self._open[0] != file:
+                self._open = file, _opened(self.folder / file)
+            tensors = self._open[1]
+            for name in wanted:
+                yield name, _read_tensor(tensors, self._stored[name][1], self.folder / file)
 
 
 def _opened(path: Path) -> safe_open:

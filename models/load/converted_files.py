@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     WeightTransform,
@@ -92,9 +94,34 @@ class ConvertedFiles:
         first, *others = self._converters[group.pattern].target_patterns
         return [target, *(target.replace(first, other) for other in others)]
 
+    @property
+    def files(self) -> WeightFiles:
+        """As they are stored."""
+        return self._files
+
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored."""
         return self._files.is_incidental(name)
+
+    def stored_name(self, name: str) -> str | None:
+        """Of a tensor that is only renamed; None: it is made of others."""
+        _, group = self._groups[name]
+        return group.sources[0][0] if group.pattern is None else None
+
+    def stored_by_part(self, name: str) -> list[list[str]] | None:
+        """The matrices that the named tensor [experts, outputs, inputs] is made of: a list of all
+        experts' for each part of the outputs; None: it is made otherwise."""
+        _, group = self._groups[name]
+        if group.pattern is None:
+            return None
+        converter = self._converters[group.pattern]
+        steps = [(type(one), getattr(one, "dim", None)) for one in converter.operations]
+        if steps not in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)]):
+            return None
+        return [
+            [source for source, pattern in group.sources if pattern == own]
+            for own in converter.source_patterns
+        ]
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """The named tensors, in any order. Raises `CheckpointError`."""

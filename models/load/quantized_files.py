@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ...core.errors import CheckpointError
+from ...kernels.small_codes import E2M1_AS_E4M3, LARGEST_UINT4
 from .checkpoint import KV_SCALES, TensorFiles, WeightFiles, composite_type, listed
 from .quantization_config import Quantization, read_quantization
 from .quantized_layouts import (
@@ -20,6 +20,7 @@ from .quantized_layouts import (
     WEIGHT,
     Layout,
     QuantizedWeight,
+    groups_in_order,
     is_one_byte,
     kept_weight,
 )
@@ -199,25 +200,31 @@ def _suffix(name: str) -> str:
 
 
 BLOCKS, SCALES = "_blocks", "_scales"
+# An exponent, and the bits of 2^-127 as a float32.
+NOT_A_NUMBER, LEAST_POWER = 255, 1 << 22
 
 
 class Mxfp4Files:
     """`x_blocks` and `x_scales` are read as `x`, [experts, inputs, outputs] in `dtype`.
 
-    x_blocks  uint8 [experts, outputs, groups, 16]  two numbers a byte
+    x_blocks  uint8 [experts, outputs, groups, 16]  two codes of e2m1 a byte, the low one first
     x_scales  uint8 [experts, outputs, groups]      exponents, from -127 on
+
+    packed    the names of these x
     """
 
     def __init__(self, files: WeightFiles, dtype: torch.dtype, device: torch.device) -> None:
         """`device`: where the numbers are computed. Raises `CheckpointError` for lost scales."""
         self._files, self._dtype, self._device = files, dtype, device
         stored = files.names
-        self._packed = {name.removesuffix(BLOCKS) for name in stored if name.endswith(BLOCKS)}
-        missing = sorted({f"{name}{SCALES}" for name in self._packed} - stored)
+        self.packed = frozenset(
+            name.removesuffix(BLOCKS) for name in stored if name.endswith(BLOCKS)
+        )
+        missing = sorted({f"{name}{SCALES}" for name in self.packed} - stored)
         if missing:
             raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
-        parts = {f"{name}{part}" for name in self._packed for part in (BLOCKS, SCALES)}
-        self.folder, self.names = files.folder, (stored - parts) | self._packed
+        parts = {f"{name}{part}" for name in self.packed for part in (BLOCKS, SCALES)}
+        self.folder, self.names = files.folder, (stored - parts) | self.packed
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored."""
@@ -226,16 +233,36 @@ class Mxfp4Files:
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """The named tensors, in any order. Raises `CheckpointError`."""
         wanted = set(names)
-        yield from self._files.read(wanted - self._packed)
-        for name in sorted(wanted & self._packed):
-            both = dict(self._files.read([f"{name}{BLOCKS}", f"{name}{SCALES}"]))
-            blocks, scales = (both[f"{name}{part}"].to(self._device) for part in (BLOCKS, SCALES))
-            if blocks.shape[:-1] != scales.shape:
-                raise CheckpointError(
-                    f"{self.folder}: tensors of {name} do not fit each other; fetch the "
-                    "checkpoint again"
-                )
-            yield name, convert_moe_packed_tensors(blocks, scales, dtype=self._dtype)
+        yield from self._files.read(wanted - self.packed)
+        for name in sorted(wanted & self.packed):
+            values = [weight.dequantized(self._dtype).t() for weight in self.read_quantized(name)]
+            yield name, torch.stack(values)
+
+    def read_quantized(self, name: str) -> Iterator[QuantizedWeight]:
+        """The weights [outputs, inputs] of the experts of one of `packed`; the codes are of e4m3,
+        which has all numbers of e2m1. Raises `CheckpointError`."""
+        both = dict(self._files.read([f"{name}{BLOCKS}", f"{name}{SCALES}"]))
+        blocks, scales = (both[f"{name}{part}"] for part in (BLOCKS, SCALES))
+        fits = blocks.ndim == 4 and blocks.shape[:-1] == scales.shape
+        if not fits or {blocks.dtype, scales.dtype} != {torch.uint8}:
+            raise CheckpointError(
+                f"{self.folder}: tensors of {name} do not fit each other; fetch the "
+                "checkpoint again"
+            )
+        if (scales == NOT_A_NUMBER).any():
+            raise CheckpointError(
+                f"{self.folder}: {name}{SCALES} has one that is no number; fetch the checkpoint "
+                "again"
+            )
+        table = E2M1_AS_E4M3.to(self._device)
+        for own, exponents in zip(blocks, scales, strict=True):
+            pairs = own.to(self._device)
+            numbers = torch.stack([pairs & LARGEST_UINT4, pairs >> 4], dim=-1).flatten(1)
+            codes = table[numbers.int()].view(torch.float8_e4m3fn)
+            bits = exponents.to(self._device).int() << 23
+            powers = bits.clamp(min=LEAST_POWER).view(torch.float32)
+            groups = groups_in_order(codes.shape[1], 2 * own.shape[-1], codes)
+            yield QuantizedWeight(codes, powers, None, groups)
 
 
 def read_kv_scales(

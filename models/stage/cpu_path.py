@@ -69,11 +69,11 @@ def load_kernels_for(
     return False
 
 
-def load_state_kernels(
+def load_part_kernels(
     device: torch.device, options: StageOptions, progress: Progress = unseen
 ) -> bool:
-    """Load the CPU kernels for layers that keep states, which stages of any dtype compute by them.
-    Where they cannot be built, the log says why.
+    """Load the CPU kernels for what they compute of other decoders: layers that keep states, of
+    any dtype, and experts. Where they cannot be built, the log says why.
     """
     if device.type != "cpu" or options.compile == "off":
         return False

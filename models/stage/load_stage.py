@@ -11,11 +11,12 @@ from ...core.progress import Progress, unseen
 from ...kernels.dispatch import Machine
 from ..attention.backend import choose_backend
 from ..attention.kernel_attention import KernelBackend, TileOptions
+from ..layers.experts import can_compute_experts, has_experts
 from ..layers.model_slice import load_slice, with_pruned_head
 from ..load.checkpoint import read_config, resolve_model_path
 from ..load.partition import LayerSpan
 from ..load.supported import keeps_states, naming, runs_by_layers
-from .cpu_path import CpuPath, load_kernels_for, load_state_kernels
+from .cpu_path import CpuPath, load_kernels_for, load_part_kernels
 from .gpu_path import (
     CudaCapture,
     GraphPath,
@@ -60,18 +61,21 @@ def load_stage(
         options = invariant_options(options, Machine.of(device))
     fused = uses_fused_modules(device, options.attention)
     by_cpu_kernels = load_kernels_for(config, dtype, torch.device(device), options, progress)
+    mixes = not runs_by_layers(config) and can_compute_experts(dtype, device) and has_experts(config)
+    has_part_kernels = (mixes or keeps_states(config)) and load_part_kernels(
+        torch.device(device), options, progress
+    )
     part = load_slice(
         model_path, span, dtype, device, options.quantization, fused=fused, keep=by_cpu_kernels,
-        progress=progress,
+        experts_by_kernels=mixes and has_part_kernels, progress=progress,
     )  # fmt: skip
     if options.output is not None:
         part = with_pruned_head(part, options.output.rows)
     if is_invariant:
         part = invariant_slice(part)
-    walks = keeps_states(config) and load_state_kernels(torch.device(device), options, progress)
     states = make_states(
         part, options.max_requests + options.num_snapshots,
-        options.max_rows + options.num_kept_rows, block_size, by_cpu_kernels=walks,
+        options.max_rows + options.num_kept_rows, block_size, by_cpu_kernels=has_part_kernels,
     )  # fmt: skip
     taps = HiddenStateTaps(options.feature_layers, span, part.config.hidden_size)
     tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)

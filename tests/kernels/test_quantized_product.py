@@ -10,6 +10,7 @@ from draftline.kernels.dispatch import load_quantized_linear
 from draftline.kernels.quantized import quantized_kernels
 from draftline.kernels.quantized.kept_weight import KeptWeight, are_alike, joined, keep_weight
 from draftline.kernels.quantized.reference import MOST_QUANTIZED_ROWS
+from draftline.kernels.small_codes import E2M1
 from draftline.models.load.quantized_layouts import QuantizedWeight, groups_in_order
 from support.fakes.products_in_order import use_products_in_order
 from support.inputs.attention import DEVICE
@@ -22,12 +23,15 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 KINDS = {
     "int8": "uint8", "int8 with zero points": "uint8", "uint8": "uint8",
     "uint8, symmetric": "uint8", "4 bits": "uint4", "4 bits, symmetric": "uint4",
-    "4 bits with minima": "uint4", "e4m3": "e4m3",
+    "4 bits with minima": "uint4", "e4m3": "e4m3", "e2m1": "e2m1",
 }  # fmt: skip
 GROUPS = {"one": None, "16": 16, "32": 32, "128": 128, "scattered": 32}
 
 
 def codes_of(kind: str, outputs: int, inputs: int, random: torch.Generator) -> Tensor:
+    if kind == "e2m1":
+        numbers = torch.randint(16, (outputs, inputs), generator=random)
+        return E2M1[numbers].to(torch.float8_e4m3fn)
     if kind == "e4m3":
         every = torch.arange(256, dtype=torch.uint8)
         finite = every[every.view(torch.float8_e4m3fn).float().isfinite()]
@@ -53,7 +57,7 @@ def quantized(kind: str, groups: str, outputs: int, inputs: int) -> QuantizedWei
         zeros = torch.full_like(scales, 8 if kind.startswith("4") else 128)
     elif kind == "4 bits with minima":
         minima = torch.randn(outputs, num_groups, generator=random) / 10
-    elif kind not in ("int8", "e4m3"):
+    elif kind not in ("int8", "e4m3", "e2m1"):
         zeros = torch.randint(16, (outputs, num_groups), generator=random).float()
     return QuantizedWeight(codes, scales, zeros, group_of, minima)
 
@@ -103,7 +107,7 @@ def test_values_are_those_of_the_checkpoint_bit_by_bit(kind: str, groups: str) -
     ("kind", "num_rows", "num_outputs", "num_inputs"),
     [
         ("4 bits", 0, 16, 8), ("int8", 1, 70, 300), ("4 bits", 1, 70, 300), ("e4m3", 5, 34, 256),
-        ("4 bits with minima", 17, 48, 129), ("4 bits", 65, 40, 100),
+        ("4 bits with minima", 17, 48, 129), ("4 bits", 65, 40, 100), ("e2m1", 3, 70, 300),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", list(BOUNDS))

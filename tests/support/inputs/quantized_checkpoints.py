@@ -6,6 +6,7 @@ Fields are packed as bits (`np.packbits`), not by shifts and masks as the reader
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ Floats = NDArray[np.float32]
 Stored = tuple[dict[str, Tensor], Floats]
 GROUP = 16
 BLOCK = (32, 32)
+OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.\w+$")
 AWQ_FIELDS = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -298,7 +300,8 @@ def quantize(
     rng = np.random.default_rng(0)
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
-        is_linear = module.endswith("_proj") or (with_head and module == "lm_head")
+        is_linear = module.endswith("_proj") or bool(OF_AN_EXPERT.search(module))
+        is_linear |= with_head and module == "lm_head"
         if not is_linear or module in keep:
             stored[name] = weight
             continue

@@ -34,4 +34,5 @@ def quantized(kind: str, groups: str, inputs: int, outputs: int) -> QuantizedWei
     if kind.endswith("with minima"):
         minima = torch.randn(outputs, num_groups) / 10
         return QuantizedWeight(codes, scales.half().float(), None, group_of, minima)
-    return QuantizedWeight(codes, scales, zeros if kind.endswith("points") or codes.dtype == torch.uint8 else None, group_of)
+    has_zeros = codes.dtype == torch.uint8 or kind.endswith("with zero points")
+    return QuantizedWeight(codes, scales, zeros if has_zeros else None, group_of)

@@ -1,0 +1,230 @@
+"""Stages keep the experts of mixtures as they are stored, with the answers of their values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.errors import CheckpointError
+from draftline.models.layers.experts import CpuExperts, KeptExperts
+from draftline.models.load.checkpoint import read_config
+from draftline.models.load.partition import LayerSpan
+from draftline.models.load.rounding import rounded
+from draftline.models.stage.load_stage import load_stage
+from draftline.models.stage.options import StageOptions
+from draftline.models.stage.stage import Stage
+from safetensors.torch import load_file, save_file
+from support.inputs.mxfp4_checkpoint import save_mxfp4_pair
+from support.inputs.quantized_checkpoints import FORMATS, save_pair
+from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
+from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
+from support.tools.tiny_models import SIZES, save_tiny_model
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.compiler
+
+FULL = pytest.mark.full
+# How the experts of each layer are kept.
+KEPT = [
+    ("gptq 4", "uint4:4"),
+    pytest.param("gptq 8", "uint8:4", marks=FULL),
+    ("gptq 4, act order", "uint4:4"),
+    ("awq", "uint4:4"),
+    ("fp8 blocks", "float8_e4m3fn:4"),
+    pytest.param("fp8 static", "float8_e4m3fn:4", marks=FULL),
+    ("compressed fp8 channel", "float8_e4m3fn:4"),
+    ("compressed int8", "int8:4"),
+    pytest.param("compressed int8 asymmetric", "uint8:4", marks=FULL),
+    ("packed 4", "uint4:4"),
+    pytest.param("packed 4, asymmetric", "uint4:4", marks=FULL),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    load_cpu_kernels()
+
+
+def stage_of(folder: Path, quantization: str = "none", *, compiled: bool = True) -> Stage:
+    options = StageOptions(
+        compile="auto" if compiled else "off", compile_cache=str(FOLDER), quantization=quantization
+    )
+    count = read_config(folder).num_hidden_layers
+    return load_stage(folder, LayerSpan(0, count, count), 8, BLOCK_SIZE, options=options)
+
+
+def logits(stage: Stage, first: int = 0, count: int = 20) -> torch.Tensor:
+    step = make_step([PagedRequest(range(8)).chunk(list(range(2, 2 + count)), first)])
+    return stage.logits(step, None, np.arange(count, dtype=np.int32))
+
+
+def kept(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the stages loaded so far keep their experts as."""
+    return [
+        record.getMessage().partition("weights=")[2].strip("'")
+        for record in caplog.records
+        if "experts_kept" in record.getMessage()
+    ]
+
+
+def experts(stage: Stage) -> list[nn.Module]:
+    modules = [module for layer in stage.path.part.layers for module in layer.modules()]
+    return [module for module in modules if isinstance(module, CpuExperts | KeptExperts)]
+
+
+def answers(stage: Stage) -> list[torch.Tensor]:
+    """Of the experts of each layer, to the same rows."""
+    torch.manual_seed(0)
+    x, shares = torch.randn(9, SIZES["hidden_size"]), torch.rand(9, 2)
+    chosen = torch.stack([torch.randperm(4)[:2] for _ in range(9)])
+    return [module(x, chosen, shares) for module in experts(stage)]
+
+
+def check_same(small: Stage, wide: Stage) -> None:
+    """Experts bit by bit; other layers are torch's, whose sums depend on where weights lie."""
+    assert len(experts(small)) == len(experts(wide)) > 0
+    for found, expected in zip(answers(small), answers(wide), strict=True):
+        assert torch.equal(found, expected)
+    torch.testing.assert_close(logits(small), logits(wide), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(small, 20, 1), logits(wide, 20, 1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("form", "kinds"), KEPT)
+def test_experts_stay_small_and_answers_are_those_of_the_values(
+    form: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = save_pair("qwen3_moe", FORMATS[form], tmp_path)
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(pair.quantized), stage_of(pair.plain)
+    assert kept(caplog) == [kinds, "float32:4"]
+    check_same(small, wide)
+
+
+def test_mxfp4_stays_in_4_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pair = save_mxfp4_pair(tmp_path)
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(pair.quantized), stage_of(pair.plain)
+        by_torch = stage_of(pair.quantized, compiled=False)
+    assert kept(caplog) == ["float4_e2m1fn_x2:2", "bfloat16:2", "e2m1:2"]
+    check_same(small, wide)
+    torch.testing.assert_close(logits(by_torch), logits(wide), rtol=0, atol=1e-5)
+
+
+# Experts without gates are in the long run.
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("mixtral", 4), ("deepseek_v3", 3), pytest.param("nemotron_h", 1, marks=FULL)],
+)
+def test_experts_of_other_names_and_after_dense_layers(
+    kind: str, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = save_pair(kind, FORMATS["fp8 blocks"], tmp_path)
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(pair.quantized), stage_of(pair.plain)
+    assert kept(caplog) == [f"float8_e4m3fn:{count}", f"float32:{count}"]
+    check_same(small, wide)
+
+
+@pytest.mark.parametrize(("kind", "kinds"), [("int8", "int8:4"), ("int4", "uint4:4")])
+def test_experts_are_rounded(
+    kind: str, kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = save_tiny_model("qwen3_moe", tmp_path)
+    with caplog.at_level(logging.INFO):
+        small = stage_of(source, kind)
+    assert kept(caplog) == [kinds]
+    weights = load_file(source / "model.safetensors")
+    for name in weights:
+        if ".experts." in name:
+            weights[name] = rounded(weights[name], kind).dequantized(torch.float32)
+    save_file(weights, source / "model.safetensors")
+    for found, expected in zip(answers(small), answers(stage_of(source)), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("form", ["gptq 4", "fp8 blocks"])
+def test_without_a_compiler_torch_multiplies_by_what_is_kept(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = save_pair("qwen3_moe", FORMATS[form], tmp_path)
+    with caplog.at_level(logging.INFO):
+        small = stage_of(pair.quantized, compiled=False)
+    assert kept(caplog) == [{"gptq 4": "uint4:4", "fp8 blocks": "e4m3:4"}[form]]
+    expected = logits(stage_of(pair.plain, compiled=False))
+    torch.testing.assert_close(logits(small), expected, rtol=0, atol=1e-5)
+
+
+def test_experts_of_several_kinds_are_widened_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left_out = tuple(
+        f"model.layers.1.mlp.experts.{expert}.{name}_proj"
+        for expert, name in ((0, "up"), (2, "down"))
+    )
+    pair = save_pair("qwen3_moe", FORMATS["gptq 4"], tmp_path, keep=left_out)
+    with caplog.at_level(logging.INFO):
+        small, wide = stage_of(pair.quantized), stage_of(pair.plain)
+    assert kept(caplog) == ["uint4:3 float32:1", "float32:4"]
+    check_same(small, wide)
+
+
+def test_experts_that_are_called_in_another_way_are_widened_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = save_tiny_model("llama4_text", tmp_path)
+    with caplog.at_level(logging.INFO):
+        stage = stage_of(source, "int8")
+    assert not experts(stage)
+    [said] = [line for line in caplog.messages if "experts_widened" in line]
+    assert "layers=4 reason='they are called in a way of their own'" in said
+
+
+def edited(form: str, folder: Path, name: str, change: Callable[[Tensor], Tensor | None]) -> Path:
+    """A quantised checkpoint with another tensor `name`, or without it."""
+    path = save_pair("qwen3_moe", FORMATS[form], folder).quantized
+    tensors = load_file(path / "model.safetensors")
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed.contiguous()
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+FIRST = "model.layers.1.mlp.experts.0."
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "change", "reason"),
+    [
+        ("gptq 4", "up_proj.scales", None, rf"tensor {FIRST}up_proj.scales missing"),
+        ("fp8 blocks", "up_proj.weight_scale_inv", lambda one: one.repeat(3, 1),
+         rf"tensors of {FIRST}up_proj do not fit each other: scales \(3, 1\)"),
+        ("awq", "down_proj.scales", lambda one: one * torch.nan, "a scale is not finite"),
+        ("packed 4", "gate_proj.weight_shape", lambda one: one + 8, "is not a weight"),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit_are_named(
+    form: str, part: str, change: Callable[[Tensor], Tensor | None] | None, reason: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    folder = edited(form, tmp_path, f"{FIRST}{part}", change or (lambda _: None))
+    with pytest.raises(CheckpointError, match=reason):
+        stage_of(folder)
+
+
+def test_missing_experts_and_wrong_shapes_are_named(tmp_path: Path) -> None:
+    source = save_tiny_model("qwen3_moe", tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    whole = dict(tensors)
+    tensors.pop(f"{FIRST}up_proj.weight")
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"of 4 experts, and there are matrices of 4 and 3"):
+        stage_of(source)
+    whole[f"{FIRST}down_proj.weight"] = torch.zeros(32, 8)
+    save_file(whole, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"shapes \(32, 8\), the config says \(32, 16\)"):
+        stage_of(source)
