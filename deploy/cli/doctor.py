@@ -249,6 +249,8 @@ def _weights(model: str) -> Iterator[Finding]:
     sizes = {name: _size(memory.num_bytes(name)) for name in memory.sizes}
     loaded = sizes.pop("none")
     rounded = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    if memory.widened is not None:
+        rounded += f"; experts are dequantised: {memory.widened}"
     yield Finding(
         subject,
         f"stored as {stored_as}, {_size(memory.stored_bytes)}; loaded they take {loaded} in "

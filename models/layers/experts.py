@@ -8,7 +8,6 @@ kind; elsewhere experts of quantised weights are computed one after the other, t
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from ..load.quantized_layouts import QuantizedWeight
 from ..load.rounding import rounded
 from ..load.supported import empty_model
 from .linear_layers import NONE
-
-logger = logging.getLogger(__name__)
 
 # Names of parameters: the matrices of all experts, and what their biases add to it.
 UP, DOWN, BIAS = ("gate_up_proj", "up_proj"), "down_proj", "_bias"
@@ -248,6 +245,23 @@ def _widened(part: ExpertPart) -> PackedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenExperts:
+    """The experts of a stage, or a model.
+
+    kept     by the name of their module: where their matrices are stored
+    widened  layers whose experts would be small, and transformers' own compute, by the reason
+    """
+
+    kept: dict[str, list[StoredExperts]]
+    widened: Counter[str]
+
+    @property
+    def names(self) -> set[str]:
+        """Of the matrices that are kept."""
+        return {stored.name for matrices in self.kept.values() for stored in matrices}
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertForm:
     """How a stage keeps experts.
 
@@ -260,37 +274,27 @@ class ExpertForm:
     quantization: str
     by_kernels: bool
 
-    def keeps(self, module: Any, *, is_quantized: bool) -> bool:
-        """Whether experts, stored quantised or not, are kept; else transformers' own compute."""
-        if expert_obstacle(module) is not None:
-            return False
-        return is_quantized or self.quantization != NONE or self._gate(module) is not None
-
     def _gate(self, module: Any) -> Gate | None:
         return gate_of(module) if self.by_kernels else None
 
-    def stored(
-        self, model: nn.Module, names: Iterable[str], files: WeightFiles
-    ) -> dict[str, list[StoredExperts]]:
-        """Experts to keep, by the name of their module: where their matrices are stored. `names`
-        are those of parameters; the log says which are widened."""
+    def choose(self, model: nn.Module, names: Iterable[str], files: WeightFiles) -> ChosenExperts:
+        """Which experts of a model are kept; `names` are those of parameters."""
         found: dict[str, list[StoredExperts]] = {}
         for name in names:
             if is_expert_matrix(model, name):
                 owner = name.rpartition(".")[0]
                 module: Any = model.get_submodule(owner)
                 found.setdefault(owner, []).append(StoredExperts.of(files, name, module))
-        kept, widened = {}, Counter[str]()
+        chosen = ChosenExperts({}, Counter())
         for owner, matrices in found.items():
             module = model.get_submodule(owner)
-            is_quantized = any(stored.is_quantized for stored in matrices)
-            if self.keeps(module, is_quantized=is_quantized):
-                kept[owner] = matrices
-            elif is_quantized or self.quantization != NONE:
-                widened[f"{expert_obstacle(module)}"] += 1
-        for reason, count in widened.items():
-            logger.warning("event=experts_widened layers=%d reason=%r", count, reason)
-        return kept
+            obstacle = expert_obstacle(module)
+            is_small = self.quantization != NONE or any(stored.is_quantized for stored in matrices)
+            if obstacle is not None:
+                chosen.widened[obstacle] += is_small
+            elif is_small or self._gate(module) is not None:
+                chosen.kept[owner] = matrices
+        return chosen
 
     def put(
         self, model: nn.Module, owner: str, matrices: Sequence[StoredExperts]

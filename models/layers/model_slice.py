@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ...core.arrays import Int64
 from ...core.errors import CheckpointError, ConfigError
-from ...core.progress import Progress, unseen
+from ...core.progress import Progress, Work, unseen
 from ...kernels.quantized.kept_weight import KeptWeight
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
@@ -34,7 +34,7 @@ from ..load.quantized_files import KeptFiles, QuantizedFiles, open_weights, read
 from ..load.rounding import rounded
 from ..load.supported import base_and_layers, check_supported, empty_model, naming, runs_by_layers
 from .base_forward import BaseForward
-from .experts import ExpertForm
+from .experts import ChosenExperts, ExpertForm
 from .fast_modules import (
     FastLinear,
     KeptLinear,
@@ -103,23 +103,16 @@ def load_tensors(
     loaded: dict[str, Tensor] = {}
     kept = {} if keep is None else _kept(model, source_of, files, quantization)
     put = keep or put_packed(dtype)
-    mixtures = {} if experts is None else experts.stored(model, wanted, files)
-    by_expert = {stored.name for matrices in mixtures.values() for stored in matrices}
+    chosen = None if experts is None else experts.choose(model, wanted, files)
+    by_expert = set[str]() if chosen is None else chosen.names
     sources = sorted(
         {source for name, source in source_of.items() if name not in kept.keys() | by_expert}
     )
     tensors = files.read(sources)
     size = sum(parameters[name].numel() for name in {*sources, *kept, *by_expert})
     with progress("loading weights", total=size / MILLION, unit="million") as work:
-        kinds = Counter[str]()
-        for owner, matrices in mixtures.items():
-            assert experts is not None
-            module = experts.put(model, owner, matrices)
-            kinds["+".join(sorted(module.kinds()))] += 1
-            work.advance(sum(stored.shape.numel() for stored in matrices) / MILLION)
-        if kinds:
-            kept_as = " ".join(f"{kind}:{count}" for kind, count in kinds.items())
-            logger.info("event=experts_kept layers=%d weights=%r", len(mixtures), kept_as)
+        if experts is not None and chosen is not None:
+            _put_experts(model, experts, chosen, work)
         for name, source in kept.items():
             assert isinstance(files, Quantized)
             weight = files.read_quantized(source).to(device)
@@ -146,6 +139,22 @@ def load_tensors(
             continue
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, loaded[source])
+
+
+def _put_experts(
+    model: PreTrainedModel, form: ExpertForm, chosen: ChosenExperts, work: Work
+) -> None:
+    """Load the experts that are kept; the log says as what, and which are not."""
+    kinds = Counter[str]()
+    for owner, matrices in chosen.kept.items():
+        module = form.put(model, owner, matrices)
+        kinds["+".join(sorted(module.kinds()))] += 1
+        work.advance(sum(stored.shape.numel() for stored in matrices) / MILLION)
+    if kinds:
+        kept = " ".join(f"{kind}:{count}" for kind, count in kinds.items())
+        logger.info("event=experts_kept layers=%d weights=%r", len(chosen.kept), kept)
+    for reason, count in (+chosen.widened).items():
+        logger.warning("event=experts_widened layers=%d reason=%r", count, reason)
 
 
 def _kept(

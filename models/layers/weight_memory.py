@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ..load.checkpoint import TensorFiles, composite_type, read_config, resolve_model_path
+from ..load.converted_files import converted
+from ..load.expert_weights import StoredExperts
 from ..load.model_info import KvShape, kv_shape
 from ..load.quantization_config import Quantization, read_quantization
-from ..load.quantized_files import StoredModule, stored_modules
+from ..load.quantized_files import (
+    BLOCKS,
+    SCALES as POWERS,
+    StoredModule,
+    open_weights,
+    stored_modules,
+)
 from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
 from ..load.rounding import GROUP_SIZE
 from ..load.supported import base_and_layers, runs_by_layers
@@ -23,6 +31,7 @@ from ..recurrence.modules import state_shape, stateful_modules
 from ..recurrence.state_pool import StateShape
 from .base_forward import attending_layers
 from .cpu_layers import cpu_obstacle
+from .experts import ExpertForm, can_compute_experts
 from .linear_layers import NONE, QUANTIZATIONS, can_keep, is_quantized
 from .model_slice import DTYPES
 
@@ -54,6 +63,7 @@ class WeightMemory:
     kv            what a layer with attention keeps of a token
     num_kv_layers
     states        of each module that keeps a state of each text; mostly none
+    widened       why experts that are stored quantised are not kept so; None: there are none
     """
 
     stored_as: str
@@ -62,6 +72,7 @@ class WeightMemory:
     kv: KvShape
     num_kv_layers: int
     states: tuple[StateShape, ...] = ()
+    widened: str | None = None
 
     def num_bytes(self, quantization: str = NONE) -> int:
         """Bytes of the weights of all stages."""
@@ -119,9 +130,21 @@ def read_weight_memory(
     if config.tie_word_embeddings and not has_own_head:
         parameters.pop(HEAD, None)
     sizes: dict[str, dict[str, int]] = {}
+    files = converted(open_weights(folder, config, DTYPES[dtype], torch.device("cpu")), whole)
+    widened: str | None = None
     for quantization in QUANTIZATIONS:
+        form = ExpertForm(
+            DTYPES[dtype], torch.device(device), quantization,
+            by_kernels=can_compute_experts(dtype, device),
+        )  # fmt: skip
+        chosen = form.choose(whole, parameters, files)
+        experts = {one.name: one for matrices in chosen.kept.values() for one in matrices}
+        if quantization == NONE:
+            widened = next(iter(+chosen.widened), None)
         sizes[quantization] = {
-            name: rounded_bytes(weight.shape, quantization)
+            name: stored.expert_bytes(experts[name], quantization)
+            if name in experts
+            else rounded_bytes(weight.shape, quantization)
             if quantization != NONE and is_quantized(whole, name)
             else stored.kept_bytes(name, weight.shape)
             if keeps and can_keep(whole, name) and (by_kernels or stored.has_codes(name))
@@ -131,8 +154,9 @@ def read_weight_memory(
     states = tuple(state_shape(module, config.hidden_size) for module in stateful_modules(whole))
     num_kv_layers = len(attending_layers(tuple(base_and_layers(whole)[1])))
     return WeightMemory(
-        stored.description, stored.files.num_bytes, sizes, kv_shape(config), num_kv_layers, states
-    )
+        stored.description, stored.files.num_bytes, sizes, kv_shape(config), num_kv_layers, states,
+        widened,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +197,20 @@ class _Stored:
     def _stored(self, name: str) -> str:
         # A tied head that is not stored is the embedding.
         return name if name in self.headers else EMBEDDING
+
+    def expert_bytes(self, experts: StoredExperts, quantization: str) -> int:
+        """Of a matrix of all experts that are kept."""
+        shape, count = experts.expert_shape, experts.shape[0]
+        if quantization != NONE:
+            return count * rounded_bytes(shape, quantization)
+        _, sources = experts.sources()
+        if not isinstance(sources, str):
+            part = torch.Size((shape[0] // len(sources[0]), shape[1]))
+            return sum(self.kept_bytes(name, part) for parts in sources for name in parts)
+        if sources + BLOCKS in self.headers:
+            powers = prod(self.headers[sources + POWERS][1]) * SCALE_BYTES
+            return prod(self.headers[sources + BLOCKS][1]) + powers
+        return self.kept_bytes(sources, experts.shape)
 
     def kept_bytes(self, name: str, shape: torch.Size) -> int:
         """Of a linear layer's weight, without what fills up a last panel or tile."""

@@ -44,9 +44,14 @@ class StoredExperts:
         return cls(files, name, shape, getattr(module, "is_transposed", False))
 
     @property
+    def expert_shape(self) -> torch.Size:
+        """[outputs, inputs] of an expert."""
+        return torch.Size(self.shape[:0:-1] if self.is_transposed else self.shape[1:])
+
+    @property
     def is_quantized(self) -> bool:
         """Whether a part of it is stored quantised."""
-        files, names = self._sources()
+        files, names = self.sources()
         if isinstance(files, Mxfp4Files):
             return names in files.packed
         if isinstance(names, str) or not isinstance(files, QuantizedFiles | KeptFiles):
@@ -60,7 +65,7 @@ class StoredExperts:
             # Of parts that are no matrices, all sizes.
             shapes = [part.shape for part in parts]
             outputs, inputs = sum(shape[0] for shape in shapes), {shape[1:] for shape in shapes}
-            wanted = self.shape[:0:-1] if self.is_transposed else self.shape[1:]
+            wanted = self.expert_shape
             if (outputs, inputs) != (wanted[0], {wanted[1:]}):
                 raise CheckpointError(
                     f"{self.files.folder}: matrices of {self.name} have shapes "
@@ -71,7 +76,7 @@ class StoredExperts:
         self._check_count([count])
 
     def _by_expert(self) -> Iterator[Sequence[ExpertPart]]:
-        files, names = self._sources()
+        files, names = self.sources()
         if not isinstance(names, str):
             for parts in names:
                 yield [_part(files, part) for part in parts]
@@ -83,8 +88,9 @@ class StoredExperts:
             for one in whole:
                 yield [one.t() if self.is_transposed and one.ndim == 2 else one]
 
-    def _sources(self) -> tuple[WeightFiles, str | list[tuple[str, ...]]]:
-        """Where it is read: a tensor of all experts, or the names of each one's parts."""
+    def sources(self) -> tuple[WeightFiles, str | list[tuple[str, ...]]]:
+        """Where it is read: a tensor of all experts, or the names of each one's parts. Raises
+        `CheckpointError` where some are missing."""
         if not isinstance(self.files, ConvertedFiles):
             return self.files, self.name
         stored = self.files.stored_name(self.name)

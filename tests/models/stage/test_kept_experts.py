@@ -11,6 +11,7 @@ import pytest
 import torch
 from draftline.core.errors import CheckpointError
 from draftline.models.layers.experts import CpuExperts, KeptExperts
+from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.checkpoint import read_config
 from draftline.models.load.partition import LayerSpan
 from draftline.models.load.rounding import rounded
@@ -19,7 +20,7 @@ from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage
 from safetensors.torch import load_file, save_file
 from support.inputs.mxfp4_checkpoint import save_mxfp4_pair
-from support.inputs.quantized_checkpoints import FORMATS, save_pair
+from support.inputs.quantized_checkpoints import FORMATS, quantize, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.cpu_kernels import FOLDER, load_cpu_kernels
 from support.tools.tiny_models import SIZES, save_tiny_model
@@ -87,6 +88,7 @@ def answers(stage: Stage) -> list[torch.Tensor]:
 def check_same(small: Stage, wide: Stage) -> None:
     """Experts bit by bit; other layers are torch's, whose sums depend on where weights lie."""
     assert len(experts(small)) == len(experts(wide)) > 0
+    assert small.memory.weights < wide.memory.weights
     for found, expected in zip(answers(small), answers(wide), strict=True):
         assert torch.equal(found, expected)
     torch.testing.assert_close(logits(small), logits(wide), rtol=0, atol=1e-5)
@@ -181,6 +183,34 @@ def test_experts_that_are_called_in_another_way_are_widened_and_said(
     assert not experts(stage)
     [said] = [line for line in caplog.messages if "experts_widened" in line]
     assert "layers=4 reason='they are called in a way of their own'" in said
+
+
+@pytest.mark.parametrize(
+    ("form", "compiled"), [("gptq 4", True), ("fp8 blocks", True), (None, True), ("fp8 blocks", False)]
+)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_memory_is_that_of_what_is_kept(
+    form: str | None, quantization: str, tmp_path: Path, *, compiled: bool
+) -> None:
+    """But for what fills up last panels and tiles, and the group of each input."""
+    source = tmp_path / "source"
+    wide = {"hidden_size": 256, "moe_intermediate_size": 128}
+    save_tiny_model("qwen3_moe", source, sizes=wide)
+    folder = source if form is None else quantize(source, FORMATS[form], tmp_path).quantized
+    stage = stage_of(folder, quantization, compiled=compiled)
+    expected = read_weight_memory(folder).num_bytes(quantization)
+    assert 1 <= stage.memory.weights / expected < 1.05
+
+
+def test_memory_of_mxfp4_and_of_experts_that_are_widened(tmp_path: Path) -> None:
+    folder = save_mxfp4_pair(tmp_path).quantized
+    memory = read_weight_memory(folder)
+    sizes = {name: size for name, size in memory.sizes["none"].items() if "experts" in name}
+    # A half of a byte, and a scale of 4 bytes for 32.
+    numel = 2 * 4 * 3 * 32 * 64
+    assert sum(size for name, size in sizes.items() if "bias" not in name) == numel * 5 // 8
+    assert memory.widened is None
+    assert read_weight_memory(save_tiny_model("llama4_text", tmp_path / "other")).widened is None
 
 
 def edited(form: str, folder: Path, name: str, change: Callable[[Tensor], Tensor | None]) -> Path:

@@ -40,9 +40,9 @@ HEAD_DIMS = (64, 96, 128, 256)
 # Bytes a thread that registers may spill; and of plain kernels. The compiler spills a number or two
 # where that lets more blocks run at once; Triton 3.6 some more, outside the loops.
 IS_OLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
-# Of e4m3.
-ONE = 0x38
 MOST_STACK, MOST_STACK_OF_LEAN = 160, 96 if IS_OLD else 40
+# The code of 1 in e4m3.
+ONE = 0x38
 
 
 def compiled(
@@ -309,7 +309,8 @@ def main(which: str) -> None:
     few = [(1, torch.bfloat16, False), (64, torch.bfloat16, True), (64, torch.float32, True)]
     largest = (65, torch.bfloat16, True)
     forms = [("uint4", 128, case) for case in [*few, largest, (65, torch.float32, False)]]
-    forms += [(*form, largest) for form in (("uint8", 0), ("e4m3", 128), ("e2m1", 32), ("minima", 32))]
+    others = (("uint8", 0), ("e4m3", 128), ("e2m1", 32), ("minima", 32))
+    forms += [(*form, largest) for form in others]
     for (kind, group, case), capability in itertools.product(forms, MOST_SHARED):
         num_rows, dtype, is_gated = case
         facts = multiplying(kind, group, num_rows, dtype, capability, is_gated=is_gated)

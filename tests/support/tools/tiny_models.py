@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +209,14 @@ FORWARD_KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tiny_config(kind: str, num_layers: int | None = None) -> PretrainedConfig:
-    """Of a kind in `KINDS` or `FORWARD_KINDS`."""
+def tiny_config(
+    kind: str, num_layers: int | None = None, sizes: Mapping[str, int] | None = None
+) -> PretrainedConfig:
+    """Of a kind in `KINDS`, or in `FORWARD_KINDS`, which may have other sizes."""
     if kind in KINDS:
+        assert not sizes
         return KINDS[kind].config(num_layers)
-    own = {**SIZES, **FORWARD_KINDS[kind]}
+    own = {**SIZES, **FORWARD_KINDS[kind], **(sizes or {})}
     own["num_hidden_layers"] = num_layers or own["num_hidden_layers"]
     return AutoConfig.for_model(kind, **own)
 
@@ -224,6 +228,7 @@ def save_tiny_model(
     num_layers: int | None = None,
     seed: int = 0,
     max_shard_size: str = "5GB",
+    sizes: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a random checkpoint of `kind` to `folder` and return the folder.
 
@@ -233,7 +238,7 @@ def save_tiny_model(
     so that a term that is left out changes the logits visibly.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(kind, num_layers))
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, num_layers, sizes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = 0.1 if "norm" in name or "bias" in name else 0.25
