@@ -11,12 +11,12 @@ LARGEST_UINT4 = 15
 E4M3_SHIFT = 2.0**120
 # Largest scale with which that is finite.
 LARGEST_E4M3_SCALE = 2.0**7
-# The same of e2m1.
+# The same of e2m1 on GPUs; on CPUs, where such floats are slow, its numbers are looked up.
 E2M1_SHIFT = 2.0**126
 LARGEST_E2M1_SCALE = 2.0
 # The numbers of e2m1 by their codes; those of MXFP4.
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-E2M1_AS_E4M3 = E2M1.to(torch.float8_e4m3fn).view(torch.uint8)
+E2M1_NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+E2M1_AS_E4M3 = E2M1_NUMBERS.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def e2m1_codes(codes: Tensor) -> Tensor | None:

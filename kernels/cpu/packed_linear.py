@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..small_codes import (
-    E2M1_SHIFT,
-    E4M3_SHIFT,
-    LARGEST_E2M1_SCALE,
-    LARGEST_E4M3_SCALE,
-    LARGEST_UINT4,
-    e2m1_codes,
-)
+from ..small_codes import E4M3_SHIFT, LARGEST_E4M3_SCALE, LARGEST_UINT4, e2m1_codes
 
 NOTHING = torch.empty(0)
 
@@ -32,8 +25,7 @@ class PackedWeight(NamedTuple):
             e4m3 or uint8, of which value = (code - zero) * scale. uint8 and e2m1 [panels, inputs,
             panel / 2] have 4 bits a column: the low ones are of the panel's first half, the high
             ones of its second
-    scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 and e2m1 times
-            `E4M3_SHIFT` and `E2M1_SHIFT`
+    scales  float32 [panels, groups, panel]  of a quantised weight, of e4m3 times `E4M3_SHIFT`
     zeros   uint8 [panels, groups, panel]  of uint8
     groups  int32 [inputs]  the group of each input
     minima  float32 [panels, groups, panel]  in place of zeros: value = code * scale + minimum; of
@@ -102,13 +94,13 @@ def pack_quantized(
             groups=group_of.int(), minima=_panels(minima, panel),
         )  # fmt: skip
     if codes.dtype == torch.float8_e4m3fn:
-        if zeros is not None or scales.abs().max() > LARGEST_E4M3_SCALE:
+        if zeros is not None:
             return None
-        is_small = narrow and scales.abs().max() <= LARGEST_E2M1_SCALE
-        small = e2m1_codes(codes) if is_small else None
+        small = e2m1_codes(codes) if narrow else None
         if small is not None:
             packed = _in_halves(_panels(small, panel)).view(torch.float4_e2m1fn_x2)
-            scales = scales * E2M1_SHIFT
+        elif scales.abs().max() > LARGEST_E4M3_SCALE:
+            return None
         else:
             packed = _panels(codes.view(torch.uint8), panel).view(codes.dtype)
             scales = scales * E4M3_SHIFT

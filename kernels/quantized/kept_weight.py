@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..small_codes import (
+    E2M1_NUMBERS,
     E2M1_SHIFT,
     E4M3_SHIFT,
     LARGEST_E2M1_SCALE,
@@ -18,17 +19,15 @@ from ..small_codes import (
     e2m1_codes,
 )
 
+
 # Integers of 8 and 4 bits, and floats of as many.
 UINT8, UINT4, E4M3, E2M1 = "uint8", "uint4", "e4m3", "e2m1"
 SIGN_BIT = 128
-# Of codes that are floats: the sign's bit, and how far it and the others are moved to their places
-# in 32 bits.
-PLACES = {E4M3: (SIGN_BIT, 24, 20), E2M1: (8, 28, 22)}
 # The kernels read a tile of a line at once, at a single scale: at least what tensor cores take, at
 # most what fits registers.
 LEAST_TILE = 16
 MOST_TILE = {UINT8: 128, E4M3: 128, UINT4: 64, E2M1: 64}
-IN_HALVES = (UINT4, E2M1)
+IN_HALVES, FLOATS = (UINT4, E2M1), (E4M3, E2M1)
 # Values that are computed in float32 at once: 16 MiB, however large the matrix.
 CHUNK_VALUES = 1 << 22
 
@@ -106,9 +105,12 @@ class KeptWeight:
             tiles = codes.unflatten(1, (-1, 1, self.tile))
             codes = torch.cat([tiles & LARGEST_UINT4, tiles >> 4], dim=2).flatten(1)
         scales = self._of_inputs(self.scales, lines, codes.shape[1])
-        if self.kind in (E4M3, E2M1):
-            bits, (sign, to_sign, to_rest) = codes.int(), PLACES[self.kind]
-            wide = (bits & sign) << to_sign | (bits & (sign - 1)) << to_rest
+        if self.kind == E2M1:
+            # As floats of their bits, many were subnormal, and slow on CPUs.
+            return E2M1_NUMBERS.to(codes.device)[codes.int()] * (scales / E2M1_SHIFT)
+        if self.kind == E4M3:
+            bits = codes.int()
+            wide = (bits & SIGN_BIT) << 24 | (bits & ~SIGN_BIT) << 20
             return wide.view(torch.float32) * scales
         if self.offsets is None:
             return (codes.float() - self.zero) * scales

@@ -25,7 +25,7 @@ from ..shared_kernels import (
     dot_type,
     num_stages,
 )
-from .kept_weight import PLACES, KeptWeight
+from .kept_weight import FLOATS, KeptWeight
 from .reference import MOST_QUANTIZED_ROWS
 
 # 2^23 as a float32, and its bits: a code in the lowest ones is added to it.
@@ -242,7 +242,7 @@ def _or_scales(weight: KeptWeight) -> Tensor:
 def form(weight: KeptWeight) -> dict[str, int]:
     """Constants of a weight."""
     return {
-        "BITS": weight.bits, "FLOAT_BITS": weight.bits if weight.kind in PLACES else 0,
+        "BITS": weight.bits, "FLOAT_BITS": weight.bits if weight.kind in FLOATS else 0,
         "ZERO": weight.zero,
         "HAS_OFFSETS": weight.offsets is not None, "ARE_MINIMA": weight.are_minima,
         "GROUP": weight.group_size, "TILE": weight.tile,

@@ -10,7 +10,7 @@ from draftline.kernels.dispatch import load_quantized_linear
 from draftline.kernels.quantized import quantized_kernels
 from draftline.kernels.quantized.kept_weight import KeptWeight, are_alike, joined, keep_weight
 from draftline.kernels.quantized.reference import MOST_QUANTIZED_ROWS
-from draftline.kernels.small_codes import E2M1
+from draftline.kernels.small_codes import E2M1_NUMBERS
 from draftline.models.load.quantized_layouts import QuantizedWeight, groups_in_order
 from support.fakes.products_in_order import use_products_in_order
 from support.inputs.attention import DEVICE
@@ -31,7 +31,7 @@ GROUPS = {"one": None, "16": 16, "32": 32, "128": 128, "scattered": 32}
 def codes_of(kind: str, outputs: int, inputs: int, random: torch.Generator) -> Tensor:
     if kind == "e2m1":
         numbers = torch.randint(16, (outputs, inputs), generator=random)
-        return E2M1[numbers].to(torch.float8_e4m3fn)
+        return E2M1_NUMBERS[numbers].to(torch.float8_e4m3fn)
     if kind == "e4m3":
         every = torch.arange(256, dtype=torch.uint8)
         finite = every[every.view(torch.float8_e4m3fn).float().isfinite()]

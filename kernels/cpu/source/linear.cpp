@@ -93,10 +93,7 @@ struct Panel {
         const Ints bits = load_signed_bytes(part) << 20 & int32_t(0x87f00000);
         wide[v] = (Vector)bits * scale[v];
       } else if constexpr (K == Kind::E2M1) {
-        // The same of 4 bits.
-        const Ints code = half_bytes(row, v);
-        const Ints bits = (code & 8) << 28 | (code & 7) << 22;
-        wide[v] = (Vector)bits * scale[v];
+        wide[v] = e2m1_of(half_bytes(row, v)) * scale[v];
       } else {
         const Vector code = __builtin_convertvector(steps(row, v), Vector);
         // The same as two roundings, since the products with scales of minima are exact.

@@ -64,6 +64,25 @@ inline Ints load_signed_bytes(const uint8_t* from) {
 #endif
 }
 
+// The numbers of e2m1 (a sign, two bits of exponent, one of fraction) by their codes of 4 bits.
+inline Vector e2m1_of(Ints codes) {
+#if DRAFTLINE_LANES == 16 && defined(__AVX512F__)
+  const __m512 numbers = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
+                                        -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  return (Vector)_mm512_permutexvar_ps((__m512i)codes, numbers);
+#elif DRAFTLINE_LANES == 8 && defined(__AVX2__)
+  const __m256 numbers = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  // The lowest three bits alone count.
+  const Ints above = (Ints)_mm256_permutevar8x32_ps(numbers, (__m256i)codes);
+  return (Vector)(above | (codes & 8) << 28);
+#else
+  // Twice the number, which is whole. No float of these bits: many were subnormal, and slow.
+  const Ints exponent = codes >> 1 & 3, has_exponent = exponent > 0;
+  const Ints twice = ((codes & 1) | (has_exponent & 2)) << (exponent + has_exponent);
+  return (Vector)((Ints)(__builtin_convertvector(twice, Vector) * 0.5f) | (codes & 8) << 28);
+#endif
+}
+
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
 
 // The first `count` floats, zeros behind them.

@@ -88,7 +88,7 @@ def test_neither_company_nor_threads_change_a_row(kind: str) -> None:
     [
         (torch.ones(4, 8).to(torch.float8_e5m2), 1.0, None),
         (torch.ones(4, 8).to(torch.float8_e4m3fn), 1.0, 1.0),
-        (torch.ones(4, 8).to(torch.float8_e4m3fn), 129.0, None),
+        (torch.full((4, 8), 1.125).to(torch.float8_e4m3fn), 129.0, None),
         (torch.ones(4, 8, dtype=torch.uint8), 1.0, 0.5),
         (torch.ones(4, 8, dtype=torch.uint8), 1.0, 300.0),
         (torch.ones(4, 8, dtype=torch.int8), 1.0, 200.0),

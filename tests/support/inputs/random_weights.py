@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from draftline.kernels.small_codes import E2M1
+from draftline.kernels.small_codes import E2M1_NUMBERS
 from draftline.models.load.quantized_layouts import QuantizedWeight, groups_in_order
 from torch import Tensor
 
 
 def codes_of(kind: str, outputs: int, inputs: int) -> Tensor:
     if kind == "e2m1":
-        return E2M1[torch.randint(16, (outputs, inputs))].to(torch.float8_e4m3fn)
+        return E2M1_NUMBERS[torch.randint(16, (outputs, inputs))].to(torch.float8_e4m3fn)
     if kind == "e4m3":
         every = torch.arange(256, dtype=torch.uint8)
         finite = every[every.view(torch.float8_e4m3fn).float().isfinite()]
