@@ -94,16 +94,10 @@ def pack_quantized(
             groups=group_of.int(), minima=_panels(minima, panel),
         )  # fmt: skip
     if codes.dtype == torch.float8_e4m3fn:
-        if zeros is not None:
+        found = _float_panels(codes, scales, panel, narrow=narrow) if zeros is None else None
+        if found is None:
             return None
-        small = e2m1_codes(codes) if narrow else None
-        if small is not None:
-            packed = _in_halves(_panels(small, panel)).view(torch.float4_e2m1fn_x2)
-        elif scales.abs().max() > LARGEST_E4M3_SCALE:
-            return None
-        else:
-            packed = _panels(codes.view(torch.uint8), panel).view(codes.dtype)
-            scales = scales * E4M3_SHIFT
+        packed, scales = found
     elif codes.dtype == torch.int8 and zeros is None:
         packed = _panels(codes, panel)
     elif codes.dtype in (torch.int8, torch.uint8):
@@ -123,6 +117,18 @@ def pack_quantized(
         assert zeros is not None
         packed_zeros = _panels(zeros.byte(), panel)
     return PackedWeight(packed, _panels(scales, panel), packed_zeros, group_of.int())
+
+
+def _float_panels(
+    codes: Tensor, scales: Tensor, panel: int, *, narrow: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Of e4m3: codes in panels, of e2m1 where that has them all, and the scales beside them."""
+    small = e2m1_codes(codes) if narrow else None
+    if small is not None:
+        return _in_halves(_panels(small, panel)).view(torch.float4_e2m1fn_x2), scales
+    if scales.abs().max() > LARGEST_E4M3_SCALE:
+        return None
+    return _panels(codes.view(torch.uint8), panel).view(codes.dtype), scales * E4M3_SHIFT
 
 
 def _has_exact_products(scales: Tensor, bits: int) -> bool:

@@ -19,7 +19,6 @@ from ..small_codes import (
     e2m1_codes,
 )
 
-
 # Integers of 8 and 4 bits, and floats of as many.
 UINT8, UINT4, E4M3, E2M1 = "uint8", "uint4", "e4m3", "e2m1"
 SIGN_BIT = 128

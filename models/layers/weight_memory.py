@@ -19,10 +19,12 @@ from ..load.model_info import KvShape, kv_shape
 from ..load.quantization_config import Quantization, read_quantization
 from ..load.quantized_files import (
     BLOCKS,
-    SCALES as POWERS,
     StoredModule,
     open_weights,
     stored_modules,
+)
+from ..load.quantized_files import (
+    SCALES as POWERS,
 )
 from ..load.quantized_layouts import KEPT_FILE, ZERO_POINT
 from ..load.rounding import GROUP_SIZE

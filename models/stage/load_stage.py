@@ -61,7 +61,9 @@ def load_stage(
         options = invariant_options(options, Machine.of(device))
     fused = uses_fused_modules(device, options.attention)
     by_cpu_kernels = load_kernels_for(config, dtype, torch.device(device), options, progress)
-    mixes = not runs_by_layers(config) and can_compute_experts(dtype, device) and has_experts(config)
+    mixes = (
+        not runs_by_layers(config) and can_compute_experts(dtype, device) and has_experts(config)
+    )
     has_part_kernels = (mixes or keeps_states(config)) and load_part_kernels(
         torch.device(device), options, progress
     )

@@ -186,7 +186,8 @@ def test_experts_that_are_called_in_another_way_are_widened_and_said(
 
 
 @pytest.mark.parametrize(
-    ("form", "compiled"), [("gptq 4", True), ("fp8 blocks", True), (None, True), ("fp8 blocks", False)]
+    ("form", "compiled"),
+    [("gptq 4", True), ("fp8 blocks", True), (None, True), ("fp8 blocks", False)],
 )
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_memory_is_that_of_what_is_kept(
