@@ -34,7 +34,8 @@ from ...models.load.rounding import rounded
 from ...models.stage.options import StageOptions
 
 ROWS, ROUNDS, MXFP4_GROUP = (1, 8, 32), 5, 32
-LAYERS: dict[str, tuple[type[torch.nn.Module], Any, int]] = {
+# Of each the class of its experts, its config, and the experts that a row takes.
+LAYERS: dict[str, tuple[Any, Any, int]] = {
     "Qwen3-30B-A3B": (
         Qwen3MoeExperts,
         AutoConfig.for_model(

@@ -15,7 +15,10 @@ from draftline.deploy.cli.demo.prompts import held_out_prompts
 from draftline.models.load.bundled import demo_path
 from draftline.models.load.rounding import rounded
 from safetensors.torch import load_file, save_file
-from support.inputs.quantized_checkpoints import FORMATS, quantize
+from support.inputs.mxfp4_checkpoint import save_mxfp4_pair
+from support.inputs.quantized_checkpoints import FORMATS, quantize, save_pair
+from support.tools.greedy_answers import by_engine
+from support.tools.tiny_tokenizers import single_bytes
 
 # The head reads the target's embeddings and output head, and was trained on unquantised states.
 DRAFTERS = (DrafterConfig(kind="head", model="demo-griffin"), DrafterConfig(kind="prompt_lookup"))
@@ -61,6 +64,37 @@ def test_drafts_change_no_token_of_a_quantized_target(
         assert token_ids(answers(engine)) == token_ids(plain)
     with Engine(EngineConfig(model="demo", pipeline_parallel_size=stages)) as engine:
         assert token_ids(answers(engine)) != token_ids(plain)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("form", "stages", "compiled"),
+    [
+        ("awq", 2, "auto"), ("fp8 blocks", 1, "auto"), ("mxfp4", 2, "auto"), ("gptq 4", 1, "off"),
+        pytest.param("packed 4", 1, "auto", marks=pytest.mark.full),
+        pytest.param("compressed int8", 2, "auto", marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_drafts_change_no_token_of_a_mixture_that_keeps_its_experts(
+    form: str, stages: int, compiled: str, tmp_path: Path
+) -> None:
+    """Greedily, as with the experts' values, and drawn with a seed."""
+    pair = (
+        save_mxfp4_pair(tmp_path)
+        if form == "mxfp4"
+        else save_pair("qwen3_moe", FORMATS[form], tmp_path)
+    )
+    small, wide = (
+        by_engine(with_tokenizer(folder), stages, compile=compiled)
+        for folder in (pair.quantized, pair.plain)
+    )
+    assert small == wide
+    by_engine(pair.quantized, stages, temperature=0.9, compile=compiled)
+
+
+def with_tokenizer(folder: Path) -> Path:
+    single_bytes().save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.compiler
