@@ -17,36 +17,44 @@
 namespace draftline {
 namespace {
 
+template <typename Number>
+void move(const Number*& pointer, int64_t bytes) {
+  if (pointer)
+    pointer = reinterpret_cast<const Number*>(reinterpret_cast<const char*>(pointer) + bytes);
+}
+
 // Weights of all experts, each padded to whole panels: the panels of one behind those of another.
 struct Stack {
   Weight first;
-  int64_t code_bytes, scales, groups;  // from expert to expert
+  std::array<int64_t, PARTS> bytes;  // of each tensor, from expert to expert
 
   Stack(at::TensorList parts, int64_t experts, int64_t inputs, int64_t outputs) {
     TORCH_CHECK(parts.size() == PARTS);
     std::array<at::Tensor, PARTS> whole;
-    std::copy(parts.begin(), parts.end(), whole.begin());
-    // The group of each input, of all experts or of each.
-    at::Tensor& group_of = whole[3];
-    groups = 0;
-    if (group_of.dim() == 2) {
-      TORCH_CHECK(group_of.is_contiguous() && group_of.size(0) == experts);
-      groups = inputs;
-      group_of = group_of[0];
+    for (int64_t i = 0; i < PARTS; ++i) {
+      whole[i] = parts[i];
+      bytes[i] = whole[i].nbytes() / experts;
     }
-    const int64_t panels = (outputs + PANEL - 1) / PANEL;
-    first = Weight::of(whole, inputs, experts * panels * PANEL);
-    code_bytes = whole[0].nbytes() / experts;
-    scales = whole[1].numel() / experts;
+    const auto& [codes, scales, zeros, groups, minima] = whole;
+    if (groups.dim() == 2) {
+      TORCH_CHECK(groups.is_contiguous() && groups.size(0) == experts);
+      whole[3] = groups[0];
+    } else {
+      // All experts have the same groups.
+      bytes[3] = 0;
+    }
+    const int64_t width = scales.dim() == 3 ? scales.size(2) : PANEL, panels = codes.size(0);
+    TORCH_CHECK(panels == experts * ((outputs + width - 1) / width));
+    first = Weight::of(whole, inputs, panels * width);
   }
 
   Weight of(int64_t expert) const {
     Weight weight = first;
-    weight.codes += expert * code_bytes;
-    if (weight.scales) weight.scales += expert * scales;
-    if (weight.zeros) weight.zeros += expert * scales;
-    if (weight.minima) weight.minima += expert * scales;
-    if (weight.groups) weight.groups += expert * groups;
+    move(weight.codes, expert * bytes[0]);
+    move(weight.scales, expert * bytes[1]);
+    move(weight.zeros, expert * bytes[2]);
+    move(weight.groups, expert * bytes[3]);
+    move(weight.minima, expert * bytes[4]);
     return weight;
   }
 };

@@ -18,7 +18,7 @@ from draftline.models.layers.fast_modules import FastLinear
 from draftline.models.load.checkpoint import read_config
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage import cpu_path
-from draftline.models.stage.cpu_path import CpuPath, load_kernels_for, load_state_kernels
+from draftline.models.stage.cpu_path import CpuPath, load_kernels_for, load_part_kernels
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.plain_path import PlainPath
@@ -147,13 +147,13 @@ def test_layers_that_keep_states_take_them_where_they_can_be_built(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu, built = torch.device("cpu"), StageOptions(compile="auto", compile_cache=str(FOLDER))
-    assert load_state_kernels(cpu, built)
-    assert not load_state_kernels(torch.device("cuda"), built)
-    assert not load_state_kernels(cpu, StageOptions(compile="off"))
+    assert load_part_kernels(cpu, built)
+    assert not load_part_kernels(torch.device("cuda"), built)
+    assert not load_part_kernels(cpu, StageOptions(compile="off"))
     monkeypatch.setattr("draftline.models.stage.cpu_path.are_loaded", lambda: False)
     monkeypatch.setattr("draftline.kernels.cpu.build.are_loaded", lambda: False)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not load_state_kernels(cpu, StageOptions(compile="auto", compile_cache=str(tmp_path)))
+    assert not load_part_kernels(cpu, StageOptions(compile="auto", compile_cache=str(tmp_path)))
     assert "no no-such-compiler" in caplog.text
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
+from draftline.models.layers import experts as kept_experts
 from draftline.models.layers.experts import CpuExperts, KeptExperts
 from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.checkpoint import read_config
@@ -203,7 +204,9 @@ def test_memory_is_that_of_what_is_kept(
     assert 1 <= stage.memory.weights / expected < 1.05
 
 
-def test_memory_of_mxfp4_and_of_experts_that_are_widened(tmp_path: Path) -> None:
+def test_memory_of_mxfp4_and_of_experts_that_are_widened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_mxfp4_pair(tmp_path).quantized
     memory = read_weight_memory(folder)
     sizes = {name: size for name, size in memory.sizes["none"].items() if "experts" in name}
@@ -211,7 +214,10 @@ def test_memory_of_mxfp4_and_of_experts_that_are_widened(tmp_path: Path) -> None
     numel = 2 * 4 * 3 * 32 * 64
     assert sum(size for name, size in sizes.items() if "bias" not in name) == numel * 5 // 8
     assert memory.widened is None
-    assert read_weight_memory(save_tiny_model("llama4_text", tmp_path / "other")).widened is None
+    monkeypatch.setattr(kept_experts, "expert_obstacle", lambda _: "they are of no kind")
+    widened = read_weight_memory(folder)
+    assert widened.widened == "they are of no kind"
+    assert widened.num_bytes() - memory.num_bytes() == numel * 4 - numel * 5 // 8
 
 
 def edited(form: str, folder: Path, name: str, change: Callable[[Tensor], Tensor | None]) -> Path:
