@@ -18,7 +18,12 @@ from transformers.pytorch_utils import Conv1D
 
 from ...core.errors import ConfigError
 from ...kernels.cpu.build import are_loaded, vectors
-from ...kernels.cpu.packed_linear import PackedWeight, pack_weights, packed_linear
+from ...kernels.cpu.packed_linear import (
+    PackedWeight,
+    pack_quantized,
+    pack_weights,
+    packed_linear,
+)
 from ...kernels.dispatch import Machine, load_quantized_linear, runs_triton
 from ...kernels.linear.reference import MOST_FEW_ROWS, library_linear
 from ...kernels.quantized.kept_weight import KeptWeight, are_alike, joined, keep_weight
@@ -56,6 +61,22 @@ class QuantizedLinear(nn.Module):
         self.weight = weight
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None)
+
+
+class CpuLinear(nn.Module):
+    """A linear layer of a quantised weight by draftline's CPU kernels, which must be loaded, in
+    float32; for models that run by transformers' forward."""
+
+    def __init__(self, weight: PackedWeight, outputs: int) -> None:
+        """A bias may be set later."""
+        super().__init__()
+        self.weight, self.out_features = weight, outputs
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` [..., inputs] -> [..., outputs]."""
+        return _packed_product(x, self.weight, self.out_features, self.bias)
 
 
 def check_quantization(quantization: str) -> None:
@@ -103,15 +124,28 @@ def put_packed(dtype: torch.dtype) -> Put:
         kept = keep_weight(
             weight.codes, weight.scales, weight.zeros, weight.group_of, weight.minima
         )
-        if kept is not None:
-            layer = PackedLinear(kept)
-        else:
-            outputs, inputs = weight.shape
-            layer = nn.Linear(inputs, outputs, bias=False, device="meta")
-            layer.weight = nn.Parameter(weight.dequantized(dtype), requires_grad=False)
+        layer = _plain(weight, dtype) if kept is None else PackedLinear(kept)
         model.set_submodule(name.removesuffix(".weight"), layer)
 
     return put
+
+
+def put_on_cpu(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
+    """Replace the layer of which `name` is the weight by `CpuLinear`; of a weight that the kernels
+    do not know, by a plain one in float32."""
+    packed = pack_quantized(
+        weight.codes, weight.scales, weight.zeros, weight.group_of, vectors().panel, weight.minima
+    )
+    outputs = weight.shape[0]
+    layer = _plain(weight, torch.float32) if packed is None else CpuLinear(packed, outputs)
+    model.set_submodule(name.removesuffix(".weight"), layer)
+
+
+def _plain(weight: QuantizedWeight, dtype: torch.dtype) -> nn.Linear:
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.dequantized(dtype), requires_grad=False)
+    return layer
 
 
 def pack_linears(module: nn.Module) -> None:
@@ -131,17 +165,20 @@ def pack_linears(module: nn.Module) -> None:
             continue
         packed = pack_weights([layer.weight.detach().t()], panel)
         layer.weight = nn.Parameter(packed.codes, requires_grad=False)
-        product = partial(_packed_product, layer)
+        product = partial(_product_of, layer)
         layer.forward = product  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _packed_product(layer: nn.Linear, x: Tensor) -> Tensor:
+def _product_of(layer: nn.Linear, x: Tensor) -> Tensor:
     """`x` [..., inputs] -> [..., outputs] of a layer whose weight is packed."""
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = packed_linear(rows, PackedWeight(layer.weight), layer.out_features)
-    if layer.bias is not None:
-        out += layer.bias
-    return out.view(*x.shape[:-1], layer.out_features)
+    return _packed_product(x, PackedWeight(layer.weight), layer.out_features, layer.bias)
+
+
+def _packed_product(x: Tensor, weight: PackedWeight, outputs: int, bias: Tensor | None) -> Tensor:
+    out = packed_linear(x.reshape(-1, x.shape[-1]).contiguous(), weight, outputs)
+    if bias is not None:
+        out += bias
+    return out.view(*x.shape[:-1], outputs)
 
 
 # `few_rows_linear` of `kernels/linear/`, `quantized_linear` of `kernels/quantized/`.

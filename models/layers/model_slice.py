@@ -21,12 +21,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from ...core.arrays import Int64
 from ...core.errors import CheckpointError, ConfigError
 from ...core.progress import Progress, Work, unseen
+from ...kernels.cpu.packed_linear import PackedWeight
 from ...kernels.quantized.kept_weight import KeptWeight
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from ..load.checkpoint import WeightFiles, listed, one_ahead, read_config, resolve_model_path
 from ..load.chosen_layers import ChosenLayers, config_of_layers
-from ..load.converted_files import converted
+from ..load.converted_files import ConvertedFiles, converted
 from ..load.model_info import num_kv_heads
 from ..load.mtp_tensors import is_of_mtp
 from ..load.partition import LayerSpan
@@ -46,6 +47,7 @@ from .fast_modules import (
 from .fused_modules import FusedLayer, FusedOps, can_be_fused, make_fused
 from .linear_layers import (
     NONE,
+    CpuLinear,
     GpuHead,
     GpuLinear,
     GpuLinears,
@@ -59,6 +61,7 @@ from .linear_layers import (
     gpu_head,
     is_quantized,
     put_for_cpu_kernels,
+    put_on_cpu,
     put_packed,
     sum_exactly,
 )
@@ -68,7 +71,7 @@ logger = logging.getLogger(__name__)
 MILLION = 1e6
 Projection = Callable[[Tensor], Tensor]
 # Files that can be read as they are stored.
-Quantized = QuantizedFiles | KeptFiles
+Quantized = QuantizedFiles | KeptFiles | ConvertedFiles
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -170,6 +173,8 @@ def _kept(
         if source in files.quantized and can_keep(model, name)
         # A head that is stored beside its embedding is compared with that.
         if not (name.startswith(head) and name == source and model.config.tie_word_embeddings)
+        # That of other decoders may be cut to some of its rows.
+        if runs_by_layers(model.config) or not name.startswith(head)
         if quantization == NONE or not is_quantized(model, name)
     }
 
@@ -314,7 +319,8 @@ def load_slice(
     `CpuLayers` runs. In others the weights of a quantised checkpoint are taken back to `dtype`.
     `quantization`, the stage's own rounding, rounds what is taken back. Activations are not
     quantised. Experts of mixtures keep quantised weights, too (`experts.py`);
-    `experts_by_kernels`: the CPU kernels compute them, and are loaded.
+    `experts_by_kernels`: the CPU kernels compute them, and are loaded; other layers of the mixture
+    then also keep theirs.
 
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
@@ -331,7 +337,7 @@ def load_slice(
     with naming(folder, config):
         whole = empty_model(config)
     files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
-    put = put_for_cpu_kernels if keep else None
+    put = put_for_cpu_kernels if keep else put_on_cpu if experts_by_kernels else None
     if fused and runs_by_layers(config) and can_be_fused(base_and_layers(whole)[1][span.first]):
         put = put_packed(DTYPES[dtype])
     experts = ExpertForm(
@@ -356,10 +362,12 @@ def load_slice(
     return replace(part, kv_scales=scales.to(device))
 
 
-def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHead]:
-    """Of the fused modules."""
+def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHead | CpuLinear]:
+    """Of the modules of a stage that keep weights as they are stored."""
     for layer in part.layers:
         for module in layer.modules():
+            if isinstance(module, CpuLinear):
+                yield module
             for value in vars(module).values():
                 if isinstance(value, GpuLinear | GpuPackedLinear):
                     yield value
@@ -369,9 +377,11 @@ def _products(part: ModelSlice) -> Iterator[GpuLinear | GpuPackedLinear | GpuHea
         yield part.head
 
 
-def _kind(product: GpuLinear | GpuPackedLinear | GpuHead) -> str:
+def _kind(product: GpuLinear | GpuPackedLinear | GpuHead | CpuLinear) -> str:
     weight = product.weight
-    return weight.kind if isinstance(weight, KeptWeight) else f"{weight.dtype}".partition(".")[2]
+    if isinstance(weight, KeptWeight | PackedWeight):
+        return weight.kind
+    return f"{weight.dtype}".partition(".")[2]
 
 
 def cut_slice(

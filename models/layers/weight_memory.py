@@ -33,7 +33,7 @@ from ..recurrence.modules import state_shape, stateful_modules
 from ..recurrence.state_pool import StateShape
 from .base_forward import attending_layers
 from .cpu_layers import cpu_obstacle
-from .experts import ExpertForm, can_compute_experts
+from .experts import ExpertForm, can_compute_experts, has_experts
 from .linear_layers import NONE, QUANTIZATIONS, can_keep, is_quantized
 from .model_slice import DTYPES
 
@@ -127,8 +127,9 @@ def read_weight_memory(
         whole: Any = AutoModelForCausalLM.from_config(config)
     parameters = dict(whole.named_parameters(remove_duplicate=False))
     by_kernels = cpu_obstacle(config, dtype, torch.device(device)) is None
-    keeps = by_kernels or (device == "cuda" and runs_by_layers(config))
-    has_own_head = by_kernels or stored.files.has_head or (keeps and stored.has_codes(HEAD))
+    mixes = can_compute_experts(dtype, device) and not by_kernels and has_experts(config)
+    keeps_head = by_kernels or (device == "cuda" and runs_by_layers(config))
+    has_own_head = by_kernels or stored.files.has_head or (keeps_head and stored.has_codes(HEAD))
     if config.tie_word_embeddings and not has_own_head:
         parameters.pop(HEAD, None)
     sizes: dict[str, dict[str, int]] = {}
@@ -149,7 +150,9 @@ def read_weight_memory(
             else rounded_bytes(weight.shape, quantization)
             if quantization != NONE and is_quantized(whole, name)
             else stored.kept_bytes(name, weight.shape)
-            if keeps and can_keep(whole, name) and (by_kernels or stored.has_codes(name))
+            if (keeps_head or (mixes and name != HEAD))
+            and can_keep(whole, name)
+            and (by_kernels or stored.has_codes(name))
             else weight.numel() * DTYPES[dtype].itemsize
             for name, weight in parameters.items()
         }

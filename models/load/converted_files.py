@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,8 @@ from transformers.core_model_loading import (
 )
 
 from .checkpoint import WeightFiles
+from .quantized_files import KeptFiles, QuantizedFiles
+from .quantized_layouts import QuantizedWeight
 
 
 def converted(
@@ -98,6 +101,21 @@ class ConvertedFiles:
     def files(self) -> WeightFiles:
         """As they are stored."""
         return self._files
+
+    @cached_property
+    def quantized(self) -> frozenset[str]:
+        """The names of quantised weights that are renamed at most."""
+        if not isinstance(self._files, QuantizedFiles | KeptFiles):
+            return frozenset()
+        stored = {name: self.stored_name(name) for name in self.names}
+        return frozenset(name for name, own in stored.items() if own in self._files.quantized)
+
+    def read_quantized(self, name: str) -> QuantizedWeight:
+        """A weight of `quantized`. Raises `CheckpointError`."""
+        stored = self.stored_name(name)
+        assert stored is not None
+        assert isinstance(self._files, QuantizedFiles | KeptFiles)
+        return self._files.read_quantized(stored)
 
     def is_incidental(self, name: str) -> bool:
         """Whether a tensor without a place in the model can be ignored."""
