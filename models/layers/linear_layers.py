@@ -87,11 +87,14 @@ def check_quantization(quantization: str) -> None:
 
 
 def is_quantized(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is the weight of a linear layer that is not the head."""
+    """Whether a parameter is the weight of a linear layer that is not the head.
+
+    Classes derived from it, as some routers are, return more than a product.
+    """
     module, _, attribute = name.rpartition(".")
     if attribute != "weight" or "." not in module:
         return False
-    return isinstance(model.get_submodule(module), nn.Linear | Conv1D)
+    return type(model.get_submodule(module)) in (nn.Linear, Conv1D)
 
 
 # Replaces the layer of which a parameter of this name is the weight.

@@ -185,6 +185,8 @@ def test_experts_that_are_called_in_another_way_are_widened_and_said(
     with caplog.at_level(logging.INFO):
         stage = stage_of(source, "int8")
     assert not experts(stage)
+    # Its routers, which are linear layers and more, are not rounded.
+    assert logits(stage).isfinite().all()
     [said] = [line for line in caplog.messages if "experts_widened" in line]
     assert "layers=4 reason='they are called in a way of their own'" in said
 
