@@ -73,7 +73,7 @@ def measured(count: int) -> list[float]:
     attention, attend = _attention(step)
 
     def run_delta() -> None:
-        with keeping(pool.begin(step)):
+        with keeping(pool.begin(pool.plan(step))):
             delta(rows)
 
     return [
@@ -88,12 +88,13 @@ def _pool(recurrence: str) -> StatePool:
     with torch.device("meta"):
         shape = state_shape(Qwen3NextGatedDeltaNet(CONFIG, 0), CONFIG.hidden_size)
     pool = StatePool([shape], 1, 256, BLOCK_SIZE, torch.empty(0), load_recurrence(recurrence))
-    _scanned(pool.begin(prompt_step(CONTEXT, BLOCK_SIZE)), CONTEXT)()
+    _scanned(pool.begin(pool.plan(prompt_step(CONTEXT, BLOCK_SIZE))), CONTEXT)()
     return pool
 
 
 def _recurrence(step: StepInput, name: str) -> Callable[[], Tensor]:
-    return _scanned(_pool(name).begin(step), len(step.token_ids))
+    pool = _pool(name)
+    return _scanned(pool.begin(pool.plan(step)), len(step.token_ids))
 
 
 def _scanned(states: StepStates, count: int) -> Callable[[], Tensor]:

@@ -31,6 +31,7 @@ class RequestRows(NamedTuple):
     sees       bool [m, m]  which of them each sees; None: a chunk of a prompt, each of whose rows
                sees those before it, and which its state takes in, too
     rows       its rows in the step, the last columns
+    begins     whether its text does: its state is zeros, whatever the slot holds
     """
 
     slot: int
@@ -38,6 +39,7 @@ class RequestRows(NamedTuple):
     columns: Int64
     sees: Bool | None
     rows: slice
+    begins: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -87,7 +89,8 @@ class StepTables:
 
     requests  int32 [requests, REQUEST_FIELDS]  slot; where its kept rows begin in `columns`; how
               many its text has passed, how many are known, how many are its own; its first row of
-              the step; where its bits begin in `sees`, -1 for a chunk. Rows of padding have no rows
+              the step; where its bits begin in `sees`, -1 for a chunk; whether its text begins.
+              Requests of padding have no rows
     columns   int32 [columns]  kept rows: those that the text has passed, then those that rows see
     sees      int32 [bits]  for each column of a tree, 16 bits a block of columns
     places    int32 [rows]  where each row is kept
@@ -151,7 +154,7 @@ class StepTables:
             first_bits = -1 if one.sees is None else num_bits
             table.append(
                 [one.slot, num_columns, len(one.committed), known, num_rows, one.rows.start,
-                 first_bits, 0]
+                 first_bits, one.begins]
             )  # fmt: skip
             columns += [one.committed, one.columns]
             num_columns += len(one.committed) + len(one.columns)

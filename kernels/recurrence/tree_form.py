@@ -115,8 +115,8 @@ def solve_step(
         index = torch.from_numpy(places).to(keys.device)
         return keys[index], log_decays[index], deltas[index]
 
-    for slot, committed, columns, sees, rows in tables.described:
-        state = states[slot]
+    for slot, committed, columns, sees, rows, begins in tables.described:
+        state = torch.zeros_like(states[slot]) if begins else states[slot]
         if len(committed):
             state = state_after(state, *kept(committed))
         given = values[rows], None if rates is None else rates[rows], queries[rows]

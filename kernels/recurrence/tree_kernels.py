@@ -131,6 +131,16 @@ def advance(
 
 
 @triton.jit
+def clear(at_state, has_value, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS: tl.constexpr):
+    """Make a state zeros."""
+    for first in range(0, KEY_DIM, KEYS):
+        number = first + tl.arange(0, KEYS)[:, None]
+        in_state = (number < KEY_DIM) & has_value
+        tl.store(at_state + number * VALUE_DIM, 0.0, in_state)
+    tl.debug_barrier()
+
+
+@triton.jit
 def sum_paths(
     totals, log_decays, columns, sees, first_bits, num_columns, head,
     NUM_HEADS: tl.constexpr, DECAYS: tl.constexpr, SIZE: tl.constexpr,
@@ -198,6 +208,8 @@ def solve_requests(
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)[None, :]
     has_value = value < VALUE_DIM
     at_state = states + (slot * NUM_HEADS + head) * KEY_DIM * VALUE_DIM + value
+    if tl.load(at + 7) != 0:
+        clear(at_state, has_value, KEY_DIM, VALUE_DIM, KEYS)
     for first in range(0, num_committed, LINES):
         has = first + line < num_committed
         place = tl.load(columns + first + line, has, other=0).to(tl.int64)

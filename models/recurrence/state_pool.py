@@ -25,7 +25,7 @@ from ...core.errors import StageError
 from ...core.steps import StepInput
 from ...kernels.device_tables import RecentTables
 from ...kernels.dispatch import Recurrence, load_recurrence
-from ...kernels.recurrence.step_tables import StepTables, TablesCapacity
+from ...kernels.recurrence.step_tables import BLOCK, StepTables, TablesCapacity
 from .step_plan import StepPlan, load_plans
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,8 @@ class StatePool:
         self.layers = tuple(LayerStates(shape, num_slots, num_rows, like) for shape in shapes)
         self._slots = [_Slot() for _ in range(num_slots)]
         self._free = list(range(num_rows - 1, 0, -1))
-        self._num_rows = num_rows
+        # Kept rows that there is room for.
+        self.num_rows = num_rows
         # Places of rows that no later step reads.
         self._spent: list[int] = []
         load_plans()
@@ -157,27 +158,44 @@ class StatePool:
             self._spent += slot.places
             slot.rows, slot.length = {}, -1
 
-    def begin(self, step: StepInput) -> StepStates:
-        """The states of this step, valid until the next call. Raises as `plan`."""
-        plan = self.plan(step)
+    def begin(self, plan: StepPlan) -> StepStates:
+        """The states of the step that was planned last, valid until the next call."""
         capacity = plan.capacity.rounded()
         width = self._window + 1
         tables = self._tables.get(capacity, lambda: StepTables(capacity, width, self._device))
         plan.fill(tables)
-        where = self._order_of(plan) if self._recurrence.wants_order else tables
-        return StepStates(self.layers, plan, tables, partial(self._solve, where))
+        if not self._recurrence.wants_order:
+            return StepStates(self.layers, tables, partial(self._solve, tables), plan)
+        order = torch.from_numpy(np.concatenate([NO_ORDER, *plan.order])).to(self._device)
+
+        def walk(own: LayerStates, values: Tensor, rates: Tensor | None, queries: Tensor) -> Tensor:
+            # Of which an order says nothing.
+            if plan.fresh:
+                own.states[plan.fresh] = 0.0
+            return self._solve(order, own, values, rates, queries)
+
+        return StepStates(self.layers, tables, walk, plan)
 
     def begin_static(self, tables: StepTables) -> StepStates:
         """The states of steps that `tables` describe at run time, for CUDA graphs: each step's plan
         fills them. It copies no states, and the pool must not grow.
         """
         assert not self._recurrence.wants_order
-        plan = StepPlan(tables.capacity.num_rows, self._window, self._first_row)
-        return StepStates(self.layers, plan, tables, partial(self._solve, tables))
+        return StepStates(self.layers, tables, partial(self._solve, tables))
 
-    def static_tables(self, capacity: TablesCapacity) -> StepTables:
-        """Tables for `begin_static`."""
-        return StepTables(capacity, self._window + 1, self._device)
+    def static_tables(self, num_rows: int, num_requests: int, num_columns: int) -> StepTables:
+        """Tables for `begin_static`, which describe a step of padding at first.
+
+        num_columns  kept rows that the rows see, and as many that texts have passed
+        """
+        # A tree of all columns has most bits.
+        num_bits = num_columns * -(-num_columns // BLOCK)
+        capacity = TablesCapacity(
+            num_rows, num_requests, 2 * num_columns, num_bits, num_requests * self._window
+        )
+        tables = StepTables(capacity, self._window + 1, self._device)
+        self._new_plan(0).fill(tables)
+        return tables
 
     def _solve(
         self, where: StepTables | Tensor, own: LayerStates, values: Tensor, rates: Tensor | None,
@@ -185,10 +203,6 @@ class StatePool:
     ) -> Tensor:  # fmt: skip
         kept = own.states, own.keys, own.log_decays, own.deltas
         return self._recurrence.solve(*kept, values, rates, queries, where)
-
-    def _order_of(self, plan: StepPlan) -> Tensor:
-        order = np.concatenate([NO_ORDER, *plan.order])
-        return torch.from_numpy(order).to(self._device)
 
     def plan(self, step: StepInput) -> StepPlan:
         """Where the step's rows go on from. Each step is planned once, and computed next.
@@ -199,7 +213,7 @@ class StatePool:
             raise StageError("layers that keep states take steps of an engine alone")
         self._free += self._spent
         self._spent = []
-        plan = StepPlan(len(step.slots), self._window, self._first_row)
+        plan = self._new_plan(len(step.slots))
         moves = step.moves.tolist()
         loads = {to: source for source, to in step.state_loads.tolist()}
         saves = dict(step.state_saves.tolist())
@@ -217,6 +231,10 @@ class StatePool:
                 plan.save(number, to, self._window_of(to))
         return plan
 
+    def _new_plan(self, num_rows: int) -> StepPlan:
+        by_order = self._recurrence.wants_order
+        return StepPlan(num_rows, self._window, self._first_row, by_order=by_order)
+
     def _add(
         self, plan: StepPlan, step: StepInput, request: int, moves: Sequence[Sequence[int]]
     ) -> None:
@@ -224,13 +242,13 @@ class StatePool:
         first, last = step.request_starts[request : request + 2].tolist()
         slot, tree = self._slots[number], step.trees[request]
         window = self._window_of(number)
-        if context_len == 0 and tree is None:
+        begins = context_len == 0 and tree is None
+        if begins:
             slot.rows, slot.length = {}, 0
-            plan.begin(number, window)
         committed = self._pass(slot, context_len, step.block_tables[request], moves)
         own = self._take(last - first)
         if tree is None:
-            plan.add_chunk(number, window, committed, own, first)
+            plan.add_chunk(number, window, committed, own, first, begins=begins)
             slot.rows = {}
             slot.length += len(own)
             self._spent += own.tolist()
@@ -274,11 +292,11 @@ class StatePool:
         """Places for so many rows."""
         missing = count - len(self._free)
         if missing > 0:
-            more = max(missing, self._num_rows // 4)
+            more = max(missing, self.num_rows // 4)
             for layer in self.layers:
                 layer.grow(more)
-            self._free += range(self._num_rows, self._num_rows + more)
-            self._num_rows += more
+            self._free += range(self.num_rows, self.num_rows + more)
+            self.num_rows += more
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
         return np.array(taken, dtype=np.int64)
@@ -288,21 +306,23 @@ class StepStates:
     """The states of one step, whose layers call it in order, each once."""
 
     def __init__(
-        self, layers: Sequence[LayerStates], plan: StepPlan, tables: StepTables,
+        self, layers: Sequence[LayerStates], tables: StepTables,
         solve: Callable[[LayerStates, Tensor, Tensor | None, Tensor], Tensor],
+        plan: StepPlan | None = None,
     ) -> None:  # fmt: skip
-        """`solve` takes a layer's values, rates and queries."""
+        """`solve` takes a layer's values, rates and queries. Without `plan`, a step has all rows of
+        the tables, and copies no states.
+        """
         self._layers, self._solve = layers, solve
-        num_rows, device = len(plan.places), layers[0].states.device
-        self._taps, self._places = tables.taps[:num_rows], tables.places[:num_rows]
+        rows = slice(None) if plan is None else slice(len(plan.places))
+        self._taps, self._places = tables.taps[rows], tables.places[rows]
         self._moves_before, self._moves_after = tables.moves_before, tables.moves_after
-        self._copies = plan.copies_states
-        if not self._copies:
+        self._loads = self._saves = None
+        if plan is None or not plan.copies_states:
             return
         # Seldom: copies of a few numbers to a device wait for it.
-        self._fresh = torch.tensor(plan.fresh, dtype=torch.int64, device=device)
         self._loads, self._saves = (
-            torch.tensor(own, dtype=torch.int64, device=device).reshape(-1, 2)
+            torch.tensor(own, dtype=torch.int64, device=tables.places.device).reshape(-1, 2)
             for own in (plan.loads, plan.saves)
         )
 
@@ -338,15 +358,17 @@ class StepStates:
         own = self._layers[layer]
         own.keys[self._places] = keys.float()
         own.log_decays[self._places] = log_decays.float()
-        if self._copies:
-            own.states[self._fresh] = 0.0
-            own.states[self._loads[:, 1]] = own.states[self._loads[:, 0]]
+        _copy(own.states, self._loads)
         values, queries = values.float().contiguous(), queries.float().contiguous()
         rates = None if rates is None else rates.float().contiguous()
         outputs = self._solve(own, values, rates, queries)
-        if self._copies:
-            own.states[self._saves[:, 1]] = own.states[self._saves[:, 0]]
+        _copy(own.states, self._saves)
         return outputs
+
+
+def _copy(states: Tensor, pairs: Tensor | None) -> None:
+    if pairs is not None:
+        states[pairs[:, 1]] = states[pairs[:, 0]]
 
 
 def _move(inputs: Tensor, moves: Tensor) -> None:

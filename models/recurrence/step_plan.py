@@ -20,35 +20,30 @@ ZEROS = 0
 
 
 class StepPlan:
-    """The rows of a step, request by request.
+    """The rows of a step, request by request, for what computes the recurrence.
 
-    requests  those that were added
-    order     int32 [m, 4] each, as `walk` takes them
+    requests  those that were added, for what solves trees; or
+    order     int32 [m, 4] each, as `walk` takes them, and
+    fresh     slots whose texts begin
     places    int64 [rows]  where each row is kept
     before    int64 [rows, w]  where the inputs before each row's are, oldest first
-    fresh     slots whose texts begin
     loads, saves  copies between slots, from and to: before the rows, and behind them
     moves_before, moves_after  of inputs, before the rows' are there and behind them: pairs of int64
               [n], to and from. All are read before any is written
     """
 
-    def __init__(self, num_rows: int, window: int, first_row: int) -> None:
+    def __init__(self, num_rows: int, window: int, first_row: int, *, by_order: bool) -> None:
         """`first_row`: where kept rows begin among the inputs."""
-        self.first_row = first_row
+        self.first_row, self._by_order = first_row, by_order
         self.requests: list[RequestRows] = []
         self.order: list[Int32] = []
+        self.fresh: list[int] = []
         self.places = np.zeros(num_rows, dtype=np.int64)
         self.before = np.zeros((num_rows, window), dtype=np.int64)
-        self.fresh: list[int] = []
         self.loads: list[tuple[int, int]] = []
         self.saves: list[tuple[int, int]] = []
         self.moves_before: list[tuple[Int64, Int64]] = []
         self.moves_after: list[tuple[Int64, Int64]] = []
-
-    def begin(self, slot: int, window: Int64) -> None:
-        """A text begins. `window` int64 [w]: where the slot's last inputs are."""
-        self.fresh.append(slot)
-        self.moves_before.append((window, np.full_like(window, ZEROS)))
 
     def load(self, source: int, source_window: Int64, slot: int, window: Int64) -> None:
         """A text goes on from the state of another slot."""
@@ -61,8 +56,23 @@ class StepPlan:
         self.saves.append((slot, to))
         self.moves_after.append((to_window, inputs))
 
-    def add_chunk(self, slot: int, window: Int64, committed: Int64, own: Int64, first: int) -> None:
-        """Rows kept at `own`, int64 [n], the next of the text."""
+    def add_chunk(
+        self,
+        slot: int,
+        window: Int64,
+        committed: Int64,
+        own: Int64,
+        first: int,
+        *,
+        begins: bool = False,
+    ) -> None:
+        """Rows kept at `own`, int64 [n], the next of the text, or its first ones.
+
+        window  int64 [w]  where the slot's last inputs are
+        """
+        if begins:
+            self.fresh.append(slot)
+            self.moves_before.append((window, np.full_like(window, ZEROS)))
         self._pass(slot, window, committed)
         rows = slice(first, first + len(own))
         self._in_place(slot, own, np.arange(first, first + len(own)))
@@ -71,7 +81,7 @@ class StepPlan:
         for index in range(len(window)):
             self.before[rows, index] = inputs[index : index + len(own)]
         self.moves_after.append((window, inputs[len(own) :]))
-        self.requests.append(RequestRows(slot, committed, own, None, rows))
+        self._add(RequestRows(slot, committed, own, None, rows, begins))
 
     def add_tree(
         self,
@@ -88,10 +98,11 @@ class StepPlan:
             tree.ancestors, tree.positions, columns, window, first, -1 - slot, self.first_row
         )
         rows = slice(first, first + len(before))
-        self.order.append(order)
+        if self._by_order:
+            self.order.append(order)
         self.places[rows] = columns[len(columns) - len(before) :]
         self.before[rows] = before
-        self.requests.append(RequestRows(slot, committed, columns, sees, rows))
+        self._add(RequestRows(slot, committed, columns, sees, rows))
 
     @property
     def capacity(self) -> TablesCapacity:
@@ -101,8 +112,8 @@ class StepPlan:
 
     @property
     def copies_states(self) -> bool:
-        """Whether states are copied or cleared, which no tables describe."""
-        return bool(self.fresh or self.loads or self.saves)
+        """Whether states are copied, which no tables describe."""
+        return bool(self.loads or self.saves)
 
     def fill(self, tables: StepTables) -> None:
         """Describe the step in tables that hold it."""
@@ -118,7 +129,13 @@ class StepPlan:
             inputs = np.concatenate([window, committed + self.first_row])
             self.moves_before.append((window, inputs[len(committed) :]))
 
+    def _add(self, request: RequestRows) -> None:
+        if not self._by_order:
+            self.requests.append(request)
+
     def _in_place(self, slot: int, kept: Int64, own: Int64) -> None:
+        if not self._by_order:
+            return
         context = np.full_like(kept, -1 - slot)
         self.order.append(np.column_stack([kept, own, context, context]).astype(np.int32))
 

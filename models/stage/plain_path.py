@@ -30,6 +30,7 @@ from ..layers.weight_memory import held_bytes
 from ..load.model_info import kv_shape
 from ..load.partition import LayerSpan
 from ..recurrence.state_pool import StatePool, StateShape
+from ..recurrence.step_plan import StepPlan
 from .options import carried_sizes
 
 logger = logging.getLogger(__name__)
@@ -166,10 +167,14 @@ class PlainPath:
 
     def hidden_states(self, step: StepInput, hidden: Tensor | None) -> Tensor:
         """Run a step's layers: [rows, input_size] to [rows, output_size] of the taps."""
+        return self._run(step, hidden, None if self.states is None else self.states.plan(step))
+
+    def _run(self, step: StepInput, hidden: Tensor | None, plan: StepPlan | None) -> Tensor:
+        """`plan`: the step's, of `states`."""
         part = self.part
         positions = to_device(step.positions, part.device)
         if part.forward is not None:
-            return self._by_forward(part.forward, step, positions, hidden)
+            return self._by_forward(part.forward, step, positions, hidden, plan)
         states = layer_input(part, step, hidden)
         if not len(states):
             return states.new_empty(0, self.taps.output_size)
@@ -183,8 +188,9 @@ class PlainPath:
         )
 
     def _by_forward(
-        self, forward: BaseForward, step: StepInput, positions: Tensor, hidden: Tensor | None
-    ) -> Tensor:
+        self, forward: BaseForward, step: StepInput, positions: Tensor, hidden: Tensor | None,
+        plan: StepPlan | None,
+    ) -> Tensor:  # fmt: skip
         if not len(step.token_ids):
             size = (0, self.taps.output_size)
             return torch.empty(size, dtype=self.part.dtype, device=self.part.device)
@@ -193,7 +199,9 @@ class PlainPath:
         if hidden is None:
             hidden = forward.embedded(tokens, positions)
         attention = self.attention.begin(step)
-        kept = None if self.states is None else self.states.begin(step)
+        kept = None
+        if self.states is not None and plan is not None:
+            kept = self.states.begin(plan)
         return self.taps.run(
             hidden.to(self.part.device, non_blocking=True),
             lambda states, span: forward.run(states, tokens, positions, attention, span, kept),

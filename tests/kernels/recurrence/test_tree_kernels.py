@@ -46,8 +46,11 @@ class Step:
             rows = slice(first, first + own)
             first = rows.stop
             self.requests.append(
-                RequestRows(slot, places[:committed], places[committed:], sees, rows)
-            )
+                RequestRows(
+                    slot, places[:committed], places[committed:], sees, rows,
+                    begins=is_chunk and not committed,
+                )
+            )  # fmt: skip
         self.num_rows = first
         self.states = self.normal(NUM_SLOTS, heads, key_dim, value_dim)
         self.keys = torch.nn.functional.normalize(self.normal(NUM_KEPT, key_heads, key_dim), dim=-1)

@@ -11,7 +11,6 @@ import torch
 from draftline.core.errors import StageError
 from draftline.core.steps import StepInput
 from draftline.kernels.dispatch import load_recurrence
-from draftline.kernels.recurrence.step_tables import TablesCapacity
 from draftline.models.recurrence.state_pool import StatePool, StateShape
 from draftline.models.stage.gpu_path import Capture, CudaCapture
 from support.fakes.recorded_graph import RecordedGraphs
@@ -50,7 +49,7 @@ def run(
         state_saves=int32(saves).reshape(-1, 2),
     )
     tokens = step.token_ids.tolist()
-    kept = states.begin(step)
+    kept = states.begin(states.plan(step))
     inputs = kept.convolve(0, features(tokens, 0, 12), WEIGHT, None)
     for layer in (0, 1):
         # Below 1 in length. Functions of torch's may round a number otherwise at another place.
@@ -224,8 +223,7 @@ class StaticLayer:
     """A layer whose work on a step is captured once."""
 
     def __init__(self, states: StatePool, capture: Capture, like: Tensor) -> None:
-        capacity = TablesCapacity(8, 3, 64, 128, 16)
-        self._states, self._tables = states, states.static_tables(capacity)
+        self._states, self._tables = states, states.static_tables(8, 3, 32)
         kept = states.begin_static(self._tables)
         sizes = (12,), (2, 5), (2, 5), (4, 6), (4, 1), (4,)
         self._inputs = [like.new_zeros(8, *size) for size in sizes]
@@ -264,7 +262,7 @@ def assert_replays_equal_steps(capture: Capture, like: Tensor) -> None:
         return replace(make_step(requests, moves=moves), state_slots=int32(slots))
 
     def run_eagerly(states: StatePool, step: StepInput) -> list[Tensor]:
-        kept = states.begin(step)
+        kept = states.begin(states.plan(step))
         convolved, *rest = (given.to(like.device) for given in layer_inputs(step))
         return [kept.convolve(0, convolved, WEIGHT.to(like.device), None), kept.scan(0, *rest)]
 
