@@ -124,6 +124,9 @@ def write_kv(
 
 def move_kv(data: Tensor, moves: Tensor) -> None:
     """Copy slots of a cache in all layers; see `kernels/kv/reference.py`."""
+    if not len(data):
+        # A stage of layers that keep states has none with keys.
+        return
     slots = _as_rows(data, 1)
     # Copies through a buffer: programs run in any order, and a slot may be both read and written.
     between = slots.new_empty(slots.shape[0], len(moves), slots.shape[2])
