@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from ..core.errors import ConfigError
 
 AUTO = "auto"
+# A container's own, as it sees it.
+CGROUP = Path("/sys/fs/cgroup")
 HALVES = ("bfloat16", "float16")
 
 
@@ -34,6 +37,30 @@ def choose_dtype(setting: str, device: str, checkpoint_dtype: str) -> str:
     if device == "cpu":
         return "float32"
     return checkpoint_dtype if checkpoint_dtype in HALVES else HALVES[0]
+
+
+def free_host_memory() -> int | None:
+    """Bytes that this process may still take: of the machine, and of a container with a limit. None
+    where the system does not say.
+    """
+    try:
+        free = 1024 * _numbers(Path("/proc/meminfo"))["MemAvailable"]
+    except (OSError, KeyError):
+        return None
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        # Files that were read are dropped where memory is needed.
+        files = _numbers(CGROUP / "memory.stat")["file"]
+    except (OSError, KeyError, ValueError):
+        return free
+    return min(free, limit - used + files)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Of lines of a name and a number."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

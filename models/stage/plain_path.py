@@ -22,7 +22,7 @@ from ...core.steps import StepInput
 from ...kernels.dispatch import Machine, choose_recurrence, load_recurrence
 from ..attention.backend import AttentionBackend
 from ..attention.step_attention import PagedKv, SdpaBackend
-from ..device import to_device
+from ..device import free_host_memory, to_device
 from ..layers.base_forward import BaseForward
 from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, run_layers
@@ -234,7 +234,8 @@ def make_kv(
     """An empty cache, in the stage's dtype or in FP8. FP8 uses the checkpoint's calibrated scales,
     or without these a scale for every row.
 
-    Raises `ConfigError` (`kv_cache_dtype`).
+    Raises `ConfigError` (`kv_cache_dtype`), and (`kv_cache_tokens`) where the host has no memory
+    for it.
     """
     if kv_cache_dtype not in ("auto", "fp8"):
         raise ConfigError("kv_cache_dtype", f"must be auto or fp8, not {kv_cache_dtype!r}")
@@ -245,8 +246,16 @@ def make_kv(
         if scales is None:
             size = (part.num_kv_layers, num_blocks * block_size, sides, heads)
             scales = torch.ones(size, device=part.device)
+    num_slots = num_blocks * block_size
+    num_bytes = part.num_kv_layers * num_slots * sides * heads * dim * dtype.itemsize
+    if not _has_room(part.device, num_bytes):
+        raise ConfigError(
+            "kv_cache_tokens",
+            f"{num_slots} take {num_bytes / 2**30:.1f} GiB, more than the host has free; lower it, "
+            "or cut the model into more stages",
+        )
     return PagedKv(
-        part.num_kv_layers, num_blocks * block_size, heads, dim,
+        part.num_kv_layers, num_slots, heads, dim,
         dtype=dtype, device=str(part.device), scales=scales, num_sides=sides,
     )  # fmt: skip
 
@@ -268,25 +277,37 @@ def make_states(
     like = torch.empty(0, dtype=part.dtype, device=part.device)
     name = choose_recurrence(Machine.of(part.device), by_cpu_kernels=by_cpu_kernels)
     recurrence = load_recurrence(name)
+    slot, row = (
+        sum(size(shape, part.dtype.itemsize) for shape in shapes)
+        for size in (StateShape.slot_bytes, StateShape.row_bytes)
+    )
+    num_bytes = num_slots * slot + num_rows * row
+    no_room = ConfigError(
+        "max_num_seqs",
+        f"takes {num_bytes / 2**30:.1f} GiB on {part.device}, which has no room for it: "
+        f"{num_slots} states of requests and snapshots of {slot / 2**20:.1f} MiB, and {num_rows} "
+        f"rows of trees of {row / 2**20:.2f} MiB; lower it, tree_nodes or max_num_batched_tokens, "
+        "or cut the model into more stages",
+    )
+    if not _has_room(part.device, num_bytes):
+        raise no_room
     try:
         pool = StatePool(shapes, num_slots, num_rows, block_size, like, recurrence)
     except RuntimeError as error:  # torch's, of a GPU and of a CPU
-        slot, row = (
-            sum(size(shape, part.dtype.itemsize) for shape in shapes)
-            for size in (StateShape.slot_bytes, StateShape.row_bytes)
-        )
-        raise ConfigError(
-            "max_num_seqs",
-            f"takes {(num_slots * slot + num_rows * row) / 2**30:.1f} GiB on {part.device}, which "
-            f"has no room for it: {num_slots} states of requests and snapshots of "
-            f"{slot / 2**20:.1f} MiB, and {num_rows} rows of trees of {row / 2**20:.2f} MiB; lower "
-            "it, tree_nodes or max_num_batched_tokens, or cut the model into more stages",
-        ) from error
+        raise no_room from error
     logger.info(
         "event=states_kept layers=%d slots=%d mib=%.1f by=%s",
         len(shapes), num_slots, pool.num_bytes / 2**20, name,
     )  # fmt: skip
     return pool
+
+
+def _has_room(device: torch.device, num_bytes: int) -> bool:
+    """Whether a CPU's stage finds so much memory, which the system promises in any case. Of a GPU
+    torch says it.
+    """
+    free = free_host_memory() if device.type == "cpu" else None
+    return free is None or num_bytes <= free
 
 
 def no_taps(part: ModelSlice) -> HiddenStateTaps:

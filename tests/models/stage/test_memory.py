@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.core.errors import ConfigError
+from draftline.models import device
+from draftline.models.device import free_host_memory
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.gpu_path import GraphOptions
 from draftline.models.stage.gpu_start import GIB, SLACK_BYTES, fitting_blocks
@@ -105,6 +107,36 @@ def test_states_without_room_name_their_settings(field: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"max_num_seqs: takes .* tree_nodes") as raised:
         load_stage(hybrid, LayerSpan(0, 4, 4), 4, BLOCK_SIZE, options=options)
     assert raised.value.field == "max_num_seqs"
+
+
+@pytest.mark.parametrize(
+    ("free", "field"), [(50_000, "max_num_seqs"), (5_000_000, "kv_cache_tokens")]
+)
+def test_a_host_without_room_names_the_setting(
+    free: int, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hybrid = save_tiny_model("qwen3_next", tmp_path)
+    monkeypatch.setattr("draftline.models.stage.plain_path.free_host_memory", lambda: free)
+    with pytest.raises(ConfigError) as raised:
+        load_stage(
+            hybrid, LayerSpan(0, 4, 4), 20_000, BLOCK_SIZE, options=StageOptions(max_rows=10)
+        )
+    assert raised.value.field == field
+
+
+def test_a_container_has_what_its_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everywhere = free_host_memory()
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    assert free_host_memory() == pytest.approx(everywhere, rel=0.3)
+    for name, text in {
+        "memory.max": "70000", "memory.current": "50000", "memory.stat": "anon 9\nfile 30000\n",
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    assert free_host_memory() == 50000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_host_memory() == pytest.approx(everywhere, rel=0.3)
 
 
 @pytest.mark.gpu
