@@ -18,6 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# What a module's keys and values are made by, which `keep_latents` takes out.
+EXPANSION = "kv_b_proj"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentHeads:
@@ -63,7 +66,7 @@ def keep_latents(module: Any) -> None:
     # Attributes of modules that their types do not know.
     object.__setattr__(module, "draftline_latent_heads", LatentHeads(own, values[0].contiguous()))
     object.__setattr__(module, "expand_kv", _latents)
-    module.kv_b_proj = None
+    setattr(module, EXPANSION, None)
 
 
 def _latents(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from ...kernels.dispatch import Machine, load_quantized_linear, runs_triton
 from ...kernels.linear.reference import MOST_FEW_ROWS, library_linear
 from ...kernels.quantized.kept_weight import KeptWeight, are_alike, joined, keep_weight
 from ...kernels.quantized.reference import MOST_QUANTIZED_ROWS
+from ..attention.latent import EXPANSION, has_latents
 from ..load.quantized_layouts import QuantizedWeight
 
 NONE = "none"
@@ -87,12 +88,16 @@ def check_quantization(quantization: str) -> None:
 
 
 def is_quantized(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is the weight of a linear layer that is not the head.
+    """Whether a parameter is the weight of a linear layer that is not the head, and is kept.
 
     Classes derived from it, as some routers are, return more than a product.
     """
     module, _, attribute = name.rpartition(".")
     if attribute != "weight" or "." not in module:
+        return False
+    parent, _, own = module.rpartition(".")
+    if own == EXPANSION and has_latents(model.get_submodule(parent)):
+        # Its product with latents is never computed, and rounding would save nothing.
         return False
     return type(model.get_submodule(module)) in (nn.Linear, Conv1D)
 

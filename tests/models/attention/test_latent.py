@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.errors import ConfigError
+from draftline.models.attention.latent import latent_heads
+from draftline.models.layers.weight_memory import read_weight_memory
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.load_stage import load_stage
 from draftline.models.stage.options import StageOptions
@@ -45,15 +47,23 @@ def test_chunks_of_any_size_give_the_logits_of_transformers(tmp_path: Path) -> N
     assert stage.kv_bytes == LAYERS * NUM_BLOCKS * BLOCK_SIZE * width * 4
 
 
-def test_rounded_weights_are_absorbed(tmp_path: Path) -> None:
+def test_what_makes_keys_of_latents_is_not_rounded(tmp_path: Path) -> None:
     # Without experts, among which rounding may choose.
     folder = save_tiny_model("minicpm3", tmp_path)
-    exact, rounded = (
-        logits(stage_of(folder, quantization=kind), PagedRequest(range(NUM_BLOCKS)), 0, 50)
-        for kind in ("none", "int8")
-    )
+    stages = [stage_of(folder, quantization=kind) for kind in ("none", "int8")]
+    for own, other in zip(*(stage.path.part.layers for stage in stages), strict=True):
+        ours, theirs = (latent_heads(layer.get_submodule("self_attn")) for layer in (own, other))
+        assert ours is not None
+        assert theirs is not None
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+    exact, rounded = (logits(stage, PagedRequest(range(NUM_BLOCKS)), 0, 50) for stage in stages)
     error = np.abs(exact - rounded).max() / np.abs(exact).max()
     assert 1e-5 < error < 0.1
+    weight = "model.layers.0.self_attn.{}_b_proj.weight"
+    sizes = read_weight_memory(folder).sizes
+    assert sizes["int8"][weight.format("kv")] == sizes["none"][weight.format("kv")]
+    assert sizes["int8"][weight.format("q")] < sizes["none"][weight.format("q")] / 2
 
 
 def test_they_are_not_kept_in_fp8(tmp_path: Path) -> None:
