@@ -126,10 +126,23 @@ class DeviceTrees:
         self._has_failed = False
 
     @torch.inference_mode()
-    def capture_first(self) -> None:
-        """Capture small graphs, so that no request waits until their kernels are compiled."""
-        for samples, filters in ((False, False), (True, False), (True, True)):
-            self._graph(self._size(1, 1, MOST_CHILDREN, samples=samples, filters=filters))
+    def capture_first(self) -> bool:
+        """Capture small graphs, so that no request waits until their kernels are compiled; whether
+        the head can have any.
+        """
+        sizes = [
+            self._size(1, 1, MOST_CHILDREN, samples=samples, filters=filters)
+            for samples, filters in ((False, False), (True, False), (True, True))
+        ]
+        tried = self._made(sizes[0])
+        tried.grow()
+        obstacle = self._capture.obstacle(tried.grow)
+        if obstacle is not None:
+            logger.warning("event=head_graphs_not_captured name=%s reason=%r", self._name, obstacle)
+            return False
+        for size in sizes:
+            self._graph(size)
+        return not self._has_failed
 
     def grow(self, ends: Sequence[TextEnd]) -> tuple[int, list[Proposal]] | None:
         """The number of levels that took a pass each, and a tree behind each text.
@@ -195,13 +208,15 @@ class DeviceTrees:
         return graph
 
     def _captured(self, size: GraphSize) -> HeadGraph:
-        network, sampler = self._network, self._sampler
-        if isinstance(network, FeatureNetwork):
-            graph = TreeGraph(network, self._kv, sampler, self._vocab_size, self._said, size)
-        else:
-            graph = LevelsGraph(network, sampler, self._vocab_size, self._said, size)
+        graph = self._made(size)
         graph.replay = self._capture(graph.grow)
         return graph
+
+    def _made(self, size: GraphSize) -> HeadGraph:
+        network, sampler = self._network, self._sampler
+        if isinstance(network, FeatureNetwork):
+            return TreeGraph(network, self._kv, sampler, self._vocab_size, self._said, size)
+        return LevelsGraph(network, sampler, self._vocab_size, self._said, size)
 
 
 def power_of_two(count: int) -> int:

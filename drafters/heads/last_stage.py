@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,8 +72,9 @@ class LastStageHead:
         self._parts = parts
         self._kept: _Kept | None = self._new()
         self._kept.rows.load_loops()
-        if self._kept.trees is not None:
-            self._kept.trees.capture_first()
+        if self._kept.trees is not None and not self._kept.trees.capture_first():
+            self._parts = replace(parts, capture=None)
+            self._kept = self._kept._replace(trees=None)
 
     @property
     def kv_bytes(self) -> int:

@@ -21,7 +21,8 @@ from ...core.errors import ConfigError
 from ...core.steps import StepInput
 from ...kernels.attention.step_layout import LayoutCapacity, StepLayout
 from ...kernels.dispatch import Machine, load_invariant_linear, runs_triton, triton_obstacle
-from ..attention.kernel_attention import KernelBackend
+from ...kernels.recurrence.step_tables import StepTables, TablesCapacity
+from ..attention.kernel_attention import KernelBackend, StepKernels
 from ..attention.step_attention import PagedKv
 from ..layers.linear_layers import (
     GpuHead,
@@ -31,8 +32,10 @@ from ..layers.linear_layers import (
     PackedLinear,
 )
 from ..layers.model_slice import ModelSlice, run_layers
+from ..recurrence.state_pool import StatePool, StepStates
+from ..recurrence.step_plan import StepPlan
 from .options import GraphOptions, StageOptions
-from .plain_path import HiddenStateTaps, PlainPath
+from .plain_path import HiddenStateTaps, PlainPath, RunLayers
 
 Work = Callable[[], None]
 FIELD = "batch_invariant"
@@ -63,6 +66,10 @@ class Capture(Protocol):
         """
         ...
 
+    def obstacle(self, work: Work) -> str | None:
+        """Run `work` once, which ran before; why it cannot be replayed, None where it can."""
+        ...
+
 
 class CudaCapture:
     """Captures CUDA graphs on a separate stream; all share one memory pool."""
@@ -90,6 +97,22 @@ class CudaCapture:
                 work()
         return graph.replay
 
+    def obstacle(self, work: Work) -> str | None:
+        """What of it waits for the device; a capture of that would leave the device's context
+        unusable. Only for starts: waits of other threads raise meanwhile, too.
+        """
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
@@ -107,10 +130,24 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class _StepGraph:
-    """A graph: its inputs besides the cache and the hidden states, and its replay function."""
+    """A graph: its inputs besides the cache and the hidden states, and its replay function.
+
+    tables  of layers that keep states; None: none does
+    """
 
     layout: StepLayout
+    tables: StepTables | None
     replay: Work
+
+    def holds(self, layout: LayoutCapacity, tables: TablesCapacity | None) -> bool:
+        """Whether a step of these capacities fits."""
+        if (
+            self.tables is not None
+            and tables is not None
+            and not self.tables.capacity.holds(tables)
+        ):
+            return False
+        return self.layout.capacity.holds(layout)
 
 
 class GraphPath(PlainPath):
@@ -123,15 +160,17 @@ class GraphPath(PlainPath):
     def __init__(
         self, part: ModelSlice, kv: PagedKv, block_size: int, backend: KernelBackend,
         taps: HiddenStateTaps | None, options: GraphOptions, capture: Capture,
+        states: StatePool | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(part, kv, block_size, backend, taps)
+        super().__init__(part, kv, block_size, backend, taps, states)
         taps = self.taps
         self._backend = backend
         self._options, self.capture = options, capture
         self.rows = rows_of_graphs(options.max_rows)
-        self._rotary.reserve(options.max_positions)
-        # Graphs read exactly these tensors, which the table would replace if it grew.
-        self._tables = self._rotary.tables
+        if part.forward is None:
+            self._rotary.reserve(options.max_positions)
+            # Graphs read exactly these tensors, which the table would replace if it grew.
+            self._tables = self._rotary.tables
         like = torch.empty(self.rows[-1], 0, dtype=part.dtype, device=part.device)
         self._hidden = like.new_zeros(self.rows[-1], taps.input_size)
         self._out = like.new_zeros(self.rows[-1], taps.output_size)
@@ -140,6 +179,8 @@ class GraphPath(PlainPath):
         # Smallest first; those of the smallest tiles apart.
         self._graphs: list[_StepGraph] = []
         self._narrow: list[_StepGraph] = []
+        # What graphs read and write of states, which growth would replace.
+        self._num_kept_rows = 0
 
     @torch.inference_mode()
     def capture_all(
@@ -147,8 +188,19 @@ class GraphPath(PlainPath):
     ) -> GraphReport:
         """Capture the largest first, whose memory serves all, and those of small tiles last;
         `on_progress` gets each's rows.
+
+        None are captured where the layers are transformers' and wait for the device; the log says
+        so.
         """
         start = clock()
+        if self.states is not None:
+            self._num_kept_rows = self.states.num_rows
+        if self.part.forward is not None and (obstacle := self._obstacle()) is not None:
+            logger.warning(
+                "event=graphs_not_captured model_type=%s reason=%r: steps run without CUDA graphs",
+                self.part.config.model_type, obstacle,
+            )  # fmt: skip
+            return GraphReport((), self.rows[::-1], clock() - start)
         for graphs, wanted in ((self._graphs, self.rows), (self._narrow, self.narrow_rows)):
             for rows in reversed(wanted):
                 if self._graphs and clock() - start > self._options.seconds:
@@ -189,11 +241,14 @@ class GraphPath(PlainPath):
 
         On the last stage the result is valid until the next step runs.
         """
-        graph = self._find(step)
+        plan = None if self.states is None else self.states.plan(step)
+        graph = self._find(step, plan)
         if graph is None:
-            return super().hidden_states(step, hidden)
+            return self._run(step, hidden, plan)
         num_rows = len(step.token_ids)
         graph.layout.refill(step)
+        if plan is not None and graph.tables is not None:
+            plan.fill(graph.tables)
         if hidden is not None:
             self._hidden[:num_rows].copy_(hidden, non_blocking=True)
         graph.replay()
@@ -201,37 +256,76 @@ class GraphPath(PlainPath):
         # The next stage may still read the states when this one runs the next step.
         return out if self.part.head is not None else out.clone()
 
-    def _find(self, step: StepInput) -> _StepGraph | None:
+    def _find(self, step: StepInput, plan: StepPlan | None) -> _StepGraph | None:
         if not len(step.token_ids) or int(step.positions.max()) >= self._options.max_positions:
             return None
+        if plan is not None and plan.copies_states:
+            return None
+        self._drop_stale()
         needed = LayoutCapacity.exact(step, self._backend.block_size)
-        fitting = (graph for graph in self._graphs if graph.layout.capacity.holds(needed))
-        graph = next(fitting, None)
+        of_states = None if plan is None else plan.capacity
+        graph = next((one for one in self._graphs if one.holds(needed, of_states)), None)
         if graph is None:
             return None
         lines = self._backend.tile_lines(int(np.diff(step.request_starts).max()))
         narrow = (one for one in self._narrow if one.layout.capacity == graph.layout.capacity)
         return next((one for one in narrow if one.layout.tile_lines >= lines), graph)
 
+    def _drop_stale(self) -> None:
+        if self.states is None or self.states.num_rows == self._num_kept_rows or not self._graphs:
+            return
+        self._graphs.clear()
+        self._narrow.clear()
+        logger.warning(
+            "event=graphs_dropped reason='more rows of states are kept than were foreseen': steps "
+            "run without CUDA graphs"
+        )
+
+    def _obstacle(self) -> str | None:
+        """Why steps cannot be captured; None where they can."""
+        rows = self.rows[-1]
+        _, _, work = self._static_work(rows, self._backend.tile_lines(rows))
+        work()
+        return self.capture.obstacle(work)
+
     def _captured(self, rows: int, lines: int) -> _StepGraph:
-        layout = self._backend.static_layout(self._capacity(rows), lines)
+        layout, tables, work = self._static_work(rows, lines)
+        return _StepGraph(layout, tables, self.capture(work))
+
+    def _static_work(self, rows: int, lines: int) -> tuple[StepLayout, StepTables | None, Work]:
+        """The layers of a step that a layout and tables describe at run time."""
+        capacity = self._capacity(rows)
+        layout = self._backend.static_layout(capacity, lines)
         attention = self._backend.begin_static(layout, self._attended[:rows])
-        part = self.part
+        tables = kept = None
+        if self.states is not None:
+            sizes = capacity.num_rows, capacity.num_requests, capacity.num_columns
+            tables = self.states.static_tables(*sizes)
+            kept = self.states.begin_static(tables)
 
         def work() -> None:
-            embed = part.embed
-            states = self._hidden[:rows] if embed is None else embed(layout.token_ids)
-            rotations = self._rotary.look_up(self._tables, layout.positions)
-            self._out[:rows].copy_(
-                self.taps.run(
-                    states,
-                    lambda states, span: run_layers(
-                        part, states, layout.positions, rotations, attention, span=span
-                    ),
-                )
-            )
+            states, run = self._layers(layout, attention, kept)
+            self._out[:rows].copy_(self.taps.run(states, run))
 
-        return _StepGraph(layout, self.capture(work))
+        return layout, tables, work
+
+    def _layers(
+        self, layout: StepLayout, attention: StepKernels, kept: StepStates | None
+    ) -> tuple[Tensor, RunLayers]:
+        """What the first layer reads, and what runs the layers."""
+        part, forward, embed = self.part, self.part.forward, self.part.embed
+        given = self._hidden[: layout.capacity.num_rows]
+        if forward is not None:
+            tokens, positions = layout.token_ids.long(), layout.positions.long()
+            states = given if embed is None else forward.embedded(tokens, positions)
+            return states, lambda states, span: forward.run(
+                states, tokens, positions, attention, span, kept
+            )
+        states = given if embed is None else embed(layout.token_ids)
+        rotations = self._rotary.look_up(self._tables, layout.positions)
+        return states, lambda states, span: run_layers(
+            part, states, layout.positions, rotations, attention, span=span
+        )
 
     def _capacity(self, rows: int) -> LayoutCapacity:
         requests = min(rows, self._options.max_requests)

@@ -154,7 +154,7 @@ ROWS_OF_PRODUCTS = (1, 17, 33, MOST_FEW_ROWS + 1, MOST_QUANTIZED_ROWS + 1)
 
 
 def warm_kernels(stage: Stage, share: int, vocab_size: int) -> None:
-    """Run a step for every kernel that serving may use, then zero the KV cache.
+    """Run a step for every kernel that serving may use, then clear the KV cache and states.
 
     Triton takes seconds to compile a kernel at its first launch, which must not delay a request.
 
@@ -169,7 +169,7 @@ def warm_kernels(stage: Stage, share: int, vocab_size: int) -> None:
             count = len(step.token_ids)
             stage.run(step, None if stage.is_first else stage.empty_hidden(count))
             progress.update(task, advance=1, description=f"compiled {name}")
-    stage.kv.data.zero_()
+    stage.reset()
 
 
 def _kernel_steps(stage: Stage, share: int, vocab_size: int) -> Iterator[tuple[str, StepInput]]:
@@ -178,7 +178,8 @@ def _kernel_steps(stage: Stage, share: int, vocab_size: int) -> Iterator[tuple[s
     for count in sorted(rows):
         if count <= num_slots:
             yield f"for {count} rows", prompt_step(count, block_size)
-    one = prompt_step(1, block_size)
+    # Where layers keep states, text that no step computed goes on from the state of a slot.
+    one = replace(prompt_step(1, block_size), state_loads=np.zeros((1, 2), dtype=np.int32))
     own = TreeRows(pack(np.ones((1, 1), dtype=np.bool_)), one.slots, one.positions)
     yield "for trees", replace(one, trees=(own,))
     context = 2 * LEAST_SPLIT_OF_ONE_TILE

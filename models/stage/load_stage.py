@@ -100,16 +100,16 @@ def load_stage(
     path = plain_path(num_blocks)
     if by_cpu_kernels:
         return stage_of(CpuPath(part, path.kv, block_size, taps))
-    is_plain = part.forward is not None or part.device.type != "cuda"
-    if is_plain or not isinstance(path.attention, KernelBackend):
+    if part.device.type != "cuda" or not isinstance(path.attention, KernelBackend):
         return stage_of(path)
     if options.graphs is None:
         stage = stage_of(path)
         warm_kernels(stage, path.attention.share, stage.vocab_size)
         return stage
     graphs = GraphPath(
-        part, path.kv, block_size, path.attention, taps, options.graphs, CudaCapture(part.device)
-    )
+        part, path.kv, block_size, path.attention, taps, options.graphs, CudaCapture(part.device),
+        states,
+    )  # fmt: skip
     stage = stage_of(graphs)
     warm_kernels(stage, path.attention.share, stage.vocab_size)
     capture(graphs)

@@ -197,24 +197,43 @@ def test_what_no_graph_holds_is_left_to_the_host(graphs: RecordedGraphs) -> None
     assert_same(texts.network, trees, [end])
 
 
+class Failing:
+    """A capture for which memory is short."""
+
+    def __call__(self, work: Work) -> Work:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def obstacle(self, work: Work) -> None:
+        """None."""
+
+
 def test_other_trees_and_stages_without_graphs_have_none() -> None:
     texts, said = Texts("eagle"), torch.zeros(1, 2 * HIDDEN)
     parts = "head", texts.network, texts.kv, said, VOCAB
-    assert device_trees(*parts, replace(OPTIONS, tree="chain"), lambda work: work) is None
+    assert device_trees(*parts, replace(OPTIONS, tree="chain"), Failing()) is None
     assert device_trees(*parts, OPTIONS, None) is None
 
 
 def test_after_a_capture_that_failed_the_host_grows_all_trees(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(work: Work) -> Work:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     texts = Texts("eagle")
-    trees = texts.on_device(fail)
-    trees.capture_first()
+    trees = texts.on_device(Failing())
+    assert not trees.capture_first()
     assert trees.grow(texts.read([5])) is None
     assert [record.message.split()[0] for record in caplog.records] == ["event=head_graph_failed"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
+def test_a_head_that_waits_for_the_device_has_no_graphs(
+    graphs: RecordedGraphs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = Texts("eagle")
+    logits = texts.network.logits
+    monkeypatch.setattr(texts.network, "logits", lambda said: logits(said * said.max().item()))
+    assert not texts.on_device(graphs).capture_first()
+    assert not graphs.num_replays
+    assert caplog.text.count("event=head_graphs_not_captured") == 1
 
 
 @pytest.mark.gpu

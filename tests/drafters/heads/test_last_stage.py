@@ -71,17 +71,25 @@ def test_rows_that_waited_are_read_as_if_they_had_been_read_at_once() -> None:
     assert said(run(stage_heads(NUM_SLOTS), 6)) != said(run(late, 6))
 
 
-def test_trees_are_grown_by_graphs_where_the_stage_has_graphs() -> None:
-    runs: list[int] = []
+class CountedWork:
+    """A capture that does the work again."""
 
-    def capture(work: Work) -> Work:
+    num_replays = 0
+
+    def __call__(self, work: Work) -> Work:
         def replay() -> None:
-            runs.append(1)
+            self.num_replays += 1
             work()
 
         return replay
 
-    captured = stage_heads(NUM_SLOTS, "dynamic", capture)
+    def obstacle(self, work: Work) -> None:
+        """None."""
+
+
+def test_trees_are_grown_by_graphs_where_the_stage_has_graphs() -> None:
+    captures = CountedWork()
+    captured = stage_heads(NUM_SLOTS, "dynamic", captures)
     expected = stage_heads(NUM_SLOTS, "dynamic")
     places = tuple(range(NUM_REQUESTS))
     task = HeadTask("head", places, (7, 0, 12), (EVERY_LENGTH_BUCKET,) * NUM_REQUESTS)
@@ -96,7 +104,7 @@ def test_trees_are_grown_by_graphs_where_the_stage_has_graphs() -> None:
                 assert one.tokens.tolist() == other.tokens.tolist()
                 assert one.parents.tolist() == other.parents.tolist()
                 assert one.log_probs == pytest.approx(other.log_probs, rel=1e-3)
-    assert len(runs) == 3
+    assert captures.num_replays == 3
 
 
 def chains(level_tokens: float) -> HeadDrafts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -26,59 +25,18 @@ from draftline.models.stage.options import StageOptions
 from draftline.models.stage.plain_path import PlainPath, make_kv
 from draftline.models.stage.stage import Stage
 from support.fakes.recorded_graph import RecordedGraphs
-from support.inputs.steps import PagedRequest, Rows, make_step
+from support.inputs.random_steps import BLOCK_SIZE, NUM_BLOCKS, random_steps
+from support.inputs.steps import PagedRequest, make_step
 from support.tools.graph_paths import use_graphs
-from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
+from support.tools.tiny_models import save_tiny_model
 from torch.utils._pytree import tree_leaves
 
 # The kernels are interpreted, so that every layer takes its time.
 NUM_LAYERS = 2
 WHOLE = LayerSpan(0, NUM_LAYERS, NUM_LAYERS)
-NUM_BLOCKS, BLOCK_SIZE = 24, 4
 BOUND = 1e-4
 OPTIONS = GraphOptions(max_rows=12, max_requests=3, max_positions=64)
 on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
-
-
-class Conversation:
-    """One request of a random run: what is committed and cached, and its tree in flight."""
-
-    def __init__(self, blocks: list[int], rng: np.random.Generator) -> None:
-        self._request = PagedRequest(blocks, BLOCK_SIZE)
-        self._rng = rng
-        self._num_cached = 0
-
-    def next_rows(self) -> tuple[Rows, np.ndarray]:
-        """A chunk, or a tree of which a path is committed by the moves that come with it."""
-        count = int(self._rng.integers(1, 6))
-        tokens = self._rng.integers(2, VOCAB_SIZE, count).tolist()
-        start = self._num_cached
-        if start == 0 or self._rng.random() < 0.4:
-            self._num_cached += count
-            return self._request.chunk(tokens, start), np.empty((0, 2), dtype=np.int32)
-        parents = [int(self._rng.integers(-1, node)) if node else -1 for node in range(count)]
-        path = [count - 1]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        slots = self._request.slots(start, count)
-        self._num_cached += len(path)
-        moves = np.stack((slots[path], slots[: len(path)]), axis=1)
-        return self._request.tree(tokens, parents, start), moves[moves[:, 0] != moves[:, 1]]
-
-
-def random_steps(count: int, seed: int) -> Iterator[StepInput]:
-    """Steps of up to three requests; the moves of a step commit paths of the one before."""
-    rng = np.random.default_rng(seed)
-    blocks = np.split(rng.permutation(NUM_BLOCKS), 3)
-    talks = [Conversation(own.tolist(), rng) for own in blocks]
-    moves: list[np.ndarray] = []
-    for _ in range(count):
-        chosen = [talk for talk in talks if rng.random() < 0.7] or talks[:1]
-        pairs = [talk.next_rows() for talk in chosen]
-        yield make_step(
-            [rows for rows, _ in pairs], moves=np.concatenate([*moves, np.empty((0, 2), np.int32)])
-        )
-        moves = [moved for _, moved in pairs]
 
 
 @pytest.fixture

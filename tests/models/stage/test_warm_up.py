@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.core.errors import StageError
 from draftline.core.proposals import LogitsParams
 from draftline.core.sampling import sampling_rows
 from draftline.core.steps import LogitEdits, LogProbInput, StepInput
+from draftline.kernels.dispatch import load_recurrence
 from draftline.kernels.sampling.sampler import KernelSampler
 from draftline.models.attention.backend import choose_backend
 from draftline.models.attention.kernel_attention import KernelBackend, TileOptions
 from draftline.models.layers import linear_layers
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
+from draftline.models.recurrence.state_pool import StatePool
 from draftline.models.stage.gpu_start import warm_kernels
 from draftline.models.stage.plain_path import PlainPath, make_kv
 from draftline.models.stage.stage import Stage
@@ -114,4 +117,30 @@ def test_serving_launches_no_kernel_for_the_first_time(
     for step in serving_steps():
         stage.run(step)
     assert {name for name, _ in compiled} >= {"attend_tiles", "copy_rows", "find_doubt"}
+    assert {name for name, _ in variants.seen - compiled} == set()
+
+
+def test_steps_of_hybrids_launch_no_kernel_for_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = LayerSpan(0, 4, 4)
+    monkeypatch.setattr("draftline.models.stage.stage.choose_sampler", lambda _: KernelSampler())
+    part = load_slice(save_tiny_model("qwen3_5_text", tmp_path), whole)
+    kv = make_kv(part, 24, BLOCK_SIZE)
+    backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton")
+    assert part.forward is not None
+    shapes, rule = part.forward.state_shapes, load_recurrence("triton")
+    states = StatePool(shapes, 3, 500, BLOCK_SIZE, torch.empty(0), rule)
+    stage = Stage(PlainPath(part, kv, BLOCK_SIZE, backend, states=states))
+    variants = Variants(monkeypatch)
+    assert isinstance(backend, KernelBackend)
+    warm_kernels(stage, backend.share, stage.vocab_size)
+    compiled = set(variants.seen)
+    request = PagedRequest(range(24), BLOCK_SIZE)
+    tree = make_step([request.tree([5, 6, 7], [-1, 0, 0], 20)])
+    with pytest.raises(StageError):
+        stage.run(tree)
+    for step in (make_step([request.chunk([*range(2, 22)], 0)]), tree):
+        stage.run(step)
+    assert {name for name, _ in compiled} >= {"attend_tiles", "solve_requests"}
     assert {name for name, _ in variants.seen - compiled} == set()

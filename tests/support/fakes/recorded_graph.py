@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from draftline.models.stage.gpu_path import Work
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,6 +64,38 @@ def redo(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> 
             old.copy_(new)
 
 
+class NoHostReads(TorchDispatchMode):
+    """Raises `RuntimeError` at operations whose result, or its shape, a host would wait for, and at
+    copies from one device to another.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            # Without gradients, what is made of other operations comes as one.
+            out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+        if reads_host(func, args):
+            raise RuntimeError(f"{func} waits for the device")
+        out = func(*args, **kwargs)
+        tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)]
+        if len({one.device for one in tensors if one.ndim}) > 1:
+            raise RuntimeError(f"{func} copies between devices")
+        return out
+
+
+def reads_host(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether numbers of tensors decide what a host does."""
+    if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):
+        masks = [one for one in args[1] if one is not None and one.dtype == torch.bool]
+        return bool(masks)
+    tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+    return any(tag in func.tags for tag in tags)
+
+
 class RecordedGraphs:
     """A `Capture`. `num_replays` counts those of each graph, in the order of the captures."""
 
@@ -97,3 +130,12 @@ class RecordedGraphs:
                 operation()
 
         return replay
+
+    def obstacle(self, work: Work) -> str | None:
+        """As the protocol says."""
+        try:
+            with NoHostReads():
+                work()
+        except RuntimeError as error:
+            return str(error)
+        return None

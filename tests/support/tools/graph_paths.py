@@ -15,7 +15,8 @@ def use_graphs(stage: Stage, options: GraphOptions, capture: Capture) -> GraphPa
     assert isinstance(path, PlainPath)
     assert isinstance(path.attention, KernelBackend)
     graphs = GraphPath(
-        path.part, path.kv, path.block_size, path.attention, path.taps, options, capture
-    )
+        path.part, path.kv, path.block_size, path.attention, path.taps, options, capture,
+        path.states,
+    )  # fmt: skip
     stage.path = graphs
     return graphs
