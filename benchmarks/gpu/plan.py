@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from transformers import LlamaConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from ...models.load.model_info import head_dim, num_kv_heads
 from ...models.load.partition import LayerSpan
@@ -46,16 +46,20 @@ class StepCase:
 
 @dataclass(frozen=True, slots=True)
 class GpuModelPlan:
-    """A stage of random weights, and its steps, the important ones first."""
+    """A stage of random weights, and its steps, the important ones first.
+
+    kind  `model_type`
+    """
 
     name: str
     options: dict[str, Any]
     span: LayerSpan
     cases: tuple[StepCase, ...]
+    kind: str = "llama"
 
-    def config(self) -> LlamaConfig:
+    def config(self) -> PretrainedConfig:
         """The model's config."""
-        return LlamaConfig(**self.options, tie_word_embeddings=False)
+        return AutoConfig.for_model(self.kind, **self.options, tie_word_embeddings=False)
 
     def shape(self) -> StageShape:
         """For the floors."""
@@ -79,6 +83,7 @@ class GpuPlan:
 
     one_token, tree   the steps of the goals; `one_token` is also that of host and idle time
     attention_goal    the case whose attention has a goal
+    hybrid            a stage of layers that keep states beside some with attention
     """
 
     whole: GpuModelPlan
@@ -89,6 +94,7 @@ class GpuPlan:
     attention_goal: StepCase
     states: tuple[StepCase, ...]
     state_heads: StateHeads
+    hybrid: GpuModelPlan
     sampling_rows: int
     sampling_vocab: int
     copy_bytes: int
@@ -128,9 +134,22 @@ LLAMA_70B = LLAMA_8B | {
     "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
     "num_attention_heads": 64,
 }  # fmt: skip
+# Three layers of a gated delta rule to one with attention.
+HYBRID: dict[str, Any] = {
+    "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 8,
+    "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 32000,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "max_position_embeddings": 131072,
+}  # fmt: skip
 TINY = LLAMA_8B | {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024,
+}  # fmt: skip
+TINY_HYBRID = HYBRID | {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "max_position_embeddings": 1024,
 }  # fmt: skip
 FULL_PLAN = GpuPlan(
     whole=GpuModelPlan(
@@ -150,6 +169,10 @@ FULL_PLAN = GpuPlan(
     attention_goal=StepCase(8, 0, 32768),
     states=_cases((1, 16), (0, 64), (1024,)),
     state_heads=StateHeads(32, 16, 128, 128),
+    hybrid=GpuModelPlan(
+        "hybrid, 8 layers of a 27B", HYBRID, LayerSpan(0, 8, 8),
+        _cases((1, 16), (0, 64), (1024,)), kind="qwen3_5_text",
+    ),
     sampling_rows=64,
     sampling_vocab=128_000,
     copy_bytes=4 << 30,
@@ -170,6 +193,10 @@ TINY_PLAN = GpuPlan(
     attention_goal=StepCase(2, 0, 256),
     states=_cases((2,), (0, 8), (64,)),
     state_heads=StateHeads(4, 2, 16, 16),
+    hybrid=GpuModelPlan(
+        "tiny hybrid", TINY_HYBRID, LayerSpan(0, 4, 4), _cases((2,), (0, 8), (64,)),
+        kind="qwen3_5_text",
+    ),
     sampling_rows=4,
     sampling_vocab=1000,
     copy_bytes=1 << 22,

@@ -18,6 +18,7 @@ from draftline.benchmarks.gpu.measure import products as measure_products
 from draftline.benchmarks.gpu.measure import sampling as measure_sampling
 from draftline.benchmarks.gpu.measure.attention import relative_error
 from draftline.benchmarks.gpu.measure.sampling import KINDS, sampling_rows
+from draftline.benchmarks.gpu.measure.states import measure_states
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.report import goals
 from draftline.benchmarks.gpu.setting import GpuSetting
@@ -57,7 +58,7 @@ def test_stages_of_random_weights_follow_one_another() -> None:
     case = StepCase(batch=2, nodes=2, context_len=5)
     for plan in (TINY_PLAN.whole, TINY_PLAN.part):
         part = random_slice(plan.config(), plan.span, torch.bfloat16, CPU, fused=False)
-        stage, attention = random_stage(part, 8, 4, "auto")
+        stage, attention = random_stage(part, 8, 4, "auto", (case,))
         assert attention == "sdpa (no GPU)"
         assert stage.kv.data.float().std() == pytest.approx(1, rel=0.05)
         step = decode_step(case, 8, 4, plan.config().vocab_size)
@@ -70,6 +71,18 @@ def test_stages_of_random_weights_follow_one_another() -> None:
             assert isinstance(hidden, torch.Tensor)
             assert hidden.shape == (6, 64)
             assert torch.isfinite(hidden).all()
+
+
+def test_a_hybrid_stage_is_measured() -> None:
+    setting = GpuSetting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    findings = Findings(rates=DeviceRates(1.0, 1.0))
+    measure_states(setting, findings)
+    assert findings.failed == {}
+    name = TINY_PLAN.hybrid.name
+    groups = {figure.group for figure in findings.figures}
+    # On a CPU there are no graphs.
+    assert groups == {"states of a layer", f"{name}, without graphs"}
+    assert "need a GPU" in findings.facts[f"graphs of {name}"]
 
 
 def test_rows_of_a_kind() -> None:

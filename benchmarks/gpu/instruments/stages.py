@@ -22,7 +22,7 @@ from ....models.attention.step_attention import PagedKv
 from ....models.layers.model_slice import ModelSlice, cut_slice
 from ....models.load.model_info import head_dim, num_kv_heads
 from ....models.load.partition import LayerSpan
-from ....models.stage.plain_path import PlainPath
+from ....models.stage.plain_path import PlainPath, make_states
 from ....models.stage.stage import Stage
 from ..plan import StepCase
 
@@ -63,17 +63,25 @@ def random_kv(
 
 
 def random_stage(
-    part: ModelSlice, num_blocks: int, block_size: int, attention_backend: str
-) -> tuple[Stage, str]:
-    """A stage over a full cache, and which attention it uses, with the reason."""
+    part: ModelSlice, num_blocks: int, block_size: int, attention_backend: str,
+    cases: tuple[StepCase, ...],
+) -> tuple[Stage, str]:  # fmt: skip
+    """A stage over a full cache, and which attention it uses, with the reason. It keeps states for
+    the cases, where its layers have any.
+    """
     kv = random_kv(
-        part.config, len(part.layers), num_blocks * block_size, part.dtype, part.device
+        part.config, part.num_kv_layers, num_blocks * block_size, part.dtype, part.device
     )  # fmt: skip
     num_heads = part.config.num_attention_heads
     backend, choice = choose_backend(
         kv, part.dtype, block_size, num_heads, attention_backend, tiles=TILES
     )
-    return Stage(PlainPath(part, kv, block_size, backend)), f"{choice.name} ({choice.reason})"
+    most_requests = max(case.batch for case in cases)
+    # Those of a step, and of the one before.
+    most_rows = 2 * max(case.batch * case.rows_each for case in cases)
+    states = make_states(part, most_requests, most_rows, block_size)
+    path = PlainPath(part, kv, block_size, backend, states=states)
+    return Stage(path), f"{choice.name} ({choice.reason})"
 
 
 def _modules(whole: Any, span: LayerSpan) -> Iterator[nn.Module]:
@@ -114,6 +122,7 @@ def decode_step(case: StepCase, num_blocks: int, block_size: int, vocab_size: in
         trees=tuple(TreeRows(bits, own, positions) for own in slots),
         logits_rows=np.arange(num_rows, dtype=np.int32),
         sampling=SamplingRows.greedy(all_positions.astype(np.int64) + 1),
+        state_slots=np.arange(case.batch, dtype=np.int32),
     )
 
 

@@ -153,7 +153,9 @@ def _load(plan: GpuModelPlan, setting: GpuSetting, findings: Findings) -> Loaded
     num_blocks = setting.num_blocks(plan.cases, shape.kv_bytes)
     if not num_blocks:
         raise MemoryError(f"{plan.name} fits, but the KV of none of its steps does")
-    stage, attention = random_stage(part, num_blocks, setting.block_size, setting.attention)
+    stage, attention = random_stage(
+        part, num_blocks, setting.block_size, setting.attention, plan.cases
+    )
     modules = "fused modules" if fused else "modules of transformers"
     findings.note(f"stage of {plan.name}", f"attention by {attention}; {modules}")
     return LoadedStage(plan, shape, stage, num_blocks)
@@ -208,7 +210,8 @@ def _measure_case(
 
 def _try_graphs(loaded: LoadedStage, setting: GpuSetting, findings: Findings) -> None:
     name = f"graphs of {loaded.plan.name}"
-    findings.attempt(name, lambda: findings.note(name, _use_graphs(loaded, setting)))
+    cases = loaded.plan.cases
+    findings.attempt(name, lambda: findings.note(name, use_graphs(loaded.stage, cases, setting)))
 
 
 def _can_have_graphs(loaded: LoadedStage, setting: GpuSetting) -> bool:
@@ -223,12 +226,13 @@ def _with_own_kernels(stage: Stage) -> tuple[PlainPath, KernelBackend] | None:
     return None
 
 
-def _use_graphs(loaded: LoadedStage, setting: GpuSetting) -> dict[str, Any] | str:
-    """Run the stage's steps by CUDA graphs from now on; what was captured, or why none is."""
-    found = _with_own_kernels(loaded.stage)
+def use_graphs(
+    stage: Stage, cases: tuple[StepCase, ...], setting: GpuSetting
+) -> dict[str, Any] | str:
+    """Run the cases' steps by CUDA graphs from now on; what was captured, or why none is."""
+    found = _with_own_kernels(stage)
     if found is None or setting.device.type != "cuda":
         return "none: they need a GPU, and attention by draftline's own kernels"
-    cases = loaded.plan.cases
     options = GraphOptions(
         max_rows=max(case.batch * case.rows_each for case in cases),
         max_requests=max(case.batch for case in cases),
@@ -237,9 +241,9 @@ def _use_graphs(loaded: LoadedStage, setting: GpuSetting) -> dict[str, Any] | st
     path, backend = found
     graphs = GraphPath(
         path.part, path.kv, path.block_size, backend, path.taps, options,
-        CudaCapture(setting.device),
+        CudaCapture(setting.device), path.states,
     )  # fmt: skip
-    loaded.stage.path = graphs
+    stage.path = graphs
     return asdict(graphs.capture_all(time.monotonic))
 
 
